@@ -156,6 +156,21 @@ func Parse(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
+// Word reports whether a value is written as one of the words that YAML 1.1, by
+// which kubectl and API servers read, has as true and false, and YAML 1.2 as text.
+func Word(n *yaml.Node) (is, ok bool) {
+	if n.Kind != yaml.ScalarNode || n.Style != 0 || n.ShortTag() != "!!str" {
+		return false, false
+	}
+	switch n.Value {
+	case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON":
+		return true, true
+	case "n", "N", "no", "No", "NO", "off", "Off", "OFF":
+		return false, true
+	}
+	return false, false
+}
+
 // Field is the place of a key's value in the content of a mapping; -1 if there
 // is none.
 func Field(n *yaml.Node, key string) int {

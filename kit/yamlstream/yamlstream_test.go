@@ -55,7 +55,7 @@ func TestByteOrderMarksAreNoText(t *testing.T) {
 	const text = "a: é\n---\nb: x\ufeffy\n"
 	for what, data := range map[string]string{
 		"first": "\ufeff" + text, "in front of a marker": "a: é\n\ufeff---\nb: x\ufeffy\n",
-		"behind a marker": "---\n\ufeffa: é\n---\n\ufeffb: x\ufeffy\n",
+		"behind a marker":       "---\n\ufeffa: é\n---\n\ufeffb: x\ufeffy\n",
 		"UTF-16, little endian": sixteen(false, text), "UTF-16, big endian": sixteen(true, text),
 	} {
 		var got []string

@@ -48,6 +48,10 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			"a label that identities leave out", strings.Replace(good, "podSelector: {}", "podSelector: {matchLabels: {job-name: a}}", 1),
 			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec","text":"not supported by Sluice: the label key \"job-name\", which identities leave out (rule \"job-name\"): every pod that it may select is isolated; labels.include of sluice-identity includes the key"}]}`,
 		},
+		{
+			"a protocol that Cilium had", "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\nspec: {endpointSelector: {}, ingress: [{toPorts: [{ports: [{port: '1'}], rules: {kafka: [{topic: a}], http: []}}]}]}\n",
+			0, `{"problems":["spec.ingress[0].toPorts[0].rules.kafka: no such field: rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"]}`,
+		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),

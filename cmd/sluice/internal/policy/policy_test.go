@@ -6,6 +6,7 @@ package policy
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -931,4 +932,45 @@ func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 	} {
 		n.Want(t, invocation.ExitUsage, append([]string{"policy"}, bad...)...)
 	}
+}
+
+// A bundle of resource definitions is larger than what a service takes at once. What
+// --skip-other-kinds leaves out does not count, and an object without a kind, or with
+// the group of before, is not left out.
+func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
+	n := nodetest.New(t, Command)
+	dir := t.TempDir()
+	crd := "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: c}\nx: " +
+		strings.Repeat("y", manifest.MaxBytes/2) + "\n---\n"
+	policy := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\n"
+	bundle := nodetest.Write(t, dir, "bundle.yaml", strings.Repeat(crd, 3)+policy)
+	out, errOut := n.Want(t, 0, "policy", "apply", "-f", bundle, "--skip-other-kinds")
+	if !strings.Contains(out, "NetworkPolicy shop/web") || strings.Count(errOut, "is no policy, and left out") != 3 {
+		t.Errorf("a bundle: %s%s", out, errOut)
+	}
+	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", bundle)
+	nodetest.WantLines(t, errOut, "sluice: "+bundle+": document 2 (line 6): the manifests up to here are larger than 3145728 "+
+		"bytes together, which is all that the service takes at once")
+	docs, err := readPolicies(&invocation.Invocation{ErrOut: io.Discard}, []string{"-"}, strings.NewReader(
+		"kind: NetworkPolicy\n---\napiVersion: v1\n---\napiVersion: extensions/v1beta1\nkind: NetworkPolicy\n---\n"+
+			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n---\napiVersion: v1\nkind: Secret\n"), true)
+	if err != nil || len(docs) != 3 {
+		t.Errorf("%d documents are kept, %v; want those that may be policies", len(docs), err)
+	}
+}
+
+func TestFileThatWasNeverReadIsAccepted(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Policy.Missing = map[string]string{"a.yaml": "no YAML", "b.yaml": "no YAML"}
+	out, _ := n.Want(t, 0, "policy", "source", "accept-without", "a.yaml", "--validate-only")
+	nodetest.WantLines(t, out, "a.yaml was never read: no YAML", "Nothing was changed: --validate-only.")
+	out, _ = n.Want(t, invocation.ExitNotReady, "policy", "source", "accept-without", "a.yaml")
+	nodetest.WantLines(t, out, "a.yaml was never read: no YAML",
+		"It is accepted as missing. Containers are still not connected:", "b.yaml")
+	out, _ = n.Want(t, 0, "policy", "source", "accept-without", "b.yaml", "-o", "json")
+	if !strings.Contains(out, `"waitingFor": []`) {
+		t.Errorf("as JSON: %s", out)
+	}
+	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "source", "accept-without", "c.yaml")
+	nodetest.WantLines(t, errOut, "sluice: nothing waits for c.yaml")
 }

@@ -171,6 +171,7 @@ func (s *Node) askPolicy(ctx context.Context, service *serviceStatus, client pol
 		Revision: r.GetRevision(), Policies: r.GetPolicies(), Refused: r.GetRefused(), Identities: r.GetIdentities(),
 		WaitingIdentities: r.GetWaitingIdentities(), Subjects: r.GetSubjects(), Tables: r.GetTables(),
 		Sources: []policySource{}, Subscribers: []policySubscriber{}, Unsupported: r.GetPoliciesWithUnsupportedFields(),
+		WaitingFor: r.GetWaitingFor(), Skipped: r.GetSkippedDocuments(),
 	}
 	for _, source := range r.GetSources() {
 		p.Sources = append(p.Sources, policySource{

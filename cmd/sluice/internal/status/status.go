@@ -138,6 +138,8 @@ type policyStatus struct {
 	Sources           []policySource     `json:"sources"`
 	Subscribers       []policySubscriber `json:"subscribers"`
 	Unsupported       uint32             `json:"policiesWithUnsupportedFields"`
+	WaitingFor        []string           `json:"waitingFor,omitempty"`       // why no new endpoint gets its policies
+	Skipped           []string           `json:"skippedDocuments,omitempty"` // of files, which are no policies
 
 	problems []string // as the service words them
 }
@@ -508,6 +510,9 @@ func (p *policyStatus) rows(w io.Writer) {
 		sources = append(sources, name)
 	}
 	output.Row(w, "Sources", strings.Join(sources, ", "))
+	for _, text := range p.Skipped {
+		output.Row(w, "Skipped", output.Printable(text))
+	}
 	if p.WaitingIdentities > 0 {
 		output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", p.WaitingIdentities))
 	}

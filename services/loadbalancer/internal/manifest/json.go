@@ -11,6 +11,8 @@ import (
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
 // nodeError says where a document of YAML has no form in JSON.
@@ -112,6 +114,10 @@ func (w *writer) text(s string) {
 }
 
 func (w *writer) scalar(n *yaml.Node, path string) {
+	if is, ok := yamlstream.Word(n); ok { // kubectl would send it so, too
+		w.out.WriteString(strconv.FormatBool(is))
+		return
+	}
 	switch tag := n.ShortTag(); tag {
 	case "!!str", "!!timestamp":
 		w.text(n.Value)

@@ -387,28 +387,13 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, at *place, depth int) {
 
 // truth is a truth value as YAML 1.1 has it.
 func truth(n *yaml.Node) (is, ok bool) {
-	switch {
-	case n.Kind != yaml.ScalarNode:
-		return false, false
-	case isWord(n):
-		c := n.Value[0] | 0x20
-		return c == 'y' || c == 't' || strings.EqualFold(n.Value, "on"), true
+	if is, ok := yamlstream.Word(n); ok {
+		return is, true
 	}
-	return is, n.ShortTag() == "!!bool" && n.Decode(&is) == nil
+	return is, n.Kind == yaml.ScalarNode && n.ShortTag() == "!!bool" && n.Decode(&is) == nil
 }
 
-// isWord reports whether a value is written as one of the words that YAML 1.1, by
-// which kubectl and API servers read, has as true and false, and YAML 1.2 as text.
-func isWord(n *yaml.Node) bool {
-	if n.Kind != yaml.ScalarNode || n.Style != 0 || n.ShortTag() != "!!str" {
-		return false
-	}
-	switch n.Value {
-	case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON", "n", "N", "no", "No", "NO", "off", "Off", "OFF":
-		return true
-	}
-	return false
-}
+func isWord(n *yaml.Node) bool { _, ok := yamlstream.Word(n); return ok }
 
 // isText reports whether a value is a string. Dates without quotes are, as kubectl
 // has them.

@@ -144,7 +144,7 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 	}
 	if !r.AllowUnknown && !r.Held {
 		for _, path := range object.Unknown {
-			bad = append(bad, d.violation(name, path, "no such field"))
+			bad = append(bad, d.violation(name, path, unknownField(path)))
 		}
 	}
 	var problems manifest.Problems
@@ -161,6 +161,16 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 		}
 	}
 	return object, name, bad
+}
+
+// unknownField says of a field that its kind does not have what it may be.
+func unknownField(path string) string {
+	switch at := strings.LastIndexByte(path, '.'); {
+	case strings.HasSuffix(path[:max(at, 0)], ".rules") && slices.Contains([]string{"kafka", "l7proto", "l7"}, path[at+1:]):
+		return "no such field: rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"
+	default:
+		return "no such field"
+	}
 }
 
 // Decode understands documents, all of them or none.

@@ -6,6 +6,7 @@ package nodetest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -52,6 +53,8 @@ type policy struct {
 	Listed   *policyv1.ListNamesRequest
 	Forgot   *policyv1.ForgetNamesRequest
 	ForgetOf error
+
+	Missing map[string]string // files that were never read, and why
 }
 
 func newPolicy() *policy {
@@ -229,6 +232,23 @@ func (f *policy) ConfirmPolicies(_ context.Context,
 		f.WaitError = f.Confirmed
 	}
 	return &policyv1.ConfirmPoliciesResponse{Revision: f.Revision, Policies: uint32(len(f.Policies)), Held: f.Held}, nil
+}
+
+func (f *policy) AcceptWithoutFile(_ context.Context, r *policyv1.AcceptWithoutFileRequest) (
+	*policyv1.AcceptWithoutFileResponse, error,
+) {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	why, ok := f.Missing[r.GetFile()]
+	if !ok {
+		return nil, status.Error(codes.FailedPrecondition, "nothing waits for "+r.GetFile())
+	}
+	if !r.GetValidateOnly() {
+		delete(f.Missing, r.GetFile())
+	}
+	return &policyv1.AcceptWithoutFileResponse{
+		File: r.GetFile(), Reason: why, WaitingFor: slices.Sorted(maps.Keys(f.Missing)),
+	}, nil
 }
 
 func (f *policy) WaitForRevision(ctx context.Context,

@@ -91,6 +91,10 @@ type Options struct {
 	NoLoadBalancer bool
 	// Args are additional arguments by service.
 	Args map[string][]string
+	// Waits reports whether the policy service at a socket waits for policies that were
+	// never read. A node of which services do not serve for that is up all the same; nil:
+	// it is not.
+	Waits func(ctx context.Context, socket string) bool
 }
 
 // DefaultPolicyMode is how strict the datapath of a node is about policies.
@@ -100,6 +104,8 @@ const DefaultPolicyMode = "required"
 type Node struct {
 	paths instance.Paths
 	state state
+	// waits is that of the Options.
+	waits func(ctx context.Context, socket string) bool
 }
 
 // state is what Open needs to know and Down does not.
@@ -159,6 +165,7 @@ func Up(ctx context.Context, o Options) (*Node, error) {
 		if n.state, err = o.withDefaults(); err != nil {
 			return err
 		}
+		n.waits = o.Waits
 		return n.build(ctx)
 	})
 	if err != nil {

@@ -179,16 +179,28 @@ func boundCapabilities(keep []uintptr) error {
 	return nil
 }
 
-// waitUntilServing returns when the service's health says SERVING.
+// waitsAfter is how long a service that does not serve is given before the policy
+// service is asked whether it waits for policies.
+const waitsAfter = 2 * time.Second
+
+// waitUntilServing returns when the service's health says SERVING, or when it does
+// not for want of policies and that is accepted.
 func (n *Node) waitUntilServing(ctx context.Context, service string, exited <-chan error) error {
 	check := n.healthCheck(service)
 	defer check.close()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
+	ask := time.Now().Add(waitsAfter)
 	for {
 		err := check.serving(ctx)
 		if err == nil {
 			return nil
+		}
+		if now := time.Now(); n.waits != nil && (service == Policy || service == Datapath) && now.After(ask) {
+			if n.waits(ctx, n.Socket(Policy)) {
+				return nil
+			}
+			ask = now.Add(waitsAfter)
 		}
 		select {
 		case exit := <-exited:

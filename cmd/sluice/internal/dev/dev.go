@@ -21,11 +21,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/devnode"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // defaultInstance is the instance of `dev` if no other is named.
@@ -169,12 +172,33 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 		}
 		return inv.Show(d, func(w io.Writer) { d.welcome(w, time.Since(began)) })
 	}
+	o.Waits = func(ctx context.Context, socket string) bool { return len(waitingFor(ctx, socket)) > 0 }
 	node, err := devnode.Up(ctx, o.Options)
 	done()
 	if err != nil {
 		return running(inv, err)
 	}
+	for _, why := range waitingFor(ctx, node.Socket(devnode.Policy)) {
+		fmt.Fprintln(inv.ErrOut, output.Printable("warning: no container is connected yet: "+why))
+	}
 	return inv.Show(describe(ctx, inv, node), func(w io.Writer) { welcome(inv, w, node, time.Since(began)) })
+}
+
+// waitingFor is why the policy service at a socket sends no tables; nil if it does,
+// or does not say.
+func waitingFor(ctx context.Context, socket string) []string {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	st, err := policyv1.NewPolicyServiceClient(conn).GetStatus(ctx, &policyv1.GetStatusRequest{})
+	if err != nil {
+		return nil
+	}
+	return st.GetWaitingFor()
 }
 
 // running says what to do if err is that the instance runs.

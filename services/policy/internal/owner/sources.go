@@ -240,7 +240,7 @@ func (o *Owner) acceptedWithout() (out []string) {
 	for _, a := range o.gate.Accepted(SourceFile) {
 		_, bad := src.refused[a.Part]
 		if bad || a.Part == o.config.Directory && src.err != "" {
-			out = append(out, fmt.Sprintf("the file %s was accepted as missing at %s: its policies are not in force",
+			out = append(out, fmt.Sprintf("the file %s was accepted as missing at %s: what cannot be read of it is not in force",
 				a.Part, a.Time.UTC().Format("2006-01-02 15:04:05Z")))
 		}
 	}

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -133,6 +134,110 @@ func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	}
 	if err := f.Complete(t.Context(), map[Key]struct{}{}); err != nil || o.String() != "" || o.rounds != 1 {
 		t.Errorf("%v; nodes %q after a listing without any, complete %d times", err, o, o.rounds)
+	}
+}
+
+// follow makes a follower of an ipcache and fabric that check their order.
+func follow(t *testing.T) (*Follower, *order) {
+	o := &order{
+		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
+	}
+	f := NewFollower(nil, o, OpenNumbers(NumbersOptions{InUse: o.InUse}), log.Discard())
+	f.Fabric = o
+	return f, o
+}
+
+// nodeItem is a node with an address and ranges.
+func nodeItem(address string, ranges ...string) Item {
+	n := &Node{Incarnation: "a", Addresses: []netip.Addr{netip.MustParseAddr(address)}}
+	for _, r := range ranges {
+		n.Ranges = append(n.Ranges, netip.MustParsePrefix(r))
+	}
+	return Item{Node: n}
+}
+
+// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves, and the one that had it goes.
+func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
+	f, o := follow(t)
+	first, second := Key{Node: "a"}, Key{Node: "b"}
+	if err := f.Apply(t.Context(), watch.Changes[Key, Item]{Upserts: map[Key]Item{
+		first: nodeItem("192.0.2.1", "10.2.0.0/24"), second: nodeItem("192.0.2.2", "10.2.0.0/24"),
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	numberOf := func(name string) uint16 { n, _ := f.numbers.Of(name); return n }
+	p, to := netip.MustParsePrefix("10.2.0.0/24"), numberOf("b")
+	if o.holders[p] != numberOf("a") {
+		t.Fatalf("the fabric has the range at number %d", o.holders[p])
+	}
+	if err := f.Apply(t.Context(), watch.Changes[Key, Item]{Deletes: map[Key]struct{}{first: {}}}); err != nil {
+		t.Fatal(err)
+	}
+	if o.holders[p] != to || o.remotes[p] != to {
+		t.Errorf("the fabric has the range at number %d and the ipcache at %d, want %d", o.holders[p], o.remotes[p], to)
+	}
+}
+
+// TestNumberOfANodeThatWentMeanwhileRestsInUse: a listing ends the number of a node that it lacks only when no entry has
+// the number.
+func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
+	f, o := follow(t)
+	gone := Key{Node: "gone"}
+	pod := Key{Prefix: netip.MustParsePrefix("10.2.0.9/32")}
+	if err := f.Apply(t.Context(), watch.Changes[Key, Item]{Upserts: map[Key]Item{
+		gone: nodeItem("192.0.2.1", "10.2.0.0/24"), pod: {On: "gone", Identity: identity.MinCluster},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	number, _ := f.numbers.Of("gone")
+	f.nodes = map[string]Node{} // of a process that begins: it knows the numbers alone
+	f.holders = map[netip.Prefix][]string{}
+	if err := f.Complete(t.Context(), map[Key]struct{}{pod: {}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := f.numbers.Names()["gone"]; !ok || o.remotes[pod.Prefix] != number {
+		t.Errorf("the number %d of an entry is free: %v", number, f.numbers.Names())
+	}
+	if err := f.Complete(t.Context(), map[Key]struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := f.numbers.Names()["gone"]; ok {
+		t.Error("a number that nothing has does not end")
+	}
+}
+
+// TestSourceThatAnswersAgainIsTold, with and without a listing.
+func TestSourceThatAnswersAgainIsTold(t *testing.T) {
+	f, _ := follow(t)
+	var said []string
+	f.Away, f.Back = func() { said = append(said, "away") }, func() { said = append(said, "back") }
+	for _, step := range []func() error{
+		func() error { return f.Failed(t.Context(), errors.New("away")) },
+		func() error { return f.Failed(t.Context(), nil) },
+		func() error { return f.Failed(t.Context(), nil) },
+		func() error { return f.Failed(t.Context(), errors.New("away")) },
+		func() error { return f.Complete(t.Context(), map[Key]struct{}{}) },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"away", "back", "away", "back"}; !slices.Equal(said, want) {
+		t.Errorf("told were %q, want %q", said, want)
+	}
+}
+
+// TestMappedAddressIsNotBelieved: an IPv4 address in IPv6 form would be an entry that no packet has.
+func TestMappedAddressIsNotBelieved(t *testing.T) {
+	f, o := follow(t)
+	pod := Key{Prefix: netip.MustParsePrefix("::ffff:10.2.0.9/128")}
+	if err := f.Apply(t.Context(), watch.Changes[Key, Item]{Upserts: map[Key]Item{
+		{Node: "a"}: nodeItem("192.0.2.1", "10.2.0.0/24"), pod: {On: "a", Identity: identity.MinCluster},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := o.remotes[pod.Prefix]; ok || len(f.State().Refused) != 1 {
+		t.Errorf("the entries are %v, refused %v", o.remotes, f.State().Refused)
 	}
 }
 

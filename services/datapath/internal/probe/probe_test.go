@@ -446,3 +446,52 @@ func TestSocketThatIsNotOpenIsTheTrouble(t *testing.T) {
 		<-done
 	})
 }
+
+// TestQuestionsComeFromTheFirstAddressOfAFamily, by which the node is registered: others answer to no other.
+func TestQuestionsComeFromTheFirstAddressOfAFamily(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		p := n.node(t, addrA)
+		p.SetLocal([]netip.Addr{netip.MustParseAddr("fd00::1"), addrA, addrC})
+		if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, 1500}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if n.total(addrA) == 0 || n.total(addrC) != 0 {
+			t.Errorf("%d bytes from the first address and %d from the second", n.total(addrA), n.total(addrC))
+		}
+	})
+}
+
+// TestSocketIsTriedAgainWhenItIsDue, although the loop did something else meanwhile.
+func TestSocketIsTriedAgainWhenItIsDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var mu sync.Mutex
+		var tried []time.Duration
+		p := New(Options{Port: port, Listen: func(Family) (Conn, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			tried = append(tried, time.Since(began))
+			return nil, syscall.EADDRINUSE
+		}})
+		if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, 1500}}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		time.Sleep(3*reopening + time.Second)
+		cancel()
+		<-done
+		for i, at := range tried {
+			if at != time.Duration(i)*reopening {
+				t.Errorf("tried at %v, want every %s", tried, reopening)
+				break
+			}
+		}
+		if len(tried) != 4 {
+			t.Errorf("tried %d times", len(tried))
+		}
+	})
+}

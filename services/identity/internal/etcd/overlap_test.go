@@ -203,7 +203,10 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	fresh := startNode(t, s.Endpoint, "fresh", t.TempDir(), quick())
 	fresh.seesOwnerOf(given)
 	// A node whose key another one has overwritten registers again and keeps its block.
-	old.claim(settings, oldBlock)
+	servicetest.Eventually(t, "another block for old", func() bool { // once it has heard of all keys
+		_, err := old.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{oldBlock})
+		return err == nil
+	})
 	if r := old.refusedRanges(); len(r) != 0 {
 		t.Errorf("after its registration old is refused %v", r)
 	}

@@ -173,7 +173,7 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 		if err != nil {
 			return p, 0, err
 		}
-		blocks, err := s.candidates(c, taken, seen)
+		blocks, err := s.candidates(ctx, c, taken, seen)
 		if err != nil {
 			return p, 0, err
 		}
@@ -247,7 +247,8 @@ func (s *Store) claimRefused(ctx context.Context, c registry.RangeClaim, have []
 // not in quarantine, those without a key first, and if there is none, those in this
 // node's own quarantine. seen is the revision up to which the claims of all nodes are
 // known.
-func (s *Store) candidates(c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue, seen int64,
+func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map[netip.Prefix]*mvccpb.KeyValue,
+	seen int64,
 ) (blocks []netip.Prefix, err error) {
 	n := c.IPAM.Blocks(c.IPv6)
 	if n == 0 {
@@ -267,40 +268,87 @@ func (s *Store) candidates(c registry.RangeClaim, taken map[netip.Prefix]*mvccpb
 		return blocks, nil // none in a small pool, of which nodes have much: then all ranges are listed
 	}
 	// Each block that is passed over is one of the keys, or overlaps a range that a node has.
-	var stray []netip.Prefix
 	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}
-	var own []netip.Prefix
+	var others []netip.Prefix
 	for i := range min(n, uint64(len(taken)+mostPassed)) {
 		p := c.IPAM.Block(c.IPv6, (s.place(maxCandidates)+i)%n)
-		kv := taken[p]
 		switch {
 		case held(p) || slices.Contains(c.Record.Ranges, p):
 			full.Held++
-		case kv == nil:
+		case taken[p] == nil:
 			blocks = append(blocks, p)
 		default:
-			holder, err := read[rangeHolder](kv)
-			switch {
-			case kv.ModRevision > seen && !holder.Quarantine:
-				full.Held++ // perhaps: it is not known yet
-			case err == nil && holder.Quarantine && holder.Node == s.cfg.Node:
-				own = append(own, p)
-			case err == nil && holder.Quarantine && (kv.ModRevision > seen || c.Cluster.Resting(p) == holder.Node):
-				full.Resting++
-			default:
-				stray = append(stray, p) // no node has it: a node wrote the key alone
-			}
+			others = append(others, p)
 		}
 		if len(blocks) == maxCandidates {
 			break
 		}
 	}
-	for _, some := range [][]netip.Prefix{blocks, stray, own} {
+	if len(blocks) > 0 {
+		return blocks, nil
+	}
+	news, err := s.news(ctx, others, taken, seen)
+	if err != nil {
+		return nil, err
+	}
+	var stray, own []netip.Prefix
+	for _, p := range others {
+		holder, err := read[rangeHolder](taken[p])
+		switch {
+		case err == nil && holder.Quarantine && holder.Node == s.cfg.Node:
+			own = append(own, p)
+		case err == nil && holder.Quarantine && (news[p] || c.Cluster.Resting(p) == holder.Node):
+			full.Resting++
+		case news[p]:
+			full.Held++
+		default:
+			stray = append(stray, p) // no node has it: a node wrote the key alone
+		}
+	}
+	for _, some := range [][]netip.Prefix{stray, own} {
 		if len(some) > 0 {
 			return some[:min(len(some), maxCandidates)], nil
 		}
 	}
 	return nil, full
+}
+
+// news returns which keys of ranges say what this node may not have heard of. Every node can
+// write these keys, so each is compared with what only its node writes in the same
+// transaction: the record, or the mark of the quarantine.
+func (s *Store) news(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
+) (map[netip.Prefix]bool, error) {
+	witness := map[netip.Prefix]string{}
+	revisions := map[string]int64{}
+	for _, p := range ranges {
+		if keys[p].ModRevision <= seen {
+			continue
+		}
+		holder, err := read[rangeHolder](keys[p])
+		switch {
+		case err != nil:
+		case holder.Quarantine:
+			witness[p] = s.restKey(holder.Node, p)
+		default:
+			witness[p] = s.nodeKey(holder.Node)
+		}
+	}
+	for some := range slices.Chunk(slices.Compact(slices.Sorted(maps.Values(witness))), maxOps) {
+		have, err := s.getAll(ctx, "read nodes", some...)
+		if err != nil {
+			return nil, err
+		}
+		for i, kv := range have {
+			if kv != nil {
+				revisions[some[i]] = kv.ModRevision
+			}
+		}
+	}
+	out := map[netip.Prefix]bool{}
+	for p, key := range witness {
+		out[p] = revisions[key] > seen
+	}
+	return out, nil
 }
 
 // mostPassed bounds how many blocks without a key are passed over because they overlap

@@ -371,9 +371,8 @@ func (b *claiming) claim(ctx context.Context) error {
 	for i, p := range wanted {
 		var holder rangeHolder
 		if have[i] != nil {
-			if holder, err = read[rangeHolder](have[i]); err != nil && have[i].ModRevision > seen {
-				b.refuse(registry.Refusal{Range: p, Reason: err.Error()})
-				continue
+			if holder, err = read[rangeHolder](have[i]); err != nil {
+				s.cfg.Log.Error("an unreadable key of a range in etcd counts for nothing", log.Err(err))
 			}
 		}
 		loser, refused, err := b.mayHave(ctx, p, holder, have[i], seen)
@@ -407,6 +406,14 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 ) (loser string, refused *registry.Refusal, err error) {
 	other, held := b.cluster.Holder(p)
 	mine := b.mine(p)
+	news := false
+	if have != nil {
+		all, err := b.s.news(ctx, []netip.Prefix{p}, map[netip.Prefix]*mvccpb.KeyValue{p: have}, seen)
+		if err != nil {
+			return "", nil, err
+		}
+		news = all[p]
+	}
 	switch {
 	case other != "":
 		// Another node's record overlaps it, whatever the key of the range says.
@@ -419,12 +426,12 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 		return "", nil, nil
 	case holder.Quarantine && b.ipam != nil && b.ipam.Mode == registry.IPAMKubernetes:
 		return "", nil, nil // Kubernetes has given the range to this node; it does not wait.
-	case holder.Quarantine && (have.ModRevision > seen || b.cluster.Resting(p) == holder.Node):
+	case holder.Quarantine && (news || b.cluster.Resting(p) == holder.Node):
 		return "", &registry.Refusal{
 			Range: p, Holder: holder.Node,
 			Reason: "node " + holder.Node + " had it until a short time ago, and it is in quarantine",
 		}, nil
-	case holder.Quarantine, have.ModRevision <= seen:
+	case holder.Quarantine, !news:
 		return "", nil, nil // no record has it: a node wrote the key alone
 	default:
 		other, held = holder.Node, p // claimed so recently that this node has not heard of it

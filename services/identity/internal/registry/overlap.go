@@ -91,7 +91,9 @@ type claim struct {
 	// age is the revision of the store at which the node claimed the range.
 	age    int64
 	former *Former
-	slot   int // number of its key below the node; -1 for a node that writes none
+	// slot is the number of the slot or, for a claim without one, the place in the record
+	// among the ranges of its family.
+	slot int
 }
 
 // compare orders claims of different nodes: the older one first.
@@ -111,7 +113,7 @@ func (c claim) beats(d claim) bool {
 //
 // The store itself says how old a claim is: by the revision at which its slot was written,
 // which the node cannot change afterwards. The slots of a node that deletes its record and
-// writes another are as old as that record. A node of an earlier version has no slots; its
+// writes another are as old as that record. A node of an earlier version writes no slots; its
 // ranges are as old as its record was when this process first saw them in it.
 func (v *view) claims(n *nodeView) (all []claim) {
 	if !n.registered {
@@ -122,14 +124,21 @@ func (v *view) claims(n *nodeView) (all []claim) {
 			node: n, prefix: k.Claim.Range, age: max(k.Revision, n.created), former: k.Claim.Former, slot: k.Slot.Number,
 		})
 	}
-	if len(n.slots) == 0 {
-		for _, p := range n.record.Ranges {
+	inSlot := make(map[netip.Prefix]struct{}, len(all))
+	for _, c := range all {
+		inSlot[c.prefix] = struct{}{}
+	}
+	place := map[bool]int{}
+	for _, p := range n.record.Ranges {
+		ipv6 := p.Addr().Is6()
+		if _, ok := inSlot[p]; !ok {
 			age := n.revision
 			if since, ok := n.since[p]; ok {
 				age = min(age, since)
 			}
-			all = append(all, claim{node: n, prefix: p, age: age, slot: -1})
+			all = append(all, claim{node: n, prefix: p, age: age, slot: place[ipv6]})
 		}
+		place[ipv6]++
 	}
 	slices.SortFunc(all, claim.compare)
 	seen := make(map[netip.Prefix]struct{}, len(all))
@@ -140,17 +149,17 @@ func (v *view) claims(n *nodeView) (all []claim) {
 	})
 }
 
-// MostRanges is how many ranges of a node count at most.
+// MostRanges is how many slots of a family a node has.
 const MostRanges = 64
 
 // excess returns why a claim does not count, whoever else claims the range: a node has
 // only blocks of the cluster's pool, and no more than the settings allow. Claims that are
-// older than the settings keep counting. before is how many claims of the node in this
-// family precede it.
-func (v *view) excess(c claim, before int) string {
-	if before >= MostRanges {
-		return fmt.Sprintf("a node has at most %d ranges of a family", MostRanges)
-	}
+// older than the settings keep counting.
+//
+// The place of a claim decides, not how many others the node has: a claim beyond the limit
+// counts neither now nor when an earlier one is given up, because it would be older than the
+// claim of the node that has the block meanwhile.
+func (v *view) excess(c claim) string {
 	s := v.ipam.Settings
 	if v.ipam.Revision == 0 || s.Mode != IPAMPool || c.age < v.ipam.Revision {
 		return ""
@@ -158,9 +167,7 @@ func (v *view) excess(c claim, before int) string {
 	if !s.Has(c.prefix.Addr().Is6(), c.prefix) {
 		return "it is not a block of the cluster's pool"
 	}
-	// A slot beyond the limit counts neither now nor when an earlier one is given up: its
-	// claim would be older than that of the node which has the block meanwhile.
-	if max(before, c.slot) >= s.MaxBlocks {
+	if c.slot >= s.MaxBlocks {
 		return fmt.Sprintf("a node has at most %d blocks of a family", s.MaxBlocks)
 	}
 	return ""
@@ -169,14 +176,11 @@ func (v *view) excess(c claim, before int) string {
 // permitted returns the claims of a node that count unless another node has the range,
 // and the others with the reason.
 func (v *view) permitted(n *nodeView) (all []claim, refused []Refusal) {
-	count := map[bool]int{}
 	for _, c := range v.claims(n) {
-		ipv6 := c.prefix.Addr().Is6()
-		if why := v.excess(c, count[ipv6]); why != "" {
+		if why := v.excess(c); why != "" {
 			refused = append(refused, Refusal{Range: c.prefix, Reason: why})
 			continue
 		}
-		count[ipv6]++
 		all = append(all, c)
 	}
 	return all, refused

@@ -142,6 +142,36 @@ func TestClaimIsAsOldAsItsSlot(t *testing.T) {
 	is("of a node that registered again,", "good")
 }
 
+// TestRangesOfAnEarlierVersionCountBesideSlots: a node that goes back to a version without slots claims and gives up
+// ranges in its record alone. What it has claimed counts; what is in a slot stays its own until it is of this version
+// again or forgotten. Of its record, too, no more than the limit counts, also when earlier ranges leave slots.
+func TestRangesOfAnEarlierVersionCountBesideSlots(t *testing.T) {
+	settings := IPAM{
+		Mode: IPAMPool, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, IPv4Block: 24, MaxBlocks: 2,
+	}
+	r, _ := newRegistry(t, time.Hour)
+	back := node("back", 5, "10.0.2.0/24", "10.0.3.0/24", "10.0.4.0/24")
+	back.Revision = 9
+	good := node("good", 10)
+	r.Observe(Update{
+		Complete: true, Revision: 10, IPAM: &IPAMKey{Settings: settings, Revision: 5}, Nodes: []NodeKey{back, good},
+		Claims: append(claimed("back", "10.0.1.0/24", 5), claimed("good", "10.0.4.0/24", 10)...),
+	})
+	for _, when := range []string{"at first", "without its slot"} {
+		for p, want := range map[string]string{
+			"10.0.1.0/24": "back", "10.0.2.0/24": "back", "10.0.3.0/24": "back", "10.0.4.0/24": "good",
+		} {
+			if when != "at first" && p == "10.0.1.0/24" {
+				want = ""
+			}
+			if got := r.holders()[p]; got != want {
+				t.Errorf("%s %s is the range of %q, want %q", when, p, got, want)
+			}
+		}
+		r.Observe(Update{Revision: 11, Removed: []Removal{{Node: "back", Slot: "ipv4-0"}}})
+	}
+}
+
 // TestOnlyBlocksOfThePoolCount of a node, as many as the settings allow; claims that are older than the settings go on.
 func TestOnlyBlocksOfThePoolCount(t *testing.T) {
 	settings := IPAM{
@@ -273,4 +303,30 @@ func TestOwnEndpointsOfNoClusterIdentityStayHere(t *testing.T) {
 	if s := r.Status(); s.Pending != 1 {
 		t.Errorf("%d endpoints of a cluster identity wait to be published", s.Pending)
 	}
+}
+
+// TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt: a process may have ended, or failed, between the disk and the store.
+func TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt(t *testing.T) {
+	r, _ := newRegistry(t, time.Hour)
+	said := Registration{Ranges: &[]netip.Prefix{}}
+	r.records, r.registration = memory{}, r.registration.with(said)
+	registered := func(said Registration, validate, want bool) {
+		t.Helper()
+		if _, got, err := r.Register(t.Context(), said, validate); err != nil || got != want {
+			t.Errorf("registered %v, %v, want %v", got, err, want)
+		}
+	}
+	registered(said, true, false)
+	if len(r.wake) != 0 {
+		t.Error("a validation has the record written")
+	}
+	registered(said, false, false)
+	if len(r.wake) != 1 {
+		t.Error("a registration that the store lacks is not written")
+	}
+	r.revision = 5
+	registered(said, true, true)
+	other := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}
+	registered(Registration{Ranges: &other}, true, false)
+	registered(said, false, true)
 }

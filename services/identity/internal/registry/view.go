@@ -230,7 +230,7 @@ func (v *view) unlisted(u Update) (changed []*nodeView) {
 
 // register takes the record of a node, and reports whether ranges changed.
 func (v *view) register(n *nodeView, k NodeKey) (ranges bool) {
-	ranges = !n.registered || n.created != k.Created || len(n.slots) == 0 && !slices.Equal(n.record.Ranges, k.Record.Ranges)
+	ranges = !n.registered || n.created != k.Created || !slices.Equal(n.record.Ranges, k.Record.Ranges)
 	if n.record.Incarnation != k.Record.Incarnation {
 		v.touchAll(n)
 	}

@@ -82,16 +82,22 @@ var All = []Bound{
 		Shown: "as for frontends", Tests: []string{"TestRemovedBackendsLeaveThoughNewOnesExceedTheShare"},
 	},
 	{
-		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: Undivided,
-		Beyond: "a Service is refused", Shown: "`sluice status`, `service list`",
+		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: ByTenant,
+		Beyond: "the newest Services of a tenant above its share are not kept, and come back when there are places",
+		Shown:  "`sluice shares`, `service list`, `sluice_loadbalancer_exceeds_share`",
+		Tests:  []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut"},
 	},
 	{
 		Name: "EndpointSlices", Process: "sluice-loadbalancer", Setting: "limits.endpointSlices", Default: "131,072",
-		Divided: Undivided, Beyond: "a slice is refused", Shown: "`sluice status`",
+		Divided: ByTenant,
+		Beyond:  "the newest slices of a tenant above its share are not kept, and come back when there are places",
+		Shown:   "as for Services", Tests: []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut"},
 	},
 	{
-		Name: "backends of one Service", Process: "sluice-loadbalancer", Setting: "limits.backendsPerService", Default: "65,536",
-		Divided: Undivided, Beyond: "a slice is refused", Shown: "`sluice status`",
+		Name: "backends of one Service", Process: "sluice-loadbalancer", Setting: "limits.backendsPerService",
+		Default: "65,536, less if the datapath has less", Divided: PerObject,
+		Beyond: "the backends of its newest slices are not used", Shown: "`service get`",
+		Tests: []string{"TestLimitsAreThoseOfTheDatapath"},
 	},
 	{
 		Name: "bytes of files", Process: "sluice-loadbalancer", Setting: "limits.manifests", Default: "256 MiB",

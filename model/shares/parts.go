@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Part is what an object asks of the limit of Parts.
+// Part is one object's request for units of a limit.
 type Part struct {
 	Tenant Tenant
 	Order  Order
@@ -17,14 +17,14 @@ type Part struct {
 	// Local objects share what objects of the API server leave on this node.
 	Local bool
 	Units int
-	// Reserved is how many elements the object needs beside its units while it does not
-	// get all of them. They are set aside from the limit.
+	// Reserved is the number of elements that the object needs in addition to its units
+	// while it does not get all of them. They are set aside from the limit.
 	Reserved int
 }
 
 // Parts keeps what objects ask of one limit, and how much of it each gets. Unlike the
 // objects of a Ledger, an object can use a part of what it asks for. Levels are computed as
-// those of a Ledger. A Parts is not safe for concurrent use.
+// in a Ledger. A Parts is not safe for concurrent use.
 type Parts[K comparable] struct {
 	settings Settings
 	limit    Limit
@@ -143,8 +143,8 @@ func add(m map[Tenant]int, t Tenant, n int) {
 // size is the limit without what is set aside.
 func (p *Parts[K]) size() int { return max(0, p.limit.Size-p.aside) }
 
-// room returns how many more units a tenant may use by the last levels. Everything that is
-// asked for is counted already.
+// room returns how many more units a tenant may use by the last levels. The ledger counts
+// all requests already.
 func (p *Parts[K]) room(t Tenant) int {
 	size, system := p.size(), p.got[System]
 	if t == System {
@@ -173,7 +173,7 @@ func (p *Parts[K]) room(t Tenant) int {
 	return min(room, most-p.got[t])
 }
 
-// allFit reports whether everything that is asked for can be admitted.
+// allFit reports whether all requests fit together.
 func (p *Parts[K]) allFit() bool {
 	size, system := p.size(), p.asked[System]
 	return p.total-min(system, size/2) <= size-max(size/10, min(system, size/2))
@@ -341,7 +341,7 @@ func (p *Parts[K]) Usage() Usage {
 // Exceeds reports whether a tenant asks for more than it gets.
 func (p *Parts[K]) Exceeds(t Tenant) bool { return p.asked[t] > p.got[t] }
 
-// Refused returns how many units are asked for and not admitted.
+// Refused returns how many of the requested units are not admitted.
 func (p *Parts[K]) Refused() int { return p.total - p.used }
 
 func (p *Parts[K]) share(t Tenant) Share {

@@ -14,10 +14,10 @@ import (
 // datapath's maps.
 //
 // A frontend uses elements of two kinds of maps: fronts, which both families share, and
-// keys, of which each family has a map. Each address that only services use has a key of its
-// own beside those of its frontends, so that its other ports refuse connections. The maps
-// have the same size. So what a service needs of them is the largest of the three sums, and
-// if the sum over all services fits, each map has room for its part.
+// keys, of which each family has a map. In addition to the keys of its frontends, each address
+// that only services use has one key, by which its other ports refuse connections. The maps
+// have the same size, so a service needs the largest of the three sums. If the total of all
+// services fits, each map has room for its part.
 type units struct {
 	elements bool
 	fronts   int
@@ -75,9 +75,9 @@ func (n need) fronts() int {
 	return 2 // one for inside, one for outside
 }
 
-// reserved reports whether the address keeps an element whatever the share is. Frontends of
-// the first port stand for the address: if they exceed the share, they refuse connections,
-// and the address does so at every other port.
+// reserved reports whether the address keeps an element whatever the share is. The frontend
+// of the first port keeps it: if that frontend exceeds the share, it refuses connections, and
+// so does every other port of the address.
 func (n need) reserved() bool { return n == alone || n == alone2 }
 
 // hasNodePorts reports whether the type of the service has node ports.
@@ -102,7 +102,7 @@ type standing struct {
 	ipv6 bool
 }
 
-// addresses are those of a service that only services use.
+// addresses returns the addresses of a service that only services use.
 func addresses(s *service.Service) []standing {
 	var out []standing
 	for _, a := range s.ClusterIPs {
@@ -240,7 +240,7 @@ func (n *Node) HasAddress(s *service.Service, a netip.Addr) bool {
 // Ports are the names and protocols of a service's ports.
 type Ports map[service.SlicePort]struct{}
 
-// PortsOf are those of a service.
+// PortsOf returns the ports of a service.
 func PortsOf(s *service.Service) Ports {
 	out := make(Ports, len(s.Ports))
 	for _, p := range s.Ports {

@@ -36,15 +36,15 @@ type waiting struct {
 	created int64 // when it was first given, if its author does not say when it was created
 }
 
-// place is what a service asks of the limit of frontends. What its addresses need to refuse
-// connections is asked for by itself, and is given to all services of a tenant before any
-// other frontend: an address without it would be no address of a service.
+// place is a request of a service for units of the limit of frontends. A service requests the
+// units of its addresses apart from the others: all addresses of a tenant come before any
+// other frontend, because packets to an address without an element leave the node.
 type place struct {
 	of        service.Name
 	addresses bool
 }
 
-// Capacity is what the kernel of a subscriber can hold.
+// Capacity is how many elements the kernel of a subscriber can hold.
 type Capacity struct {
 	Frontends       int // elements of each of the maps of frontends
 	Backends        int // of each family
@@ -87,8 +87,8 @@ func newPlaces(o *Owner) *places {
 	return p
 }
 
-// connected notes what a subscriber can hold. One that does not say so counts as one that
-// can hold what the configuration says.
+// connected notes the capacity of a subscriber. A subscriber that reports none can hold what
+// the configuration says.
 func (p *places) connected(s Subscription) {
 	if !s.Enforces || s.Capacity == nil {
 		p.forget(s.Name)
@@ -112,8 +112,8 @@ func (p *places) resize() {
 	f, b := p.limits.Frontends, p.limits.Backends
 	for _, c := range p.reported {
 		f = min(f, c.Frontends)
-		// Each backend is in up to two lists of a service's port: of all backends, and of
-		// those of the node.
+		// Each backend is in up to two lists of a service's port: the list of all backends,
+		// and the list of the node's own backends.
 		b = min(b, c.Backends, c.Members/2)
 	}
 	p.frontends.Resize(f)
@@ -426,7 +426,7 @@ func (o *Owner) admit(e *edit) *admission {
 	return a
 }
 
-// byOrder are services in the order in which they get places: those of the cluster itself
+// byOrder returns services in the order in which they get places: the cluster's own services
 // first, then the oldest.
 func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 	out := make([]*joined, 0, len(all))
@@ -460,8 +460,8 @@ func (a *admission) set(o *Owner) {
 	}
 }
 
-// admitAll asks for the places of all services at the start. If everything was listed in an
-// earlier run, the levels are those of then: they depend on nothing else.
+// admitAll requests the places of all services at the start. If an earlier run listed every
+// source, it computes the levels, which depend on the objects alone.
 func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	all := make(map[service.Name]*joined, len(names))
 	for name := range names {
@@ -550,7 +550,7 @@ func (o *Owner) planLevels(now time.Time) *levels {
 	return l
 }
 
-// enforce puts the levels into force. What is within them is set by the caller.
+// enforce puts the levels into force. The caller then sets the shares of the services.
 func (l *levels) enforce(o *Owner) {
 	if l.counted != nil {
 		o.places.frontends, o.places.elements, o.places.counting = l.counted, !o.places.elements, false

@@ -12,7 +12,8 @@ import (
 )
 
 // reduce removes from a frontend that is there what f does not have, because f as a whole was
-// refused. What the frontend allows then, it allowed before and f allows too.
+// refused. Afterwards the frontend allows only connections that it allowed before and that f
+// allows too.
 func (a *application) reduce(f *frontend.Frontend) {
 	e := a.s.entries[f.Key]
 	if e == nil {

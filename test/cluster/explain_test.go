@@ -82,8 +82,10 @@ endpoints: [{addresses: [` + far.Addresses()[0].String() + `]}]
 		if err != nil {
 			return err
 		}
-		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: bridge.Addr().AsSlice(),
-			Mask: net.CIDRMask(bridge.Bits(), 32)}})
+		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{
+			IP:   bridge.Addr().AsSlice(),
+			Mask: net.CIDRMask(bridge.Bits(), 32),
+		}})
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -113,8 +113,10 @@ func reasonsOfRequests(r *reasons) {
 			t.Errorf("%s: the details name %v", path, fields)
 		}
 	}
-	web.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80,
-		Protocol: netv1.Protocol_PROTOCOL_TCP}}
+	web.PortMappings = []*datapathv1.PortMapping{{
+		HostPort: 8080, ContainerPort: 80,
+		Protocol: netv1.Protocol_PROTOCOL_TCP,
+	}}
 	web.Manager, web.Network = "tests", "net"
 	if err := create(web); err != nil {
 		t.Fatal(err)
@@ -148,8 +150,10 @@ func reasonsOfRequests(r *reasons) {
 	absent := &workloadv1.Owner{ContainerId: "absent", InterfaceName: "eth0"}
 	_, err := n.datapath.GetEndpoint(short(t), &datapathv1.GetEndpointRequest{Owner: absent})
 	r.want("an owner without an endpoint", err, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_NOT_FOUND)
-	_, err = n.datapath.DeleteEndpoint(short(t), &datapathv1.DeleteEndpointRequest{Owner: web.GetOwner(),
-		UnlessInUse: true})
+	_, err = n.datapath.DeleteEndpoint(short(t), &datapathv1.DeleteEndpointRequest{
+		Owner:       web.GetOwner(),
+		UnlessInUse: true,
+	})
 	r.want("a deletion unless in use", err, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE)
 	_, err = n.datapath.UpdateEndpoint(short(t), &datapathv1.UpdateEndpointRequest{
 		Owner: web.GetOwner(), Manager: "others", Labels: &datapathv1.GivenLabels{},
@@ -178,8 +182,10 @@ func reasonsOfSettings(r *reasons) {
 	p := newPod(t, "one")
 	first := n.creation(t, p)
 	mapped := proto.CloneOf(first)
-	mapped.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80,
-		Protocol: netv1.Protocol_PROTOCOL_TCP}}
+	mapped.PortMappings = []*datapathv1.PortMapping{{
+		HostPort: 8080, ContainerPort: 80,
+		Protocol: netv1.Protocol_PROTOCOL_TCP,
+	}}
 	_, err := n.datapath.CreateEndpoint(short(t), mapped)
 	r.want("a host port without services", err, datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF)
 	if _, err := n.datapath.CreateEndpoint(short(t), first); err != nil {

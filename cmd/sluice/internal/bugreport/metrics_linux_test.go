@@ -41,7 +41,8 @@ func serve(t *testing.T, network, address, to string) *counting {
 	}
 	c := &counting{Listener: l}
 	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter,
-		r *http.Request) {
+		r *http.Request,
+	) {
 		if to != "" {
 			http.Redirect(w, r, to, http.StatusFound)
 			return

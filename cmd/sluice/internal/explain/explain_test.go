@@ -58,7 +58,8 @@ func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
 	pod := &datapathv1.ExplainedPeer{Identity: 300, Owner: &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}}
 	there := &datapathv1.ExplainedPeer{Identity: 301, NodeName: "node-b"}
 	answer := func(from, to *datapathv1.ExplainedPeer, v datapathv1.Verdict,
-		r datapathv1.Reason) *datapathv1.ExplainResponse {
+		r datapathv1.Reason,
+	) *datapathv1.ExplainResponse {
 		return &datapathv1.ExplainResponse{Verdict: v, Reason: r, Source: from, Destination: to}
 	}
 	forwarded, dropped := datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Verdict_VERDICT_DROPPED

@@ -71,14 +71,18 @@ var patterns = []struct {
 	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), redacted},
 	// Tokens of forges, registries and clouds, which say what they are.
 	{
-		[]string{"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-",
-			"glffct-"},
+		[]string{
+			"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-",
+			"glffct-",
+		},
 		regexp.MustCompile(`\b(?:glpat|glptt|gldt|glrt|glft|glcbt|glsoat|glimt|glagent|gloas|glffct)-[A-Za-z0-9_.=-]{8,}`),
 		redacted,
 	},
 	{
-		[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "dckr_", "npm_", "pypi-", "hvs.", "hvb.", "hvr.",
-			"xox", "xapp-"},
+		[]string{
+			"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "dckr_", "npm_", "pypi-", "hvs.", "hvb.", "hvr.",
+			"xox", "xapp-",
+		},
 		regexp.MustCompile(`\b(?:gh[pousr]_|github_pat_|dckr_(?:pat|oat)_|npm_|pypi-|hv[sbr]\.|xox[abeoprs]-|xapp-)` +
 			`[A-Za-z0-9_-]{12,}`),
 		redacted,

@@ -115,9 +115,11 @@ func TestWhatSurroundsSecretsStays(t *testing.T) {
 
 // FuzzOutput holds that a secret in a line of its own is replaced, whatever a program prints before and after it.
 func FuzzOutput(f *testing.F) {
-	for _, s := range []string{`{"a":1}`, "[1,2\n[3]\n", "password: x\n", "password: |\n  x\n", "token:\n",
+	for _, s := range []string{
+		`{"a":1}`, "[1,2\n[3]\n", "password: x\n", "password: |\n  x\n", "token:\n",
 		"LS0tLS1CRUdJTi", "tls.key: |\n", "x token='", "{\n \"token\":\"a\"}", "-----BEGIN PRIVATE KEY-----\n",
-		`{"a":"{\"b\":1}"}`} {
+		`{"a":"{\"b\":1}"}`,
+	} {
 		f.Add(s, s)
 	}
 	f.Fuzz(func(t *testing.T, before, after string) {

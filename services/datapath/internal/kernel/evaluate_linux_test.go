@@ -190,8 +190,10 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		{name: "an Admin deny beats the rest", table: open, peer: web, port: 10, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 1}},
 		{name: "an Admin pass leaves it to the rest", table: plain, peer: web, port: 11, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 		{name: "a redirect needs a proxy", table: plain, peer: web, port: 12, reason: event.DropNoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
-		{name: "a redirect in audit mode passes and names its rule", table: plain, peer: web, port: 12, audit: true,
-			side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect, Audited: 1}},
+		{
+			name: "a redirect in audit mode passes and names its rule", table: plain, peer: web, port: 12, audit: true,
+			side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect, Audited: 1},
+		},
 		{name: "a deny of the rest", table: open, peer: web, port: 13, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 5}},
 		{name: "a deny in audit mode names its rule", table: open, peer: web, port: 13, audit: true, side: bpf.MapsSlSide{By: byRule, Rule: 5, Audited: 1}},
 		{name: "an Admin pass without a rest is the default", table: plain, peer: web, port: 14, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},

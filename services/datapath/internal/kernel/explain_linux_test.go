@@ -216,9 +216,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.DropPolicyDenied)
 }
 
-// TestKernelExplainSaysThatARedirectIsDroppedUnlessAudited has a policy that wants a proxy: without one the packet is
+// TestKernelExplainSaysThatARedirectIsDropped has a policy that wants a proxy: without one the packet is
 // dropped, in audit mode it passes that side, and the side names the rule. The other side is evaluated in both cases.
-func TestKernelExplainSaysThatARedirectIsDroppedUnlessAudited(t *testing.T) {
+func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	r, cast := newStage(t)
 	id := policytable.ID(16)
 	everyRule(id, 0).put(t, r.k)

@@ -362,8 +362,10 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 			&failure.FieldError{Field: "f", Err: errors.New("x")}, codes.InvalidArgument,
 			lbv1.ErrorReason_ERROR_REASON_INVALID_REQUEST,
 		},
-		{&failure.FieldError{Field: "x", Err: failure.ErrNotFound}, codes.NotFound,
-			lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND},
+		{
+			&failure.FieldError{Field: "x", Err: failure.ErrNotFound}, codes.NotFound,
+			lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND,
+		},
 		{failure.ErrNotFound, codes.NotFound, lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND},
 		{failure.ErrOwned, codes.AlreadyExists, lbv1.ErrorReason_ERROR_REASON_OBJECT_OWNED},
 		{failure.ErrForeign, codes.FailedPrecondition, lbv1.ErrorReason_ERROR_REASON_OBJECT_FOREIGN},

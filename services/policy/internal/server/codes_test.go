@@ -30,8 +30,10 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	}{
 		{&reading.Error{Whole: errors.New("empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
 		{&failure.FieldError{Field: "name", Err: errors.New("is empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-		{&failure.FieldError{Field: "x", Err: failure.ErrNotFound}, codes.NotFound,
-			policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
+		{
+			&failure.FieldError{Field: "x", Err: failure.ErrNotFound}, codes.NotFound,
+			policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
+		},
 		{failure.ErrNotFound, codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
 		{failure.ErrUnresolved, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED},
 		{failure.ErrOwned, codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED},

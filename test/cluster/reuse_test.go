@@ -211,9 +211,9 @@ func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) 
 	t.Logf("%d packets under the addresses of the pod that is gone", sent)
 }
 
-// TestAddressOfAFormerPodIsNotGivenOutTooEarly: with native routing another node knows a pod by its address. While etcd,
-// or what that node hears of it, is away, no pod gets the address of a former one, and so none has its rights; afterwards
-// the address rests. Other pods start throughout.
+// TestAddressOfAFormerPodIsNotGivenOutTooEarly: with native routing another node knows a pod by its address. While
+// etcd, or the identity service of that node, is away, no pod gets the address of a former one, so none has its
+// rights; afterwards the address rests. Other pods start throughout.
 func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 	for _, away := range []string{"etcd", devnode.Identity} {
 		t.Run(away, func(t *testing.T) {

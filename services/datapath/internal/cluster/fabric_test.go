@@ -156,7 +156,7 @@ func nodeItem(address string, ranges ...string) Item {
 	return Item{Node: n}
 }
 
-// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves, and the one that had it goes.
+// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves, and its former node goes.
 func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	f, o := follow(t)
 	first, second := Key{Node: "a"}, Key{Node: "b"}
@@ -178,8 +178,8 @@ func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	}
 }
 
-// TestNumberOfANodeThatWentMeanwhileRestsInUse: a listing ends the number of a node that it lacks only when no entry has
-// the number.
+// TestNumberOfANodeThatWentMeanwhileRestsInUse: a listing frees the number of a node that it lacks only when no entry
+// has the number.
 func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 	f, o := follow(t)
 	gone := Key{Node: "gone"}

@@ -67,7 +67,7 @@ func TestAddedRangeTakesNoRangeOfAnotherNode(t *testing.T) {
 			t.Errorf("%s is in the record of a: %s", p, record)
 		}
 	}
-	// What a process of a does not write, whoever has its credentials may.
+	// An attacker with the credentials of a may write more than its process does.
 	record, _, err := a.store.Own(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestAddedRangeTakesNoRangeOfAnotherNode(t *testing.T) {
 	}
 }
 
-// TestRangeAroundThatOfASilentNodeIsTakenOver: as one that is equal, and the silent node loses all that overlaps it.
+// TestRangeAroundThatOfASilentNodeIsTakenOver: the silent node loses every range that overlaps the new one.
 func TestRangeAroundThatOfASilentNodeIsTakenOver(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -191,7 +191,7 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 			t.Errorf("%s is refused %v", name, r)
 		}
 	}
-	// The liar writes all of it once more, and gives up what counts: nobody loses anything.
+	// The liar writes all of it once more, and gives up ranges that count: no other node loses a range.
 	for i := range settings.Blocks(false) {
 		p := settings.Block(false, i)
 		put(t, c, "/range/default/"+p.String(), rangeHolder{Node: "liar", Incarnation: record.Incarnation})
@@ -212,7 +212,7 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	}
 }
 
-// seesOwnerOf waits until the ranges are those of their nodes.
+// seesOwnerOf waits until each range belongs to its node.
 func (n *node) seesOwnerOf(want map[netip.Prefix]string) {
 	n.t.Helper()
 	for p, node := range want {

@@ -102,11 +102,39 @@ func (c claim) compare(d claim) int {
 		cmp.Compare(c.node.name, d.node.name), cmp.Compare(c.slot, d.slot), c.prefix.Compare(d.prefix))
 }
 
-// beats reports whether a claim precedes an older one: both were made when the store was
-// rebuilt, and this one was the older claim before that.
-func (c claim) beats(d claim) bool {
-	return c.former != nil && d.former != nil && c.former.Cluster == d.former.Cluster &&
-		c.former.Revision < d.former.Revision
+// beats reports whether a claim precedes one that is older in this store, because its node
+// had the range in the store before, former. A claim without such a past was made by a node
+// that had not heard of the range.
+func (c claim) beats(d claim, former uint64) bool {
+	switch {
+	case former == 0 || c.former == nil || c.former.Cluster != former:
+		return false
+	case d.former == nil || d.former.Cluster != former:
+		return true
+	}
+	return c.former.Revision < d.former.Revision
+}
+
+// formerOf returns the store that this one was rebuilt from: the one that claims of more
+// than half of the nodes name. One node alone cannot make its claims older by naming one.
+func formerOf(all []claim) uint64 {
+	nodes, named := map[*nodeView]struct{}{}, map[uint64]map[*nodeView]struct{}{}
+	for _, c := range all {
+		nodes[c.node] = struct{}{}
+		if c.former == nil {
+			continue
+		}
+		if named[c.former.Cluster] == nil {
+			named[c.former.Cluster] = map[*nodeView]struct{}{}
+		}
+		named[c.former.Cluster][c.node] = struct{}{}
+	}
+	for cluster, by := range named {
+		if 2*len(by) > len(nodes) {
+			return cluster
+		}
+	}
+	return 0
 }
 
 // claims returns the ranges that a node claims, oldest first.
@@ -152,7 +180,7 @@ func (v *view) claims(n *nodeView) (all []claim) {
 // MostRanges is how many slots of a family a node has.
 const MostRanges = 64
 
-// excess returns why a claim does not count, whoever else claims the range: a node has
+// excess returns why a claim does not count, even if no other node claims the range: a node has
 // only blocks of the cluster's pool, and no more than the settings allow. Claims that are
 // older than the settings keep counting.
 //
@@ -270,7 +298,7 @@ func overlapping(all []claim) bool {
 
 // resolve decides which ranges count. Of claims of different nodes that overlap, the one
 // that was made first counts, whichever node registered first. After the store was
-// rebuilt the nodes that had ranges before keep them.
+// rebuilt each range stays with its former node.
 func (v *view) resolve() {
 	before := map[*nodeView]*nodeView{}
 	var all []claim
@@ -281,7 +309,7 @@ func (v *view) resolve() {
 		all = append(all, claims...)
 	}
 	slices.SortFunc(all, claim.compare)
-	r := resolution{view: v, accepted: map[netip.Prefix]claim{}, around: map[netip.Prefix]map[netip.Prefix]struct{}{}}
+	r := resolution{view: v, former: formerOf(all), accepted: map[netip.Prefix]claim{}, around: map[netip.Prefix]map[netip.Prefix]struct{}{}}
 	for _, c := range all {
 		r.decide(c)
 	}
@@ -313,6 +341,7 @@ func (v *view) resolve() {
 // resolution is one pass of resolve.
 type resolution struct {
 	view      *view
+	former    uint64 // the store that this one was rebuilt from; 0: it was not
 	accepted  map[netip.Prefix]claim
 	around    map[netip.Prefix]map[netip.Prefix]struct{} // prefix → accepted ranges inside it
 	contested bool
@@ -330,7 +359,7 @@ func (r *resolution) decide(c claim) {
 	rivals := r.rivals(c)
 	isPinned := r.view.pins[c.prefix] == c.node.name && c.node.name != ""
 	for _, d := range rivals {
-		if d.node == c.node || isPinned || c.beats(d) {
+		if d.node == c.node || isPinned || c.beats(d, r.former) {
 			continue
 		}
 		r.refuse(c, Refusal{
@@ -399,7 +428,7 @@ func (v *view) pinned(c claim) (holder string, held netip.Prefix) {
 	return holder, held
 }
 
-// pin keeps all ranges that count for the nodes that have them, because the store was
+// pin reserves all accepted ranges for their present nodes, because the store was
 // rebuilt: all revisions are new, so the ages of claims say nothing about who had a range.
 func (v *view) pin(cluster uint64) {
 	if v.pins == nil {

@@ -143,7 +143,7 @@ func TestClaimIsAsOldAsItsSlot(t *testing.T) {
 }
 
 // TestRangesOfAnEarlierVersionCountBesideSlots: a node that goes back to a version without slots claims and gives up
-// ranges in its record alone. What it has claimed counts; what is in a slot stays its own until it is of this version
+// ranges in its record alone. Its new claims count; ranges in slots stay its own until it is of this version
 // again or forgotten. Of its record, too, no more than the limit counts, also when earlier ranges leave slots.
 func TestRangesOfAnEarlierVersionCountBesideSlots(t *testing.T) {
 	settings := IPAM{
@@ -256,16 +256,30 @@ func TestFormerRevisionDecidesForWhoKnewNeither(t *testing.T) {
 	}
 	for what, c := range map[string]struct {
 		first, second []ClaimKey
+		third         []ClaimKey // of a node that neither concerns
 		want          string
 	}{
-		"both knew":              {with(claimed("a", "10.0.0.0/16", 2), 1, 90), with(claimed("b", "10.0.2.0/24", 3), 1, 50), "b"},
-		"the first was older":    {with(claimed("a", "10.0.0.0/16", 2), 1, 40), with(claimed("b", "10.0.2.0/24", 3), 1, 50), "a"},
-		"of different stores":    {with(claimed("a", "10.0.0.0/16", 2), 1, 90), with(claimed("b", "10.0.2.0/24", 3), 7, 50), "a"},
-		"only the second claims": {claimed("a", "10.0.0.0/16", 2), with(claimed("b", "10.0.2.0/24", 3), 1, 50), "a"},
+		"both knew": {
+			with(claimed("a", "10.0.0.0/16", 2), 1, 90), with(claimed("b", "10.0.2.0/24", 3), 1, 50), nil, "b",
+		},
+		"the first was older": {
+			with(claimed("a", "10.0.0.0/16", 2), 1, 40), with(claimed("b", "10.0.2.0/24", 3), 1, 50), nil, "a",
+		},
+		"of different stores": {
+			with(claimed("a", "10.0.0.0/16", 2), 1, 90), with(claimed("b", "10.0.2.0/24", 3), 7, 50), nil, "a",
+		},
+		"the first had nothing": {
+			claimed("a", "10.0.0.0/16", 2), with(claimed("b", "10.0.2.0/24", 3), 1, 50),
+			with(claimed("c", "10.9.0.0/24", 4), 1, 60), "b",
+		},
+		"only the second names a store before": {
+			claimed("a", "10.0.0.0/16", 2), with(claimed("b", "10.0.2.0/24", 3), 1, 50), claimed("c", "10.9.0.0/24", 4), "a",
+		},
 	} {
 		r, _ := newRegistry(t, time.Hour)
 		r.Observe(Update{
-			Complete: true, Cluster: 2, Revision: 9, Nodes: []NodeKey{node("a", 2), node("b", 3)}, Claims: slices.Concat(c.first, c.second),
+			Complete: true, Cluster: 2, Revision: 9, Nodes: []NodeKey{node("a", 2), node("b", 3), node("c", 4)},
+			Claims: slices.Concat(c.first, c.second, c.third),
 		})
 		if _, got := r.view.rangeOf(netip.MustParseAddr("10.0.2.5")); got != c.want {
 			t.Errorf("%s: 10.0.2.5 is in a range of %q, want %q", what, got, c.want)
@@ -273,7 +287,7 @@ func TestFormerRevisionDecidesForWhoKnewNeither(t *testing.T) {
 	}
 }
 
-// TestRegistrationNamesWhoseRangesItOverlaps at once, before the store is asked.
+// TestRegistrationNamesWhoseRangesItOverlaps at once, without a request to the store.
 func TestRegistrationNamesWhoseRangesItOverlaps(t *testing.T) {
 	told := &recorder{t: t, items: map[Key]Item{}}
 	r := New(Config{Node: "own", Incarnation: "i"}, nil, memory{}, told, Registration{})
@@ -305,7 +319,7 @@ func TestOwnEndpointsOfNoClusterIdentityStayHere(t *testing.T) {
 	}
 }
 
-// TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt: a process may have ended, or failed, between the disk and the store.
+// TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt: the write to the store after that to the disk may have failed.
 func TestRepeatedRegistrationIsWrittenIfTheStoreLacksIt(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	said := Registration{Ranges: &[]netip.Prefix{}}

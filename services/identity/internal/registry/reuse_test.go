@@ -46,7 +46,7 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 			if len(all) != 1 || all[0].OK != want || !strings.Contains(all[0].Reason, why) {
 				t.Errorf("%s: %+v, want %v, %q", when, all, want, why)
 			}
-			// An endpoint that ipam would give it to is refused as well, as long as this process knows of the mapping.
+			// Another endpoint is refused the address, too, while this process knows of the mapping.
 			if err := r.MayUse("other", []netip.Addr{a}); a != never && errors.Is(err, ErrResting) == want {
 				t.Errorf("%s another endpoint: %v", when, err)
 			}
@@ -58,7 +58,8 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		if err := r.MayUse("e", []netip.Addr{a}); err != nil {
 			t.Errorf("the endpoint that has it: %v", err)
 		}
-		if _, _, all := r.CheckReuse([]netip.Addr{a}); !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
+		_, _, all := r.CheckReuse([]netip.Addr{a})
+		if !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
 			t.Errorf("an address that an endpoint has is not that endpoint's alone: %+v", all)
 		}
 		store.err = errors.New("away")

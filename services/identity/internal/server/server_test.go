@@ -111,7 +111,8 @@ func serve(t *testing.T, opts ...option) *service {
 	s.reg = registry.New(registry.Config{
 		Node: "n1", Incarnation: "i", Version: "test", Timeout: time.Second, Pause: time.Millisecond,
 		RetryMin: time.Millisecond,
-		RetryMax: 10 * time.Millisecond, RetryRanges: time.Hour, HoldLosses: time.Hour, StaleMappings: time.Hour, Log: log.Discard(),
+		RetryMax: 10 * time.Millisecond, RetryRanges: time.Hour, HoldLosses: time.Hour,
+		StaleMappings: time.Hour, Log: log.Discard(),
 	}, s.store, files, nodes, registry.Registration{})
 	impl := &Server{
 		Cluster: &Cluster{

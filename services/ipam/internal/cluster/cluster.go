@@ -112,7 +112,7 @@ type Registry interface {
 // Reuse is the answer of CheckReuse.
 type Reuse struct {
 	// Asks says that other nodes know endpoints by their addresses, or that this is not
-	// known yet: an address is free only if it is named. Otherwise all are.
+	// known yet: only the addresses in Free are free. Otherwise all are.
 	Asks bool
 	Free []netip.Addr
 	Why  string // why the first of the others is not free
@@ -160,7 +160,7 @@ type Agent struct {
 	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last look
 	pause   map[ipam.Family]backoff // of the loop
 	owed    map[netip.Prefix]bool   // of the loop; out of the file and perhaps not returned
-	asked   bool                    // of the loop; the registry has said whether addresses wait
+	said    *bool                   // of the loop; whether addresses wait, by the registry; nil: it has not said
 }
 
 // New returns an Agent that does nothing before Run.
@@ -336,20 +336,21 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 // mostAsked is how many addresses one call of CheckReuse has.
 const mostAsked = 4096
 
-// reuse asks which of the released addresses may be given out again.
+// reuse asks which of the released addresses may be given out again. It asks without any
+// too: how packets travel may change.
 func (a *Agent) reuse(ctx context.Context) error {
 	sum := a.Ranges.Summary()
-	if len(sum.Waiting) == 0 && a.asked {
-		return nil
-	}
 	waiting := sum.Waiting[:min(len(sum.Waiting), mostAsked)]
 	r, err := a.Registry.CheckReuse(ctx, waiting)
 	if err != nil {
-		return a.Ranges.SetReuse(ctx, true, nil, err.Error())
+		r = Reuse{Asks: a.said == nil || *a.said, Why: err.Error()}
 	}
-	a.asked = true
-	if r.Asks && len(r.Free) == 0 && r.Why == sum.Why {
+	same := a.said != nil && *a.said == r.Asks
+	if same && len(r.Free) == 0 && (!r.Asks || len(waiting) == 0 || r.Why == sum.Why) {
 		return nil
+	}
+	if err == nil {
+		a.said = &r.Asks
 	}
 	return a.Ranges.SetReuse(ctx, r.Asks, r.Free, r.Why)
 }

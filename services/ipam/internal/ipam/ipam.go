@@ -209,7 +209,7 @@ type Range struct {
 type Refusal struct {
 	Prefix netip.Prefix
 	Reason string // for people
-	// Kept says that the node has the range all the same, and gives no new address of it.
+	// Kept says that the node keeps the range, and gives out no new address of it.
 	Kept bool
 }
 

@@ -559,7 +559,7 @@ func (l *ledger) choose(f Family, wanted netip.Addr) (netip.Addr, *poolState, er
 		if a, ok := p.Next(); ok {
 			return a, p, nil
 		}
-		// No address is left that nobody had: the one that was released longest ago is next.
+		// Every address was in use before: take the one that was released longest ago.
 		if d := p.rested.first(); d != nil {
 			return d.key, p, nil
 		}
@@ -667,7 +667,7 @@ func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
 			l.rests.remove(d)
 			if l.asks {
-				// It stays stored as it is: after a restart it waits again.
+				// Its record stays in the store: after a restart it waits again.
 				l.addrs[d.key] = use{rest: l.waiting.add(d.at, d.key)}
 				continue
 			}
@@ -692,7 +692,7 @@ func (l *ledger) reuse(d *deadline[netip.Addr]) {
 		return
 	}
 	p.quarantined--
-	// It is free, but stays taken in the pool: those that nobody had come first.
+	// It is free, but stays taken in the pool: addresses without a former owner come first.
 	l.addrs[d.key] = use{rested: p.rested.add(d.at, d.key)}
 }
 

@@ -71,7 +71,7 @@ func (m *model) restart() {
 	for _, p := range m.pools {
 		p.position = p.stored
 	}
-	// Whose quarantine is over is as one that nobody had.
+	// Addresses whose quarantine is over count as never used.
 	maps.DeleteFunc(m.released, func(a netip.Addr, _ time.Time) bool { _, ok := m.quarantined[a]; return !ok })
 }
 

@@ -162,7 +162,7 @@ const (
 	reuseMost   = 30 * time.Second // without a deadline
 )
 
-// awaitReuse waits until the cluster was asked again which addresses may be reused; false
+// awaitReuse waits until the agent has checked again which addresses may be reused; false
 // if the caller's time is nearly over.
 func (s *Server) awaitReuse(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()

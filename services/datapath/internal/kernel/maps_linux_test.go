@@ -118,10 +118,14 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 		}
 	}
 	s := publish(t, k, a)
-	for _, id := range []identity.Numeric{0, identity.Host, identity.Init, identity.MinNodeLocal, identity.Max} {
+	for _, id := range []identity.Numeric{0, identity.Host, identity.Health, identity.MinNodeLocal, identity.Max} {
 		if err := setIdentity(t, k, s.Slot, id); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("SetIdentity to %d: %v", id, err)
 		}
+	}
+	// An isolated endpoint has the reserved identity init.
+	if err := setIdentity(t, k, s.Slot, identity.Init); err != nil {
+		t.Errorf("SetIdentity to init: %v", err)
 	}
 }
 

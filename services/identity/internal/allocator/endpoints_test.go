@@ -125,6 +125,9 @@ func TestIsolatedEndpointNeedsNeitherStoreNorNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.sees(identity.Init, web)
+	if n := a.Summary().Isolated; n != 1 {
+		t.Errorf("%d endpoints are isolated, want 1", n)
+	}
 	a.stop()
 	f.Up()
 	a = startFake(t, f, "a", records)
@@ -157,6 +160,9 @@ func TestIsolatedEndpointNeedsNeitherStoreNorNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.sees(web, identity.Init)
+	if n := a.Summary().Isolated; n != 0 {
+		t.Errorf("%d endpoints are isolated, want none", n)
+	}
 	if err := a.Confirm(t.Context(), c1, web); err != nil {
 		t.Fatal(err)
 	}

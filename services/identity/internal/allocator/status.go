@@ -25,6 +25,7 @@ type Status struct {
 	Heard         time.Time // the mirror has everything up to then; zero: never
 	Known         int       // cluster identities
 	Held          int       // of them, held by this node
+	Isolated      int       // endpoints of this node without a number
 	PendingWrites int       // references and releases that wait for the store
 	TopKeys       []labels.KeyCount
 }
@@ -171,6 +172,13 @@ func (a *Allocator) Summary() Status {
 	defer a.mu.Unlock()
 	// A store that has refused the name has answered.
 	s := Status{Connected: a.connected || a.refusedNow, Unsaved: a.diskErr, Denied: a.denied, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
+	if h := a.holds[identity.Init]; h != nil {
+		for holder := range h.holders {
+			if _, ok := holder.Owner(); ok {
+				s.Isolated++ // not one that was, and has to confirm
+			}
+		}
+	}
 	for n, h := range a.holds {
 		if n.Scope() == identity.ScopeCluster {
 			s.Held++

@@ -11,7 +11,9 @@ import (
 )
 
 func TestLongestRuleDecidesAndIsNamed(t *testing.T) {
-	f, err := New([]Rule{{"app", false}, {"k8s:app", true}, {"*.example.com", false}, {"app.kubernetes.io/", true}, {"app.kubernetes.io/", false}})
+	f, err := New([]Rule{
+		{"app", false}, {"k8s:app", true}, {"*.example.com", false}, {"app.kubernetes.io/", true}, {"app.kubernetes.io/", false},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

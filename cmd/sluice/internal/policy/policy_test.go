@@ -934,9 +934,9 @@ func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 	}
 }
 
-// A bundle of resource definitions is larger than what a service takes at once. What
-// --skip-other-kinds leaves out does not count, and an object without a kind, or with
-// the group of before, is not left out.
+// TestOnlyWhatIsSentCountsForTheLimit: a bundle of resource definitions is larger than what a service takes at once.
+// What --skip-other-kinds leaves out does not count, and an object without a kind, or with the group of before, is not
+// left out.
 func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -949,8 +949,8 @@ func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 		t.Errorf("a bundle: %s%s", out, errOut)
 	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", bundle)
-	nodetest.WantLines(t, errOut, "sluice: "+bundle+": document 2 (line 6): the manifests up to here are larger than 3145728 "+
-		"bytes together, which is all that the service takes at once")
+	nodetest.WantLines(t, errOut, "sluice: "+bundle+
+		": document 2 (line 6): the manifests up to here are larger than 3145728 bytes together, which is all that the service takes at once")
 	docs, err := readPolicies(&invocation.Invocation{ErrOut: io.Discard}, []string{"-"}, strings.NewReader(
 		"kind: NetworkPolicy\n---\napiVersion: v1\n---\napiVersion: extensions/v1beta1\nkind: NetworkPolicy\n---\n"+
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n---\napiVersion: v1\nkind: Secret\n"), true)

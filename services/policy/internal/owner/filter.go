@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/labelfilter"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -52,7 +53,8 @@ func (o *Owner) loadFilter() error {
 			f, err = r.filter()
 		}
 		if err != nil { // the default is closed where it differs, and the service tells its own
-			o.config.Log.Warn("the stored filter of labels cannot be read, the default is used", "file", filterFile, "error", err.Error())
+			o.config.Log.Warn("the stored filter of labels cannot be read, the default is used",
+				"file", filterFile, log.Err(err))
 			f = uncounted.Default()
 		}
 	}

@@ -130,7 +130,8 @@ func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 			priority = min(priority, r.Priority)
 		}
 	}
-	return isolate(rule.Spec{Namespace: spec.Namespace, Subject: spec.Subject, Host: spec.Host}, key, selects, tier, priority)
+	out := rule.Spec{Namespace: spec.Namespace, Subject: spec.Subject, Host: spec.Host}
+	return isolate(out, key, selects, tier, priority)
 }
 
 // IsolateNamespace isolates every pod of the key's namespace, or every pod if it

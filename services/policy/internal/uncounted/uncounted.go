@@ -91,8 +91,9 @@ func (f Filter) Apply(ob policy.Object) (out policy.Object, closed bool) {
 				continue
 			}
 			seen[n] = true
-			out.Notes.Unsupported(n.path, "the label key %q, which identities leave out (rule %q): %s; %s of sluice-identity includes the key",
-				n.key, n.by, n.then, n.setting)
+			out.Notes.Unsupported(n.path,
+				"the label key %q, which identities leave out (rule %q): %s; %s of sluice-identity includes the key", n.key,
+				n.by, n.then, n.setting)
 		}
 	}
 	return out, closed

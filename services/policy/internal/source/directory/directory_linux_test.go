@@ -165,7 +165,7 @@ func TestFilesBecomePolicies(t *testing.T) {
 // A document that cannot be applied isolates, and takes no other along. Of a file
 // with a document of which not even the namespace can be read, what was in force
 // stays.
-func TestDocumentThatCannotBeAppliedIsNamedAndTheOthersAreApplied(t *testing.T) {
+func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
 	p.write("a.yaml", policy("a", 1)+"---\n"+policy("b", 2))

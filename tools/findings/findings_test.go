@@ -176,6 +176,19 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 }
 
+// TestTablesAreWrittenBeforeTheirTestsExist allows a record to name tests of a branch that is merged later.
+func TestTablesAreWrittenBeforeTheirTestsExist(t *testing.T) {
+	files := maps.Clone(tree)
+	files["bpf/map_test.go"] = "package bpf\n"
+	root := write(t, files)
+	if got := problemsOf(t, root, true); len(got) != 2 { // of F001 and F003
+		t.Errorf("%q, want the missing test of two findings", got)
+	}
+	if page := readFile(t, root, "docs/robustness.md"); !strings.Contains(page, "`TestMap`") {
+		t.Errorf("docs/robustness.md is %q, want in it the missing test", page)
+	}
+}
+
 func TestHeaderOfAnotherFormatIsAnError(t *testing.T) {
 	files := maps.Clone(tree)
 	files[attacksFile] = "id\tattack\n"

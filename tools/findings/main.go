@@ -47,11 +47,11 @@ func run(root string, write bool, ids []string) ([]string, error) {
 	if len(ids) > 0 {
 		return nil, show(os.Stdout, rec, declared, ids)
 	}
-	problems := append(rec.problems, rec.check(declared)...)
-	if len(problems) > 0 {
-		// The tables of a record with mistakes are not worth a comparison.
-		return problems, nil
+	if len(rec.problems) > 0 {
+		// The tables of such a record are not worth a comparison.
+		return rec.problems, nil
 	}
+	problems := rec.check(declared)
 	for _, p := range pages {
 		more, err := p.compare(root, rec, write)
 		if err != nil {

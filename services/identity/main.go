@@ -106,6 +106,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Registry: reg, Hub: nodes, Node: cfg.Node, NodeFilter: nodeFilter,
 			Connected: func() bool { up, _ := alloc.Connected(); return up },
 			Kinds:     kinds.New(store, p.Log),
+			Refusals:  store,
 		},
 	}
 	if set != nil {

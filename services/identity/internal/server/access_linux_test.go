@@ -85,6 +85,13 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ReturnRange", err)
 	_, err = cluster.CheckReuse(ctx, &identityv1.CheckReuseRequest{Addresses: []string{"10.9.9.1"}})
 	note("CheckReuse", err)
+	_, err = cluster.ReportRefusals(ctx, &identityv1.ReportRefusalsRequest{})
+	note("ReportRefusals", err)
+	refused, err := cluster.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{})
+	if err == nil {
+		_, err = refused.Recv()
+	}
+	note("WatchRefusals", err)
 	_, err = cluster.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: "192.0.2.1"})
 	note("GetIPMapping", err)
 	_, err = cluster.WaitForPublication(ctx, &identityv1.WaitForPublicationRequest{Owner: o})
@@ -149,6 +156,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",
 		"ForgetNode", "ClaimRange", "ReturnRange", "PublishKinds", "CheckReuse",
+		"ReportRefusals", "WatchRefusals",
 	}
 	methods := 0
 	for _, s := range []grpc.ServiceDesc{
@@ -173,6 +181,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		{"root", 0, 0, codes.OK, codes.OK, codes.OK, codes.OK, codes.NotFound},
 		{"datapath", 65706, 65700, denied, codes.OK, codes.OK, denied, denied},
 		{"ipam", 65702, 65700, denied, denied, denied, codes.OK, denied},
+		{"the policy service", 65703, 65700, denied, denied, denied, denied, denied},
 		{"itself", 65701, 65700, denied, denied, denied, denied, denied},
 		{"the writer of status", 65707, 65700, denied, denied, denied, denied, codes.NotFound},
 		{"a reader", 65799, 65700, denied, denied, denied, denied, denied},
@@ -209,7 +218,11 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 				want = c.ranges
 			case "ForgetNode":
 				want = c.forgets
-			case "PublishKinds":
+			case "ReportRefusals":
+				if want = denied; c.uid == 0 || c.uid == 65703 {
+					want = codes.OK
+				}
+			case "PublishKinds", "WatchRefusals":
 				if want = c.forgets; want == codes.NotFound {
 					want = codes.OK
 				}

@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/kinds"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
+	"github.com/sluice-net/sluice/services/identity/internal/refusals"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
@@ -97,6 +98,8 @@ type Cluster struct {
 	Connected func() bool
 	// Kinds has the kinds of policy that the API server has.
 	Kinds *kinds.Board
+	// Refusals keeps which policies nodes do not enforce as written.
+	Refusals refusals.Store
 }
 
 // RegisterNode implements the service.

@@ -44,6 +44,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
+	"github.com/sluice-net/sluice/services/identity/internal/refusals"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/snapshot"
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
@@ -117,7 +118,7 @@ func serve(t *testing.T, opts ...option) *service {
 	impl := &Server{
 		Cluster: &Cluster{
 			Registry: s.reg, Hub: nodes, Node: "n1", NodeFilter: nodeFilter, Connected: func() bool { return true },
-			Kinds: kindsBoard(t),
+			Kinds: kindsBoard(t), Refusals: &refusalsStore{reports: map[string]refusals.Report{}},
 		},
 		Hub: s.hub, Endpoints: NewEndpointHub(), Filter: filter, Node: "n1", Version: "test", Started: time.Now(),
 	}

@@ -1827,6 +1827,281 @@ func (x *AddressReuse) GetReason() string {
 	return ""
 }
 
+// ReportRefusalsRequest is the input of ReportRefusals.
+type ReportRefusalsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Policies that the node does not enforce as written; none: it enforces all.
+	Refusals []*PolicyRefusal `protobuf:"bytes,160,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// How many policies more there are, for which a report has no room.
+	Omitted       uint32 `protobuf:"varint,161,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportRefusalsRequest) Reset() {
+	*x = ReportRefusalsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportRefusalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportRefusalsRequest) ProtoMessage() {}
+
+func (x *ReportRefusalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportRefusalsRequest.ProtoReflect.Descriptor instead.
+func (*ReportRefusalsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReportRefusalsRequest) GetRefusals() []*PolicyRefusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+func (x *ReportRefusalsRequest) GetOmitted() uint32 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
+// ReportRefusalsResponse is the answer of ReportRefusals.
+type ReportRefusalsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportRefusalsResponse) Reset() {
+	*x = ReportRefusalsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportRefusalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportRefusalsResponse) ProtoMessage() {}
+
+func (x *ReportRefusalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportRefusalsResponse.ProtoReflect.Descriptor instead.
+func (*ReportRefusalsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{29}
+}
+
+// PolicyRefusal is a policy that a node does not enforce as written.
+type PolicyRefusal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind of the policy, such as "NetworkPolicy".
+	Kind string `protobuf:"bytes,160,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Its namespace; empty for cluster-wide kinds.
+	Namespace string `protobuf:"bytes,161,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its name.
+	Name string `protobuf:"bytes,162,opt,name=name,proto3" json:"name,omitempty"`
+	// Why, for people.
+	Reason        string `protobuf:"bytes,163,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyRefusal) Reset() {
+	*x = PolicyRefusal{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRefusal) ProtoMessage() {}
+
+func (x *PolicyRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRefusal.ProtoReflect.Descriptor instead.
+func (*PolicyRefusal) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PolicyRefusal) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PolicyRefusal) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PolicyRefusal) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyRefusal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// WatchRefusalsRequest is the input of WatchRefusals.
+type WatchRefusalsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRefusalsRequest) Reset() {
+	*x = WatchRefusalsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRefusalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRefusalsRequest) ProtoMessage() {}
+
+func (x *WatchRefusalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRefusalsRequest.ProtoReflect.Descriptor instead.
+func (*WatchRefusalsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{31}
+}
+
+// WatchRefusalsResponse is a message of WatchRefusals.
+type WatchRefusalsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node with the report. Empty in the message with complete.
+	Node string `protobuf:"bytes,160,opt,name=node,proto3" json:"node,omitempty"`
+	// Its refusals; none and none omitted: it has no report any more.
+	Refusals []*PolicyRefusal `protobuf:"bytes,161,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// How many policies more there are.
+	Omitted uint32 `protobuf:"varint,162,opt,name=omitted,proto3" json:"omitted,omitempty"`
+	// The report of every node was sent.
+	Complete      bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRefusalsResponse) Reset() {
+	*x = WatchRefusalsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRefusalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRefusalsResponse) ProtoMessage() {}
+
+func (x *WatchRefusalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRefusalsResponse.ProtoReflect.Descriptor instead.
+func (*WatchRefusalsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *WatchRefusalsResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *WatchRefusalsResponse) GetRefusals() []*PolicyRefusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+func (x *WatchRefusalsResponse) GetOmitted() uint32 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
+}
+
+func (x *WatchRefusalsResponse) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
 var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
@@ -1946,7 +2221,23 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\breusable\x18\x02 \x01(\bR\breusable\x12-\n" +
 	"\x04wait\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason*^\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"}\n" +
+	"\x15ReportRefusalsRequest\x12I\n" +
+	"\brefusals\x18\xa0\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\brefusals\x12\x19\n" +
+	"\aomitted\x18\xa1\x01 \x01(\rR\aomitted\"\x18\n" +
+	"\x16ReportRefusalsResponse\"\x9c\x01\n" +
+	"\rPolicyRefusal\x12\x1e\n" +
+	"\x04kind\x18\xa0\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12'\n" +
+	"\tnamespace\x18\xa1\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1f\n" +
+	"\x04name\x18\xa2\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\x12!\n" +
+	"\x06reason\x18\xa3\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\"\x16\n" +
+	"\x14WatchRefusalsRequest\"\xa4\x01\n" +
+	"\x15WatchRefusalsResponse\x12\x13\n" +
+	"\x04node\x18\xa0\x01 \x01(\tR\x04node\x12>\n" +
+	"\brefusals\x18\xa1\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalR\brefusals\x12\x19\n" +
+	"\aomitted\x18\xa2\x01 \x01(\rR\aomitted\x12\x1b\n" +
+	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete*^\n" +
 	"\vRoutingMode\x12\x1c\n" +
 	"\x18ROUTING_MODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ROUTING_MODE_OVERLAY\x10\x01\x12\x17\n" +
@@ -1954,7 +2245,7 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xb0\t\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\x81\v\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
@@ -1971,7 +2262,9 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"WatchKinds\x12%.sluice.identity.v1.WatchKindsRequest\x1a&.sluice.identity.v1.WatchKindsResponse0\x01\x12[\n" +
 	"\n" +
-	"CheckReuse\x12%.sluice.identity.v1.CheckReuseRequest\x1a&.sluice.identity.v1.CheckReuseResponseB\xd6\x01\n" +
+	"CheckReuse\x12%.sluice.identity.v1.CheckReuseRequest\x1a&.sluice.identity.v1.CheckReuseResponse\x12g\n" +
+	"\x0eReportRefusals\x12).sluice.identity.v1.ReportRefusalsRequest\x1a*.sluice.identity.v1.ReportRefusalsResponse\x12f\n" +
+	"\rWatchRefusals\x12(.sluice.identity.v1.WatchRefusalsRequest\x1a).sluice.identity.v1.WatchRefusalsResponse0\x01B\xd6\x01\n" +
 	"\x16com.sluice.identity.v1B\fClusterProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -1987,7 +2280,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -2019,74 +2312,85 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*CheckReuseRequest)(nil),          // 27: sluice.identity.v1.CheckReuseRequest
 	(*CheckReuseResponse)(nil),         // 28: sluice.identity.v1.CheckReuseResponse
 	(*AddressReuse)(nil),               // 29: sluice.identity.v1.AddressReuse
-	nil,                                // 30: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 31: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 32: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 33: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 34: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 35: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 36: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 37: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 38: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 39: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 40: sluice.identity.v1.ReturnRangeResponse
+	(*ReportRefusalsRequest)(nil),      // 30: sluice.identity.v1.ReportRefusalsRequest
+	(*ReportRefusalsResponse)(nil),     // 31: sluice.identity.v1.ReportRefusalsResponse
+	(*PolicyRefusal)(nil),              // 32: sluice.identity.v1.PolicyRefusal
+	(*WatchRefusalsRequest)(nil),       // 33: sluice.identity.v1.WatchRefusalsRequest
+	(*WatchRefusalsResponse)(nil),      // 34: sluice.identity.v1.WatchRefusalsResponse
+	nil,                                // 35: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 36: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 37: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 38: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 39: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 40: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 41: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 42: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 43: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 44: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 45: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	30, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	35, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
 	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
 	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	31, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	36, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	32, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	37, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	33, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	34, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	38, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	39, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
 	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	35, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	36, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	40, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	41, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
 	0,  // 23: sluice.identity.v1.CheckReuseResponse.mode:type_name -> sluice.identity.v1.RoutingMode
 	29, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
-	36, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
-	7,  // 26: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 27: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 28: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 29: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 30: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
-	19, // 31: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	21, // 32: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	37, // 33: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	38, // 34: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	23, // 35: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
-	25, // 36: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
-	27, // 37: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
-	8,  // 38: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 39: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 40: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 41: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 42: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 43: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 44: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	39, // 45: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	40, // 46: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // 47: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
-	26, // 48: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
-	28, // 49: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
-	38, // [38:50] is the sub-list for method output_type
-	26, // [26:38] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	41, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
+	32, // 26: sluice.identity.v1.ReportRefusalsRequest.refusals:type_name -> sluice.identity.v1.PolicyRefusal
+	32, // 27: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
+	7,  // 28: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 29: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 30: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 31: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 32: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	19, // 33: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	21, // 34: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	42, // 35: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	43, // 36: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	23, // 37: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	25, // 38: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	27, // 39: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
+	30, // 40: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
+	33, // 41: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
+	8,  // 42: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 43: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 44: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 45: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 46: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 47: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 48: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	44, // 49: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	45, // 50: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // 51: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	26, // 52: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	28, // 53: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
+	31, // 54: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
+	34, // 55: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
+	42, // [42:56] is the sub-list for method output_type
+	28, // [28:42] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -2103,7 +2407,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   30,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

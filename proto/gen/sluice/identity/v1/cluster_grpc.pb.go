@@ -34,6 +34,8 @@ const (
 	ClusterService_PublishKinds_FullMethodName       = "/sluice.identity.v1.ClusterService/PublishKinds"
 	ClusterService_WatchKinds_FullMethodName         = "/sluice.identity.v1.ClusterService/WatchKinds"
 	ClusterService_CheckReuse_FullMethodName         = "/sluice.identity.v1.ClusterService/CheckReuse"
+	ClusterService_ReportRefusals_FullMethodName     = "/sluice.identity.v1.ClusterService/ReportRefusals"
+	ClusterService_WatchRefusals_FullMethodName      = "/sluice.identity.v1.ClusterService/WatchRefusals"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -157,6 +159,20 @@ type ClusterServiceClient interface {
 	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
 	// root, ipam's user nor listed in socket.alsoRoot of the service.
 	CheckReuse(ctx context.Context, in *CheckReuseRequest, opts ...grpc.CallOption) (*CheckReuseResponse, error)
+	// ReportRefusals replaces what WatchRefusals says of this node: the policies that it
+	// does not enforce as written. It writes nothing if etcd has the same.
+	//
+	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, the
+	// policy service's user nor listed in socket.alsoRoot of the service.
+	ReportRefusals(ctx context.Context, in *ReportRefusalsRequest, opts ...grpc.CallOption) (*ReportRefusalsResponse, error)
+	// WatchRefusals sends the report of each node that has one, then a message with
+	// complete, and then every change. A node without refusals has no report, nor has one
+	// that etcd did not hear from for 15 minutes.
+	//
+	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
+	// PERMISSION_DENIED: the caller is neither root, the user of the writer of status nor
+	// listed in socket.alsoRoot of the service.
+	WatchRefusals(ctx context.Context, in *WatchRefusalsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRefusalsResponse], error)
 }
 
 type clusterServiceClient struct {
@@ -323,6 +339,35 @@ func (c *clusterServiceClient) CheckReuse(ctx context.Context, in *CheckReuseReq
 	return out, nil
 }
 
+func (c *clusterServiceClient) ReportRefusals(ctx context.Context, in *ReportRefusalsRequest, opts ...grpc.CallOption) (*ReportRefusalsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportRefusalsResponse)
+	err := c.cc.Invoke(ctx, ClusterService_ReportRefusals_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterServiceClient) WatchRefusals(ctx context.Context, in *WatchRefusalsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRefusalsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ClusterService_ServiceDesc.Streams[4], ClusterService_WatchRefusals_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRefusalsRequest, WatchRefusalsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_WatchRefusalsClient = grpc.ServerStreamingClient[WatchRefusalsResponse]
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
@@ -444,6 +489,20 @@ type ClusterServiceServer interface {
 	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
 	// root, ipam's user nor listed in socket.alsoRoot of the service.
 	CheckReuse(context.Context, *CheckReuseRequest) (*CheckReuseResponse, error)
+	// ReportRefusals replaces what WatchRefusals says of this node: the policies that it
+	// does not enforce as written. It writes nothing if etcd has the same.
+	//
+	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, the
+	// policy service's user nor listed in socket.alsoRoot of the service.
+	ReportRefusals(context.Context, *ReportRefusalsRequest) (*ReportRefusalsResponse, error)
+	// WatchRefusals sends the report of each node that has one, then a message with
+	// complete, and then every change. A node without refusals has no report, nor has one
+	// that etcd did not hear from for 15 minutes.
+	//
+	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
+	// PERMISSION_DENIED: the caller is neither root, the user of the writer of status nor
+	// listed in socket.alsoRoot of the service.
+	WatchRefusals(*WatchRefusalsRequest, grpc.ServerStreamingServer[WatchRefusalsResponse]) error
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -489,6 +548,12 @@ func (UnimplementedClusterServiceServer) WatchKinds(*WatchKindsRequest, grpc.Ser
 }
 func (UnimplementedClusterServiceServer) CheckReuse(context.Context, *CheckReuseRequest) (*CheckReuseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckReuse not implemented")
+}
+func (UnimplementedClusterServiceServer) ReportRefusals(context.Context, *ReportRefusalsRequest) (*ReportRefusalsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportRefusals not implemented")
+}
+func (UnimplementedClusterServiceServer) WatchRefusals(*WatchRefusalsRequest, grpc.ServerStreamingServer[WatchRefusalsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchRefusals not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -699,6 +764,35 @@ func _ClusterService_CheckReuse_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_ReportRefusals_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportRefusalsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).ReportRefusals(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_ReportRefusals_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).ReportRefusals(ctx, req.(*ReportRefusalsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ClusterService_WatchRefusals_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRefusalsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServiceServer).WatchRefusals(m, &grpc.GenericServerStream[WatchRefusalsRequest, WatchRefusalsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_WatchRefusalsServer = grpc.ServerStreamingServer[WatchRefusalsResponse]
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -738,6 +832,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "CheckReuse",
 			Handler:    _ClusterService_CheckReuse_Handler,
 		},
+		{
+			MethodName: "ReportRefusals",
+			Handler:    _ClusterService_ReportRefusals_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -758,6 +856,11 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchKinds",
 			Handler:       _ClusterService_WatchKinds_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchRefusals",
+			Handler:       _ClusterService_WatchRefusals_Handler,
 			ServerStreams: true,
 		},
 	},

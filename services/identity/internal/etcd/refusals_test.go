@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/identity/internal/refusals"
+)
+
+func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c := newCluster(t)
+	one, two, reader := newStore(t, c.Endpoint, "one"), newStore(t, c.Endpoint, "two"), newStore(t, c.Endpoint, "reader")
+	for _, s := range []*Store{one, two} {
+		if _, err := s.Join(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report := func(s *Store, names ...string) {
+		t.Helper()
+		var r refusals.Report
+		for _, name := range names {
+			r.Refusals = append(r.Refusals, refusals.Refusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"})
+		}
+		if err := s.ReportRefusals(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report(one, "a", "b")
+	report(two)
+	if _, err := c.admin.Put(t.Context(), testPrefix+"/report/two/confirmed", "7"); err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan string, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- reader.FollowRefusals(ctx, refusals.Sink{
+			Begin: func() { said <- "begin" },
+			Node: func(node string, r refusals.Report) {
+				text := node
+				for _, x := range r.Refusals {
+					text += " " + x.Namespace + "/" + x.Name
+				}
+				said <- text
+			},
+			Complete: func() { said <- "complete" },
+		})
+	}()
+	want := func(lines ...string) {
+		t.Helper()
+		for _, line := range lines {
+			if got := <-said; got != line {
+				t.Errorf("%q, want %q", got, line)
+			}
+		}
+	}
+	want("begin", "one shop/a shop/b", "complete")
+	report(one, "a", "b") // the same
+	report(two, "c")
+	want("two shop/c")
+	report(one)
+	want("one")
+	resp, err := c.admin.Get(t.Context(), testPrefix+"/report/two/refused")
+	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Lease == 0 {
+		t.Errorf("%v, %v: the report does not end with the lease of its node", resp, err)
+	}
+	var many []refusals.Refusal
+	for i := range 1000 {
+		many = append(many, refusals.Refusal{Kind: "NetworkPolicy", Name: fmt.Sprint(i), Reason: strings.Repeat("x", 100)})
+	}
+	if err := one.ReportRefusals(t.Context(), refusals.Report{Refusals: many}); !errors.Is(err, refusals.ErrTooLarge) {
+		t.Errorf("a report of more than %d bytes: %v", refusals.MaxBytes, err)
+	}
+	cancel()
+	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}

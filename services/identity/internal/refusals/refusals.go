@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package refusals has the form in which nodes report the policies that they do not
+// enforce as written.
+package refusals
+
+import (
+	"context"
+	"errors"
+)
+
+// MaxBytes bounds the report of a node.
+const MaxBytes = 64 << 10
+
+// ErrTooLarge says that a report has more than MaxBytes.
+var ErrTooLarge = errors.New("the report has more than 64 KiB")
+
+// Refusal is a policy that a node does not enforce as written.
+type Refusal struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	Reason    string `json:"reason,omitempty"`
+}
+
+// Report is what a node reports. The zero value removes it.
+type Report struct {
+	Refusals []Refusal `json:"refusals,omitempty"`
+	Omitted  uint32    `json:"omitted,omitempty"` // how many more there are
+}
+
+// Empty reports whether there is nothing to report.
+func (r Report) Empty() bool { return len(r.Refusals) == 0 && r.Omitted == 0 }
+
+// Sink takes the reports of all nodes.
+type Sink struct {
+	Begin    func()                      // everything is sent again
+	Node     func(node string, r Report) // a report, or that there is none any more
+	Complete func()                      // each node's report was sent since Begin
+}
+
+// Store keeps the reports of the cluster.
+type Store interface {
+	// ReportRefusals replaces the report of this node, unless it is the same. It ends with
+	// the lease of the node.
+	ReportRefusals(ctx context.Context, r Report) error
+	// FollowRefusals calls the sink until ctx ends or the store fails.
+	FollowRefusals(ctx context.Context, s Sink) error
+}

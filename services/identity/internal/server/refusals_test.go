@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/services/identity/internal/refusals"
+)
+
+// refusalsStore is a refusals.Store in memory of one node, "here".
+type refusalsStore struct {
+	mu      sync.Mutex
+	reports map[string]refusals.Report // guarded by mu
+	node    func(string, refusals.Report)
+}
+
+func (s *refusalsStore) ReportRefusals(_ context.Context, r refusals.Report) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reports["here"] = r
+	if s.node != nil {
+		s.node("here", r)
+	}
+	return nil
+}
+
+func (s *refusalsStore) FollowRefusals(ctx context.Context, sink refusals.Sink) error {
+	s.mu.Lock()
+	sink.Begin()
+	for node, r := range s.reports {
+		sink.Node(node, r)
+	}
+	sink.Complete()
+	s.node = sink.Node
+	s.mu.Unlock()
+	<-ctx.Done()
+	return nil
+}
+
+func TestRefusalsOfANodeAreWatched(t *testing.T) {
+	s := serve(t)
+	report := func(names ...string) {
+		t.Helper()
+		req := &identityv1.ReportRefusalsRequest{}
+		for _, name := range names {
+			req.Refusals = append(req.Refusals, &identityv1.PolicyRefusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"})
+		}
+		if _, err := s.cluster.ReportRefusals(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report("a")
+	stream, err := s.cluster.WatchRefusals(t.Context(), &identityv1.WatchRefusalsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(node, name string, complete bool) {
+		t.Helper()
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, r := range m.GetRefusals() {
+			got += r.GetNamespace() + "/" + r.GetName() + ": " + r.GetReason()
+		}
+		if m.GetNode() != node || got != name || m.GetComplete() != complete {
+			t.Errorf("%v, want %s %s, complete %t", m, node, name, complete)
+		}
+	}
+	want("here", "shop/a: too large", false)
+	want("", "", true)
+	report("b")
+	want("here", "shop/b: too large", false)
+	report()
+	want("here", "", false)
+}

@@ -79,7 +79,7 @@ func (s *Set) Follow(ctx context.Context, c *kube.Client, l *slog.Logger) error 
 	}
 	label := s.Settings().Label()
 	return kube.Follow(ctx, c, kube.Kind[string]{
-		Client: client, Resource: "namespaces", Type: &metav1.PartialObjectMetadata{},
+		Client: client, Resource: "namespaces", Type: &metav1.PartialObjectMetadata{}, Last: true,
 		Trim: func(o runtime.Object) string { return o.(*metav1.PartialObjectMetadata).Labels[label] },
 	}, handler{s, label}, l)
 }

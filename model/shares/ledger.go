@@ -152,6 +152,9 @@ func (l *Ledger[K]) use(e *entry, by int) {
 // fits reports whether a tenant may use n more units of a limit by the last levels. All
 // objects are counted in asked already.
 func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
+	if n == 0 {
+		return true
+	}
 	size := l.limits[limit].Size
 	system, used := l.admitted[limit][System], l.used[limit]
 	if t == System {
@@ -289,7 +292,8 @@ func (l *Ledger[K]) divideAmong(entries []*entry, of, refused []int, used []map[
 			for _, i := range of {
 				// In the last round nothing that is refused comes back, so that the
 				// result fits into every limit.
-				if r := refused[i]; r == 0 || r == limit+1 && round < maxRounds {
+				r := refused[i]
+				if entries[i].Units[limit] > 0 && (r == 0 || r == limit+1 && round < maxRounds) {
 					asks = append(asks, Ask{Tenant: entries[i].Tenant, Order: entries[i].Order, Units: entries[i].Units[limit]})
 					who = append(who, i)
 				}

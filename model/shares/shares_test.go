@@ -330,6 +330,25 @@ func TestLedger(t *testing.T) {
 			t.Errorf("usage %+v", u)
 		}
 	})
+	t.Run("a full limit refuses nothing that does not need it", func(t *testing.T) {
+		l := NewLedger[object](Settings{}, Limit{"services", 10}, Limit{"slices", 10})
+		for i := range 30 {
+			put(l, a, i, i, 1, 0)
+		}
+		for _, again := range []bool{false, true} {
+			for i := range 5 {
+				put(l, a, 100+i, 100+i, 0, 1)
+			}
+			if again {
+				l.Level(now)
+			}
+			for i := range 5 {
+				if limit, _, _, refused := l.Refused(object{a, 100 + i}); refused && (again || limit.Name == "services") {
+					t.Errorf("levels were computed: %t; a slice is refused by the limit of %s", again, limit.Name)
+				}
+			}
+		}
+	})
 	t.Run("local objects have what is left", func(t *testing.T) {
 		l := NewLedger[object](Settings{}, Limit{"policies", 100})
 		for i := range 80 {

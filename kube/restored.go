@@ -164,9 +164,7 @@ func (f *follower) sees(resourceVersion string) {
 	}
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
-	if !f.old || f.begun {
-		f.revision = max(f.revision, revision)
-	}
+	f.revision = max(f.revision, revision)
 }
 
 // listed notes that the kind was listed, and tells the handler so if that listing began

@@ -129,6 +129,139 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 	}
 }
 
+// TestRestoreIsNoticedByWhatAWatchHasShown, though the last check saw a lower revision than
+// the restored one.
+func TestRestoreIsNoticedByWhatAWatchHasShown(t *testing.T) {
+	following(t, func(t *testing.T, s *server, h *seen) {
+		synctest.Wait()
+		for i := range 100 {
+			s.set("b", fmt.Sprint(i))
+		}
+		h.want(t, "before", "a=1 b=99")
+		s.restore(60, map[string]string{"b": "50"})
+		s.end(nil)
+		time.Sleep(time.Minute)
+		h.want(t, "afterwards", "b=50")
+		if !h.warned(t) {
+			t.Error("Failed was not called for the restore")
+		}
+	})
+}
+
+// slowProber answers after a time.
+type slowProber struct {
+	*server
+	takes time.Duration
+}
+
+func (p slowProber) origin(ctx context.Context) (origin, error) {
+	o, err := p.server.origin(ctx)
+	time.Sleep(p.takes)
+	return o, err
+}
+
+// TestWatchThatEndsDuringACheckIsFollowedByAnother: the answer may be of before.
+func TestWatchThatEndsDuringACheckIsFollowedByAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{revision: 10, uid: "1", size: 1}
+		m := newMonitor(slowProber{s, 3 * time.Second}, log.Discard())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); m.run(ctx) }()
+		for range 2 { // the first check, and one that is due
+			synctest.Wait()
+			s.mu.Lock()
+			before := len(s.asked)
+			s.mu.Unlock()
+			for {
+				time.Sleep(time.Second)
+				s.mu.Lock()
+				n := len(s.asked)
+				s.mu.Unlock()
+				if n > before {
+					break
+				}
+			}
+			m.disturbed()
+			time.Sleep(15 * time.Second)
+			s.mu.Lock()
+			if n := len(s.asked); n < before+2 {
+				t.Errorf("there were %d checks after a watch ended during one", n-before-1)
+			}
+			s.mu.Unlock()
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// TestSecondRestoreDuringAListingIsListedOnceMore: what the first one lists may be of before
+// the second.
+func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMonitor(&server{revision: 10, uid: "1", size: 1}, log.Discard())
+		var told []*RestoredError
+		f := &follower{restored: func(err *RestoredError) { told = append(told, err) }}
+		m.follow(f)
+		restored := func(why string) bool {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return m.restored(why)
+		}
+		if !restored("first") {
+			t.Fatal("no round was started")
+		}
+		done := make(chan struct{})
+		go func() { defer close(done); m.listAgain(t.Context()) }()
+		<-f.relist
+		f.begin()
+		if restored("second") {
+			t.Error("a second round was started beside the first")
+		}
+		f.listed()
+		if len(told) != 2 || told[1] == nil {
+			t.Errorf("the listing of the first restore counts for the second: %v", told)
+		}
+		<-f.relist
+		f.begin()
+		f.listed()
+		<-done
+		if len(told) != 3 || told[2] != nil {
+			t.Errorf("the handler was called with %v", told)
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.listing != nil {
+			t.Errorf("a round is under way still: %v", m.listing)
+		}
+	})
+}
+
+// TestOldListingDoesNotTakeTheWarningBack: a Joint takes Complete for the end of a failure.
+func TestOldListingDoesNotTakeTheWarningBack(t *testing.T) {
+	m := newMonitor(&server{}, log.Discard())
+	h := &seen{set: map[string]string{}}
+	s := &store[string]{handler: h, log: log.Discard()}
+	s.follower = &follower{restored: s.restored}
+	m.follow(s.follower)
+	m.mu.Lock()
+	m.restored("test")
+	m.mu.Unlock()
+	if err := s.Replace(nil, "20"); err != nil {
+		t.Fatal(err)
+	}
+	if len(h.failures) != 2 || h.failures[0] != h.failures[1] || h.failures[1] == "<nil>" {
+		t.Errorf("the handler was called with %q, want the restore again after Complete", h.failures)
+	}
+	s.follower.begin()
+	if err := s.Replace(nil, "20"); err != nil {
+		t.Fatal(err)
+	}
+	if last := h.failures[len(h.failures)-1]; last != "<nil>" {
+		t.Errorf("after a new listing the handler was called with %q", last)
+	}
+}
+
 func TestNothingIsListedAgainWithoutARestore(t *testing.T) {
 	following(t, func(t *testing.T, s *server, h *seen) {
 		synctest.Wait()

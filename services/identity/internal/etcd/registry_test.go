@@ -124,6 +124,23 @@ func TestNodesKnowEachOthersAddresses(t *testing.T) {
 	// Another identity, and the end.
 	other := a.endpoint("c1", "other", address(1, 5))
 	b.seesMapping(address(1, 5), fmt.Sprint("a ", other.Number))
+	// An endpoint without a number has no identity that counts elsewhere.
+	holder := allocator.EndpointHolder("c1", "eth0")
+	if err := a.Relabel(t.Context(), holder, allocator.Isolated()); err != nil {
+		t.Fatal(err)
+	}
+	b.seesMapping(address(1, 5), "")
+	a.published()
+	if keys := keysBelow(t, s.Client(), "/ip/a/ep/"); len(keys) > 0 {
+		t.Errorf("of an isolated endpoint a writes %v", keys)
+	}
+	if err := a.Confirm(t.Context(), holder, identity.Init); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Relabel(t.Context(), holder, storetest.Labels(t, "other")); err != nil {
+		t.Fatal(err)
+	}
+	b.seesMapping(address(1, 5), fmt.Sprint("a ", other.Number))
 	if _, err := a.Release(t.Context(), allocator.EndpointHolder("c1", "eth0")); err != nil {
 		t.Fatal(err)
 	}

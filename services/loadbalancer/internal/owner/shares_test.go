@@ -516,6 +516,10 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	if within, _ := count(o.allFrontends(), "shop/web"); within > 11 {
 		t.Errorf("before the Namespaces are listed a tenant has %d of 90", within)
 	}
+	st, err := o.Status(t.Context())
+	if err != nil || !strings.Contains(fmt.Sprint(st.Problems), "the Namespaces are not listed: forbidden") {
+		t.Errorf("the status does not say why no shares are computed: %+v, %v", st.Problems, err)
+	}
 	if err := o.do(t.Context(), opOther, func() {
 		for i := range 8 {
 			tenants.Set(fmt.Sprint("evil", i), map[string]string{shares.DefaultTenantLabel: "evil"})
@@ -541,6 +545,8 @@ type listedTenants struct {
 }
 
 func (l *listedTenants) Complete() bool { return l.complete }
+
+func (l *listedTenants) Failure() error { return errors.New("forbidden") }
 
 // TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than
 // are kept. The objects of others are kept, and those of the flood again once there are fewer.

@@ -126,8 +126,8 @@ func rangeAround(n *node, a netip.Addr) (netip.Prefix, string, error) {
 }
 
 // TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a node that was taken writes all that its role allows, so that
-// every block of the pool seems to be taken, in use or in quarantine. It has no more blocks than the settings allow, and
-// other nodes still get theirs.
+// every block of the pool seems to be taken, in use or in quarantine. It has no more blocks than the settings
+// allow, and other nodes still get theirs.
 func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -196,7 +196,8 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 		p := settings.Block(false, i)
 		put(t, c, "/range/default/"+p.String(), rangeHolder{Node: "liar", Incarnation: record.Incarnation})
 		if int(i) < settings.MaxBlocks {
-			put(t, c, "/ip/liar/range/"+registry.Slot{Number: int(i)}.String(), registry.Claim{Range: settings.Block(false, 63-i)})
+			put(t, c, "/ip/liar/range/"+registry.Slot{Number: int(i)}.String(),
+				registry.Claim{Range: settings.Block(false, 63-i)})
 		}
 	}
 	watcher.seesOwnerOf(given)
@@ -241,7 +242,9 @@ func TestSettingsThatChangeTakeNoRangeInUse(t *testing.T) {
 	b.published()
 	want := fmt.Sprint("b ", id.Number)
 	a.seesMapping(address(2, 5), want)
-	for _, text := range []string{`{"mode":"kubernetes"}`, `{"mode":"pool","pool":["10.9.0.0/16"],"ipv4Block":24,"maxBlocks":1}`, "x"} {
+	for _, text := range []string{
+		`{"mode":"kubernetes"}`, `{"mode":"pool","pool":["10.9.0.0/16"],"ipv4Block":24,"maxBlocks":1}`, "x",
+	} {
 		if _, err := s.Client().Put(t.Context(), testPrefix+"/ipam", text); err != nil {
 			t.Fatal(err)
 		}
@@ -275,8 +278,8 @@ func TestSettingsThatChangeTakeNoRangeInUse(t *testing.T) {
 	}
 }
 
-// TestEqualSettingsInAnotherTextAgree: versions of Sluice that follow each other write the same settings in other texts,
-// with a further field for example.
+// TestEqualSettingsInAnotherTextAgree: consecutive versions of Sluice write the same settings in different texts, with a
+// further field for example.
 func TestEqualSettingsInAnotherTextAgree(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)
@@ -333,9 +336,12 @@ func TestRebuiltStoreKeepsRangesWithTheirNodes(t *testing.T) {
 	put(t, c, "/ip/liar/range/ipv4-0", registry.Claim{Range: prefix(2)})
 	put(t, c, "/range/default/"+prefix(2).String(), rangeHolder{Node: "liar", Incarnation: "x"})
 	put(t, c, "/alive/liar", "x x")
-	put(t, c, "/ip/liar/ep/lie", registry.Addresses{Addresses: []netip.Addr{address(2, 5)}, Identity: db.Number, Incarnation: "x"})
+	put(t, c, "/ip/liar/ep/lie", registry.Addresses{
+		Addresses: []netip.Addr{address(2, 5)}, Identity: db.Number, Incarnation: "x",
+	})
 	watcher.reports("liar", 1)
-	if !slices.ContainsFunc(watcher.reg.Status().Overlaps, func(o registry.Overlap) bool { return o.Node == "b" && !o.Claimed }) {
+	waits := func(o registry.Overlap) bool { return o.Node == "b" && !o.Claimed }
+	if !slices.ContainsFunc(watcher.reg.Status().Overlaps, waits) {
 		t.Errorf("the watcher does not report that b has not claimed its range: %+v", watcher.reg.Status().Overlaps)
 	}
 	b = startNode(t, s.Endpoint, "b", dir, cfg)

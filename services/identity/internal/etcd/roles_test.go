@@ -144,8 +144,8 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 
 	a := s.As("a")
 	for _, key := range []string{
-		"/ip/b/node", "/ip/b/ep/x", "/ip/b/range/ipv4-0", "/ip/b/rest/10.0.1.0_24", "/ref/b/300", "/alive/b", "/layout", "/ipam",
-		"/other", "x",
+		"/ip/b/node", "/ip/b/ep/x", "/ip/b/range/ipv4-0", "/ip/b/rest/10.0.1.0_24", "/ref/b/300", "/alive/b", "/layout",
+		"/ipam", "/other", "x",
 	} {
 		if _, err := a.Put(t.Context(), testPrefix+key, "x"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
 			t.Errorf("node a writes %s: %v", key, err)

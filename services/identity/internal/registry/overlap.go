@@ -309,7 +309,10 @@ func (v *view) resolve() {
 		all = append(all, claims...)
 	}
 	slices.SortFunc(all, claim.compare)
-	r := resolution{view: v, former: formerOf(all), accepted: map[netip.Prefix]claim{}, around: map[netip.Prefix]map[netip.Prefix]struct{}{}}
+	r := resolution{
+		view: v, former: formerOf(all), accepted: map[netip.Prefix]claim{},
+		around: map[netip.Prefix]map[netip.Prefix]struct{}{},
+	}
 	for _, c := range all {
 		r.decide(c)
 	}

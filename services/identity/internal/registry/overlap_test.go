@@ -120,7 +120,8 @@ func TestClaimIsAsOldAsItsSlot(t *testing.T) {
 	liar, good := node("liar", 2), node("good", 3)
 	all := claimed("liar", "10.0.1.0/24", 2, "10.0.2.0/24", 2, "10.0.3.0/24", 2, "10.0.4.0/24", 2)
 	r.Observe(Update{
-		Complete: true, Revision: 10, IPAM: pool, Nodes: []NodeKey{liar, good}, Claims: append(all, claimed("good", "10.0.3.0/24", 5)...),
+		Complete: true, Revision: 10, IPAM: pool, Nodes: []NodeKey{liar, good},
+		Claims: append(all, claimed("good", "10.0.3.0/24", 5)...),
 	})
 	is := func(when, holder string) {
 		t.Helper()
@@ -181,7 +182,8 @@ func TestOnlyBlocksOfThePoolCount(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	claims := claimed("a", "10.0.1.0/24", 5, "10.0.2.0/25", 5, "10.0.4.0/24", 5, "fd00::/64", 5, "192.168.0.0/24", 5)
 	r.Observe(Update{
-		Complete: true, Revision: 5, IPAM: &IPAMKey{Settings: settings, Revision: 5}, Nodes: []NodeKey{node("a", 5)}, Claims: claims,
+		Complete: true, Revision: 5, IPAM: &IPAMKey{Settings: settings, Revision: 5}, Nodes: []NodeKey{node("a", 5)},
+		Claims: claims,
 	})
 	for p, want := range map[string]string{
 		"10.0.1.0/24": "a", "fd00::/64": "a", "10.0.2.0/25": "", "10.0.4.0/24": "", "192.168.0.0/24": "",
@@ -199,7 +201,9 @@ func TestOnlyBlocksOfThePoolCount(t *testing.T) {
 	if got := r.holders(); got["10.0.1.0/24"] != "a" || got["fd00::/64"] != "a" {
 		t.Errorf("after another setting the ranges are %v", got)
 	}
-	r.Observe(Update{Revision: 7, Nodes: []NodeKey{node("b", 7)}, Claims: claimed("b", "10.9.1.0/24", 7, "10.9.2.0/24", 7)})
+	r.Observe(Update{
+		Revision: 7, Nodes: []NodeKey{node("b", 7)}, Claims: claimed("b", "10.9.1.0/24", 7, "10.9.2.0/24", 7),
+	})
 	if got := r.holders(); got["10.9.1.0/24"] != "b" || got["10.9.2.0/24"] != "" {
 		t.Errorf("by the new settings the ranges are %v", got)
 	}
@@ -211,7 +215,8 @@ func TestRebuiltStoreChangesNoHolder(t *testing.T) {
 	r, got := newRegistry(t, time.Hour)
 	r.Observe(Update{
 		Complete: true, Cluster: 1, Revision: 100, Nodes: []NodeKey{node("good", 5), node("gone", 6), node("own", 7)},
-		Claims: slices.Concat(claimed("good", "10.0.2.0/24", 5), claimed("gone", "10.0.3.0/24", 6), claimed("own", "10.0.4.0/24", 7)),
+		Claims: slices.Concat(claimed("good", "10.0.2.0/24", 5), claimed("gone", "10.0.3.0/24", 6),
+			claimed("own", "10.0.4.0/24", 7)),
 	})
 	is := func(when, p, want string) {
 		t.Helper()

@@ -100,7 +100,7 @@ func (m *mappings) prune(before time.Time) {
 	}
 }
 
-// heard notes whether the store answers. It runs with mu held.
+// noteHeard notes whether the store answers. It runs with mu held.
 func (r *Registry) noteHeard(up bool) {
 	now := time.Now()
 	switch {

@@ -263,7 +263,8 @@ func rangeProblems(s registry.Status) (all []string) {
 		case i == most:
 			return append(all, fmt.Sprintf("%d more ranges of other nodes do not count", len(s.Overlaps)-most))
 		case o.Claimed && o.Differs:
-			all = append(all, fmt.Sprintf("etcd and this node differ about the range %s of node %s: %s", o.Range, o.Node, o.Reason))
+			all = append(all, fmt.Sprintf("etcd and this node differ about the range %s of node %s: %s", o.Range, o.Node,
+				o.Reason))
 		case o.Claimed:
 			all = append(all, fmt.Sprintf("the range %s of node %s does not count: %s", o.Range, o.Node, o.Reason))
 		default:

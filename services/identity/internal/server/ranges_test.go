@@ -156,8 +156,8 @@ func TestReuseIsAskedByAddress(t *testing.T) {
 			t.Errorf("without a store the addresses are %v", all)
 		}
 	}
-	if _, err := s.cluster.CheckReuse(t.Context(), &identityv1.CheckReuseRequest{Addresses: []string{"x"}}); violated(err) !=
-		"addresses[0]" {
+	_, err := s.cluster.CheckReuse(t.Context(), &identityv1.CheckReuseRequest{Addresses: []string{"x"}})
+	if violated(err) != "addresses[0]" {
 		t.Errorf("a malformed address: %v", err)
 	}
 }

@@ -34,7 +34,8 @@ func (r *answers) CheckReuse(_ context.Context, addresses []netip.Addr) (Reuse, 
 // waits, and a change of that takes effect.
 func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 	alloc, err := ipam.New(ipamtest.NewMemory(), ipam.Options{
-		Ranges: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/29")}, Lease: ipam.DefaultLease, Field: "pools", AsksReuse: true,
+		Ranges: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/29")}, Lease: ipam.DefaultLease, Field: "pools",
+		AsksReuse: true,
 	})
 	if err != nil {
 		t.Fatal(err)

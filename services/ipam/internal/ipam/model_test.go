@@ -43,7 +43,8 @@ type modelPool struct {
 func newModel(ranges, exclude []netip.Prefix, lease, rest time.Duration, now time.Time) *model {
 	m := &model{
 		now: now, lease: lease, rest: rest, held: map[workload.Owner]*ipam.Allocation{},
-		quarantined: map[netip.Addr]time.Time{}, released: map[netip.Addr]time.Time{}, told: map[workload.Owner][]netip.Addr{},
+		quarantined: map[netip.Addr]time.Time{}, released: map[netip.Addr]time.Time{},
+		told: map[workload.Owner][]netip.Addr{},
 	}
 	for _, r := range ranges {
 		p := &modelPool{prefix: r, position: r.Addr(), stored: r.Addr()}

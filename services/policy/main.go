@@ -105,6 +105,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("owner", o.Run)
 	if !cfg.Kubernetes.Status.Write {
+		p.Go("refused policies", func(ctx context.Context) error {
+			return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o))
+		})
 		p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	}
 	if cfg.Sources.Directory != "" {

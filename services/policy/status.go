@@ -60,6 +60,9 @@ func writeStatus(
 	short := shortage.New(edge, p.Log)
 	source := kubernetes.New(api, w, p.Log)
 	source.Records, source.Kinds = true, identities.NewKinds(conn, p.Log)
+	p.Go("refused policies", func(ctx context.Context) error {
+		return followRefusals(ctx, identities.NewRefusals(conn, p.Log), api.Nodes, w.SetRefused)
+	})
 	p.Go("names of nodes", gone.Run)
 	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, short, p.Log) })
 	p.Go("status", func(ctx context.Context) error {

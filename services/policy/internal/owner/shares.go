@@ -433,3 +433,20 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	})
 	return err
 }
+
+// Unenforced are the policies that this node does not enforce as written, with the reasons.
+// What all nodes do not enforce, such as policies that exceed a share, is not among them.
+func (o *Owner) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
+	return ask(ctx, o, func() (map[policy.Key]string, error) {
+		o.operation = opRead
+		out := make(map[policy.Key]string)
+		for _, r := range o.engine.Reduced() {
+			for _, k := range r.Policies {
+				if out[k] == "" {
+					out[k] = r.String()
+				}
+			}
+		}
+		return out, nil
+	})
+}

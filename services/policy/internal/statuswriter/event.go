@@ -4,7 +4,6 @@
 package statuswriter
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"strings"
@@ -27,8 +26,15 @@ type Event struct {
 
 // event is that of a verdict.
 func event(o Object, v Verdict) Event {
-	e := Event{Reason: cmp.Or(map[string]string{ExceedsShare: ExceedsShare}[v.Reason], "Policy"+v.Reason), Note: shorten(v.Message, maxNote), Warning: v.Reason != Accepted}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", o.UID, o.Generation, v.Reason))
+	e := Event{Reason: "Policy" + v.Reason, Note: shorten(v.Message, maxNote), Warning: v.Reason != Accepted || v.Partial}
+	what := v.Reason
+	switch {
+	case v.Partial:
+		e.Reason, what = "PolicyEnforcedPartly", what+" partly"
+	case v.Reason == ExceedsShare:
+		e.Reason = ExceedsShare
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", o.UID, o.Generation, what))
 	const most = 200 // of the name, which has at most 253 with what follows
 	e.Name = fmt.Sprintf("%s.%x", strings.TrimRight(o.Name[:min(len(o.Name), most)], "-."), sum[:8])
 	return e

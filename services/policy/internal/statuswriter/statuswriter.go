@@ -84,6 +84,7 @@ type Writer struct {
 	mu      sync.Mutex
 	leading bool
 	objects map[policy.Key]*object
+	refused map[policy.Key]Nodes     // policies that some nodes do not enforce as written
 	due     map[policy.Key]time.Time // when to look whether the status is right
 	mute    map[string]time.Time     // until when kinds have no status, by APIVersion and kind
 	written uint64                   // requests that the API server has taken
@@ -93,7 +94,8 @@ type Writer struct {
 // object is one with the verdict on it.
 type object struct {
 	Object
-	verdict Verdict
+	judged  Verdict // for all nodes
+	verdict Verdict // judged, with what some nodes refuse
 	said    Event
 }
 
@@ -146,6 +148,8 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.W
 			continue
 		}
 		v := Judge(k.Kind, judged[k])
+		o.judged = v
+		v = v.on(w.refused[k])
 		if _, ok := c.Upserts[k]; !ok && v == o.verdict {
 			continue
 		}
@@ -169,6 +173,20 @@ func (w *Writer) Complete(ctx context.Context, listed map[policy.Key]struct{}) e
 		}
 	}
 	return nil
+}
+
+// SetRefused replaces which policies some nodes do not enforce as written.
+func (w *Writer) SetRefused(refused map[policy.Key]Nodes) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refused = refused
+	for k, o := range w.objects {
+		if v := o.judged.on(refused[k]); v != o.verdict {
+			o.verdict = v
+			w.due[k] = time.Time{}
+		}
+	}
+	w.notify()
 }
 
 func (w *Writer) forget(k policy.Key) {
@@ -292,7 +310,9 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 	}
 	var send func(context.Context) error
 	var err error
+	left := len(requests)
 	for _, request := range requests {
+		left--
 		if send, err = request(now); send != nil || err != nil {
 			break
 		}
@@ -318,7 +338,7 @@ func (w *Writer) write(ctx context.Context, k policy.Key) error {
 	w.mu.Unlock()
 	switch {
 	case err == nil:
-		if len(requests) > 1 {
+		if left > 0 {
 			w.later(k, 0) // the condition after the Event
 		}
 		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)

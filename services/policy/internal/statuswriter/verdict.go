@@ -34,6 +34,8 @@ const maxMessage = 2048
 type Verdict struct {
 	Reason  string
 	Message string // at most maxMessage bytes
+	// Partial says that some nodes do not enforce the policy as written.
+	Partial bool
 	// Figures says that the message has figures of all policies together, which
 	// change without the object: another message alone is no news.
 	Figures bool
@@ -92,6 +94,25 @@ func verdict(reason, what string, parts []string) Verdict {
 		text += ": " + strings.Join(parts, "; ")
 	}
 	return Verdict{Reason: reason, Message: shorten(text, maxMessage)}
+}
+
+// Nodes are those that do not enforce a policy as written.
+type Nodes struct {
+	Names  string // of at most ten of them
+	Count  int
+	All    int // nodes of the cluster
+	Reason string
+}
+
+// on adds that some nodes do not enforce the policy as written.
+func (v Verdict) on(n Nodes) Verdict {
+	if n.Count == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
+		return v
+	}
+	text := fmt.Sprintf("enforced on %d of %d nodes; on the others (%s) what does not fit is closed: %s; %s",
+		max(0, n.All-n.Count), max(n.All, n.Count), n.Names, n.Reason, v.Message)
+	v.Message, v.Partial = shorten(text, maxMessage), true
+	return v
 }
 
 // status of the condition with a reason.

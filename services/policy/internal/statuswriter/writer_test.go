@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -291,5 +292,35 @@ func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 		if written := api.take(); !slices.Equal(written, []string{"status kept@1"}) {
 			t.Errorf("written %q, want that of the object that is listed", written)
 		}
+	})
+}
+
+// TestPolicyThatSomeNodesDoNotEnforceIsSaid: the condition stays true and names the nodes; a NetworkPolicy gets an Event.
+func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
+	key := func(kind string) policy.Key { return policy.Key{Kind: kind, Namespace: "shop", Name: "web"} }
+	n := Nodes{Names: "node-7", Count: 1, All: 5000, Reason: "ingress of identity 301: rules of 1 policies are left out"}
+	steps(t, owner.Judged{InForce: true}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		stop := lead(t, w)
+		defer stop()
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
+		apply(t, w, told(withoutStatus, "web", "v", "8", ""))
+		wrote("status web@7")
+		w.SetRefused(map[policy.Key]Nodes{key(ciliumPolicy): n, key(withoutStatus): n})
+		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
+		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || v.status() != "True" ||
+			!strings.HasPrefix(v.Message, "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: ingress of identity 301") {
+			t.Errorf("%+v", v)
+		}
+		w.SetRefused(nil)
+		wrote("status web@7", "event web@8 PolicyAccepted")
+	})
+	// Each of both is said without the other's change.
+	steps(t, owner.Judged{InForce: true, Exceeds: "exceeds the share"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		stop := lead(t, w)
+		defer stop()
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
+		wrote("event web@7 ExceedsShare", "status web@7")
+		w.SetRefused(map[policy.Key]Nodes{key(ciliumPolicy): n}) // all nodes isolate it anyway
+		wrote()
 	})
 }

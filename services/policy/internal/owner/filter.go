@@ -105,7 +105,7 @@ func (o *Owner) refilter(f *uncounted.Filter) error {
 	for _, p := range o.policies {
 		was := p.closed
 		p.filter(f)
-		if p.inForce() && (was || p.closed) {
+		if p.inForce() && (was || p.closed) && o.closed[p.Key] == nil { // else the engine has a closed form
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 			changed = append(changed, p)
 		}

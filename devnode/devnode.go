@@ -94,7 +94,7 @@ type Options struct {
 	// Waits reports whether the policy service at a socket waits for policies that were
 	// never read. A node of which services do not serve for that is up all the same; nil:
 	// it is not.
-	Waits func(ctx context.Context, socket string) bool
+	Waits func(ctx context.Context, socket string) bool `json:"-"`
 }
 
 // DefaultPolicyMode is how strict the datapath of a node is about policies.

@@ -39,7 +39,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 			before, epochs := k.answers(qs), k.epochs()
 			k.maxTables = len(k.tables)
 			closed := map[uint32][2]bool{}
-			any := false
+			anyClosed := false
 			for subject, list := range to.policies {
 				var c [2]bool
 				for d, p := range list {
@@ -47,7 +47,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 					c[d] = p.enforce && !there
 				}
 				closed[subject] = c
-				any = any || c[0] || c[1]
+				anyClosed = anyClosed || c[0] || c[1]
 			}
 			want := state{both, to.policies}.answers(k, qs)
 			for n, q := range qs {
@@ -86,7 +86,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 				t.Fatalf("%d to %d: %v", i, j, err)
 			}
 			k.after = nil
-			if !any {
+			if !anyClosed {
 				continue
 			}
 			if st := a.Status(); len(st.Refusals) == 0 || !strings.Contains(st.Refusals[0], "needed") || st.Revision == s.seq {

@@ -282,12 +282,12 @@ func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
 	cfg := quick()
 	cfg.Grace, cfg.Quarantine = 15*time.Minute, time.Hour
 	sharing(t, cfg, func(t *testing.T, _ *storetest.Fake, nodes [2]*node) {
-		short, long := map[identity.Numeric]bool{}, identity.Numeric(0)
+		short := map[identity.Numeric]bool{}
 		id, err := nodes[0].Hold(t.Context(), allocator.ReferenceHolder("long"), of(t, "team-a", 0), false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		long = id.Number
+		long := id.Number
 		for i := range 50 {
 			id, err := nodes[0].Hold(t.Context(), allocator.ReferenceHolder("flips"), of(t, "team-a", 1+i), true)
 			if err != nil {

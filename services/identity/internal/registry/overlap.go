@@ -468,14 +468,14 @@ func (v *view) unpin() {
 }
 
 // forgotten ends all pins of a node.
-func (v *view) forgotten(node string) (any bool) {
+func (v *view) forgotten(node string) (had bool) {
 	for p, name := range v.pins {
 		if name == node {
 			delete(v.pins, p)
-			any = true
+			had = true
 		}
 	}
-	return any
+	return had
 }
 
 // missing returns the pinned ranges that their nodes have not claimed again, sorted.

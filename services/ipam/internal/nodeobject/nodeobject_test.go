@@ -145,7 +145,10 @@ func TestRestoredServerIsAProblemUntilTheNodeIsRead(t *testing.T) {
 		failed error
 		want   bool
 	}{
-		{nil, false}, {errors.New("connection refused"), false}, {restored, true}, {nil, false},
+		{nil, false},
+		{errors.New("connection refused"), false},
+		{restored, true},
+		{nil, false},
 		{fmt.Errorf("list nodes: %w", restored), true},
 	} {
 		n.Failed(c.failed)

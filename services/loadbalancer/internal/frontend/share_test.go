@@ -86,14 +86,14 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 		if got := usedBy(all, n.CountElements); got != needs.All || n.Count(s) != len(all) {
 			t.Fatalf("%+v: it needs %+v, and uses %d for %d of %d", s, needs, got, len(all), n.Count(s))
 		}
-		within, nodePorts := 0, 0
+		within := 0
 		for share := range needs.All + 2 {
 			fs := n.Within(View{Service: s}, &share, nil)
 			if got := usedBy(fs, n.CountElements); got > share {
 				t.Fatalf("%+v: of a share of %d it uses %d:\n%v", s, share, got, fs)
 			}
 			has, refuses := 0, make(map[netip.Addr]bool)
-			nodePorts = 0
+			nodePorts := 0
 			for _, f := range fs {
 				if !f.ExceedsShare {
 					has++

@@ -174,7 +174,7 @@ func (w *writer) change() change {
 		c.what = "removed"
 		return c
 	}
-	make := func(spec, after string) *policy.Written {
+	written := func(spec, after string) *policy.Written {
 		x := object(version, k, `"spec":{`+spec+`}`)
 		if k.Namespace == "" {
 			x.Text = []byte(strings.Replace(string(x.Text), `,"namespace":""`, "", 1))
@@ -183,17 +183,17 @@ func (w *writer) change() change {
 		x.Created = time.Unix(int64(1_000_000+w.made), 0)
 		return &x
 	}
-	c.put = make(spec, "")
+	c.put = written(spec, "")
 	c.bad = c.put
 	switch w.IntN(6) {
 	case 0:
-		c.what, c.bad = "with an unknown field", make(spec+`,"novel":true`, "")
+		c.what, c.bad = "with an unknown field", written(spec+`,"novel":true`, "")
 	case 1:
 		if k.Kind != "CiliumCIDRGroup" { // groups need no place
-			c.what, c.bad = "larger than the share", make(spec, strings.Repeat(" ", 300_000))
+			c.what, c.bad = "larger than the share", written(spec, strings.Repeat(" ", 300_000))
 		}
 	case 2:
-		c.what, c.bad = "not readable", make(spec+`,"externalCIDRs":["nowhere"],"podSelector":7,"endpointSelector":7`, "")
+		c.what, c.bad = "not readable", written(spec+`,"externalCIDRs":["nowhere"],"podSelector":7,"endpointSelector":7`, "")
 	case 3:
 		if k.Kind != "NetworkPolicy" {
 			break
@@ -208,7 +208,7 @@ func (w *writer) change() change {
 			ports = append(ports, fmt.Sprintf(`{"port":%d}`, 1000+2*i))
 		}
 		c.what = "applied as far as its table has room"
-		c.put, c.bad = make(first(`{"port":1000,"endPort":5300}`), ""), make(first(strings.Join(ports, ",")), "")
+		c.put, c.bad = written(first(`{"port":1000,"endPort":5300}`), ""), written(first(strings.Join(ports, ",")), "")
 		for _, x := range []*policy.Written{c.put, c.bad} {
 			x.Text = []byte(strings.Replace(string(x.Text), "]},]", "]}]", 1))
 		}

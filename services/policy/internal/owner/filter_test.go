@@ -25,7 +25,8 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 		// In Kubernetes app=db (301) is a pod of the Job "migrate" and isolated.
 		"the pods of a Job are isolated": {`"spec":{"podSelector":{"matchLabels":{"batch.kubernetes.io/job-name":"migrate"}}}`},
 		"the pod of a StatefulSet is isolated": {
-			`"spec":{"podSelector":{"matchLabels":{"statefulset.kubernetes.io/pod-name":"db-0"}}}`},
+			`"spec":{"podSelector":{"matchLabels":{"statefulset.kubernetes.io/pod-name":"db-0"}}}`,
+		},
 		// In Kubernetes app=web (300) is a pod of a Job, and is not let in.
 		"everything but Jobs is let in": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
 			`{"podSelector":{"matchExpressions":[{"key":"batch.kubernetes.io/job-name","operator":"DoesNotExist"}]}}]}]}`},

@@ -2209,9 +2209,9 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x11WatchKindsRequest\"H\n" +
 	"\x12WatchKindsResponse\x12\x1c\n" +
 	"\tpublished\x18\x01 \x01(\bR\tpublished\x12\x14\n" +
-	"\x05kinds\x18\x02 \x03(\tR\x05kinds\"<\n" +
-	"\x11CheckReuseRequest\x12'\n" +
-	"\taddresses\x18\x01 \x03(\tB\t\xbaH\x06\x92\x01\x03\x10\x80 R\taddresses\"\xa8\x01\n" +
+	"\x05kinds\x18\x02 \x03(\tR\x05kinds\"F\n" +
+	"\x11CheckReuseRequest\x121\n" +
+	"\taddresses\x18\x01 \x03(\tB\x13\xbaH\x10\x92\x01\r\x10\x80 \"\br\x06\xba\x01\x01%p\x01R\taddresses\"\xa8\x01\n" +
 	"\x12CheckReuseResponse\x123\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1f.sluice.identity.v1.RoutingModeR\x04mode\x12>\n" +
 	"\taddresses\x18\x02 \x03(\v2 .sluice.identity.v1.AddressReuseR\taddresses\x12\x1d\n" +

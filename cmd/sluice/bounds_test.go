@@ -22,6 +22,8 @@ func TestEveryChangeCanBeTried(t *testing.T) {
 		"sluice.datapath.v1.DatapathService.AuditMaps":       "changes something with repair alone",
 		"sluice.identity.v1.IdentityService.ConfirmEndpoint": "acknowledges an event",
 		"sluice.policy.v1.PolicyService.HoldAddresses":       "reports what the kernel has",
+		"sluice.identity.v1.ClusterService.PublishKinds":     "passes on what an API server has",
+		"sluice.identity.v1.ClusterService.ReportRefusals":   "reports what a node enforces",
 	}
 	tried := 0
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {

@@ -66,7 +66,9 @@ func byPolicy(reports identities.Reports, nodes int) map[policy.Key]statuswriter
 
 // followRefusals keeps the writer up to date about the nodes that do not enforce policies
 // as written, until ctx ends.
-func followRefusals(ctx context.Context, r *identities.Refusals, nodes func() int, set func(map[policy.Key]statuswriter.Nodes)) error {
+func followRefusals(
+	ctx context.Context, r *identities.Refusals, nodes func() int, set func(map[policy.Key]statuswriter.Nodes),
+) error {
 	var mu sync.Mutex
 	var latest identities.Reports
 	changed := make(chan struct{}, 1)

@@ -26,7 +26,8 @@ func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 		t.Helper()
 		var r refusals.Report
 		for _, name := range names {
-			r.Refusals = append(r.Refusals, refusals.Refusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"})
+			x := refusals.Refusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"}
+			r.Refusals = append(r.Refusals, x)
 		}
 		if err := s.ReportRefusals(t.Context(), r); err != nil {
 			t.Fatal(err)

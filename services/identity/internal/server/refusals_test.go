@@ -48,7 +48,8 @@ func TestRefusalsOfANodeAreWatched(t *testing.T) {
 		t.Helper()
 		req := &identityv1.ReportRefusalsRequest{}
 		for _, name := range names {
-			req.Refusals = append(req.Refusals, &identityv1.PolicyRefusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"})
+			x := &identityv1.PolicyRefusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"}
+			req.Refusals = append(req.Refusals, x)
 		}
 		if _, err := s.cluster.ReportRefusals(t.Context(), req); err != nil {
 			t.Fatal(err)

@@ -84,7 +84,8 @@ func (r *Refusals) send(ctx context.Context, list []Refused) error {
 	for i, x := range list {
 		reason := x.Reason[:min(len(x.Reason), maxReason)]
 		// What JSON adds, with room for characters that it escapes.
-		if bytes += 64 + len(x.Key.Kind) + len(x.Key.Namespace) + len(x.Key.Name) + 2*len(reason); i == maxReported || bytes > maxReportBytes {
+		bytes += 64 + len(x.Key.Kind) + len(x.Key.Namespace) + len(x.Key.Name) + 2*len(reason)
+		if i == maxReported || bytes > maxReportBytes {
 			req.Omitted = uint32(len(list) - i) //nolint:gosec // far less
 			break
 		}
@@ -140,7 +141,8 @@ func (r *Refusals) follow(ctx context.Context, told func(Reports)) error {
 		if node := m.GetNode(); node != "" {
 			var list []Refused
 			for _, x := range m.GetRefusals() {
-				list = append(list, Refused{policy.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}, x.GetReason()})
+				k := policy.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
+				list = append(list, Refused{k, x.GetReason()})
 			}
 			if all[node] = list; len(list) == 0 {
 				delete(all, node)

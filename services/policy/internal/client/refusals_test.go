@@ -26,12 +26,16 @@ type reports struct {
 	send chan *identityv1.WatchRefusalsResponse
 }
 
-func (r *reports) ReportRefusals(_ context.Context, req *identityv1.ReportRefusalsRequest) (*identityv1.ReportRefusalsResponse, error) {
+func (r *reports) ReportRefusals(
+	_ context.Context, req *identityv1.ReportRefusalsRequest,
+) (*identityv1.ReportRefusalsResponse, error) {
 	r.got <- req
 	return &identityv1.ReportRefusalsResponse{}, nil
 }
 
-func (r *reports) WatchRefusals(_ *identityv1.WatchRefusalsRequest, stream grpc.ServerStreamingServer[identityv1.WatchRefusalsResponse]) error {
+func (r *reports) WatchRefusals(
+	_ *identityv1.WatchRefusalsRequest, stream grpc.ServerStreamingServer[identityv1.WatchRefusalsResponse],
+) error {
 	for {
 		select {
 		case m := <-r.send:

@@ -36,14 +36,16 @@ func (r *Reduction) String() string {
 	if r.Closed {
 		what = "everything is denied"
 	}
-	return fmt.Sprintf("%s of identity %d: %s, since %v; the largest share is from %s", r.Direction, r.Subject, what, r.Err, r.Largest)
+	return fmt.Sprintf("%s of identity %d: %s, since %v; the largest share is from %s",
+		r.Direction, r.Subject, what, r.Err, r.Largest)
 }
 
 // Reduced returns the tables that do not have all rules of their subjects, by subject and
 // direction.
 func (e *Engine) Reduced() []*Reduction {
 	var out []*Reduction
-	for _, s := range slices.SortedFunc(maps.Keys(e.reduced), func(a, b *subject) int { return cmp.Compare(a.number, b.number) }) {
+	order := func(a, b *subject) int { return cmp.Compare(a.number, b.number) }
+	for _, s := range slices.SortedFunc(maps.Keys(e.reduced), order) {
 		for _, r := range e.reduced[s] {
 			if r != nil {
 				out = append(out, r)

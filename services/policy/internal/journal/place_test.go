@@ -28,7 +28,9 @@ func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	}
 	put := func(j *Journal, name string, revision uint64, p Place) {
 		t.Helper()
-		policy := Policy{Key: Key{Kind: "K", Name: name}, Source: "grpc", Manifest: []byte("x"), Revision: revision, Updated: 7, Place: p}
+		policy := Policy{
+			Key: Key{Kind: "K", Name: name}, Source: "grpc", Manifest: []byte("x"), Revision: revision, Updated: 7, Place: p,
+		}
 		if err := j.Commit(t.Context(), Change{Revision: revision, Policies: []Policy{policy}}); err != nil {
 			t.Fatal(err)
 		}

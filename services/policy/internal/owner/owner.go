@@ -144,6 +144,7 @@ type Owner struct {
 	again       map[policy.Key]struct{} // admitted policies that the source has to deliver again
 	onAgain     atomic.Pointer[func(kind string)]
 	tenants     chan struct{}  // has a token when the tenants of namespaces may be others
+	levels      bool           // they were computed in this run
 	leveling    bool           // the limits are being divided
 	leveled     chan struct{}  // closed and replaced when they were
 	tasks       sync.WaitGroup // goroutines of Run

@@ -63,6 +63,7 @@ func (o *Owner) asks(p *Policy) shares.Object {
 func (o *Owner) divide(e *edit, p *plan) error {
 	if len(o.policies) == 0 && o.listed() && o.ledger.Next().IsZero() {
 		o.ledger.Level(o.config.Now()) // of nothing, so that the first call can use a whole share
+		o.levels = true
 	}
 	named := make(map[policy.Key]bool, len(e.puts))
 	for _, k := range e.gone {
@@ -82,6 +83,7 @@ func (o *Owner) divide(e *edit, p *plan) error {
 	}
 	if next := o.ledger.Next(); e.levels && !next.IsZero() && !next.After(o.config.Now()) {
 		withdrawn, admitted := o.ledger.Level(o.config.Now())
+		o.levels = true
 		for i, k := range slices.Concat(withdrawn, admitted) {
 			old := o.policies[k]
 			if named[k] || old == nil {
@@ -149,10 +151,13 @@ func (o *Owner) created(p, old *Policy) time.Time {
 }
 
 // stays reports whether a policy keeps the place that its former form has: it does if it
-// needs no more of any limit.
+// needs no more of any limit, or if the levels were not computed yet in this run.
 func (o *Owner) stays(asks shares.Object, old *Policy) bool {
 	if old == nil || !o.ledger.Admitted(old.Key) {
 		return false
+	}
+	if !o.levels {
+		return true
 	}
 	before := o.asks(old)
 	for i, n := range asks.Units {
@@ -237,7 +242,8 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 			var first *rule.Rule // that may take something away
 			for _, r := range s.Rules {
 				if r.Direction == d && (r.Action == rule.Deny || r.Action == rule.Pass) &&
-					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority), cmp.Compare(r.Index, first.Index)) < 0) {
+					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority),
+						cmp.Compare(r.Index, first.Index)) < 0) {
 					first = r
 				}
 			}
@@ -245,7 +251,8 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 				continue
 			}
 			r := &rule.Rule{
-				Source: first.Source, Direction: d, Tier: first.Tier, Priority: first.Priority, Index: first.Index, Action: rule.Deny,
+				Source: first.Source, Direction: d, Action: rule.Deny,
+				Tier: first.Tier, Priority: first.Priority, Index: first.Index,
 				Peers: rule.Peers{Any: true, ExceptOwn: first.Tier == rule.Isolation && first.Peers.ExceptOwn}, AllPorts: true,
 			}
 			r.Source.Path = "isolation"

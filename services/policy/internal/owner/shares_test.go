@@ -58,7 +58,8 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 		d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxManifestBytes = 100_000 })
 		pods(t, d.owner, "shop")
 		d.apply(padding(900, 1))
-		long := object("networking.k8s.io/v1", network("db"), `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Ingress"],`+
+		long := object("networking.k8s.io/v1", network("db"), `"spec":{"podSelector":{"matchLabels":{"app":"db"}},`+
+			`"policyTypes":["Ingress"],`+
 			`"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"`+strings.Repeat("x", 63)+`"}}}]}]}`)
 		d.apply(map[policy.Key]policy.Written{network("db"): long})
 		if passes(t, d.owner, 300, 301) {
@@ -184,8 +185,9 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	d, stop := start()
 	filler, k := policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "filler"}, network("db")
 	long := func(k policy.Key, n int, more string) policy.Written {
-		return object("networking.k8s.io/v1", k, `"spec":{"podSelector":{"matchLabels":{"app":"`+k.Name+`"}},"policyTypes":["Ingress"],`+
-			`"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.0/8"}}`+strings.Repeat(`,{"ipBlock":{"cidr":"192.0.2.0/24"}}`, n)+`]}`+more+`]}`)
+		return object("networking.k8s.io/v1", k, `"spec":{"podSelector":{"matchLabels":{"app":"`+k.Name+`"}},`+
+			`"policyTypes":["Ingress"],"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.0/8"}}`+
+			strings.Repeat(`,{"ipBlock":{"cidr":"192.0.2.0/24"}}`, n)+`]}`+more+`]}`)
 	}
 	web := `,{"from":[{"podSelector":{"matchLabels":{"app":"web"}}}]}`
 	all := map[policy.Key]policy.Written{filler: long(filler, 2000, ""), k: long(k, 2000, web)}
@@ -206,7 +208,8 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	if err != nil || len(list) != 1 || len(list[0].Manifest) > maxReduced {
 		t.Fatalf("%d policies, want one of at most %d bytes: %v", len(list), maxReduced, err)
 	}
-	if j := judge(d); j.Exceeds != "exceeds the share of namespace shop of limits.manifests (100000)" || passes(t, d.owner, 300, 301) {
+	const why = "exceeds the share of namespace shop of limits.manifests (100000)"
+	if j := judge(d); j.Exceeds != why || passes(t, d.owner, 300, 301) {
 		t.Errorf("%+v; web reaches db: %t", j, passes(t, d.owner, 300, 301))
 	}
 	stop()
@@ -224,5 +227,43 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	d.apply(map[policy.Key]policy.Written{k: all[k]})
 	if j := judge(d); j.Exceeds != "" || !passes(t, d.owner, 300, 301) {
 		t.Errorf("with room %+v; web reaches db: %t", j, passes(t, d.owner, 300, 301))
+	}
+}
+
+// After a restart, the policies of a tenant that uses more than an eighth of a limit stay in
+// force while they are listed, also those that have grown meanwhile.
+func TestPoliciesThatGrewDuringARestartStay(t *testing.T) {
+	c := &clock{now: time.Now()}
+	dir := t.TempDir()
+	start := func() (deltas, func()) {
+		d, stop := objects(t, dir, func(cfg *Config) { cfg.MaxPolicies, cfg.Now = 10, c.Now })
+		if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		return d, stop
+	}
+	d, stop := start()
+	all := make(map[policy.Key]policy.Written)
+	var keys []policy.Key
+	for i := range 8 {
+		k := network(fmt.Sprint("p", i))
+		all[k], keys = isolating(k.Name), append(keys, k)
+	}
+	d.apply(all)
+	d.complete(keys...)
+	settle(t, d.owner, c)
+	stop()
+	d, _ = start()
+	grown := all[keys[3]]
+	grown.Text = append(slices.Clone(grown.Text), "  "...)
+	d.apply(map[policy.Key]policy.Written{keys[3]: grown})
+	judged, err := d.Judged(t.Context(), keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, j := range judged {
+		if !j.InForce || j.Exceeds != "" {
+			t.Errorf("%s: %+v", k, j)
+		}
 	}
 }

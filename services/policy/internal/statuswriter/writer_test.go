@@ -296,7 +296,8 @@ func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 	})
 }
 
-// TestPolicyThatSomeNodesDoNotEnforceIsSaid: the condition stays true and names the nodes; a NetworkPolicy gets an Event.
+// TestPolicyThatSomeNodesDoNotEnforceIsSaid holds that the condition stays true and names the nodes, and
+// that a NetworkPolicy gets an Event.
 func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 	key := func(kind string) policy.Key { return policy.Key{Kind: kind, Namespace: "shop", Name: "web"} }
 	n := Nodes{Names: "node-7", Count: 1, All: 5000, Reason: "ingress of identity 301: rules of 1 policies are left out"}
@@ -309,14 +310,15 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		w.SetRefused(map[policy.Key]Nodes{key(ciliumPolicy): n, key(withoutStatus): n})
 		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
 		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || v.status() != "True" ||
-			!strings.HasPrefix(v.Message, "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: ingress of identity 301") {
+			!strings.HasPrefix(v.Message, "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: "+n.Reason) {
 			t.Errorf("%+v", v)
 		}
 		w.SetRefused(nil)
 		wrote("status web@7", "event web@8 PolicyAccepted")
 	})
 	// Each of both is said without the other's change.
-	steps(t, owner.Judged{InForce: true, Exceeds: "exceeds the share"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+	exceeds := owner.Judged{InForce: true, Exceeds: "exceeds the share"}
+	steps(t, exceeds, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
 		stop := lead(t, w)
 		defer stop()
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))

@@ -23,8 +23,8 @@ type Reduction struct {
 	Direction rule.Direction
 	// Closed says that not even the deny rules fit: the direction denies everything.
 	Closed bool
-	// Largest is the policy with the largest share of the table, and Policies are those
-	// of which a rule is missing, sorted.
+	// Largest is the policy with the largest share of the table, and Policies, sorted,
+	// lack a rule.
 	Largest  string
 	Policies []policy.Key
 	Err      error // the limit that all rules exceed

@@ -10,22 +10,21 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// Place is what the journal keeps of a policy for the limits. The zero value is that of
-// a policy that is in force as written and was not replaced since it was created.
+// Place says how a policy stands in the limits. A policy that is in force as written and was
+// not replaced since its creation has the zero value.
 type Place struct {
 	// Created is when the policy was first accepted, in seconds since 1970; 0: at its
 	// last update.
 	Created int64 `json:"created,omitempty"`
 	// Exceeds is why the policy isolates what it selects instead of being enforced.
 	Exceeds string `json:"exceeds,omitempty"`
-	// Size is that of the whole manifest, if the record has less than that; Sum is its
-	// SHA-256.
+	// Size and Sum, a SHA-256, describe the whole manifest, if the record has less.
 	Size int    `json:"size,omitempty"`
 	Sum  []byte `json:"sum,omitempty"`
 	// Held is the manifest of the last form that was in force as written, if this one is
 	// not.
 	Held []byte `json:"held,omitempty"`
-	// Revision is that of the policy that the place was written for.
+	// Revision says for which revision of the policy the place was written.
 	Revision uint64 `json:"revision,omitempty"`
 }
 

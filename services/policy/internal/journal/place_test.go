@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A place is kept beside the record of its policy, goes with it, and counts only for the
+// The journal keeps a place next to the record of its policy. It goes with the policy, and counts only for the
 // revision that it was written for.
 func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	dir := t.TempDir()

@@ -58,7 +58,7 @@ func (o *Owner) asks(p *Policy) shares.Object {
 }
 
 // divide gives the policies of a change their places in the ledger, and computes the levels
-// anew if the change says so. A policy without a place isolates what it selects, or the
+// anew if the change requests that. A policy without a place isolates what it selects, or the
 // call that brought it fails.
 func (o *Owner) divide(e *edit, p *plan) error {
 	if len(o.policies) == 0 && o.listed() && o.ledger.Next().IsZero() {
@@ -181,8 +181,8 @@ func (o *Owner) exceed(p, old *Policy) {
 	p.hold(old)
 }
 
-// hold isolates what the last form of a policy selects that was in force as written, beside
-// what the policy itself isolates: its new form is not known, or not in force.
+// hold also isolates what the last form of a policy selects that was in force as written:
+// the new form is not known, or not in force.
 func (p *Policy) hold(old *Policy) {
 	switch {
 	case old == nil || !old.inForce() || old.Source != p.Source:
@@ -313,7 +313,7 @@ func (o *Owner) levelAt() time.Time {
 	return o.ledger.Next()
 }
 
-// level divides the limits anew, beside the owner, and changes the policies that gain or
+// level divides the limits anew, in a goroutine of its own, and changes the policies that gain or
 // lose their place.
 func (o *Owner) level(ctx context.Context) {
 	_, err := o.revise(ctx, opLevel, func() (edit, error) { return edit{levels: true}, nil }, func(*edit) {})

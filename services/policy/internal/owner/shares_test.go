@@ -24,10 +24,9 @@ func padding(n, bytes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestOneNamespaceCannotKeepThePoliciesOfOthersOut: whoever may create policies in
-// one namespace fills limits.policies (20,000 by default, each of a few bytes). A policy
-// of another namespace that isolates must then isolate still: INV-65. A pod of it must
-// not be open because a stranger has used the room.
+// A user who may create policies in one namespace fills limits.policies with policies of a
+// few bytes each. A policy of another namespace that isolates must isolate nevertheless.
+// INV-65
 func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	limit := func(c *Config) { c.MaxPolicies = 20 }
 	t.Run("a new policy", func(t *testing.T) {

@@ -51,10 +51,9 @@ func full(prefixes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster: policies of one namespace fill the
-// tables of its own pods to the last prefix. A policy of the administrator that denies for
-// the whole cluster must hold for every other pod all the same, and for the pods of that
-// namespace something that is no wider.
+// Policies of one namespace fill the tables of its own pods to the last prefix. A policy of
+// the administrator that denies for the whole cluster must hold for every other pod, and the
+// pods of that namespace must be allowed nothing more.
 func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
 	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},"enableDefaultDeny":{"ingress":false,"egress":false},"ingressDeny":[`+

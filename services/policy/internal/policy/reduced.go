@@ -8,8 +8,8 @@ import (
 	"encoding/json"
 )
 
-// kept are the fields of a spec that decide what a policy selects, and present are those
-// of which only matters whether they have an element.
+// The fields in kept decide what a policy selects. Of the fields in present only matters
+// whether they have an element.
 var (
 	kept = []string{
 		"podSelector", "policyTypes", "endpointSelector", "nodeSelector", "subject", "tier", "priority", "enableDefaultDeny",

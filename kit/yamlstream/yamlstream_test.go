@@ -38,8 +38,8 @@ func TestUnreadableDocumentHidesNoOther(t *testing.T) {
 	}
 }
 
-// Editors of Windows write byte order marks, and its shell redirects in UTF-16.
-// Files with marks that are joined have them in the middle.
+// TestByteOrderMarksAreNoText: editors of Windows write byte order marks, and its shell
+// redirects in UTF-16. Files with marks that are joined have them in the middle.
 func TestByteOrderMarksAreNoText(t *testing.T) {
 	sixteen := func(big bool, text string) string {
 		var b []byte

@@ -22,10 +22,12 @@ const (
 // Config says who the tenants of a cluster are. Services that divide limits among
 // tenants have it as the group "shares", with the same values in the whole cluster.
 type Config struct {
-	TenantLabel      string            `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled       string            `config:"unlabelled" help:"each: every namespace without the label is a tenant; together: all of them are one"`
-	Guarantees       map[string]string `config:"guarantees" help:"part of each limit, in percent, that a tenant has for itself"`
-	SystemNamespaces []string          `config:"systemNamespaces" help:"namespaces of the tenant system, besides kube-system"`
+	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
+	Unlabelled  string `config:"unlabelled" help:"each: a namespace without the label is a tenant; together: they are one"`
+
+	Guarantees map[string]string `config:"guarantees" help:"part of each limit, in percent, that a tenant has for itself"`
+
+	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system, besides kube-system"`
 }
 
 // Defaults returns the settings of a cluster without guarantees.

@@ -37,7 +37,10 @@ type object struct {
 }
 
 func namespace(name, tenant string) object {
-	o := object{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1", Metadata: meta{Name: name, ResourceVersion: "7"}}
+	o := object{
+		Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1",
+		Metadata: meta{Name: name, ResourceVersion: "7"},
+	}
 	if tenant != "" {
 		o.Metadata.Labels = map[string]string{"sluice.io/tenant": tenant}
 	}

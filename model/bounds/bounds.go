@@ -48,15 +48,17 @@ var All = []Bound{
 		},
 	},
 	{
-		Name: "bytes of policies", Process: "sluice-policy", Setting: "limits.manifests", Default: "256 MiB", Divided: ByTenant,
-		Beyond: "the newest policies of a tenant above its share isolate what they select",
-		Shown:  "as for policies", Tests: []string{"TestOneNamespaceCannotKeepThePoliciesOfOthersOut"},
+		Name: "bytes of policies", Process: "sluice-policy", Setting: "limits.manifests", Default: "256 MiB",
+		Divided: ByTenant,
+		Beyond:  "the newest policies of a tenant above its share isolate what they select",
+		Shown:   "as for policies", Tests: []string{"TestOneNamespaceCannotKeepThePoliciesOfOthersOut"},
 	},
 	{
 		Name: "rules, classes and prefixes of one table", Process: "sluice-policy",
 		Default: "65,534 rules, 4,096 identity classes, 16,384 prefixes a family", Divided: PerObject,
-		Beyond: "deny and pass rules are enforced, allow rules as far as they fit; an identity without a class is unknown there",
-		Shown:  "`policy list`, `sluice_policy_reduced_tables`",
+		Beyond: "deny and pass rules are enforced, allow rules as far as they fit; " +
+			"an identity without a class is unknown there",
+		Shown: "`policy list`, `sluice_policy_reduced_tables`",
 		Tests: []string{
 			"TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster", "TestATableTreatsAnIdentityThatDoesNotFitAsUnknownUntilItDoes",
 		},
@@ -71,15 +73,17 @@ var All = []Bound{
 		Beyond:  "addresses whose time is over make room, else LearnNames is refused", Shown: "error of the call",
 	},
 	{
-		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends", Default: "65,536, less if the datapath has less",
-		Divided: ByTenant, Beyond: "the newest frontends of a tenant above its share refuse connections",
-		Shown: "`sluice shares`, `service get`, `sluice_loadbalancer_exceeds_share`",
-		Tests: []string{"TestFloodOfFrontendsKeepsNoServiceOfOthersOut", "TestFrontendsBeyondTheShareRefuseConnections"},
+		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends",
+		Default: "65,536, less if the datapath has less", Divided: ByTenant,
+		Beyond: "the newest frontends of a tenant above its share refuse connections",
+		Shown:  "`sluice shares`, `service get`, `sluice_loadbalancer_exceeds_share`",
+		Tests:  []string{"TestFloodOfFrontendsKeepsNoServiceOfOthersOut", "TestFrontendsBeyondTheShareRefuseConnections"},
 	},
 	{
-		Name: "backends", Process: "sluice-loadbalancer", Setting: "limits.backends", Default: "131,072, less if the datapath has less",
-		Divided: ByTenant, Beyond: "the backends of the newest slices of a tenant above its share are not used",
-		Shown: "as for frontends", Tests: []string{"TestRemovedBackendsLeaveThoughNewOnesExceedTheShare"},
+		Name: "backends", Process: "sluice-loadbalancer", Setting: "limits.backends",
+		Default: "131,072, less if the datapath has less", Divided: ByTenant,
+		Beyond: "the backends of the newest slices of a tenant above its share are not used",
+		Shown:  "as for frontends", Tests: []string{"TestRemovedBackendsLeaveThoughNewOnesExceedTheShare"},
 	},
 	{
 		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: ByTenant,
@@ -114,7 +118,8 @@ var All = []Bound{
 	},
 	{
 		Name: "identity numbers of one node", Process: "sluice-identity", Setting: "quota", Default: "4,096",
-		Divided: Undivided, Beyond: "ADD fails, a pod whose labels change is isolated", Shown: "`sluice status`, error of ADD",
+		Divided: Undivided, Beyond: "ADD fails, a pod whose labels change is isolated",
+		Shown: "`sluice status`, error of ADD",
 		Tests: []string{"TestChangeWithoutNumberIsolatesAtOnce"},
 	},
 	{
@@ -131,7 +136,8 @@ var All = []Bound{
 	},
 	{
 		Name: "changes of the labels of the pods of one controller", Process: "sluice-identity",
-		Default: "256, then 1 a second", Divided: PerObject, Beyond: "a change waits, after 15 s isolated", Shown: "`sluice status`",
+		Default: "256, then 1 a second", Divided: PerObject,
+		Beyond: "a change waits, after 15 s isolated", Shown: "`sluice status`",
 		Tests: []string{"TestRatesOfAControllerCountWithinItsNamespace"},
 	},
 	{

@@ -12,7 +12,11 @@ import (
 
 func TestLongestRuleDecidesAndIsNamed(t *testing.T) {
 	f, err := New([]Rule{
-		{"app", false}, {"k8s:app", true}, {"*.example.com", false}, {"app.kubernetes.io/", true}, {"app.kubernetes.io/", false},
+		{"app", false},
+		{"k8s:app", true},
+		{"*.example.com", false},
+		{"app.kubernetes.io/", true},
+		{"app.kubernetes.io/", false},
 	})
 	if err != nil {
 		t.Fatal(err)

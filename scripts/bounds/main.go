@@ -29,9 +29,9 @@ const page = "docs/reference/bounds.md"
 
 const head = `# Limits
 
-This page is generated from model/bounds. It lists the limits that several tenants use. [shares.md](../shares.md) explains
-tenants and how a limit is divided. "Divided by" says who has a guarantee: each *tenant*; or each *object*, because the limit
-is one of a single object. A limit that is *not divided* can be used up by one tenant.
+This page is generated from model/bounds. It lists the limits that several tenants use. [shares.md](../shares.md)
+explains tenants and how a limit is divided. "Divided by" says who has a guarantee: each *tenant*; or each *object*,
+because the limit is one of a single object. A limit that is *not divided* can be used up by one tenant.
 
 `
 
@@ -67,7 +67,8 @@ func render() []byte {
 		if x.Process != process {
 			process = x.Process
 			fmt.Fprintf(&b, "## %s\n\n", process)
-			b.WriteString("| limit | setting | default | divided by | beyond it | shown by | tests |\n|---|---|---|---|---|---|---|\n")
+			b.WriteString("| limit | setting | default | divided by | beyond it | shown by | tests |\n")
+			b.WriteString("|---|---|---|---|---|---|---|\n")
 		}
 		setting := "fixed"
 		if x.Setting != "" {

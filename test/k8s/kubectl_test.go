@@ -393,7 +393,6 @@ func (p kubectlSluice) testObserve() {
 	p.healthy()
 }
 
-// observeCriteria: what the pod client, of node1, is denied by its neighbour near and by web of node2.
 // testExplain asks about pods of two nodes, before and after a policy of the receiver denies the sender: both nodes are
 // asked, and the verdict is what the connection meets. The commands on one node name the node that they did not ask.
 func (p kubectlSluice) testExplain() {
@@ -458,6 +457,8 @@ func (p kubectlSluice) testExplain() {
 	}
 }
 
+// observeCriteria asks what the pod client, of node1, is denied by its neighbour near and by
+// web of node2.
 func (p kubectlSluice) observeCriteria(client kubePod, drop func()) {
 	p.Helper()
 	observe := func(args ...string) string {

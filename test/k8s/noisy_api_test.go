@@ -124,7 +124,8 @@ func (n *tenantNode) relay() {
 func (n *tenantNode) end() {
 	if n.t.Failed() {
 		for _, what := range []string{"status", "endpoint list", "policy list", "service list"} {
-			out, err := exec.Command(program("sluice"), append(strings.Fields(what), "--instance="+n.instance)...).CombinedOutput()
+			args := append(strings.Fields(what), "--instance="+n.instance)
+			out, err := exec.Command(program("sluice"), args...).CombinedOutput()
 			n.t.Logf("%s (%v):\n%s", what, err, out)
 		}
 		for _, service := range []string{"policy", "loadbalancer", "identity", "datapath"} {
@@ -157,7 +158,8 @@ func (n *tenantNode) cni(command string, p *tenantPod) ([]byte, error) {
 	plugin.Env = []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.netns(n), "CNI_IFNAME=eth0",
 		"CNI_NETNS=" + p.path(n), "CNI_PATH=" + filepath.Dir(program("sluice-cni")),
-		"CNI_ARGS=K8S_POD_NAMESPACE=" + p.namespace + ";K8S_POD_NAME=" + p.name + ";K8S_POD_UID=" + p.uid + ";IgnoreUnknown=1",
+		"CNI_ARGS=K8S_POD_NAMESPACE=" + p.namespace + ";K8S_POD_NAME=" + p.name +
+			";K8S_POD_UID=" + p.uid + ";IgnoreUnknown=1",
 	}
 	plugin.Stdin = bytes.NewReader(config)
 	out, err := plugin.Output()
@@ -356,7 +358,9 @@ func (n *tenantNode) victim(round int) {
 	policies := "/apis/networking.k8s.io/v1/namespaces/victim/networkpolicies"
 	n.a.do(http.MethodPost, policies, object{
 		"metadata": object{"name": label("isolate")},
-		"spec":     object{"podSelector": object{"matchLabels": object{"app": label("web")}}, "policyTypes": []string{"Ingress"}},
+		"spec": object{
+			"podSelector": object{"matchLabels": object{"app": label("web")}}, "policyTypes": []string{"Ingress"},
+		},
 	})
 	n.reaches("policy that isolates", client, direct, "")
 	n.a.do(http.MethodPost, policies, object{

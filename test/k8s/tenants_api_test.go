@@ -53,7 +53,9 @@ func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 		}},
 		"setter": {{"apiGroups": []string{"sluice.io"}, "resources": []string{"tenants"}, "verbs": []string{"set"}}},
 	} {
-		a.do(http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/clusterroles", object{"metadata": object{"name": name}, "rules": rules})
+		a.do(http.MethodPost, "/apis/rbac.authorization.k8s.io/v1/clusterroles", object{
+			"metadata": object{"name": name}, "rules": rules,
+		})
 	}
 	for user, roles := range map[string][]string{"alice": {"writer"}, "bob": {"writer", "setter"}} {
 		for _, role := range roles {
@@ -64,7 +66,8 @@ func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 			})
 		}
 	}
-	a.kubectl("apply", "--filename="+deploy+"tenant-label-policy.yaml", "--filename="+deploy+"tenant-label-policy-binding.yaml")
+	a.kubectl("apply", "--filename="+deploy+"tenant-label-policy.yaml",
+		"--filename="+deploy+"tenant-label-policy-binding.yaml")
 	named := func(name string, labels object) object {
 		return object{"metadata": object{"name": name, "labels": labels}}
 	}
@@ -73,7 +76,8 @@ func TestAPITenantLabelNeedsItsVerb(t *testing.T) {
 	tries := 0
 	eventually(t, "the policy", func() error {
 		tries++
-		status, answer := a.impersonate("alice", http.MethodPost, namespaces, named(fmt.Sprint("try-", tries), tenant("shop")))
+		namespace := named(fmt.Sprint("try-", tries), tenant("shop"))
+		status, answer := a.impersonate("alice", http.MethodPost, namespaces, namespace)
 		if status != http.StatusForbidden || !strings.Contains(answer, "tenants.sluice.io") {
 			return fmt.Errorf("%d: %s", status, answer)
 		}

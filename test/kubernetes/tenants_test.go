@@ -28,7 +28,8 @@ func TestTenantLabelIsGuarded(t *testing.T) {
 	}
 	spec := policy.Spec
 	if spec.FailurePolicy == nil || *spec.FailurePolicy != admissionv1.Fail ||
-		len(spec.MatchConstraints.ResourceRules) != 1 || spec.MatchConstraints.NamespaceSelector != nil || spec.MatchConstraints.ObjectSelector != nil ||
+		len(spec.MatchConstraints.ResourceRules) != 1 ||
+		spec.MatchConstraints.NamespaceSelector != nil || spec.MatchConstraints.ObjectSelector != nil ||
 		len(spec.MatchConditions) != 1 || len(spec.Validations) != 1 {
 		t.Fatalf("%+v", spec)
 	}

@@ -36,8 +36,8 @@ import (
 // commands are those whose answers are collected.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, invocation.VersionCommand, node.Command, endpoint.Command, identity.Command, ipam.Command,
-	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, audit.Command, observe.Command,
-	config.Command,
+	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, audit.Command,
+	observe.Command, config.Command,
 }
 
 // answersOf are the commands about each service, by the names of the files.

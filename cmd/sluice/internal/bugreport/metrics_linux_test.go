@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
-// listener counts the connections to a socket of a test, and answers as metrics do.
+// counting counts the connections to a socket of a test, and answers as metrics do.
 type counting struct {
 	net.Listener
 	accepted atomic.Int64

@@ -950,7 +950,8 @@ func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", bundle)
 	nodetest.WantLines(t, errOut, "sluice: "+bundle+
-		": document 2 (line 6): the manifests up to here are larger than 3145728 bytes together, which is all that the service takes at once")
+		": document 2 (line 6): the manifests up to here are larger than 3145728 bytes together, "+
+		"which is all that the service takes at once")
 	docs, err := readPolicies(&invocation.Invocation{ErrOut: io.Discard}, []string{"-"}, strings.NewReader(
 		"kind: NetworkPolicy\n---\napiVersion: v1\n---\napiVersion: extensions/v1beta1\nkind: NetworkPolicy\n---\n"+
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n---\napiVersion: v1\nkind: Secret\n"), true)

@@ -329,7 +329,8 @@ func play(t *testing.T, r *rand.Rand) {
 			t.Errorf("%d is in the kernel and refused: %s", port, refused[key(port)])
 		}
 		w.kernel.mu.Lock()
-		if f := w.kernel.have[key(port)]; wanted && b != 0 && f != nil && f.Inside.Backends[0] != up(port, b).Upsert.Inside.Backends[0] {
+		if f := w.kernel.have[key(port)]; wanted && b != 0 && f != nil &&
+			f.Inside.Backends[0] != up(port, b).Upsert.Inside.Backends[0] {
 			t.Errorf("%d leads to %v, want backend %d", port, f.Inside.Backends, b)
 		}
 		w.kernel.mu.Unlock()

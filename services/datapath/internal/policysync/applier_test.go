@@ -495,7 +495,8 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 		k.endpoints[1].Identity = 305
 		return k.SetPolicy(1, egress, ingress)
 	}
-	if _, err := a.SetIdentityOrIsolate(t.Context(), 1, 305, set); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrHeld) {
+	_, err := a.SetIdentityOrIsolate(t.Context(), 1, 305, set)
+	if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrHeld) {
 		t.Errorf("while the service is silent: %v", err)
 	}
 	if k.endpoints[1].Identity != 300 {
@@ -508,7 +509,8 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 305, set)
-	if e := k.endpoints[1]; err != nil || reason == "" || e.Egress != policytable.Pending || e.Ingress != policytable.Pending {
+	if e := k.endpoints[1]; err != nil || reason == "" ||
+		e.Egress != policytable.Pending || e.Ingress != policytable.Pending {
 		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
 	}
 	// One whose tables are there gets them.
@@ -516,7 +518,8 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 		k.endpoints[1].Identity = 301
 		return k.SetPolicy(1, egress, ingress)
 	})
-	if e := k.endpoints[1]; err != nil || reason != "" || e.Egress != a.subjects[301].egress || e.Ingress != a.subjects[301].ingress {
+	if e := k.endpoints[1]; err != nil || reason != "" ||
+		e.Egress != a.subjects[301].egress || e.Ingress != a.subjects[301].ingress {
 		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
 	}
 }

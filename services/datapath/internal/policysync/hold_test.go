@@ -282,7 +282,8 @@ func TestNewEndpointsWhileTablesStay(t *testing.T) {
 		t.Errorf("an identity with tables: %v", err)
 	}
 	err := a.Await(t.Context(), 305)
-	if !errors.Is(err, ErrUnavailable) || !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), "sluice policy confirm") {
+	if !errors.Is(err, ErrUnavailable) || !errors.Is(err, ErrHeld) ||
+		!strings.Contains(err.Error(), "sluice policy confirm") {
 		t.Errorf("an identity without tables: %v, want %v with the way out", err, ErrUnavailable)
 	}
 	_, a, _, _, _ = held(t, Config{})

@@ -117,7 +117,8 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 // TestPrefixWithoutRoomClosesWhatItWouldDeny: a table that lacks the prefix of a denial
 // allows it. One that lacks the prefix of an allowance denies it, and stays.
 func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
-	ten, block, other := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("192.0.2.0/24")
+	ten, block := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24")
+	other := netip.MustParsePrefix("192.0.2.0/24")
 	allow, deny := policytable.ActionAllow, policytable.ActionDeny
 	for _, v := range []struct {
 		name   string

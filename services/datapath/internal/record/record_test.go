@@ -165,7 +165,10 @@ func TestHostPortsAndSocketsAreRemembered(t *testing.T) {
 
 // A record is not believed either when it says that a container is the host.
 func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
-	for number, ok := range map[uint32]bool{0: false, 1: false, 4: false, 5: true, 6: false, 255: false, 256: true, 0xFEFFFF: true, 0xFF0000: false, 1 << 24: false} {
+	for number, ok := range map[uint32]bool{
+		0: false, 1: false, 4: false, 5: true, 6: false, 255: false,
+		256: true, 0xFEFFFF: true, 0xFF0000: false, 1 << 24: false,
+	} {
 		r := sample()
 		r.Identity.Number = number
 		err := r.Validate()

@@ -763,7 +763,10 @@ func TestTheSessionIsKeptForTheNextProcess(t *testing.T) {
 		t.Errorf("the session %q is kept as %q", first, kept())
 	}
 	f.Expire("a")
-	servicetest.Eventually(t, "another session", func() bool { s := a.store.Session(); return s != "" && s != first && kept() == s })
+	servicetest.Eventually(t, "another session", func() bool {
+		s := a.store.Session()
+		return s != "" && s != first && kept() == s
+	})
 }
 
 func TestCollectionTakesWhatNobodyRefersTo(t *testing.T) {

@@ -96,7 +96,8 @@ func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 		if _, err := nodes[1].Hold(t.Context(), allocator.ReferenceHolder("x"), of(t, "team-a", 777), false); err != nil {
 			t.Errorf("a label set that has a number: %v", err)
 		}
-		if _, err := nodes[1].Hold(t.Context(), allocator.ReferenceHolder("y"), of(t, "team-a", -1), false); !errors.Is(err, allocator.ErrShare) {
+		_, err = nodes[1].Hold(t.Context(), allocator.ReferenceHolder("y"), of(t, "team-a", -1), false)
+		if !errors.Is(err, allocator.ErrShare) {
 			t.Errorf("on another node: %v", err)
 		}
 		for _, namespace := range []string{"team-b", "plain", "kube-system"} {
@@ -106,7 +107,8 @@ func TestATenantHasAQuarterOfTheFreeNumbersAtMost(t *testing.T) {
 		}
 		usage := func() map[string]shares.Share {
 			u := nodes[1].Usage()
-			if len(u) != 1 || u[0].Limit != (shares.Limit{Name: "numbers", Size: identity.ClusterSize}) || u[0].Used != most+900 {
+			limit := shares.Limit{Name: "numbers", Size: identity.ClusterSize}
+			if len(u) != 1 || u[0].Limit != limit || u[0].Used != most+900 {
 				t.Fatalf("usage %+v, want %d used", u, most+900)
 			}
 			all := map[string]shares.Share{}
@@ -228,8 +230,11 @@ func TestNewEndpointsWaitForANumber(t *testing.T) {
 			_, err := nodes[0].HoldEndpoint(ctx, c1, of(t, "team-a", -1), allocator.Workload{})
 			return time.Since(began), err
 		}
-		for patience, most := range map[time.Duration]time.Duration{5 * time.Second: 5 * time.Second, time.Minute: 10 * time.Second} {
-			if waited, err := hold(patience); !errors.Is(err, allocator.ErrShare) || waited < most-2*time.Second || waited >= most ||
+		for patience, most := range map[time.Duration]time.Duration{
+			5 * time.Second: 5 * time.Second, time.Minute: 10 * time.Second,
+		} {
+			waited, err := hold(patience)
+			if !errors.Is(err, allocator.ErrShare) || waited < most-2*time.Second || waited >= most ||
 				!strings.Contains(err.Error(), "tenant a has 13261") {
 				t.Errorf("of %s it waited %s: %v", patience, waited, err)
 			}
@@ -304,7 +309,8 @@ func TestNumbersOfShortLivesAreGivenOutLast(t *testing.T) {
 		time.Sleep(3 * time.Hour)
 		synctest.Wait()
 		for _, n := range nodes {
-			if first, last := n.Free(), n.FreeLast(); first != identity.ClusterSize-len(short) || last != len(short) || !n.IsFree(long) {
+			first, last := n.Free(), n.FreeLast()
+			if first != identity.ClusterSize-len(short) || last != len(short) || !n.IsFree(long) {
 				t.Errorf("%d numbers are given out first and %d last, want %d last", first, last, len(short))
 			}
 		}

@@ -170,8 +170,12 @@ func (a *Allocator) Status() Status {
 func (a *Allocator) Summary() Status {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	// A store that has refused the name has answered.
-	s := Status{Connected: a.connected || a.refusedNow, Unsaved: a.diskErr, Denied: a.denied, Ready: a.ready && !a.refused, Heard: a.heard, Known: len(a.known), PendingWrites: len(a.releases)}
+	s := Status{
+		// A store that has refused the name has answered.
+		Connected: a.connected || a.refusedNow,
+		Unsaved:   a.diskErr, Denied: a.denied, Ready: a.ready && !a.refused, Heard: a.heard,
+		Known: len(a.known), PendingWrites: len(a.releases),
+	}
 	if h := a.holds[identity.Init]; h != nil {
 		for holder := range h.holders {
 			if _, ok := holder.Owner(); ok {

@@ -278,8 +278,8 @@ func TestSettingsThatChangeTakeNoRangeInUse(t *testing.T) {
 	}
 }
 
-// TestEqualSettingsInAnotherTextAgree: consecutive versions of Sluice write the same settings in different texts, with a
-// further field for example.
+// TestEqualSettingsInAnotherTextAgree: consecutive versions of Sluice write the same
+// settings in different texts, with a further field for example.
 func TestEqualSettingsInAnotherTextAgree(t *testing.T) {
 	t.Parallel()
 	s := etcdtest.Start(t)

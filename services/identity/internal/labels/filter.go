@@ -47,7 +47,8 @@ func newFilter(include, exclude, defaultInclude, defaultExclude []string) (Filte
 		{"default exclude", defaultExclude, false},
 	} {
 		for i, t := range set.text {
-			rules, names = append(rules, labelfilter.Rule{Text: t, Counts: set.keep}), append(names, fmt.Sprintf("%s[%d]", set.name, i))
+			rules = append(rules, labelfilter.Rule{Text: t, Counts: set.keep})
+			names = append(names, fmt.Sprintf("%s[%d]", set.name, i))
 		}
 	}
 	f, err := labelfilter.New(rules)

@@ -214,8 +214,9 @@ func (s *Set) Labels(ref workload.PodReference) (l Labels, ok bool) {
 	}
 	ports, left := workload.FitNamedPorts(pod.Ports)
 	if left > 0 {
-		l.Ports = fmt.Errorf("pod %s/%s: %d of %d named ports are left out, because an identity has at most %d bytes of them; "+
-			"rules that name those ports match nothing", ref.Namespace, ref.Name, left, len(pod.Ports), label.MaxValue)
+		l.Ports = fmt.Errorf("pod %s/%s: %d of %d named ports are left out, because an identity has at most %d bytes "+
+			"of them; rules that name those ports match nothing",
+			ref.Namespace, ref.Name, left, len(pod.Ports), label.MaxValue)
 	}
 	set, err := labels.Workload(s.filter, all, ports)
 	if err != nil {

@@ -232,10 +232,12 @@ func TestPodWhoseLabelsAreTooManyIsIsolated(t *testing.T) {
 		s.namespace(namespace)
 		s.pod("web-0", "u1", labels)
 		l, ok := s.Set.Labels(web0)
-		if isolated := n+3 > label.MaxLabels; !ok || (l.Isolated != nil) != isolated || allocator.IsIsolated(l.Set) != isolated {
+		isolated := n+3 > label.MaxLabels
+		if !ok || (l.Isolated != nil) != isolated || allocator.IsIsolated(l.Set) != isolated {
 			t.Errorf("%d labels: %.60s, %t, %v", n, l.Set, ok, l.Isolated)
 		}
-		if l.Isolated != nil && (!errors.Is(l.Isolated, label.ErrInvalid) || !strings.Contains(l.Isolated.Error(), "prod/web-0")) {
+		if l.Isolated != nil &&
+			(!errors.Is(l.Isolated, label.ErrInvalid) || !strings.Contains(l.Isolated.Error(), "prod/web-0")) {
 			t.Errorf("%d labels: %v; want an error about the labels of prod/web-0", n, l.Isolated)
 		}
 	}
@@ -261,8 +263,10 @@ func TestLongestKeysOfNamespacesCount(t *testing.T) {
 func TestPodWithManyNamedPortsHasAnIdentity(t *testing.T) {
 	for _, n := range []int{100, 200, 300, 1000} {
 		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "web-0", Namespace: "prod", UID: "u1", Labels: map[string]string{"app": "media"}},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "web-0", Namespace: "prod", UID: "u1", Labels: map[string]string{"app": "media"},
+			},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}},
 		}
 		for i := range n {
 			pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, corev1.ContainerPort{

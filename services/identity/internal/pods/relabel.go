@@ -37,8 +37,9 @@ const (
 
 // Reasons why an endpoint waits for its identity.
 var (
-	errRate = fmt.Errorf("labels change too often: a pod has %d changes at once and one more each %s, those of one controller "+
-		"have %d and one more each %s, and this node has %d new label sets and one more each %s",
+	errRate = fmt.Errorf("labels change too often: a pod has %d changes at once and one more each %s, "+
+		"those of one controller have %d and one more each %s, "+
+		"and this node has %d new label sets and one more each %s",
 		podRate.burst, podRate.every, controllerRate.burst, controllerRate.every, nodeRate.burst, nodeRate.every)
 	errStore = errors.New("etcd is away, and the label set is new to this node")
 )
@@ -291,8 +292,8 @@ func (r *Relabeler) report(ctx context.Context, out outcome) {
 	}
 	var all []error
 	if len(out.isolated) > 0 {
-		all = append(all, fmt.Errorf("%d endpoints are isolated, because the labels of their pods have no identity; the first: %w",
-			len(out.isolated), out.isolated[0]))
+		all = append(all, fmt.Errorf("%d endpoints are isolated, because the labels of their pods have no identity; "+
+			"the first: %w", len(out.isolated), out.isolated[0]))
 	}
 	if len(out.kept) > 0 {
 		all = append(all, fmt.Errorf("%d endpoints do not have the identity of their pod's labels; the first: %w",

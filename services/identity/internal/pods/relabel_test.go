@@ -198,7 +198,8 @@ func (n *node) isIsolated(what string, i int, want bool) {
 	synctest.Wait()
 	e, ok := n.endpoints.Get(holder(i))
 	if got := ok && e.Identity.Number == identity.Init && allocator.IsIsolated(e.Identity.Labels); got != want {
-		n.t.Errorf("%s: endpoint %d has %d %s; isolated: %t, want %t", what, i, e.Identity.Number, e.Identity.Labels, got, want)
+		n.t.Errorf("%s: endpoint %d has %d %s; isolated: %t, want %t",
+			what, i, e.Identity.Number, e.Identity.Labels, got, want)
 	}
 }
 
@@ -263,7 +264,8 @@ func TestPodThatGetsTooManyLabelsIsIsolated(t *testing.T) {
 					n.namespace(map[string]string{"quarantine": "true"})
 				}
 				n.isIsolated("one more", 1, true)
-				if err := n.Relabeler.Problem(); err == nil || !strings.Contains(err.Error(), "pod prod/web-1: labels: 257 labels") {
+				if err := n.Relabeler.Problem(); err == nil ||
+					!strings.Contains(err.Error(), "pod prod/web-1: labels: 257 labels") {
 					t.Errorf("problem %v, want one about 257 labels", err)
 				}
 				n.confirm(1)
@@ -444,10 +446,13 @@ func TestEveryEndpointHasItsPodsLabelsOrIsIsolated(t *testing.T) {
 					time.Sleep(patience)
 					synctest.Wait()
 					for i := range pods {
-						want, _, _ := n.Labels(workload.PodReference{Namespace: "prod", Name: fmt.Sprint("web-", i), UID: fmt.Sprint("u", i)})
+						want, _, _ := n.Labels(workload.PodReference{
+							Namespace: "prod", Name: fmt.Sprint("web-", i), UID: fmt.Sprint("u", i),
+						})
 						e, _ := n.endpoints.Get(holder(i))
 						if !allocator.IsIsolated(e.Identity.Labels) && e.Identity.Labels.Text() != want.Text() {
-							t.Errorf("endpoint %d has %s, its pod %s; store up: %t; %v", i, e.Identity.Labels, want, up, n.Relabeler.Problem())
+							t.Errorf("endpoint %d has %s, its pod %s; store up: %t; %v",
+								i, e.Identity.Labels, want, up, n.Relabeler.Problem())
 						}
 					}
 				}

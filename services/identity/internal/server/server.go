@@ -125,8 +125,10 @@ func Methods() rpc.Methods {
 		identityv1.ClusterService_ClaimRange_FullMethodName:     {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ReturnRange_FullMethodName:    {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ReportRefusals_FullMethodName: {Access: rpc.RootAnd(instance.PolicyID), Limit: change},
-		identityv1.ClusterService_WatchRefusals_FullMethodName:  {Access: rpc.RootAnd(instance.StatusID), Limit: rpc.Limit{InFlight: 4}},
-		identityv1.ClusterService_CheckReuse_FullMethodName:     {Access: rpc.RootAnd(instance.IPAMID), Limit: read},
+		identityv1.ClusterService_WatchRefusals_FullMethodName: {
+			Access: rpc.RootAnd(instance.StatusID), Limit: rpc.Limit{InFlight: 4},
+		},
+		identityv1.ClusterService_CheckReuse_FullMethodName: {Access: rpc.RootAnd(instance.IPAMID), Limit: read},
 		identityv1.ClusterService_WaitForPublication_FullMethodName: {
 			Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 256},
 		},

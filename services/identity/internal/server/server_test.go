@@ -896,7 +896,7 @@ func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		m, err := stream.Recv()
-		if err != nil || m.GetLimit().GetName() != "numbers" || m.GetLimit().GetSize() != 65_280 || m.GetLimit().GetUsed() != 3 {
+		if l := m.GetLimit(); err != nil || l.GetName() != "numbers" || l.GetSize() != 65_280 || l.GetUsed() != 3 {
 			t.Fatalf("tenant %q: %v, %v", tenant, m, err)
 		}
 		got := map[string]uint64{}

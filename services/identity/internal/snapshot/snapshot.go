@@ -363,7 +363,8 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder.Holder, err)
 	}
 	if s := holder.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held", errRecord, holder.Holder, r.Number)
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is no number that can be held",
+			errRecord, holder.Holder, r.Number)
 	}
 	return holder, nil
 }

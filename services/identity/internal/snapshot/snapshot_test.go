@@ -467,8 +467,11 @@ func TestIsolatedHoldersAreLoaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	isolated := allocator.HolderRecord{
-		Holder: allocator.EndpointHolder("c1", "eth0"), Identity: identity.Identity{Number: identity.Init, Labels: allocator.Isolated()},
-		Workload: allocator.Workload{Manager: "kubernetes", Pod: workload.PodReference{Namespace: "shop", Name: "web-0", UID: "u"}},
+		Holder:   allocator.EndpointHolder("c1", "eth0"),
+		Identity: identity.Identity{Number: identity.Init, Labels: allocator.Isolated()},
+		Workload: allocator.Workload{
+			Manager: "kubernetes", Pod: workload.PodReference{Namespace: "shop", Name: "web-0", UID: "u"},
+		},
 	}
 	former := allocator.HolderRecord{Holder: "former:c1/eth0", Identity: id(t, 300, "web")}
 	moved := isolated

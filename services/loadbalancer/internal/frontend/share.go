@@ -233,8 +233,9 @@ func (n *Node) HasAddress(s *service.Service, a netip.Addr) bool {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return false
 	}
+	isOf := func(in service.Ingress) bool { return in.Addr == a }
 	return slices.Contains(s.ClusterIPs, a) || slices.Contains(s.ExternalIPs, a) && n.allows(a) ||
-		s.Type == service.LoadBalancer && slices.ContainsFunc(s.Ingress, func(in service.Ingress) bool { return in.Addr == a })
+		s.Type == service.LoadBalancer && slices.ContainsFunc(s.Ingress, isOf)
 }
 
 // Ports are the names and protocols of a service's ports.

@@ -98,7 +98,8 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 				if !f.ExceedsShare {
 					has++
 				} else if f.Inside == nil || len(f.Inside.Backends) > 0 || f.Inside.WhenEmpty != Reject || f.Outside != nil ||
-					f.Kind == ExternalIP || f.Kind == LoadBalancer && slices.Contains(s.Ingress, service.Ingress{Addr: f.Key.Addr, Proxy: true}) {
+					f.Kind == ExternalIP || f.Kind == LoadBalancer &&
+					slices.Contains(s.Ingress, service.Ingress{Addr: f.Key.Addr, Proxy: true}) {
 					t.Fatalf("%+v: %s is no frontend that refuses connections", s, f)
 				}
 				if f.Key.Addr.IsValid() {
@@ -118,7 +119,8 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 					}
 				}
 			}
-			if want := nodePorts * 2; want != needs.NodePorts && n.CountElements || nodePorts != needs.NodePorts && !n.CountElements {
+			if want := nodePorts * 2; want != needs.NodePorts && n.CountElements ||
+				nodePorts != needs.NodePorts && !n.CountElements {
 				t.Fatalf("%+v: with a share of %d it has %d node ports, want %d", s, share, nodePorts, needs.NodePorts)
 			}
 			keys := n.KeysWithin(s, &share)

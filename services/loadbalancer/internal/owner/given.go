@@ -153,7 +153,8 @@ func (e *edit) close(x *object, why error) {
 	}
 	closed := x.service.Clone()
 	closed.Closed, closed.HealthCheckNodePort = true, 0
-	note := fmt.Sprintf("the API server has another Service of this name, which cannot be read: %v: connections are refused", why)
+	note := fmt.Sprintf("the API server has another Service of this name, which cannot be read: %v: "+
+		"connections are refused", why)
 	e.puts = append(e.puts, &object{by: x.by, remarks: newRemarks([]string{note}, nil), service: closed})
 }
 

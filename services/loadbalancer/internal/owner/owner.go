@@ -170,10 +170,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: newBackends(),
 		sources: make(map[string]*source), managers: make(map[string]bool),
 		subscribers: make(map[string]*stream.Subscriber), sessions: make(map[string]*Session), progress: make(chan struct{}),
-		watch: watch.NewHub[service.Name,
-			uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}), unsettle: make(map[service.Name]struct{}),
-		problems: make(map[string]error), level: make(chan struct{}, 1), local: make(chan struct{}, 1), garbage: make(chan struct{},
-			1), readied: make(chan struct{}),
+		watch:    watch.NewHub[service.Name, uint64](watch.Options[uint64]{Pending: 2 * config.Limits.Services}),
+		unsettle: make(map[service.Name]struct{}), problems: make(map[string]error),
+		level: make(chan struct{}, 1), local: make(chan struct{}, 1), garbage: make(chan struct{}, 1),
+		readied: make(chan struct{}),
 	}
 	if o.config.Tenants == nil {
 		o.config.Tenants = everyNamespace{shares.NewTenants(config.Shares)}

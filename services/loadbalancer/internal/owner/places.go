@@ -564,7 +564,8 @@ func (l *levels) enforce(o *Owner) {
 // wakeLevels wakes who computes the levels if they are due.
 func (o *Owner) wakeLevels(now time.Time) {
 	p := o.places
-	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) && !p.counting && !p.moved && p.asked == p.perService() &&
+	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) &&
+		!p.counting && !p.moved && p.asked == p.perService() &&
 		(p.levelled && len(p.waiting) == 0 || p.objects.Next().IsZero()) {
 		return
 	}
@@ -718,8 +719,8 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 			why = fmt.Sprintf("%s asks for %d of %d (limits.backends) and gets %d", tenant, share.Asked,
 				o.places.backends.Limit().Size, share.Admitted)
 		}
-		out.notes = append(out.notes, fmt.Sprintf("%s: %d of %d backends of %s are not used: %s", ExceedsShare, all-x.share, all,
-			x.key(), why))
+		out.notes = append(out.notes, fmt.Sprintf("%s: %d of %d backends of %s are not used: %s",
+			ExceedsShare, all-x.share, all, x.key(), why))
 	}
 	return out
 }

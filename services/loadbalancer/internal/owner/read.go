@@ -321,8 +321,8 @@ func (o *Owner) status() Status {
 	out.Limits = o.sharedLimits()
 	for _, l := range out.Limits {
 		if l.Asked > l.Used {
-			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are not in force: see `sluice service list`",
-				ExceedsShare, l.Exceeding, l.Asked, l.Size, l.Name, l.Name, l.Asked-l.Used)
+			problem(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are not in force: "+
+				"see `sluice service list`", ExceedsShare, l.Exceeding, l.Asked, l.Size, l.Name, l.Name, l.Asked-l.Used)
 		}
 	}
 	if out.SystemRefused = o.systemRefused(); out.SystemRefused != "" {

@@ -75,7 +75,8 @@ func BenchmarkListing(b *testing.B) {
 			for b.Loop() {
 				config := testConfig(&clock{now: time.Unix(1e9, 0)})
 				config.Limits = Limits{
-					Services: 65_536, Slices: 131_072, Frontends: services * 4 / 3, Backends: services * 10 / 3, BackendsPerService: 65_536,
+					Services: 65_536, Slices: 131_072, BackendsPerService: 65_536,
+					Frontends: services * 4 / 3, Backends: services * 10 / 3,
 				}
 				o := start(b, config, b.TempDir(), SourceKubernetes)
 				listAll(b, o, objects)
@@ -95,7 +96,8 @@ func BenchmarkLevel(b *testing.B) {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			config := testConfig(&clock{now: time.Unix(1e9, 0)})
 			config.Limits = Limits{
-				Services: 65_536, Slices: 131_072, Frontends: services * 4 / 3, Backends: services * 10 / 3, BackendsPerService: 65_536,
+				Services: 65_536, Slices: 131_072, BackendsPerService: 65_536,
+				Frontends: services * 4 / 3, Backends: services * 10 / 3,
 			}
 			o := start(b, config, b.TempDir(), SourceKubernetes)
 			objects := many(services, services*5/2)

@@ -235,8 +235,9 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 20, Backends: 1000, BackendsPerService: 500}
 	o := startShared(t, limits)
-	text := strings.Replace(serviceText("evil", "s", "10.96.1.1", 10), "spec:\n", "spec:\n  type: LoadBalancer\n  externalIPs: "+
-		"[198.51.100.1]\n", 1) + "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2, ipMode: Proxy}]}}\n"
+	text := strings.Replace(serviceText("evil", "s", "10.96.1.1", 10), "spec:\n",
+		"spec:\n  type: LoadBalancer\n  externalIPs: [198.51.100.1]\n", 1) +
+		"status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2, ipMode: Proxy}]}}\n"
 	for i := range 10 {
 		text = strings.Replace(text, fmt.Sprintf("port: %d}", 80+i), fmt.Sprintf("port: %d, nodePort: %d}", 80+i, 30080+i), 1)
 	}
@@ -352,8 +353,12 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 // are given to other pods, of other namespaces too.
 func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})
-	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5", "10.244.0.6", "10.244.0.7"),
-		serviceText("evil", "s", "10.96.1.1", 2), sliceText("evil", "s", 2, "10.244.9.1", "10.244.9.2", "10.244.9.3"))
+	o.give(
+		serviceText("shop", "web", "10.96.0.1", 1),
+		sliceText("shop", "web", 1, "10.244.0.5", "10.244.0.6", "10.244.0.7"),
+		serviceText("evil", "s", "10.96.1.1", 2),
+		sliceText("evil", "s", 2, "10.244.9.1", "10.244.9.2", "10.244.9.3"),
+	)
 	o.complete()
 	is := func(want string) {
 		t.Helper()
@@ -364,7 +369,8 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	}
 	is(" 10.244.0.5:8080 10.244.0.6:8080 10.244.0.7:8080")
 	// Six replace three, and the nine places are used.
-	o.give(sliceText("shop", "web", 1, "10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
+	o.give(sliceText("shop", "web", 1,
+		"10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080")
 	l, _, err := o.Get(t.Context(), service.Name{Namespace: "shop", Name: "web"})
 	if err != nil || len(l.Notes) != 1 || !strings.HasPrefix(l.Notes[0], "ExceedsShare: 3 of 6 backends") {
@@ -410,7 +416,8 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 			}
 		}
 		if within != wantFrontends || len(backends) != wantBackends {
-			t.Errorf("%s: %d frontends and %d backends, want %d and %d", what, within, len(backends), wantFrontends, wantBackends)
+			t.Errorf("%s: %d frontends and %d backends, want %d and %d",
+				what, within, len(backends), wantFrontends, wantBackends)
 		}
 	}
 	is("without a datapath", 50, 50)
@@ -419,7 +426,8 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	x := connect(&Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
 	is("with a small datapath", 31, 18)
 	st, err := o.Status(t.Context())
-	if err != nil || len(st.Limits) != 4 || st.Limits[0].Size != 40 || st.Limits[0].Asked != 55 || st.Limits[0].Used != 36 ||
+	if err != nil || len(st.Limits) != 4 ||
+		st.Limits[0].Size != 40 || st.Limits[0].Asked != 55 || st.Limits[0].Used != 36 ||
 		st.Limits[1].Size != 20 || st.Limits[0].Exceeding != 1 || st.Limits[0].System || st.ProblemCount != 2 {
 		t.Errorf("the status has %+v, %+v, %v", st.Limits, st.Problems, err)
 	}

@@ -70,7 +70,8 @@ var metrics = []metric{
 			}
 			return most
 		})),
-	newMetric("refused_frontends", "Frontends that subscribers refused; the kernel removes backends from them and adds none. Each needs a look.",
+	newMetric("refused_frontends",
+		"Frontends that subscribers refused; the kernel removes backends from them and adds none. Each needs a look.",
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 { return sum + uint64(len(s.Refusals)+s.Omitted) })),
 	newMetric("health_check_services", "Services that ask for a health check port.",
 		func(st owner.Status) float64 { return float64(st.HealthChecks) }),

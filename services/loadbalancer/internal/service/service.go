@@ -260,8 +260,8 @@ func (s *Slice) Of() Name { return Name{s.Name.Namespace, s.Service} }
 
 // Equal reports whether two slices say the same.
 func (s *Slice) Equal(o *Slice) bool {
-	return s.Name == o.Name && s.Created == o.Created && s.Service == o.Service && s.IPv6 == o.IPv6 && slices.Equal(s.Ports, o.Ports) &&
-		slices.Equal(s.Endpoints, o.Endpoints)
+	return s.Name == o.Name && s.Created == o.Created && s.Service == o.Service && s.IPv6 == o.IPv6 &&
+		slices.Equal(s.Ports, o.Ports) && slices.Equal(s.Endpoints, o.Endpoints)
 }
 
 // State is the set of conditions of an endpoint.

@@ -444,7 +444,8 @@ func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
 //
 // INV-70
 func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
-	for _, want := range []error{endpoint.ErrFull, fmt.Errorf("%w: %w", endpoint.ErrUnavailable, endpoint.ErrPoliciesHeld)} {
+	held := fmt.Errorf("%w: %w", endpoint.ErrUnavailable, endpoint.ErrPoliciesHeld)
+	for _, want := range []error{endpoint.ErrFull, held} {
 		m := newMachine()
 		p := &fakePolicies{}
 		c := m.evaluated(t, p)
@@ -612,7 +613,8 @@ func TestAnEndpointThatIsBeingDeletedIsNotChanged(t *testing.T) {
 	c.mu.Lock()
 	c.states[s.Owner] = endpoint.Disconnecting
 	c.mu.Unlock()
-	if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, endpoint.ErrNotFound) {
+	_, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false)
+	if !errors.Is(err, endpoint.ErrNotFound) {
 		t.Errorf("update: %v, want ErrNotFound", err)
 	}
 	c.setDiffers(s.Owner, true)

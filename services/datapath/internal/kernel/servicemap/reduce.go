@@ -62,7 +62,10 @@ func (e *entry) reductions(f *frontend.Frontend) []*frontend.Frontend {
 
 // closed is the entry without backends: connections are refused.
 func (e *entry) closed() *frontend.Frontend {
-	f := &frontend.Frontend{Key: e.key, Kind: e.kindKnown(), Service: e.service, Affinity: time.Duration(e.timeout) * time.Second}
+	f := &frontend.Frontend{
+		Key: e.key, Kind: e.kindKnown(), Service: e.service,
+		Affinity: time.Duration(e.timeout) * time.Second,
+	}
 	if e.service == "" {
 		f.Affinity = 0 // the group of an adopted frontend is not known
 	}

@@ -16,7 +16,9 @@ import (
 // that is in transit, or, of a pod to itself, by packets alone.
 func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	at := netip.MustParseAddrPort
-	pod := Translation{Source: at("10.244.0.2:40000"), Asked: at("10.96.0.1:80"), Backend: at("10.244.1.3:8080"), Protocol: 6}
+	pod := Translation{
+		Source: at("10.244.0.2:40000"), Asked: at("10.96.0.1:80"), Backend: at("10.244.1.3:8080"), Protocol: 6,
+	}
 	answer := Translation{
 		Source: at("10.244.1.3:8080"), Asked: at("192.0.2.10:24711"), Backend: at("198.51.100.7:40000"), Protocol: 6,
 		Answer: true,

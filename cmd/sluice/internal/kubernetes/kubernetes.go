@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/flows"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/overview"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/usage"
 )
 
 // PluginName is what a link to the program is called so that `kubectl sluice` finds it.
@@ -50,6 +51,7 @@ func add(inv *invocation.Invocation, cmd *cobra.Command) {
 	for _, sub := range []*cobra.Command{
 		overview.Command(inv, client), flows.Command(inv, client), bugreport.Command(inv, client),
 		connectivity.Command(inv, client), capture.Command(inv, client), explain.Command(inv, client),
+		usage.Command(inv, client),
 	} {
 		cmd.AddCommand(checked(sub, client))
 	}

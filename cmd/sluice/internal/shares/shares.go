@@ -45,23 +45,23 @@ levels were last computed, at most 10 s ago; "-" means that a source was never c
 	return cmd
 }
 
-// limits is what `shares -o json` prints.
-type limits struct {
-	Items []*limit `json:"items"`
+// Limits is what `shares -o json` prints.
+type Limits struct {
+	Items []*Limit `json:"items"`
 }
 
-// limit is one limit of a process.
-type limit struct {
+// Limit is one limit of a process.
+type Limit struct {
 	Process string  `json:"process"`
 	Name    string  `json:"limit"`
 	Size    uint64  `json:"size"`
 	Asked   uint64  `json:"asked"`
 	Used    uint64  `json:"used"`
-	Tenants []share `json:"tenants"`
+	Tenants []Share `json:"tenants"`
 }
 
-// share is what a tenant has of a limit.
-type share struct {
+// Share is what a tenant has of a limit.
+type Share struct {
 	Kind      string `json:"kind"` // system, labelled, namespace or unlabelled
 	Name      string `json:"name"`
 	Asked     uint64 `json:"asked"`
@@ -71,17 +71,17 @@ type share struct {
 }
 
 func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSharesRequest, exceeded bool) error {
-	all := limits{Items: []*limit{}}
+	all := Limits{Items: []*Limit{}}
 	var errs []error
 	for _, process := range invocation.Shares {
-		var last *limit
+		var last *Limit
 		err := invocation.Each(ctx, inv, process, sharesv1.SharesServiceClient.ListShares, req,
 			func(m *sharesv1.ListSharesResponse) {
 				l := m.GetLimit()
 				if last == nil || last.Name != l.GetName() {
-					last = &limit{
+					last = &Limit{
 						Process: process.Name(), Name: l.GetName(), Size: l.GetSize(), Asked: l.GetAsked(), Used: l.GetUsed(),
-						Tenants: []share{},
+						Tenants: []Share{},
 					}
 					all.Items = append(all.Items, last)
 				}
@@ -89,7 +89,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 					if exceeded && t.GetAdmitted() >= t.GetAsked() {
 						continue
 					}
-					last.Tenants = append(last.Tenants, share{
+					last.Tenants = append(last.Tenants, Share{
 						Kind: output.Enum(t.GetKind(), "TENANT_KIND_"), Name: t.GetName(), Asked: t.GetAsked(),
 						Admitted: t.GetAdmitted(), Guarantee: t.GetGuarantee(), Allotment: t.GetAllotment(),
 					})
@@ -109,22 +109,35 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 	return errors.Join(append([]error{inv.Show(all, all.table)}, errs...)...)
 }
 
-func (l limits) table(w io.Writer) {
-	output.Row(w, "LIMIT", "SIZE", "TENANT", "ASKS FOR", "HAS", "GUARANTEED", "MAY USE")
+// Columns are the names of the columns of Rows.
+var Columns = []any{"LIMIT", "SIZE", "TENANT", "ASKS FOR", "HAS", "GUARANTEED", "MAY USE"}
+
+func (l Limits) table(w io.Writer) {
+	output.Row(w, Columns...)
 	for _, x := range l.Items {
-		name := x.Process + "/" + x.Name
-		output.Row(w, name, number(x.Size), "all", number(x.Asked), number(x.Used), "", "")
-		for _, t := range x.Tenants {
-			allotment := ""
-			if t.Allotment > 0 {
-				allotment = number(t.Allotment)
-			}
-			output.Row(w, name, number(x.Size), t.text(), number(t.Asked), number(t.Admitted), number(t.Guarantee), allotment)
+		for _, row := range x.Rows() {
+			output.Row(w, row...)
 		}
 	}
 }
 
-func (s share) text() string {
+// Rows are the limit and its tenants as rows of a table.
+func (l *Limit) Rows() [][]any {
+	name := l.Process + "/" + l.Name
+	rows := [][]any{{name, number(l.Size), "all", number(l.Asked), number(l.Used), "", ""}}
+	for _, t := range l.Tenants {
+		allotment := ""
+		if t.Allotment > 0 {
+			allotment = number(t.Allotment)
+		}
+		rows = append(rows, []any{
+			name, number(l.Size), t.text(), number(t.Asked), number(t.Admitted), number(t.Guarantee), allotment,
+		})
+	}
+	return rows
+}
+
+func (s Share) text() string {
 	switch s.Kind {
 	case "labelled":
 		return s.Name

@@ -21,9 +21,9 @@ func TestSharesOfEveryProcessAreListed(t *testing.T) {
 		"loadbalancer/frontends 100 all 140 90 - -", "identity/numbers 100 all 140 90 - -")
 
 	out, _ = n.Want(t, 0, "shares", "acme", "-o", "json")
-	var all limits
+	var all Limits
 	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Items) != 3 || len(all.Items[0].Tenants) != 1 ||
-		all.Items[0].Tenants[0] != (share{"labelled", "acme", 20, 20, 10, 20}) {
+		all.Items[0].Tenants[0] != (Share{"labelled", "acme", 20, 20, 10, 20}) {
 		t.Errorf("shares of acme: %v, %s", err, out)
 	}
 	out, _ = n.Want(t, 0, "shares", "--exceeded")

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,13 +19,29 @@ import (
 // policy answers with the same addresses, or with an error.
 type policy struct {
 	expiring []netip.Addr
-	err      error
-	calls    [][]netip.Addr
+
+	mu    sync.Mutex
+	err   error          // guarded by mu
+	calls [][]netip.Addr // guarded by mu
 }
 
 func (p *policy) HoldAddresses(_ context.Context, inUse []netip.Addr) ([]netip.Addr, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.calls = append(p.calls, inUse)
 	return p.expiring, p.err
+}
+
+func (p *policy) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.err = err
+}
+
+func (p *policy) called() [][]netip.Addr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.calls)
 }
 
 // passOver plays one pass of a collector that finds connections to some addresses.
@@ -50,8 +67,8 @@ func TestAddressesInUseAreReported(t *testing.T) {
 
 		_, early := r.Wanted() // a pass that is under way while the first answer comes
 		step()
-		if len(p.calls) != 1 || len(p.calls[0]) != 0 {
-			t.Fatalf("the first report is %v, want one without addresses", p.calls)
+		if len(p.called()) != 1 || len(p.called()[0]) != 0 {
+			t.Fatalf("the first report is %v, want one without addresses", p.called())
 		}
 		wanted, _ := r.Wanted()
 		if got := slices.Collect(maps.Keys(wanted)); len(got) != 2 {
@@ -60,34 +77,34 @@ func TestAddressesInUseAreReported(t *testing.T) {
 		early(nil)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if len(p.calls) != 1 {
-			t.Errorf("a pass that began before the answer was reported as %v", p.calls[1])
+		if len(p.called()) != 1 {
+			t.Errorf("a pass that began before the answer was reported as %v", p.called()[1])
 		}
 		step()
-		if len(p.calls) != 2 || !slices.Equal(p.calls[1], []netip.Addr{busy}) {
-			t.Errorf("reports %v, want %s", p.calls[1:], busy)
+		if len(p.called()) != 2 || !slices.Equal(p.called()[1], []netip.Addr{busy}) {
+			t.Errorf("reports %v, want %s", p.called()[1:], busy)
 		}
 
 		// Without an answer the addresses stay wanted: the service may be back in time.
-		p.err = errors.New("away")
+		p.fail(errors.New("away"))
 		step()
-		p.err = nil
+		p.fail(nil)
 		step()
-		if len(p.calls) != 4 || !slices.Equal(p.calls[3], []netip.Addr{busy}) {
-			t.Errorf("after an error it reports %v, want %s", p.calls[2:], busy)
+		if len(p.called()) != 4 || !slices.Equal(p.called()[3], []netip.Addr{busy}) {
+			t.Errorf("after an error it reports %v, want %s", p.called()[2:], busy)
 		}
 
-		p.err = ErrUnsupported
+		p.fail(ErrUnsupported)
 		step()
 		for range 10 {
 			step()
 		}
-		if len(p.calls) != 5 {
-			t.Errorf("an earlier version was called %d times in %s", len(p.calls)-4, 11*MinInterval)
+		if len(p.called()) != 5 {
+			t.Errorf("an earlier version was called %d times in %s", len(p.called())-4, 11*MinInterval)
 		}
 		time.Sleep(unsupportedPause)
 		step()
-		if len(p.calls) != 6 {
+		if len(p.called()) != 6 {
 			t.Errorf("a service that may have been upgraded was not called")
 		}
 		cancel()

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,12 +18,23 @@ import (
 // failing is a Store whose publications fail at will.
 type failing struct {
 	writes
-	err error // of the publications
+	mu  sync.Mutex
+	err error // guarded by mu; of the publications
+}
+
+// fail makes the publications from now on fail, or with nil succeed.
+func (f *failing) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
 }
 
 func (f *failing) Publish(ctx context.Context, at int64, changes []Change) (int64, error) {
-	if f.err != nil {
-		return 0, f.err
+	f.mu.Lock()
+	err := f.err
+	f.mu.Unlock()
+	if err != nil {
+		return 0, err
 	}
 	return f.writes.Publish(ctx, at, changes)
 }
@@ -35,8 +48,8 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		r.store, r.cfg.Timeout, r.cfg.StaleMappings = store, time.Second, 15*time.Minute
 		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}, Ranges: &[]netip.Prefix{}}
 		changed := make(chan struct{}, 1)
-		up := true
-		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return up, changed }) //nolint:errcheck // nil
+		var down atomic.Bool
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return !down.Load(), changed }) //nolint:errcheck // nil
 		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}})
 		a, never := netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("10.0.1.9")
 		check := func(when string, a netip.Addr, want bool, why string) {
@@ -62,24 +75,24 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		if !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
 			t.Errorf("an address that an endpoint has is not that endpoint's alone: %+v", all)
 		}
-		store.err = errors.New("away")
+		store.fail(errors.New("away"))
 		r.Remove("e")
 		time.Sleep(2 * time.Hour)
 		check("whose removal does not reach the store", a, false, "etcd still has the mapping")
-		store.err = nil
+		store.fail(nil)
 		time.Sleep(time.Minute)
 		check("whose removal reached the store a short time ago", a, false, "left etcd less than 16m0s ago")
 		time.Sleep(14 * time.Minute)
 		check("after 15 minutes", a, false, "left etcd less than 16m0s ago")
 		time.Sleep(2 * time.Minute)
 		check("after 17 minutes", a, true, "")
-		up = false
+		down.Store(true)
 		changed <- struct{}{}
 		synctest.Wait()
 		if _, _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
 			t.Errorf("while the store is away: %+v", all)
 		}
-		up = true
+		down.Store(false)
 		changed <- struct{}{}
 		synctest.Wait()
 		if _, _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || all[0].Wait == 0 {
@@ -108,7 +121,7 @@ func TestPublicationThatFailedMayBeThere(t *testing.T) {
 		if err := r.MayUse("other", []netip.Addr{a}); !errors.Is(err, ErrResting) {
 			t.Errorf("an address that the store may have: %v", err)
 		}
-		store.err = nil
+		store.fail(nil)
 		time.Sleep(time.Minute)
 		if err := r.MayUse("other", []netip.Addr{a}); !errors.Is(err, ErrResting) || !strings.Contains(err.Error(), "ago") {
 			t.Errorf("a minute after its removal: %v", err)

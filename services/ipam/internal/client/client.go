@@ -120,7 +120,9 @@ func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr) (out 
 	}
 	switch {
 	case !resp.GetModeKnown():
-		return cluster.Reuse{Asks: true, Why: "the datapath has not registered how packets travel"}, nil
+		return cluster.Reuse{
+			Asks: true, Unknown: true, Why: "the datapath has not registered how packets travel",
+		}, nil
 	case resp.GetMode() != identityv1.RoutingMode_ROUTING_MODE_NATIVE:
 		return out, nil
 	}

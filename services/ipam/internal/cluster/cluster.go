@@ -114,8 +114,11 @@ type Reuse struct {
 	// Asks says that other nodes know endpoints by their addresses, or that this is not
 	// known yet: only the addresses in Free are free. Otherwise all are.
 	Asks bool
-	Free []netip.Addr
-	Why  string // why the first of the others is not free
+	// Unknown says that the datapath has not registered how packets travel: Asks is an
+	// assumption, and the registry is asked again soon.
+	Unknown bool
+	Free    []netip.Addr
+	Why     string // why the first of the others is not free
 }
 
 // Ranges are those that ipam has.
@@ -292,8 +295,8 @@ func (a *Agent) Grow(ctx context.Context) error {
 
 // once does all that there is to do. It says whether that went well.
 func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well bool) {
-	known := a.known()
-	answer, err := a.Registry.Register(ctx, known)
+	ranges := a.known()
+	answer, err := a.Registry.Register(ctx, ranges)
 	if err == nil && answer.Registered {
 		err = a.Ranges.SetRefused(ctx, answer.Refused)
 		clear(a.owed) // what is not known was given back with the registration
@@ -314,15 +317,16 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	checked := a.checked
 	a.mu.Unlock()
 	a.complain("registration", err)
-	a.complain("reuse of addresses", a.reuse(ctx))
+	known, rerr := a.reuse(ctx)
+	a.complain("reuse of addresses", rerr)
 	if first && checked && (err != nil || !answer.Connected) {
-		if len(known) > 0 {
+		if len(ranges) > 0 {
 			a.Log.Warn("the cluster does not answer; the ranges of this node serve as they did last", log.Err(err))
 		} else {
 			a.Log.Warn("the cluster does not answer, and this node has no range yet", log.Err(err))
 		}
 	}
-	well = err == nil && answer.Registered && checked
+	well = err == nil && answer.Registered && checked && known
 	if a.Settings.Mode == Pool {
 		for _, f := range a.Settings.Families() {
 			a.grow(ctx, f, wanted[f], answer, err)
@@ -337,8 +341,8 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 const mostAsked = 4096
 
 // reuse asks which of the released addresses may be given out again. It asks without any
-// too: how packets travel may change.
-func (a *Agent) reuse(ctx context.Context) error {
+// too: how packets travel may change. known is false if nobody has said yet how they do.
+func (a *Agent) reuse(ctx context.Context) (known bool, _ error) {
 	sum := a.Ranges.Summary()
 	waiting := sum.Waiting[:min(len(sum.Waiting), mostAsked)]
 	r, err := a.Registry.CheckReuse(ctx, waiting)
@@ -347,12 +351,12 @@ func (a *Agent) reuse(ctx context.Context) error {
 	}
 	same := a.said != nil && *a.said == r.Asks
 	if same && len(r.Free) == 0 && (!r.Asks || len(waiting) == 0 || r.Why == sum.Why) {
-		return nil
+		return !r.Unknown, nil
 	}
 	if err == nil {
 		a.said = &r.Asks
 	}
-	return a.Ranges.SetReuse(ctx, r.Asks, r.Free, r.Why)
+	return !r.Unknown, a.Ranges.SetReuse(ctx, r.Asks, r.Free, r.Why)
 }
 
 // AwaitStep waits until the agent has asked the cluster again.

@@ -76,8 +76,9 @@ func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 	step := func(what string, r Reuse, err error, waiting ...netip.Addr) {
 		t.Helper()
 		registry.reuse, registry.err = r, err
-		if err := a.reuse(t.Context()); err != nil {
-			t.Fatal(err)
+		known, rerr := a.reuse(t.Context())
+		if rerr != nil || known == r.Unknown {
+			t.Fatalf("%s: how packets travel is known: %t, %v", what, known, rerr)
 		}
 		sum := alloc.Summary()
 		slices.SortFunc(sum.Waiting, netip.Addr.Compare)
@@ -108,4 +109,5 @@ func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 	third := release("d")
 	step("with native routing, after a release", Reuse{Asks: true, Why: "it is too young"}, nil, third)
 	step("in a tunnel again", Reuse{}, nil)
+	step("nobody has said how packets travel", Reuse{Asks: true, Unknown: true, Why: "not registered"}, nil)
 }

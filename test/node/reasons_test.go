@@ -12,11 +12,14 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -100,6 +103,14 @@ func reasonsOfRequests(r *reasons) {
 		return err
 	}
 	web := n.creation(t, newPod(t, "web"))
+	early := proto.CloneOf(web)
+	early.NetworkNamespace = "/dev/null"
+	servicetest.EventuallyNil(t, "the datapath has the pod ranges", func() error {
+		if err := create(early); status.Code(err) == codes.Unavailable {
+			return err
+		}
+		return nil
+	})
 	for path, reason := range map[string]datapathv1.ErrorReason{
 		"/dev/null":         datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE,
 		"/proc/self/ns/mnt": datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE,

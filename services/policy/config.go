@@ -169,7 +169,11 @@ func (c *Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: c.Kubernetes
 func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 	return owner.Config{
 		Tenants: t,
-		Engine:  engine.Config{Cluster: c.Cluster.Name, Enforcement: modes[c.Enforcement.Mode], AllowHost: c.Enforcement.AllowHost},
+		Engine: engine.Config{
+			Cluster:     c.Cluster.Name,
+			Enforcement: modes[c.Enforcement.Mode],
+			AllowHost:   c.Enforcement.AllowHost,
+		},
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
 			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,

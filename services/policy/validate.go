@@ -60,7 +60,12 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
 		return 2
 	}
-	verdicts, err := check(data, reading.Options{Rules: config.owner(nil, nil).Rules, Namespace: *namespace, AllowUnknown: *allowUnknown, Large: true})
+	verdicts, err := check(data, reading.Options{
+		Rules:        config.owner(nil, nil).Rules,
+		Namespace:    *namespace,
+		AllowUnknown: *allowUnknown,
+		Large:        true,
+	})
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice-policy validate:", err)
 		return 2

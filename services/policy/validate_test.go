@@ -45,21 +45,39 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toGroups","text":"not supported by Sluice: `,
 		},
 		{
-			"a label that identities leave out", strings.Replace(good, "podSelector: {}", "podSelector: {matchLabels: {job-name: a}}", 1),
-			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec","text":"not supported by Sluice: the label key \"job-name\", which identities leave out (rule \"job-name\"): every pod that it may select is isolated; labels.include of sluice-identity includes the key"}]}`,
+			"a label that identities leave out",
+			strings.Replace(good, "podSelector: {}", "podSelector: {matchLabels: {job-name: a}}", 1),
+			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec","text":"not supported by Sluice: ` +
+				`the label key \"job-name\", which identities leave out (rule \"job-name\"): ` +
+				`every pod that it may select is isolated; labels.include of sluice-identity includes the key"}]}`,
 		},
 		{
-			"a protocol that Cilium had", "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\nspec: {endpointSelector: {}, ingress: [{toPorts: [{ports: [{port: '1'}], rules: {kafka: [{topic: a}], http: []}}]}]}\n",
-			0, `{"problems":["spec.ingress[0].toPorts[0].rules.kafka: no such field: rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"]}`,
+			"a protocol that Cilium had",
+			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\nspec: {endpointSelector: {}, " +
+				"ingress: [{toPorts: [{ports: [{port: '1'}], rules: {kafka: [{topic: a}], http: []}}]}]}\n",
+			0, `{"problems":["spec.ingress[0].toPorts[0].rules.kafka: no such field: ` +
+				`rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"]}`,
 		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),
 		},
-		{"no YAML hides no other", "{\n---\n" + good, 0, `{"problems":["yaml: line 1: did not find expected node content"]}` + "\n" + `{"problems":[]}` + "\n"},
-		{"too large hides no other", strings.Repeat("#", 3<<20+1) + "\n---\n- a list\n---\n" + good, 0, `{"problems":["is not an object but a list"]}` + "\n" + `{"problems":[]}` + "\n"},
-		{"a key twice hides no other", good + "spec: {}\n---\n" + good, 0, `{"problems":["spec: is given twice"]}` + "\n" + `{"problems":[]}` + "\n"},
-		{"too large", "a: " + strings.Repeat("x", 3<<20), 0, `{"problems":["manifest of 3145731 bytes is larger than 3145728"]}` + "\n"},
+		{
+			"no YAML hides no other", "{\n---\n" + good,
+			0, `{"problems":["yaml: line 1: did not find expected node content"]}` + "\n" + `{"problems":[]}` + "\n",
+		},
+		{
+			"too large hides no other", strings.Repeat("#", 3<<20+1) + "\n---\n- a list\n---\n" + good,
+			0, `{"problems":["is not an object but a list"]}` + "\n" + `{"problems":[]}` + "\n",
+		},
+		{
+			"a key twice hides no other", good + "spec: {}\n---\n" + good,
+			0, `{"problems":["spec: is given twice"]}` + "\n" + `{"problems":[]}` + "\n",
+		},
+		{
+			"too large", "a: " + strings.Repeat("x", 3<<20),
+			0, `{"problems":["manifest of 3145731 bytes is larger than 3145728"]}` + "\n",
+		},
 	} {
 		var out, errOut bytes.Buffer
 		code := validate([]string{"--namespace=shop"}, strings.NewReader(c.in), &out, &errOut)

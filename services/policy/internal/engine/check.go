@@ -80,7 +80,8 @@ func (d Draft) trySelected(other *Engine, c Change) error {
 		if err == nil {
 			continue
 		}
-		if before, ferr := d.Fork(nil, id.Number); ferr == nil && len(before.Reduced()) == 0 { // else it is not for this change
+		// If it is so without the change too, the error is not for this change.
+		if before, ferr := d.Fork(nil, id.Number); ferr == nil && len(before.Reduced()) == 0 {
 			return fmt.Errorf("for an identity that has no endpoint here: %w", err)
 		}
 	}

@@ -123,7 +123,7 @@ type Engine struct {
 	waiting  map[*member]struct{}                         // kept unknown, since a table has no place for another row
 	reduced  map[*subject][2]*Reduction                   // whose tables do not have all rules
 	crowded  map[*live]struct{}                           // tables without a class for some peers
-	large    map[compile.Hash]error                       // programs that are too large for a table, whatever peers there are
+	large    map[compile.Hash]error                       // programs too large for a table, whatever peers there are
 	freed    int                                          // counts what made room in tables
 	coarse   bool                                         // every table is, for tests
 
@@ -507,7 +507,9 @@ func (e *Engine) input(s *subject, d rule.Direction) (in compile.Input, enforced
 }
 
 // inputOf is input with given address groups and specs that may select the subject.
-func (e *Engine) inputOf(s *subject, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec))) (in compile.Input, enforced bool) {
+func (e *Engine) inputOf(
+	s *subject, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
+) (in compile.Input, enforced bool) {
 	p := e.peers[s.number]
 	in = compile.Input{Direction: d, Ports: p.id.Ports, Groups: groups}
 	if e.config.Enforcement == EnforceNever {

@@ -233,7 +233,8 @@ func TestMorePrefixesThanATableTakesAreRefused(t *testing.T) {
 	}
 	o.Specs[0].Rules = []*rule.Rule{r.Seal()}
 	var limit *table.ErrTooLarge
-	if err := e.Apply(Change{Refuse: true, UpsertPolicies: []policy.Object{o}}); !errors.As(err, &limit) || limit.Limit != table.MaxPrefixes {
+	err := e.Apply(Change{Refuse: true, UpsertPolicies: []policy.Object{o}})
+	if !errors.As(err, &limit) || limit.Limit != table.MaxPrefixes {
 		t.Fatalf("error is %v", err)
 	}
 	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
@@ -347,7 +348,10 @@ func TestRulesTimesPrefixesAreRefusedByTheirProduct(t *testing.T) {
 	o.Specs[0].Rules = append(o.Specs[0].Rules, many.Seal())
 	e := New(Config{})
 	err := e.Apply(Change{
-		Refuse: true, UpsertPolicies: []policy.Object{o}, AddIdentities: []peer.Identity{combination(t, 300, 0, 0)}, AddSubjects: []identity.Numeric{300},
+		Refuse:         true,
+		UpsertPolicies: []policy.Object{o},
+		AddIdentities:  []peer.Identity{combination(t, 300, 0, 0)},
+		AddSubjects:    []identity.Numeric{300},
 	})
 	var large *table.ErrTooLarge
 	if !errors.As(err, &large) || large.Limit != 5_000_000 || !strings.Contains(err.Error(), "the largest share is from K product") {
@@ -441,7 +445,8 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 	}
 	large.Specs[0].Rules = []*rule.Rule{r.Seal()}
 	after := combination(t, 300, 1<<9, 10) // other labels under the same number
-	if err := e.Apply(Change{Refuse: true, UpsertPolicies: []policy.Object{large}, AddIdentities: []peer.Identity{after}}); err == nil {
+	change := Change{Refuse: true, UpsertPolicies: []policy.Object{large}, AddIdentities: []peer.Identity{after}}
+	if err := e.Apply(change); err == nil {
 		t.Fatal("the policy is accepted")
 	}
 	b, _ := e.Bound(300, rule.Ingress)

@@ -71,7 +71,9 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 			state := func(t *testing.T, e *Engine, wantBound string, wantReduced bool) {
 				t.Helper()
 				var large *table.ErrTooLarge
-				if r := e.Reduced(); len(r) > 0 != wantReduced || wantReduced && (!errors.As(r[0].Err, &large) || r[0].Subject != subject || r[0].Largest != "T large") {
+				r := e.Reduced()
+				if len(r) > 0 != wantReduced || wantReduced &&
+					(!errors.As(r[0].Err, &large) || r[0].Subject != subject || r[0].Largest != "T large") {
 					t.Errorf("reduced: %v, want one: %t", r, wantReduced)
 				}
 				if got := bound(e); got != wantBound {
@@ -256,8 +258,9 @@ func TestRulesThatFitSurelyFit(t *testing.T) {
 	}
 }
 
-// One tenant's table has a class for no more identities. A new identity is unknown in that
-// table, and keeps its rights in the tables of others.
+// TestFullTableOfOneSubjectLeavesPeersKnownToOthers fills the table of one tenant, so that it has a
+// class for no more identities. A new identity is unknown in that table, and keeps its rights in the
+// tables of others.
 func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 	e, ids := full(t)
 	const other = identity.Numeric(60001)
@@ -307,10 +310,12 @@ func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 	}
 }
 
-// It is not known which addresses are in a closed group.
+// TestClosedGroupDeniesEveryAddressAndAllowsNone evaluates rules with a closed group, of which it is not
+// known which addresses are in it.
 func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
 	group := func(closed bool) policy.Object {
-		g := &policy.Group{Name: "g", Labels: label.NewSet(label.Label{Source: label.SourceCIDRGroup, Key: "g", Value: "v"}), Closed: closed}
+		v := label.Label{Source: label.SourceCIDRGroup, Key: "g", Value: "v"}
+		g := &policy.Group{Name: "g", Labels: label.NewSet(v), Closed: closed}
 		if !closed {
 			g.Prefixes = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 		}
@@ -328,7 +333,11 @@ func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
 		{rule.Deny, selector.Exists, false, false, true, false},
 		{rule.Deny, selector.DoesNotExist, true, false, false, false},
 	} {
-		spec := rule.Spec{Subject: selector.New(), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{c.action == rule.Allow, false}}
+		spec := rule.Spec{
+			Subject:     selector.New(),
+			Selects:     [2]bool{true, false},
+			DefaultDeny: [2]bool{c.action == rule.Allow, false},
+		}
 		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "p"}, Tier: rule.Normal, Action: c.action, AllPorts: true}
 		r.Peers.Groups = []rule.GroupPeer{{Selector: selector.New(selector.Requirement{Key: "g", Op: c.op})}}
 		spec.Rules = []*rule.Rule{r.Seal()}

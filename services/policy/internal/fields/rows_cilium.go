@@ -379,7 +379,10 @@ var ciliumRows = map[string]row{
 	},
 	"cilium.EnvoyConfig.name": {required: true, about: "Name of the configuration.", example: "x"},
 	"cilium.L7Rules.http":     {about: "HTTP requests.", example: "[{path: /}]"},
-	"cilium.L7Rules.dns":      {about: "DNS questions. With a matchPattern of * alone the ports are allowed, without a proxy.", example: "[{matchName: a.example.com}]"},
+	"cilium.L7Rules.dns": {
+		about:   "DNS questions. With a matchPattern of * alone the ports are allowed, without a proxy.",
+		example: "[{matchName: a.example.com}]",
+	},
 	"cilium.L7Rules.dns@ingress": {
 		support: Refused,
 		becomes: forEgress,

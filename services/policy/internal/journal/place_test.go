@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The journal keeps a place next to the record of its policy. It goes with the policy, and counts only for the
-// revision that it was written for.
+// TestPlaceIsKeptBesideThePolicy keeps a place next to the record of its policy. The place goes with the
+// policy, and counts only for the revision that it was written for.
 func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	dir := t.TempDir()
 	open := func() (*Journal, map[string]Place) {

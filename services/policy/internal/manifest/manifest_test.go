@@ -50,15 +50,18 @@ func decode(t testing.TB, text string) (object, []string, error) {
 
 func TestDecodeReadsYAMLAndJSON(t *testing.T) {
 	for _, text := range []string{
-		"kind: K\nspec:\n  list: [{name: a, limit: 3}]\n  labels: {x: z}\n  flag: true\n  port: http\n  extra: {any: thing}\n",
-		`{"kind":"K","spec":{"list":[{"name":"a","limit":3}],"labels":{"x":"z"},"flag":true,"port":"http","extra":{"any":"thing"}}}`,
+		"kind: K\nspec:\n  list: [{name: a, limit: 3}]\n  labels: {x: z}\n" +
+			"  flag: true\n  port: http\n  extra: {any: thing}\n",
+		`{"kind":"K","spec":{"list":[{"name":"a","limit":3}],"labels":{"x":"z"},` +
+			`"flag":true,"port":"http","extra":{"any":"thing"}}}`,
 	} {
 		o, unknown, err := decode(t, text)
 		if err != nil || len(unknown) > 0 {
 			t.Fatalf("%s: %v, unknown %v", text, err, unknown)
 		}
-		if o.Kind != "K" || len(o.Spec.List) != 1 || o.Spec.List[0].Name != "a" || *o.Spec.List[0].Limit != 3 || o.Spec.Labels["x"] != "z" ||
-			!*o.Spec.Flag || !o.Spec.Port.IsString || o.Spec.Port.String != "http" || o.Spec.Extra == nil {
+		if o.Kind != "K" || len(o.Spec.List) != 1 || o.Spec.List[0].Name != "a" || *o.Spec.List[0].Limit != 3 ||
+			o.Spec.Labels["x"] != "z" || !*o.Spec.Flag || !o.Spec.Port.IsString || o.Spec.Port.String != "http" ||
+			o.Spec.Extra == nil {
 			t.Errorf("%s: %+v", text, o)
 		}
 	}
@@ -311,32 +314,38 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// kubectl reads YAML 1.1: what it has as true, false or a number is no text here
-// either, and a date is.
+// TestWordsAreReadAsKubectlReadsThem reads words as YAML 1.1, as kubectl does: what it has as true, false
+// or a number is no text here either, and a date is.
 func TestWordsAreReadAsKubectlReadsThem(t *testing.T) {
-	const quote = ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"
+	const (
+		quote = ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"
+		isKey = "is a key that kubectl and YAML 1.1 read as "
+	)
 	for in, want := range map[string]string{
-		"labels: {x: yes}":                     "spec.labels.x: must be a string, is the truth value yes" + quote,
-		"labels: {x: OFF}":                     "spec.labels.x: must be a string, is the truth value OFF" + quote,
-		"labels: {x: n}":                       "spec.labels.x: must be a string, is the truth value n" + quote,
-		"labels: {x: oN}":                      "",
-		"labels: {x: 'yes'}":                   "",
-		"labels: {x: \"no\"}":                  "",
-		"labels: {x: !!str no}":                "",
-		"labels: {x: 2024-01-01}":              "",
-		"labels: {x: 0o17}":                    "spec.labels.x: must be a string, is the number 0o17",
-		"port: on":                             "spec.port: must be a whole number or a string, is the truth value on" + quote,
-		"flag: yes":                            "",
-		"flag: Off":                            "",
-		"flag: 'yes'":                          `spec.flag: must be true or false, is the string "yes"`,
-		"labels: {on: x}":                      `spec.labels.on: is a key that kubectl and YAML 1.1 read as "true": put it into quotes`,
-		"labels: {'on': x}":                    "",
-		"labels: {True: x}":                    `spec.labels.True: is a key that kubectl and YAML 1.1 read as "true": put it into quotes`,
-		"labels: {true: x, 12: x}":             "",
-		"labels: {010: x}":                     `spec.labels.010: is a key that kubectl and YAML 1.1 read as "8": put it into quotes`,
-		"labels: {~: x}":                       `spec.labels.~: is a key that kubectl and YAML 1.1 read as "null": put it into quotes`,
-		"labels: {x: y, x: y}":                 "spec.labels.x: must be a string, is the truth value y" + quote + "; spec.labels.x: is given twice",
-		"labels: {<<: {x: z}}":                 "spec.labels: uses a merge key (<<), which is not supported: write out the keys that it stands for",
+		"labels: {x: yes}":        "spec.labels.x: must be a string, is the truth value yes" + quote,
+		"labels: {x: OFF}":        "spec.labels.x: must be a string, is the truth value OFF" + quote,
+		"labels: {x: n}":          "spec.labels.x: must be a string, is the truth value n" + quote,
+		"labels: {x: oN}":         "",
+		"labels: {x: 'yes'}":      "",
+		"labels: {x: \"no\"}":     "",
+		"labels: {x: !!str no}":   "",
+		"labels: {x: 2024-01-01}": "",
+		"labels: {x: 0o17}":       "spec.labels.x: must be a string, is the number 0o17",
+		"port: on": "spec.port: must be a whole number or a string, " +
+			"is the truth value on" + quote,
+		"flag: yes":                "",
+		"flag: Off":                "",
+		"flag: 'yes'":              `spec.flag: must be true or false, is the string "yes"`,
+		"labels: {on: x}":          "spec.labels.on: " + isKey + `"true": put it into quotes`,
+		"labels: {'on': x}":        "",
+		"labels: {True: x}":        "spec.labels.True: " + isKey + `"true": put it into quotes`,
+		"labels: {true: x, 12: x}": "",
+		"labels: {010: x}":         "spec.labels.010: " + isKey + `"8": put it into quotes`,
+		"labels: {~: x}":           "spec.labels.~: " + isKey + `"null": put it into quotes`,
+		"labels: {x: y, x: y}": "spec.labels.x: must be a string, is the truth value y" + quote +
+			"; spec.labels.x: is given twice",
+		"labels: {<<: {x: z}}": "spec.labels: uses a merge key (<<), which is not supported: " +
+			"write out the keys that it stands for",
 		"labels: {x: z}, extra: {on: 1, y: 2}": "",
 	} {
 		_, _, err := decode(t, "kind: K\nspec: {"+in+"}\n")

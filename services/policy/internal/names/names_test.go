@@ -359,8 +359,8 @@ func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 	}
 }
 
-// An answer repeats an address whose time is over, and brings a new one: the one that
-// it repeats makes no room.
+// TestAddressThatAnAnswerRepeatsIsNotEvictedForIt learns an answer that repeats an address whose time is
+// over, and brings a new one. The one that it repeats makes no room.
 func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	c := newTable(4, 2*maxPerName)
 	old := netip.MustParseAddr("20.0.0.1")
@@ -382,8 +382,8 @@ func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	}
 }
 
-// A name of which nothing may go, because the answer has its address too, is passed
-// over when room is looked for. Its time ends all the same.
+// TestNameThatIsPassedOverStillExpires passes over a name when it looks for room. Nothing of the name may
+// go, because the answer has its address too. The time of the name ends all the same.
 func TestNameThatIsPassedOverStillExpires(t *testing.T) {
 	c := newTable(4, 2)
 	a, b := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("20.0.0.2")

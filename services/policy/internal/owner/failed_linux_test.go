@@ -231,8 +231,8 @@ func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]boo
 	}
 }
 
-// A change that fails, in whatever way, allows nothing that the state before or the wanted
-// state denies, until it succeeds. INV-54
+// TestFailedChangeNeverOpens lets a change fail in every way. The change allows nothing that the state
+// before or the wanted state denies, until it succeeds. INV-54
 func TestFailedChangeNeverOpens(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -291,7 +291,9 @@ func (o *Owner) compare(l *listing) {
 
 // conflict is why a policy of a file or object cannot be in force: another source or
 // origin has it. There says that what an origin had is still there.
-func (o *Owner) conflict(l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool) string {
+func (o *Owner) conflict(
+	l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool,
+) string {
 	p := o.policies[k]
 	switch other, ok := taken[k]; {
 	case ok && other != origin:

@@ -23,7 +23,9 @@ import (
 func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	for what, c := range map[string]struct{ spec string }{
 		// In Kubernetes app=db (301) is a pod of the Job "migrate" and isolated.
-		"the pods of a Job are isolated": {`"spec":{"podSelector":{"matchLabels":{"batch.kubernetes.io/job-name":"migrate"}}}`},
+		"the pods of a Job are isolated": {
+			`"spec":{"podSelector":{"matchLabels":{"batch.kubernetes.io/job-name":"migrate"}}}`,
+		},
 		"the pod of a StatefulSet is isolated": {
 			`"spec":{"podSelector":{"matchLabels":{"statefulset.kubernetes.io/pod-name":"db-0"}}}`,
 		},
@@ -55,15 +57,16 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if passes(t, d.owner, 300, 301) || len(judged[k].Notes) == 0 || !strings.Contains(judged[k].Notes[0].Text, "labels.include of sluice-identity") {
+			if passes(t, d.owner, 300, 301) || len(judged[k].Notes) == 0 ||
+				!strings.Contains(judged[k].Notes[0].Text, "labels.include of sluice-identity") {
 				t.Errorf("web to db passes: %t, notes %v", passes(t, d.owner, 300, 301), judged[k].Notes)
 			}
 		})
 	}
 }
 
-// The identity service may include the key, also while policies are in force; the
-// last filter that it told holds after a restart.
+// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount lets the identity service include the key, also
+// while policies are in force. The last filter that it told holds after a restart.
 func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir)

@@ -229,7 +229,8 @@ func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 	}
 	for _, l := range list {
 		// A tenth is kept for cluster-wide objects.
-		if accepted := l.Origin < "090"; l.Accepted != accepted || !accepted && !strings.Contains(l.Error, "limits.policies (100)") {
+		accepted := l.Origin < "090"
+		if l.Accepted != accepted || !accepted && !strings.Contains(l.Error, "limits.policies (100)") {
 			t.Fatalf("%s: accepted %t, %s", l.Origin, l.Accepted, l.Error)
 		}
 	}
@@ -333,7 +334,9 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := o.Status(t.Context())
-	if want := "file all.yaml is refused: document 10001 (line 100003): manifest of "; err != nil || st.Policies != policies || len(st.Problems) != 1 || !strings.HasPrefix(st.Problems[0].Text, want) {
+	const want = "file all.yaml is refused: document 10001 (line 100003): manifest of "
+	if err != nil || st.Policies != policies || len(st.Problems) != 1 ||
+		!strings.HasPrefix(st.Problems[0].Text, want) {
 		t.Errorf("%d policies, problems %q, %v; want %q", st.Policies, st.Problems, err, want)
 	}
 	// One call is still bounded as a whole.

@@ -86,7 +86,8 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 		for k, object := range objects {
 			p := f.owner.policies[k]
 			if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" && bytes.Equal(p.Manifest, object.Text) {
-				out[k] = &file{docs: []reading.Decoded{{Object: p.read, Text: p.Manifest, Created: object.Created, UID: object.UID}}}
+				held := reading.Decoded{Object: p.read, Text: p.Manifest, Created: object.Created, UID: object.UID}
+				out[k] = &file{docs: []reading.Decoded{held}}
 			}
 		}
 		return out, nil

@@ -108,7 +108,10 @@ func (p *Policy) filter(f *uncounted.Filter) {
 // change when plan returns without an error; takeBack undoes that.
 func (o *Owner) plan(e *edit) (plan, error) {
 	out := plan{
-		puts: e.puts, gone: e.gone, change: engine.Change{DeletePolicies: e.gone, Refuse: e.answers}, content: len(e.gone) > 0,
+		puts:    e.puts,
+		gone:    e.gone,
+		change:  engine.Change{DeletePolicies: e.gone, Refuse: e.answers},
+		content: len(e.gone) > 0,
 	}
 	if err := o.divide(e, &out); err != nil {
 		o.takeBack(out.places)
@@ -133,7 +136,8 @@ func (o *Owner) plan(e *edit) (plan, error) {
 
 // same reports whether two forms of a policy do the same and say the same.
 func (p *Policy) same(q *Policy) bool {
-	return p.Broken == q.Broken && p.Exceeds == q.Exceeds && bytes.Equal(p.Manifest, q.Manifest) && bytes.Equal(p.sum, q.sum)
+	return p.Broken == q.Broken && p.Exceeds == q.Exceeds &&
+		bytes.Equal(p.Manifest, q.Manifest) && bytes.Equal(p.sum, q.sum)
 }
 
 // enforced is what the engine has of a policy; nil: nothing.

@@ -96,7 +96,10 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	}
 	if err != nil {
 		// An owner that has ended has no ledger.
-		ask(last, o, func() (struct{}, error) { o.takeBack(r.plan.places); return struct{}{}, nil }) //nolint:errcheck // above
+		ask(last, o, func() (struct{}, error) { //nolint:errcheck // above
+			o.takeBack(r.plan.places)
+			return struct{}{}, nil
+		})
 	}
 	if serr := r.clear(last, err != nil); serr != nil {
 		_, terr := ask(last, o, func() (struct{}, error) { o.stored(serr); return struct{}{}, nil })

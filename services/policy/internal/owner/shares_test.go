@@ -24,9 +24,9 @@ func padding(n, bytes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// A user who may create policies in one namespace fills limits.policies with policies of a
-// few bytes each. A policy of another namespace that isolates must isolate nevertheless.
-// INV-65
+// TestOneNamespaceCannotKeepThePoliciesOfOthersOut lets a user who may create policies in one namespace
+// fill limits.policies with policies of a few bytes each. A policy of another namespace that isolates must
+// isolate nevertheless. INV-65
 func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	limit := func(c *Config) { c.MaxPolicies = 20 }
 	t.Run("a new policy", func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	})
 }
 
-// Two NetworkPolicies of an API server and room for one.
+// TestObjectBeyondTheShareIsolates has two NetworkPolicies of an API server and room for one.
 func TestObjectBeyondTheShareIsolates(t *testing.T) {
 	d, stop := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 1 })
 	defer stop()
@@ -93,8 +93,8 @@ func TestObjectBeyondTheShareIsolates(t *testing.T) {
 	}
 }
 
-// A first listing in which one namespace has more policies than there is room for must
-// not open the pods that another namespace isolates.
+// TestOneNamespaceDoesNotTakeTheShareOfAnother takes a first listing in which one namespace has more
+// policies than there is room for. The listing must not open the pods that another namespace isolates.
 func TestOneNamespaceDoesNotTakeTheShareOfAnother(t *testing.T) {
 	d, _ := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 5 })
 	pods(t, d.owner, "shop")
@@ -110,7 +110,8 @@ func TestOneNamespaceDoesNotTakeTheShareOfAnother(t *testing.T) {
 	}
 }
 
-// Whatever the order in which objects come, the oldest of a tenant are enforced as written.
+// TestOldestObjectsOfATenantAreEnforcedInEveryOrder takes the objects of a tenant in several orders. The
+// oldest are enforced as written in each.
 func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	all := make(map[policy.Key]policy.Written)
@@ -167,8 +168,8 @@ func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 	}
 }
 
-// A policy of an API server that exceeds the share is reduced to its selectors. The source
-// delivers it again once there is room.
+// TestLargeObjectBeyondTheShareIsReduced takes a policy of an API server that exceeds the share, and
+// reduces it to its selectors. The source delivers it again once there is room.
 func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -229,8 +230,8 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	}
 }
 
-// After a restart, the policies of a tenant that uses more than an eighth of a limit stay in
-// force while they are listed, also those that have grown meanwhile.
+// TestPoliciesThatGrewDuringARestartStay restarts with a tenant that uses more than an eighth of a limit.
+// Its policies stay in force while they are listed, also those that have grown meanwhile.
 func TestPoliciesThatGrewDuringARestartStay(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()

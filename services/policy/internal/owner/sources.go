@@ -96,7 +96,8 @@ func (o *Owner) completeFiles(src *source) {
 		if len(src.missing) > 0 {
 			if text := strings.Join(incomplete(src), "; "); text != src.told {
 				src.told = text
-				o.config.Log.Warn("files of policies were never read: no endpoint gets its policies until they are", "source", SourceFile, "missing", text)
+				o.config.Log.Warn("files of policies were never read: no endpoint gets its policies until they are",
+					"source", SourceFile, "missing", text)
 			}
 			return
 		}
@@ -171,15 +172,16 @@ func (o *Owner) waitsFor() (out []string) {
 		case o.gate.HasListed(name):
 		case name == SourceFile:
 			for _, part := range slices.Sorted(maps.Keys(src.missing)) {
-				out = append(out, fmt.Sprintf("the file %s was never read: %s; `sluice policy source accept-without %s` goes on without it",
-					part, src.missing[part], part))
+				out = append(out, fmt.Sprintf("the file %s was never read: %s; "+
+					"`sluice policy source accept-without %s` goes on without it", part, src.missing[part], part))
 			}
 		default:
 			why := "it has not listed every policy yet"
 			if src.err != "" {
 				why = src.err
 			}
-			out = append(out, fmt.Sprintf("the source %s is not complete: %s; `sluice policy confirm` goes on without it", name, why))
+			out = append(out, fmt.Sprintf(
+				"the source %s is not complete: %s; `sluice policy confirm` goes on without it", name, why))
 		}
 	}
 	for _, m := range o.config.Managers {
@@ -204,7 +206,8 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 	return ask(ctx, o, func() (Acceptance, error) {
 		src := o.sources[SourceFile]
 		if src == nil {
-			return Acceptance{}, fmt.Errorf("%w: no directory of policies is configured (sources.directory)", failure.ErrNotMissing)
+			return Acceptance{}, fmt.Errorf(
+				"%w: no directory of policies is configured (sources.directory)", failure.ErrNotMissing)
 		}
 		part := name
 		if _, ok := src.missing[part]; !ok && filepath.Dir(name) == filepath.Clean(o.config.Directory) {
@@ -216,7 +219,8 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 			return Acceptance{}, fmt.Errorf("%w: the files of %s were read, or accepted, before: what was in force of %s stays",
 				failure.ErrNotMissing, o.config.Directory, name)
 		case !ok:
-			return Acceptance{}, fmt.Errorf("%w: %s; missing are: %s", failure.ErrNotMissing, name, strings.Join(incomplete(src), "; "))
+			return Acceptance{}, fmt.Errorf("%w: %s; missing are: %s",
+				failure.ErrNotMissing, name, strings.Join(incomplete(src), "; "))
 		case validateOnly:
 			return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
 		}
@@ -224,7 +228,8 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 		if err := o.gate.Accept(a); err != nil {
 			return Acceptance{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 		}
-		o.config.Log.Warn("a file of policies is accepted as missing: endpoints are connected without it", "file", part, "reason", why)
+		o.config.Log.Warn("a file of policies is accepted as missing: endpoints are connected without it",
+			"file", part, "reason", why)
 		o.completeFiles(src)
 		return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
 	})

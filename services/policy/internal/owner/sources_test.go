@@ -39,9 +39,10 @@ func waiting(t *testing.T, o *Owner) string {
 	return strings.Join(st.WaitsFor, "\n")
 }
 
-// What is missing may be what denies: nobody gets tables before each file was read
-// once. From then on the state has what was in force.
+// TestSubscribersWaitUntilEachFileWasReadOnce gives nobody tables before each file was read once, since
+// what is missing may be what denies. From then on the state has what was in force.
 func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
+	text := func(s string) []File { return []File{{Origin: "a.yaml", Data: []byte(s)}} }
 	for what, c := range map[string]struct {
 		files []File
 		fails error
@@ -49,18 +50,33 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 		part  string
 	}{
 		"no file":                {},
-		"good":                   {files: []File{{Origin: "a.yaml", Data: []byte(isolatingText("web"))}}},
-		"another kind":           {files: []File{{Origin: "a.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n")}}},
-		"a document that is bad": {files: []File{{Origin: "a.yaml", Data: []byte(strings.Replace(isolatingText("web"), "[Ingress]", "[Ingres]", 1))}}},
+		"good":                   {files: text(isolatingText("web"))},
+		"another kind":           {files: text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n")},
+		"a document that is bad": {files: text(strings.Replace(isolatingText("web"), "[Ingress]", "[Ingres]", 1))},
 		"no YAML": {
-			files: []File{{Origin: "a.yaml", Data: []byte(isolatingText("web") + "---\n{")}}, part: "a.yaml",
+			files: text(isolatingText("web") + "---\n{"), part: "a.yaml",
 			want: "the file a.yaml was never read: document 2 (line 6): yaml: line 6: ",
 		},
-		"no object":            {files: []File{{Origin: "a.yaml", Data: []byte("- a\n")}}, part: "a.yaml", want: "document 1 (line 1): is not an object but a list"},
-		"no namespace":         {files: []File{{Origin: "a.yaml", Data: []byte(strings.Replace(isolatingText("web"), "shop", "5", 1))}}, part: "a.yaml", want: "metadata.namespace: must be a string"},
-		"a file without right": {files: []File{{Origin: "a.yaml", Err: errors.New("permission denied")}}, part: "a.yaml", want: "the file a.yaml was never read: permission denied"},
-		"a file being written": {files: []File{{Origin: "a.yaml", Keep: true}}, part: "a.yaml", want: "the file a.yaml was never read: is being written"},
-		"no directory":         {fails: errors.New("no such directory"), part: "/etc/policies", want: "the file /etc/policies was never read: no such directory"},
+		"no object": {
+			files: text("- a\n"), part: "a.yaml",
+			want: "document 1 (line 1): is not an object but a list",
+		},
+		"no namespace": {
+			files: text(strings.Replace(isolatingText("web"), "shop", "5", 1)), part: "a.yaml",
+			want: "metadata.namespace: must be a string",
+		},
+		"a file without right": {
+			files: []File{{Origin: "a.yaml", Err: errors.New("permission denied")}}, part: "a.yaml",
+			want: "the file a.yaml was never read: permission denied",
+		},
+		"a file being written": {
+			files: []File{{Origin: "a.yaml", Keep: true}}, part: "a.yaml",
+			want: "the file a.yaml was never read: is being written",
+		},
+		"no directory": {
+			fails: errors.New("no such directory"), part: "/etc/policies",
+			want: "the file /etc/policies was never read: no such directory",
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
@@ -89,7 +105,8 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			}
 			if c.want != "" {
 				listing(o)
-				if _, err := o.AcceptWithout(t.Context(), "other.yaml", false); !errors.Is(err, failure.ErrNotMissing) || !strings.Contains(err.Error(), c.part) {
+				_, err := o.AcceptWithout(t.Context(), "other.yaml", false)
+				if !errors.Is(err, failure.ErrNotMissing) || !strings.Contains(err.Error(), c.part) {
 					t.Errorf("another file is accepted as missing: %v", err)
 				}
 				if _, err := o.AcceptWithout(t.Context(), c.part, true); err != nil || !waits(t, o) {
@@ -115,7 +132,8 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 	}
 }
 
-// A file that could be read once stays in force by its last text, and nobody waits.
+// TestFileThatCannotBeReadAnyMoreStays keeps a file that could be read once in force by its last text, and
+// nobody waits.
 func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
@@ -131,7 +149,8 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	for range 2 {
 		set(feed, strings.Replace(isolatingText("db"), "shop", "5", 1))
 		st, err := o.Status(t.Context())
-		if err != nil || waits(t, o) || passes(t, o, 300, 301) || len(st.Problems) != 1 || !strings.Contains(st.Problems[0].Text, "file a.yaml is refused: document 1 (line 1): ") {
+		if err != nil || waits(t, o) || passes(t, o, 300, 301) || len(st.Problems) != 1 ||
+			!strings.Contains(st.Problems[0].Text, "file a.yaml is refused: document 1 (line 1): ") {
 			t.Errorf("waits %t, web to db %t, %q, %v", waits(t, o), passes(t, o, 300, 301), st.Problems, err)
 		}
 		stop()
@@ -145,11 +164,13 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	stop()
 }
 
-// The state of a version without marks for files has all of them.
+// TestStateOfAnEarlierVersionIsComplete takes the state of a version without marks for files, which has
+// all of them.
 func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
-	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(isolatingText("db"))}}); err != nil {
+	files := []File{{Origin: "a.yaml", Data: []byte(isolatingText("db"))}}
+	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -171,7 +192,8 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	stop()
 }
 
-// Managers that the configuration names have to complete once.
+// TestSubscribersWaitForManagersThatAreConfigured waits for the managers that the configuration names,
+// which have to complete once.
 func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
 	dir := t.TempDir()
 	start := func() (*Owner, func()) {
@@ -194,16 +216,18 @@ func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
 	stop()
 }
 
-// A document that cannot be applied isolates what it selects, or its namespace: also
-// after a restart, and until it can be applied.
+// TestDocumentThatCannotBeAppliedIsolates isolates what such a document selects, or its namespace: also
+// after a restart, and until the document can be applied.
 func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 	good := isolatingText("db")
 	for what, c := range map[string]struct {
 		text             string
 		webToDB, dbToWeb bool
 	}{
-		"an unknown field":        {strings.Replace(good, "policyTypes", "types: [x], policyTypes", 1), false, true},
-		"a value that is wrong":   {strings.Replace(good, "[Ingress]", "[Ingress], ingress: [{ports: [{port: 70000}]}]", 1), false, true},
+		"an unknown field": {strings.Replace(good, "policyTypes", "types: [x], policyTypes", 1), false, true},
+		"a value that is wrong": {
+			strings.Replace(good, "[Ingress]", "[Ingress], ingress: [{ports: [{port: 70000}]}]", 1), false, true,
+		},
 		"a direction that is":     {strings.Replace(good, "[Ingress]", "[Ingres]", 1), false, false},
 		"a selector that is":      {strings.Replace(good, "app: db", "app: 5", 1), false, false},
 		"a key twice":             {good + "spec: {podSelector: {}}\n", false, false},
@@ -215,8 +239,13 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 		"a name twice": {
 			strings.Replace(good, "app: db", "app: none", 1) + "---\n" + good, false, true,
 		},
-		"another namespace": {strings.Replace(strings.Replace(good, "shop", "other", 1), "[Ingress]", "[Ingres]", 1), true, true},
-		"another kind":      {"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\nmetadata: {name: g, namespace: shop}\n---\n" + strings.Replace(good, "[Ingress]", "[Ingress]", 1), false, true},
+		"another namespace": {
+			strings.Replace(strings.Replace(good, "shop", "other", 1), "[Ingress]", "[Ingres]", 1), true, true,
+		},
+		"another kind": {
+			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\nmetadata: {name: g, namespace: shop}\n---\n" +
+				strings.Replace(good, "[Ingress]", "[Ingress]", 1), false, true,
+		},
 		"values of a chart": {"policies: {enabled: true}\n", true, true},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -261,7 +290,8 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 	}
 }
 
-// Two files with one policy: the second isolates what it selects, and both are named.
+// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects sets two files with one policy. The second isolates what
+// it selects, and both are named.
 func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	o, stop := fromFiles(t, t.TempDir())
 	pods(t, o, "shop")
@@ -269,7 +299,8 @@ func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	open := strings.Replace(isolatingText("db"), "policyTypes: [Ingress]", "ingress: [{}]", 1)
 	set := func(second string) {
 		t.Helper()
-		if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(open)}, {Origin: "b.yaml", Data: []byte(second)}}); err != nil {
+		files := []File{{Origin: "a.yaml", Data: []byte(open)}, {Origin: "b.yaml", Data: []byte(second)}}
+		if err := feed.Set(t.Context(), files); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -290,7 +321,8 @@ func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	set("# none\n")
-	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 1 || list[0].Key != (policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}) {
+	db := policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}
+	if list, _, err := o.List(t.Context(), Filter{}); err != nil || len(list) != 1 || list[0].Key != db {
 		t.Errorf("%d policies, %v", len(list), err)
 	}
 	stop()

@@ -19,7 +19,8 @@ func tenant(t *testing.T, o *Owner) {
 	t.Helper()
 	var ids []peer.Identity
 	for i, namespace := range []string{"shop", "evil"} {
-		id, err := peer.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", "web"), label.Kubernetes(label.KeyNamespace, namespace)))
+		labels := label.NewSet(label.Kubernetes("app", "web"), label.Kubernetes(label.KeyNamespace, namespace))
+		id, err := peer.New(identity.Numeric(300+i), labels)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,17 +47,19 @@ func full(prefixes int) map[policy.Key]policy.Written {
 			blocks = append(blocks, fmt.Sprintf(`{"ipBlock":{"cidr":"10.%d.%d.%d/32"}}`, i>>15, i>>7&255, 2*(i&127)))
 		}
 		k := policy.Key{Kind: "NetworkPolicy", Namespace: "evil", Name: fmt.Sprintf("p%05d", n)}
-		all[k] = object("networking.k8s.io/v1", k, `"spec":{"podSelector":{},"ingress":[{"from":[`+strings.Join(blocks, ",")+`]}]}`)
+		all[k] = object("networking.k8s.io/v1", k,
+			`"spec":{"podSelector":{},"ingress":[{"from":[`+strings.Join(blocks, ",")+`]}]}`)
 	}
 	return all
 }
 
-// Policies of one namespace fill the tables of its own pods to the last prefix. A policy of
-// the administrator that denies for the whole cluster must hold for every other pod, and the
-// pods of that namespace must be allowed nothing more.
+// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster fills the tables of the pods of one namespace to the last
+// prefix, by policies of that namespace. A policy of the administrator that denies for the whole cluster
+// must hold for every other pod, and the pods of that namespace must be allowed nothing more.
 func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
-	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},"enableDefaultDeny":{"ingress":false,"egress":false},"ingressDeny":[`+
+	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
+		`"enableDefaultDeny":{"ingress":false,"egress":false},"ingressDeny":[`+
 		`{"fromCIDR":["203.0.113.7/32"]},`+
 		`{"fromEndpoints":[{"matchLabels":{"k8s:io.kubernetes.pod.namespace":"evil"}}]}]}`)
 	for _, prefixes := range []int{0, 16384} {
@@ -77,7 +80,8 @@ func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 				t.Fatal(err)
 			}
 			if passes(t, d.owner, 301, 300) {
-				t.Errorf("a cluster-wide deny holds for no pod of the node, because the tables of one tenant are full: %s", judged[deny].Refused)
+				t.Errorf("a cluster-wide deny holds for no pod of the node, "+
+					"because the tables of one tenant are full: %s", judged[deny].Refused)
 			}
 		})
 	}
@@ -87,7 +91,8 @@ func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 // tables. What it says of a policy that a node refuses must not be "enforced as written".
 func TestStatusOfAPolicyThatDoesNotFitOnANode(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
-	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},"enableDefaultDeny":{"ingress":false,"egress":false},"ingressDeny":[`+
+	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
+		`"enableDefaultDeny":{"ingress":false,"egress":false},"ingressDeny":[`+
 		`{"fromCIDR":["203.0.113.7/32"]}]}`)
 	refused := make(map[bool]string)
 	for _, node := range []bool{true, false} {
@@ -122,10 +127,12 @@ func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 	tenant(t, d.owner)
 	quarantine := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "quarantine"}
 	d.apply(map[policy.Key]policy.Written{quarantine: object("cilium.io/v2", quarantine,
-		`"spec":{"endpointSelector":{"matchLabels":{"quarantine":"true"}},"ingressDeny":[{"fromEntities":["all"]}],"egressDeny":[{"toEntities":["all"]}]}`)})
+		`"spec":{"endpointSelector":{"matchLabels":{"quarantine":"true"}},`+
+			`"ingressDeny":[{"fromEntities":["all"]}],"egressDeny":[{"toEntities":["all"]}]}`)})
 	for k, x := range full(2 * 16384) {
 		// Each of them selects the pods that will be in quarantine alone.
-		x.Text = []byte(strings.Replace(string(x.Text), `"podSelector":{}`, `"podSelector":{"matchLabels":{"quarantine":"true"}}`, 1))
+		x.Text = []byte(strings.Replace(string(x.Text),
+			`"podSelector":{}`, `"podSelector":{"matchLabels":{"quarantine":"true"}}`, 1))
 		d.apply(map[policy.Key]policy.Written{k: x})
 	}
 	id, err := peer.New(302, label.NewSet(label.Kubernetes("app", "web"), label.Kubernetes("quarantine", "true"),

@@ -194,8 +194,11 @@ func closedGroup(form Form, unknown []string, problems manifest.Problems) (Objec
 	g.Spec.ExternalCIDRs = nil
 	name, labels, _ := g.Group()
 	ob := Object{
-		Key: Key{Kind: groupKind, Name: name}, Group: &Group{Name: name, Labels: labels, Closed: true}, Isolates: problems.Error(),
+		Key:      Key{Kind: groupKind, Name: name},
+		Group:    &Group{Name: name, Labels: labels, Closed: true},
+		Isolates: problems.Error(),
 	}
-	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be converted; deny rules apply to it as if it had every address, allow rules as if it had none: %v", problems)
+	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be converted; deny rules apply to it as if it had every address, "+
+		"allow rules as if it had none: %v", problems)
 	return ob, nil
 }

@@ -55,7 +55,8 @@ func TestErrorsNameTheField(t *testing.T) {
 		{"apiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: p}\nspec: {subject: {namespaces: {}}, ingress: [{action: Pass, from: [{namespaces: {}}]}]}", `spec.ingress[0].action: "Pass" is not one of Allow, Deny`},
 		{"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: g}\nspec: {externalCIDRs: [10.0.0.0/8, nonsense]}", `spec.externalCIDRs[1]: "nonsense" is not a prefix`},
 		{
-			cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
+			cnp(`egress: [{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
+				`{toEndpoints: [{}], toPorts: [{ports: [{port: "1", endPort: 99, protocol: TCP}], rules: {http: [{}]}}]}]`),
 			`spec.egress[0].toPorts[0]: sends to the proxy for dns what spec.egress[1].toPorts[0] sends to the one for http`,
 		},
 		{
@@ -88,11 +89,19 @@ func TestErrorsNameTheField(t *testing.T) {
 		{"apiVersion: v1\nmetadata: {name: p}", `kind: is missing; apiVersion is v1`},
 		{"kind: Pod\nmetadata: {name: p}", `apiVersion: is missing; kind is Pod`},
 		{"apiVersion: v1\nkind: 5\n", `kind: must be a string, is the number 5`},
-		{"apiVersion: v1\nkind: yes\n", `kind: must be a string, is the truth value yes, as kubectl and YAML 1.1 read it: put it into quotes to have it as text`},
-		{"apiVersion: extensions/v1beta1\nkind: NetworkPolicy\n", `NetworkPolicy is not known in the version extensions/v1beta1, but in networking.k8s.io/v1`},
+		{
+			"apiVersion: v1\nkind: yes\n",
+			`kind: must be a string, is the truth value yes, as kubectl and YAML 1.1 read it: ` +
+				`put it into quotes to have it as text`,
+		},
+		{
+			"apiVersion: extensions/v1beta1\nkind: NetworkPolicy\n",
+			`NetworkPolicy is not known in the version extensions/v1beta1, but in networking.k8s.io/v1`,
+		},
 		{
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n",
-			`cilium.io/v2 CiliumEgressGatewayPolicy is a kind of Cilium that Sluice does not implement; what it asks for does not happen`,
+			`cilium.io/v2 CiliumEgressGatewayPolicy is a kind of Cilium that Sluice does not implement; ` +
+				`what it asks for does not happen`,
 		},
 		{"kind: NetworkPolicy\nmetadata: {name: p}", `apiVersion: is missing; that of NetworkPolicy is networking.k8s.io/v1`},
 	} {
@@ -178,10 +187,13 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 // the one can be the other's.
 func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 	for _, egress := range []string{
-		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEntities: [world], toPorts: [{ports: [{port: "53", protocol: TCP}], rules: {http: [{}]}}]}`,
-		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "54", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
+			`{toEntities: [world], toPorts: [{ports: [{port: "53", protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
+			`{toEndpoints: [{}], toPorts: [{ports: [{port: "54", protocol: TCP}], rules: {http: [{}]}}]}`,
 		`{toEndpoints: [{}], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: "443", protocol: TCP}], rules: {http: [{}]}}]}`,
-		`{toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: UDP}], rules: {dns: [{matchPattern: "*.a"}]}}]}, {toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}`,
+		`{toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: UDP}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
+			`{toEndpoints: [{}], toPorts: [{ports: [{port: web, protocol: TCP}], rules: {http: [{}]}}]}`,
 	} {
 		if _, err := decodeText("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, egress: [" + egress + "]}"); err != nil {
 			t.Errorf("%s: %v", egress, err)
@@ -191,8 +203,10 @@ func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 
 func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 	const (
-		dnsForwarded = "spec.egress[0].toPorts[0].rules.dns: allows every name: DNS is forwarded without a proxy, and the addresses in the answers are not learned"
-		dnsDropped   = "spec.egress[0].toPorts[0].rules.dns: not supported by Sluice: DNS rules; packets that match are redirected to no proxy, and dropped"
+		dnsForwarded = "spec.egress[0].toPorts[0].rules.dns: allows every name: " +
+			"DNS is forwarded without a proxy, and the addresses in the answers are not learned"
+		dnsDropped = "spec.egress[0].toPorts[0].rules.dns: not supported by Sluice: DNS rules; " +
+			"packets that match are redirected to no proxy, and dropped"
 	)
 	head := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: a}\nspec: {endpointSelector: {}, "
 	for _, c := range []struct{ spec, note, rule string }{
@@ -212,19 +226,44 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`egress: [{toFQDNs: [{matchName: a.b}]}]`, "spec.egress[0].toFQDNs: not supported by Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with", "allow names"},
 		{`ingress: [{fromEntities: [all], toPorts: [{ports: [{port: "80", protocol: TCP}], rules: {http: [{method: GET}]}}]}]`, "spec.ingress[0].toPorts[0].rules.http: not supported by Sluice: HTTP rules; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`ingress: [{fromEntities: [all], toPorts: [{ports: [{port: "80", protocol: TCP}], rules: {http: []}}]}]`, "", "allow any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}]`, dnsForwarded, "allow any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchName: a.b}, {matchPattern: "*"}]}}]}]`, dnsForwarded, "allow any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.*"}]}}]}]`, dnsDropped, "redirect any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "**.a"}]}}]}]`, dnsDropped, "redirect any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a.b"}, {matchName: c.d}]}}]}]`, dnsDropped, "redirect any"},
 		{
-			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "853", protocol: TCP}], originatingTLS: {secret: {name: x}}, rules: {dns: [{matchPattern: "*"}]}}]}]`,
-			dnsForwarded + "\nspec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped",
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*"}]}}]}]`,
+			dnsForwarded, "allow any",
+		},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], ` +
+				`rules: {dns: [{matchName: a.b}, {matchPattern: "*"}]}}]}]`,
+			dnsForwarded, "allow any",
+		},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.*"}]}}]}]`,
+			dnsDropped, "redirect any",
+		},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "**.a"}]}}]}]`,
+			dnsDropped, "redirect any",
+		},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "53"}], ` +
+				`rules: {dns: [{matchPattern: "*.a.b"}, {matchName: c.d}]}}]}]`,
+			dnsDropped, "redirect any",
+		},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "853", protocol: TCP}], ` +
+				`originatingTLS: {secret: {name: x}}, rules: {dns: [{matchPattern: "*"}]}}]}]`,
+			dnsForwarded + "\nspec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; " +
+				"packets that match are redirected to no proxy, and dropped",
 			"redirect any",
 		},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], serverNames: [a.b]}]}]`, "spec.egress[0].toPorts[0].serverNames: not supported by Sluice: TLS server names; packets that match are redirected to no proxy, and dropped", "redirect any"},
 		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], originatingTLS: {secret: {name: x}}}]}]`, "spec.egress[0].toPorts[0].originatingTLS: not supported by Sluice: TLS origination; packets that match are redirected to no proxy, and dropped", "redirect any"},
-		{`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], listener: {name: x, envoyConfig: {name: z}}}]}]`, "spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; packets that match are redirected to no proxy, and dropped", "redirect any"},
+		{
+			`egress: [{toEntities: [all], toPorts: [{ports: [{port: "443", protocol: TCP}], ` +
+				`listener: {name: x, envoyConfig: {name: z}}}]}]`,
+			"spec.egress[0].toPorts[0].listener: not supported by Sluice: proxies of the user; " +
+				"packets that match are redirected to no proxy, and dropped",
+			"redirect any",
+		},
 		{`ingress: [{fromEntities: [all]}], log: {value: x}`, "spec.log: has no effect: events of Sluice carry no texts of policies", "allow any"},
 	} {
 		o, err := decodeText(head + c.spec + "}")

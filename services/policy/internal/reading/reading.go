@@ -166,7 +166,8 @@ func (r Options) policy(d one) (object policy.Object, name string, bad []Violati
 // unknownField says of a field that its kind does not have what it may be.
 func unknownField(path string) string {
 	switch at := strings.LastIndexByte(path, '.'); {
-	case strings.HasSuffix(path[:max(at, 0)], ".rules") && slices.Contains([]string{"kafka", "l7proto", "l7"}, path[at+1:]):
+	case strings.HasSuffix(path[:max(at, 0)], ".rules") &&
+		slices.Contains([]string{"kafka", "l7proto", "l7"}, path[at+1:]):
 		return "no such field: rules of other protocols than HTTP and DNS, which Cilium had up to 1.19, are not implemented"
 	default:
 		return "no such field"

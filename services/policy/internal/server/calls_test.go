@@ -147,7 +147,10 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	reads := []string{"ListNames", "ListPolicies", "GetPolicyTable", "WaitForRevision", "Explain", "Diff", "GetStatus"}
-	changes := []string{"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies", "AcceptWithoutFile", "LearnNames", "ForgetNames", "WatchPolicyTables", "HoldAddresses"}
+	changes := []string{
+		"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies",
+		"AcceptWithoutFile", "LearnNames", "ForgetNames", "WatchPolicyTables", "HoldAddresses",
+	}
 	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
 	}
@@ -396,8 +399,9 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4203 intervals in one class, the limit is 4096; the largest share is from NetworkPolicy shop/big")
 		// One that fits no table, whatever it selects.
 		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + ports("big", 0, 2100)), ValidateOnly: dry})
-		wantCode(t, err, codes.InvalidArgument, "document 2 (line 10): NetworkPolicy shop/big: spec: the ingress rules alone, "+
-			"for any subject: table needs 4201 intervals in one rule, the limit is 4096")
+		wantCode(t, err, codes.InvalidArgument,
+			"document 2 (line 10): NetworkPolicy shop/big: spec: the ingress rules alone, "+
+				"for any subject: table needs 4201 intervals in one rule, the limit is 4096")
 	}
 	if got := s.list(); len(got) != 1 {
 		t.Errorf("there are %d policies", len(got))
@@ -429,7 +433,8 @@ func TestUnknownFieldsAreErrorsUnlessTheyAreAllowed(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field")
 	}
 	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(strings.Replace(misspelt, "port: 5432", "port: 543210", 1))})
-	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; document 1 (line 1): NetworkPolicy shop/db: spec.ingress[0].ports[0].port")
+	wantCode(t, err, codes.InvalidArgument, "spec.ingress[0].form: no such field; "+
+		"document 1 (line 1): NetworkPolicy shop/db: spec.ingress[0].ports[0].port")
 	if len(s.list()) > 0 {
 		t.Errorf("taken were %v", s.list())
 	}
@@ -480,15 +485,19 @@ items:
 		}
 	}
 	for manifests, want := range map[string]string{
-		strings.Replace(list, `"podSelector": {}`, `"podSelecter": {}`, 1):                                             "document 1 (line 1): NetworkPolicy shop/a: items[0].spec.podSelecter: no such field",
-		strings.Replace(list, `"b"`, `"a"`, 1):                                                                         "items[0].metadata.name: another document has the same kind and name; document 1 (line 1): NetworkPolicy shop/a: items[1].metadata.name: another document has",
-		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}, {"kind": "Secret"}]}`: "items[0].kind: v1 Service is not a kind of policy; document 1 (line 1): items[1].apiVersion: is missing; kind is Secret",
-		"apiVersion: v1\nkind: List\nitems: {a: b}\n":                                                                  "items: must be a list, is an object",
-		"apiVersion: v1\nkind: List\nitems: [a]\n":                                                                     "items[0]: must be an object",
-		"apiVersion: v1\nkind: List\nitem: []\n":                                                                       "item: no such field of a list",
-		"apiVersion: v1\nkind: List\nitems: [&a {kind: x}, *a]\n":                                                      "items[1]: has an anchor or an alias",
-		"apiVersion: v1\nkind: List\nitems: []\n":                                                                      "there is no document",
-		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n":                               "items[0].kind: v1 List is not a kind of policy",
+		strings.Replace(list, `"podSelector": {}`, `"podSelecter": {}`, 1): "document 1 (line 1): " +
+			"NetworkPolicy shop/a: items[0].spec.podSelecter: no such field",
+		strings.Replace(list, `"b"`, `"a"`, 1): "items[0].metadata.name: another document has the same kind and name; " +
+			"document 1 (line 1): NetworkPolicy shop/a: items[1].metadata.name: another document has",
+		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Service"}, ` +
+			`{"kind": "Secret"}]}`: "items[0].kind: v1 Service is not a kind of policy; " +
+			"document 1 (line 1): items[1].apiVersion: is missing; kind is Secret",
+		"apiVersion: v1\nkind: List\nitems: {a: b}\n":                                    "items: must be a list, is an object",
+		"apiVersion: v1\nkind: List\nitems: [a]\n":                                       "items[0]: must be an object",
+		"apiVersion: v1\nkind: List\nitem: []\n":                                         "item: no such field of a list",
+		"apiVersion: v1\nkind: List\nitems: [&a {kind: x}, *a]\n":                        "items[1]: has an anchor or an alias",
+		"apiVersion: v1\nkind: List\nitems: []\n":                                        "there is no document",
+		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n": "items[0].kind: v1 List is not a kind of policy",
 	} {
 		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(manifests)})
 		wantCode(t, err, codes.InvalidArgument, want)

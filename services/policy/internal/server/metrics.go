@@ -36,11 +36,14 @@ var metrics = []metric{
 	newMetric("policies", "Policies in force.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Policies) }),
 	newMetric("refused_sources", "Files and objects that were refused, and stored policies that are not in force. Each needs a look.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Refused) }),
-	newMetric("reduced_tables", "Tables that do not have all rules of their subjects, since these exceed a limit. Each needs a look.", prometheus.GaugeValue,
+	newMetric("reduced_tables",
+		"Tables that do not have all rules of their subjects, since these exceed a limit. Each needs a look.",
+		prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Reduced) }),
 	newMetric("policy_revision", "Revision of the policies.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Revision) }),
 	newMetric("identities", "Identities known.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Identities) }),
-	newMetric("waiting_identities", "Identities that a table treats as unknown because it has no capacity for them.", prometheus.GaugeValue,
+	newMetric("waiting_identities",
+		"Identities that a table treats as unknown because it has no capacity for them.", prometheus.GaugeValue,
 		func(f figures) float64 { return float64(f.Waiting) }),
 	newMetric("subjects", "Identities that have tables here.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Subjects) }),
 	newMetric("tables", "Tables; subjects with equal policy share them.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.Size.Tables) }),
@@ -106,14 +109,19 @@ func collectBusy(ch chan<- prometheus.Metric, b turns.Busy) {
 
 // The limits that tenants share; the label limit is its name in the settings.
 var (
-	limitDesc     = prometheus.NewDesc("sluice_policy_limit", "Size of a limit that tenants share.", []string{"limit"}, nil)
-	limitUsedDesc = prometheus.NewDesc("sluice_policy_limit_used", "Units of the limit that are in use.", []string{"limit"}, nil)
-	exceedsDesc   = prometheus.NewDesc("sluice_policy_exceeds_share",
-		"Units that tenants ask for beyond their share of the limit; policies that need them isolate.", []string{"limit"}, nil)
+	limitDesc = prometheus.NewDesc("sluice_policy_limit",
+		"Size of a limit that tenants share.", []string{"limit"}, nil)
+	limitUsedDesc = prometheus.NewDesc("sluice_policy_limit_used",
+		"Units of the limit that are in use.", []string{"limit"}, nil)
+	exceedsDesc = prometheus.NewDesc("sluice_policy_exceeds_share",
+		"Units that tenants ask for beyond their share of the limit; policies that need them isolate.",
+		[]string{"limit"}, nil)
 )
 
 func collectLimit(ch chan<- prometheus.Metric, u shares.Usage) {
-	for desc, v := range map[*prometheus.Desc]int{limitDesc: u.Limit.Size, limitUsedDesc: u.Used, exceedsDesc: u.Asked - u.Used} {
+	for desc, v := range map[*prometheus.Desc]int{
+		limitDesc: u.Limit.Size, limitUsedDesc: u.Used, exceedsDesc: u.Asked - u.Used,
+	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(v), u.Limit.Name)
 	}
 }

@@ -125,7 +125,8 @@ func (s *service) start(opts ...option) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.PolicyServiceClient, s.shares, s.owner = policyv1.NewPolicyServiceClient(conn), sharesv1.NewSharesServiceClient(conn), o
+	s.PolicyServiceClient, s.shares = policyv1.NewPolicyServiceClient(conn), sharesv1.NewSharesServiceClient(conn)
+	s.owner = o
 	s.stop = sync.OnceFunc(func() {
 		conn.Close()
 		srv.Stop()
@@ -375,10 +376,12 @@ func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, x := range m.GetTenants() {
-			got = append(got, fmt.Sprintf("%s of %s: all admitted %t", m.GetLimit().GetName(), x.GetName(), x.GetAdmitted() == x.GetAsked()))
+			got = append(got, fmt.Sprintf("%s of %s: all admitted %t",
+				m.GetLimit().GetName(), x.GetName(), x.GetAdmitted() == x.GetAsked()))
 		}
 	}
-	if want := []string{"policies of shop: all admitted true", "manifests of shop: all admitted true"}; !slices.Equal(got, want) {
+	want := []string{"policies of shop: all admitted true", "manifests of shop: all admitted true"}
+	if !slices.Equal(got, want) {
 		t.Errorf("shares %q, want %q", got, want)
 	}
 }

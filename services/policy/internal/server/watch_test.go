@@ -358,7 +358,8 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed[0], seed[1]))
 	t.Logf("seed %v", seed)
 	labels := func() string {
-		return fmt.Sprintf("k8s:app=%c k8s:tier=%d %s%s", 'a'+rune(r.IntN(4)), r.IntN(3), namespaceLabel, []string{"x", "z"}[r.IntN(2)])
+		return fmt.Sprintf("k8s:app=%c k8s:tier=%d %s%s",
+			'a'+rune(r.IntN(4)), r.IntN(3), namespaceLabel, []string{"x", "z"}[r.IntN(2)])
 	}
 	manifest := func() string {
 		name, ns := fmt.Sprint("p", r.IntN(6)), []string{"x", "z"}[r.IntN(2)]

@@ -59,7 +59,10 @@ func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
 		{
 			"exceeds a share", policies,
 			owner.Judged{InForce: true, Exceeds: "exceeds the share of namespace shop of limits.policies (3)", Notes: isolates},
-			Verdict{Reason: ExceedsShare, Message: "what it selects is isolated: exceeds the share of namespace shop of limits.policies (3)"},
+			Verdict{
+				Reason:  ExceedsShare,
+				Message: "what it selects is isolated: exceeds the share of namespace shop of limits.policies (3)",
+			},
 		},
 		{
 			"no room", policies,

@@ -275,7 +275,7 @@ func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	})
 }
 
-// What a listing lacks is forgotten, and what it has is kept.
+// TestObjectsThatAListingLacksAreForgotten forgets what a listing lacks, and keeps what it has.
 func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &each{opinions: map[string]owner.Judged{"kept": {InForce: true}, "gone": {InForce: true}}}
@@ -309,8 +309,9 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		wrote("status web@7")
 		w.SetRefused(map[policy.Key]Nodes{key(ciliumPolicy): n, key(withoutStatus): n})
 		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
+		const message = "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: "
 		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || v.status() != "True" ||
-			!strings.HasPrefix(v.Message, "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: "+n.Reason) {
+			!strings.HasPrefix(v.Message, message+n.Reason) {
 			t.Errorf("%+v", v)
 		}
 		w.SetRefused(nil)

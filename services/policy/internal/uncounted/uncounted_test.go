@@ -63,16 +63,20 @@ func TestSelectorsOverMissingLabelsAreClosed(t *testing.T) {
 	if filter.Nodes, err = labelfilter.New([]labelfilter.Rule{{Text: "zone", Counts: false}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, op := range []string{"operator: In, values: [x]", "operator: NotIn, values: [x]", "operator: Exists", "operator: DoesNotExist"} {
+	for _, op := range []string{
+		"operator: In, values: [x]", "operator: NotIn, values: [x]", "operator: Exists", "operator: DoesNotExist",
+	} {
 		selects := "{matchLabels: {app: web}, matchExpressions: [{key: job-name, " + op + "}]}"
 		for text, want := range map[string][]string{
 			np + "{podSelector: " + selects + ", ingress: [{}]}": {
 				`subject k8s:app In "web", ` + ns, "ingress deny Isolation any",
 			},
-			np + "{podSelector: {}, ingress: [{from: [{podSelector: " + selects + "}]}, {from: [{podSelector: " + selects + "}, {ipBlock: {cidr: 10.0.0.0/8}}]}]}": {
+			np + "{podSelector: {}, ingress: [{from: [{podSelector: " + selects + "}]}, " +
+				"{from: [{podSelector: " + selects + "}, {ipBlock: {cidr: 10.0.0.0/8}}]}]}": {
 				"subject " + ns, "ingress allow Normal 10.0.0.0/8", "ingress deny Isolation any",
 			},
-			np + "{podSelector: {}, egress: [{to: [{namespaceSelector: {}, podSelector: " + selects + "}, {podSelector: {}}]}], policyTypes: [Egress]}": {
+			np + "{podSelector: {}, egress: [{to: [{namespaceSelector: {}, podSelector: " + selects + "}, " +
+				"{podSelector: {}}]}], policyTypes: [Egress]}": {
 				"subject " + ns, "egress allow Normal " + ns, "egress deny Isolation any",
 			},
 			cnp + "{endpointSelector: {}, ingress: [{fromEndpoints: [" + selects + "]}]}": {"subject " + ns},
@@ -82,14 +86,19 @@ func TestSelectorsOverMissingLabelsAreClosed(t *testing.T) {
 			cnp + "{endpointSelector: " + selects + ", ingressDeny: [{fromEntities: [world]}]}": {
 				`subject any:app In "web", ` + ns, "ingress deny Normal any",
 			},
-			cnp + "{endpointSelector: {}, egress: [{toNodes: [{matchExpressions: [{key: zone, " + op + "}]}]}]}": {"subject " + ns},
-			anp + "{priority: 5, subject: {pods: {namespaceSelector: {}, podSelector: " + selects + "}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}": {
+			cnp + "{endpointSelector: {}, egress: [{toNodes: [{matchExpressions: [{key: zone, " + op + "}]}]}]}": {
+				"subject " + ns,
+			},
+			anp + "{priority: 5, subject: {pods: {namespaceSelector: {}, podSelector: " + selects + "}}, " +
+				"ingress: [{action: Deny, from: [{namespaces: {}}]}]}": {
 				`subject k8s:app In "web", ` + in, "ingress deny Admin any",
 			},
-			anp + "{priority: 5, subject: {namespaces: {}}, ingress: [{action: Allow, from: [{pods: {namespaceSelector: {}, podSelector: " + selects + "}}]}]}": {
+			anp + "{priority: 5, subject: {namespaces: {}}, " +
+				"ingress: [{action: Allow, from: [{pods: {namespaceSelector: {}, podSelector: " + selects + "}}]}]}": {
 				"subject " + in,
 			},
-			anp + "{priority: 5, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: " + selects + "}}]}]}": {
+			anp + "{priority: 5, subject: {namespaces: {}}, " +
+				"ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: " + selects + "}}]}]}": {
 				"subject " + in, `ingress deny Admin k8s:app In "web", ` + in,
 			},
 		} {
@@ -111,7 +120,8 @@ func TestSelectorsOverMissingLabelsAreClosed(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		np + "{podSelector: {matchLabels: {app: a}}, ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: b}}}]}]}",
+		np + "{podSelector: {matchLabels: {app: a}}, " +
+			"ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: b}}}]}]}",
 		cnp + "{endpointSelector: {}, ingress: [{fromEntities: [host, cluster, world]}], egress: [{toCIDR: [10.0.0.0/8]}]}",
 		"apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: p}\nspec: {externalCIDRs: [10.0.0.0/8]}",
 	} {

@@ -58,9 +58,9 @@ func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p.want("afterwards", append([]string{"stays.yaml: stays 2"}, last...)...)
 }
 
-// Thousands of policies fit into a file. Those that exceed the share of their namespace
-// isolate. A file with a document of too many values for the memory that it would take is
-// refused by name.
+// TestFileOfThousandsOfPolicies reads a file of thousands of policies, which fit into it. Those that exceed
+// the share of their namespace isolate. A file with a document of too many values for the memory that it
+// would take is refused by name.
 func TestFileOfThousandsOfPolicies(t *testing.T) {
 	many := func(n int) string {
 		var b strings.Builder

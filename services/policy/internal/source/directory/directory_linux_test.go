@@ -162,9 +162,9 @@ func TestFilesBecomePolicies(t *testing.T) {
 	p.want("c moved", "e.json: c …")
 }
 
-// A document that cannot be applied isolates, and takes no other along. Of a file
-// with a document of which not even the namespace can be read, what was in force
-// stays.
+// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document
+// isolates, and takes no other along. Of a file with a document of which not even the namespace can be read,
+// what was in force stays.
 func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
@@ -174,16 +174,19 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	const why = " !a.yaml: document 2 (line 8): NetworkPolicy default/b: spec.ingress[0].ports[0].port…"
 	p.want("bad", "a.yaml: a 3", "a.yaml: b"+why)
 	p.write("a.yaml", strings.Replace(policy("a", 3), "ports", "prots", 1))
-	p.want("misspelt", "a.yaml: a !a.yaml: document 1 (line 1): NetworkPolicy default/a: spec.ingress[0].prots: no such field")
+	p.want("misspelt",
+		"a.yaml: a !a.yaml: document 1 (line 1): NetworkPolicy default/a: spec.ingress[0].prots: no such field")
 	p.write("a.yaml", policy("a", 3)+"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\n"+
 		"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\nmetadata: {name: g}\n---\n"+policy("b", 70000))
-	p.want("beside other kinds", "a.yaml: a 3", "a.yaml: b !a.yaml: document 4 (line 16): NetworkPolicy default/b: spec.ingress[0].ports[0].port…")
+	p.want("beside other kinds", "a.yaml: a 3",
+		"a.yaml: b !a.yaml: document 4 (line 16): NetworkPolicy default/b: spec.ingress[0].ports[0].port…")
 	p.write("new.yaml", "{")
 	p.write("a.yaml", policy("a", 3)+"---\n"+policy("b", 4))
 	p.want("another that cannot be read", "a.yaml: a 3", "a.yaml: b 4", "new.yaml: !document 1 (line 1): yaml: …")
 	p.write("a.yaml", policy("a", 5)+"---\n- a list\n")
 	const unread = " !document 2 (line 8): is not an object but a list"
-	p.want("a part that cannot be read", "a.yaml: a 3"+unread, "a.yaml: b 4"+unread, "new.yaml: !document 1 (line 1): yaml: …")
+	p.want("a part that cannot be read",
+		"a.yaml: a 3"+unread, "a.yaml: b 4"+unread, "new.yaml: !document 1 (line 1): yaml: …")
 	p.write("a.yaml", policy("a", 4))
 	p.do(os.Remove(p.path("new.yaml")))
 	p.want("good again", "a.yaml: a 4")
@@ -202,7 +205,8 @@ func TestListInAFileIsItsItems(t *testing.T) {
 	p.want("a list", "c.yaml: c 3", "l.yaml: a 1", "l.yaml: b 2")
 	p.write("l.yaml", list+"- {apiVersion: v1, kind: Service}\n- {kind: NetworkPolicy, metadata: {name: d}}\n")
 	p.want("other kinds in it", "c.yaml: c 3", "l.yaml: a 1", "l.yaml: b 2",
-		"l.yaml: d !l.yaml: document 1 (line 17): NetworkPolicy d: items[3].apiVersion: is missing; that of NetworkPolicy is networking.k8s.io/v1")
+		"l.yaml: d !l.yaml: document 1 (line 17): NetworkPolicy d: items[3].apiVersion: is missing; "+
+			"that of NetworkPolicy is networking.k8s.io/v1")
 }
 
 func TestSecondDocumentWithAPolicyIsolates(t *testing.T) {
@@ -212,11 +216,13 @@ func TestSecondDocumentWithAPolicyIsolates(t *testing.T) {
 	p.want("one", "m.yaml: a 1")
 	// It is first by its name, and still the second.
 	p.write("b.yaml", policy("x", 7)+"---\n"+policy("a", 2))
-	p.want("the second", "b.yaml: a !NetworkPolicy default/a is in m.yaml already (b.yaml: document 2 (line 8))", "b.yaml: x 7", "m.yaml: a 1")
+	p.want("the second", "b.yaml: a !NetworkPolicy default/a is in m.yaml already (b.yaml: document 2 (line 8))",
+		"b.yaml: x 7", "m.yaml: a 1")
 	p.do(os.Remove(p.path("m.yaml")))
 	p.want("its turn", "b.yaml: a 2", "b.yaml: x 7")
 	p.write("b.yaml", policy("a", 2)+"---\n"+policy("a", 3)+"---\n"+policy("a", 2))
-	p.want("twice in a file", "b.yaml: a !NetworkPolicy default/a is in document 1 already (b.yaml: document 2 (line 8))", "b.yaml: a 2")
+	p.want("twice in a file",
+		"b.yaml: a !NetworkPolicy default/a is in document 1 already (b.yaml: document 2 (line 8))", "b.yaml: a 2")
 }
 
 func TestPolicyOfAnotherSourceIsLeftAlone(t *testing.T) {
@@ -226,7 +232,8 @@ func TestPolicyOfAnotherSourceIsLeftAlone(t *testing.T) {
 	}
 	p.do(os.Mkdir(p.path(""), 0o755))
 	p.write("a.yaml", policy("a", 1))
-	p.want("refused", ": a 9", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
+	p.want("refused", ": a 9",
+		"a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
 }
 
 func TestEditorsAndVolumesAreFollowed(t *testing.T) {
@@ -478,7 +485,8 @@ func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
 	s := New(dir, p.owner.Feed(owner.SourceFile), nil, log.Discard())
 	p.do(s.scan(t.Context()))
-	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
+	p.want("of calls", ": a 1",
+		"a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
 	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
 	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)

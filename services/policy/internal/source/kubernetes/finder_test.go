@@ -231,7 +231,9 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 		return s, l
 	}
 	_, node := start(clients[0])
-	servicetest.Eventually(t, "the node watches what there is", func() bool { return node.has("watched", "networkpolicies") })
+	servicetest.Eventually(t, "the node watches what there is", func() bool {
+		return node.has("watched", "networkpolicies")
+	})
 	leader, _ := start(clients[1])
 	parts.Go(func() { leader.Lead(ctx) })
 	servicetest.Eventually(t, "a publication fails", func() bool {
@@ -247,7 +249,8 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	a.looks = 0
 	a.mu.Unlock()
 	a.set(groups)
-	servicetest.Eventually(t, "the new kind is published", func() bool { return b.have() == "true ["+groups+" "+networks+"]" })
+	both := "true [" + groups + " " + networks + "]"
+	servicetest.Eventually(t, "the new kind is published", func() bool { return b.have() == both })
 	servicetest.Eventually(t, "the node watches it", func() bool { return node.has("watched", "ciliumcidrgroups") })
 	if !node.has("published", "ciliumcidrgroups") {
 		t.Error("the node has found the kind by itself")
@@ -256,7 +259,7 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	b.mu.Lock()
 	b.set(nil, false)
 	b.mu.Unlock()
-	servicetest.Eventually(t, "the kinds are published again", func() bool { return b.have() == "true ["+groups+" "+networks+"]" })
+	servicetest.Eventually(t, "the kinds are published again", func() bool { return b.have() == both })
 }
 
 func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {

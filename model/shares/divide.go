@@ -169,6 +169,18 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 	return d
 }
 
+// include adds what tenants had by an earlier division of the same limit.
+func (d *Division) include(earlier *Division) {
+	for t, had := range earlier.Shares {
+		s, ok := d.Shares[t]
+		s.Asked, s.Admitted, s.Allotment = s.Asked+had.Asked, s.Admitted+had.Admitted, s.Allotment+had.Allotment
+		if !ok {
+			s.Guarantee = had.Guarantee
+		}
+		d.Shares[t] = s
+	}
+}
+
 type tenant struct {
 	id        Tenant
 	asks      []int // indexes

@@ -256,18 +256,8 @@ func (l *Ledger[K]) divide(entries []*entry) (refused []int, divisions []Divisio
 			break
 		}
 		next := l.divideAmong(entries, of, refused, used)
-		for i, d := range next {
-			if divisions == nil {
-				break
-			}
-			for t, s := range divisions[i].Shares { // of the API server's objects
-				n, ok := d.Shares[t]
-				n.Asked, n.Admitted, n.Allotment = n.Asked+s.Asked, n.Admitted+s.Admitted, n.Allotment+s.Allotment
-				if !ok {
-					n.Guarantee = s.Guarantee
-				}
-				d.Shares[t] = n
-			}
+		for i := range divisions { // of the API server's objects
+			next[i].include(&divisions[i])
 		}
 		divisions = next
 		for i := range used {

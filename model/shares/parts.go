@@ -290,14 +290,7 @@ func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
 		for n, i := range who {
 			parts[i] = got[n]
 		}
-		for t, s := range out.Shares { // of the API server's objects
-			n, ok := d.Shares[t]
-			n.Asked, n.Admitted, n.Allotment = n.Asked+s.Asked, n.Admitted+s.Admitted, n.Allotment+s.Allotment
-			if !ok {
-				n.Guarantee = s.Guarantee
-			}
-			d.Shares[t] = n
-		}
+		d.include(&out) // what the API server's objects have
 		out = d
 		for t, s := range d.Shares {
 			used[t] = s.Admitted

@@ -6,7 +6,7 @@
 // every limit of the settings and the page to it.
 package bounds
 
-// Divided says among whom a limit is divided.
+// Divided names the parties that have a guarantee of a limit.
 type Divided string
 
 // The ways to divide a limit.

@@ -27,32 +27,32 @@ func (o Order) Compare(p Order) int {
 		strings.Compare(o.Name, p.Name), strings.Compare(o.UID, p.UID), cmp.Compare(o.Index, p.Index))
 }
 
-// Ask is what one object needs of one limit.
+// Ask is the demand of one object on one limit.
 type Ask struct {
 	Tenant Tenant
 	Order  Order
 	Units  int
 }
 
-// Share is what a tenant asked of a limit and got.
+// Share is the part of a limit that a tenant has, in units of the limit.
 type Share struct {
 	Asked     int
 	Admitted  int
 	Guarantee int
-	// Allotment is what the tenant may use: all that it asked for, or what the level
-	// of its group leaves it.
+	// Allotment bounds the tenant: everything it asked for, or the level of its group
+	// beyond its guarantee.
 	Allotment int
 }
 
 // Division is the result of dividing a limit.
 type Division struct {
-	// Admitted has one element for each ask.
+	// Admitted says for each ask, by its index, whether the object is admitted.
 	Admitted []bool
 	Shares   map[Tenant]Share
 	// Tenants is the part of the limit that all tenants but system share.
 	Tenants int
-	// Levels are what a tenant without a guarantee may use at least, by group:
-	// labelled tenants, and namespaces without the label.
+	// Levels bound tenants without a guarantee, by group: labelled tenants, and
+	// namespaces without the label.
 	Levels [2]int
 }
 

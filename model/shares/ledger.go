@@ -26,14 +26,14 @@ type Limit struct {
 	Size int
 }
 
-// Object is what a ledger knows of an object.
+// Object is the demand of an object on every limit of a ledger.
 type Object struct {
 	Tenant Tenant
 	Order  Order
 	// Local says that the object is from a file or a call, not from an API server.
 	// Local objects share what objects of the API server leave on this node.
 	Local bool
-	// Units is what the object needs of each limit, in the order of NewLedger.
+	// Units are the demands on the limits, in the order of NewLedger.
 	Units []int
 }
 
@@ -337,7 +337,7 @@ func (l *Ledger[K]) Refused(k K) (limit Limit, tenant Tenant, share Share, ok bo
 	return limit, e.Tenant, l.share(e.refused-1, e.Tenant), true
 }
 
-// Usage is what the tenants have of one limit.
+// Usage is the usage of one limit by all tenants.
 type Usage struct {
 	Limit   Limit
 	Used    int // admitted
@@ -345,7 +345,7 @@ type Usage struct {
 	Tenants []TenantUsage // in the order of Tenant.Compare
 }
 
-// TenantUsage is what one tenant has of a limit.
+// TenantUsage is the usage of a limit by one tenant.
 type TenantUsage struct {
 	Tenant Tenant
 	Share

@@ -79,11 +79,11 @@ func (t Tenant) Name() string {
 	return t.name
 }
 
-// HasLabel reports whether the tenant is that of namespaces with the tenant label.
+// HasLabel reports whether the tenant's namespaces carry the tenant label.
 func (t Tenant) HasLabel() bool { return t.kind == KindLabelled }
 
-// labelled reports whether the tenant belongs to the group of labelled tenants. What
-// system asks beyond its own half competes in that group.
+// labelled reports whether the tenant belongs to the group of labelled tenants. Demand of
+// system beyond its own half competes in that group.
 func (t Tenant) labelled() bool { return t.kind == KindLabelled || t.kind == KindSystem }
 
 // Compare orders tenants: system, labelled tenants, then the others, each by name.
@@ -107,7 +107,7 @@ type Settings struct {
 	// Guarantees is the part of a limit, in percent, that a labelled tenant has for
 	// itself. A namespace without the label has no guarantee, whatever its name is.
 	Guarantees map[string]int
-	// SystemNamespaces belong to the tenant system, besides kube-system.
+	// SystemNamespaces belong to the tenant system, in addition to kube-system.
 	SystemNamespaces []string
 }
 
@@ -167,8 +167,8 @@ func (t *Tenants) Set(namespace string, labels map[string]string) bool {
 // Delete forgets a Namespace and reports whether its tenant changed.
 func (t *Tenants) Delete(namespace string) bool { return t.Set(namespace, nil) }
 
-// Of returns the tenant of the objects in a namespace. The empty namespace is that of
-// cluster-wide objects.
+// Of returns the tenant of the objects in a namespace. Cluster-wide objects have the
+// empty namespace.
 func (t *Tenants) Of(namespace string) Tenant {
 	if namespace == "" || namespace == "kube-system" || slices.Contains(t.settings.SystemNamespaces, namespace) {
 		return System

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package uncounted closes what policies say about labels that identities leave
-// out. No identity has such a label, so a selector over one does not say whom it
-// means: In and Exists would select nobody, NotIn and DoesNotExist everybody.
+// out. No identity has such a label, so a selector over it cannot be evaluated: In and
+// Exists would select no pod, NotIn and DoesNotExist every pod.
 package uncounted
 
 import (

@@ -33,6 +33,9 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/apitest"
 )
 
+// worldIPv4 is the identity of IPv4 addresses outside of the cluster in dual stack.
+const worldIPv4 = 9
+
 // patience is how long a condition may take on a busy machine.
 const patience = time.Minute
 
@@ -589,7 +592,9 @@ func (a *apiServer) groups(n *policyNode) {
 		a.t.Helper()
 		eventually(a.t, what, func() error {
 			x, err := n.Explain(a.t.Context(), &policyv1.ExplainRequest{
-				From: &policyv1.Peer{Address: "192.0.2.1"}, To: &policyv1.Peer{Identity: n.db}, Protocol: 6, Port: 80,
+				// Without a datapath, sluice-identity does not know who has the address.
+				From: &policyv1.Peer{Identity: worldIPv4, Address: "192.0.2.1"}, To: &policyv1.Peer{Identity: n.db},
+				Protocol: 6, Port: 80,
 			})
 			if err != nil {
 				return err

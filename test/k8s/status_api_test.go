@@ -409,7 +409,8 @@ func TestAPIStatusOfNetworkPoliciesIsToldByEvents(t *testing.T) {
 		p["spec"].(object)["ingress"] = []object{{"ports": all}}
 		return p
 	}
-	warning := "Warning PolicyRefused nodes enforce what they had of it before, or nothing: "
+	warning := "Warning ExceedsShare what it selects is isolated: " +
+		"exceeds the share of namespace shop of limits.manifests (4096)"
 	a.do(http.MethodPost, networking, networkPolicy("good", 80))
 	a.do(http.MethodPost, networking, large(200))
 	a.hasEvents("large", warning)

@@ -152,41 +152,19 @@ func (l *Ledger[K]) use(e *entry, by int) {
 // fits reports whether a tenant may use n more units of a limit by the last levels. All
 // objects are counted in asked already.
 func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
-	if n == 0 {
-		return true
+	u := interim{
+		size: l.limits[limit].Size, total: l.total[limit], used: l.used[limit],
+		asked: l.asked[limit], got: l.admitted[limit],
 	}
-	size := l.limits[limit].Size
-	system, used := l.admitted[limit][System], l.used[limit]
-	if t == System {
-		return used+n <= size && (system+n <= size/2 || l.allFit(limit))
+	if l.divisions != nil {
+		u.division = &l.divisions[limit]
 	}
-	tenants := size - max(size/10, system)
-	if used-system+n > tenants {
-		return false
-	}
-	switch {
-	case l.divisions == nil && tenants >= firstPart: // a smaller limit cannot be divided
-		return l.admitted[limit][t]+n <= tenants/firstPart
-	case l.divisions == nil:
-		return true
-	case l.allFit(limit):
-		return true
-	}
-	d := &l.divisions[limit]
-	most := d.Levels[t.group()]
-	if s, ok := d.Shares[t]; ok {
-		most = max(most, s.Allotment)
-	}
-	if t.kind == KindLabelled {
-		most = max(most, d.Tenants*l.settings.Guarantees[t.name]/100)
-	}
-	return l.admitted[limit][t]+n <= most
-}
-
-// allFit reports whether everything that is asked of a limit can be admitted.
-func (l *Ledger[K]) allFit(limit int) bool {
-	size, system := l.limits[limit].Size, l.asked[limit][System]
-	return l.total[limit]-min(system, size/2) <= size-max(size/10, min(system, size/2))
+	return n == 0 || n <= u.room(t, l.settings, func(tenants int) int {
+		if tenants < firstPart {
+			return tenants // too small to be divided
+		}
+		return tenants / firstPart
+	})
 }
 
 // Next returns when Level is due: the zero time if nothing has changed since the last

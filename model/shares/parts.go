@@ -146,37 +146,11 @@ func (p *Parts[K]) size() int { return max(0, p.limit.Size-p.aside) }
 // room returns how many more units a tenant may use by the last levels. The ledger counts
 // all requests already.
 func (p *Parts[K]) room(t Tenant) int {
-	size, system := p.size(), p.got[System]
-	if t == System {
-		room := size - p.used
-		if !p.allFit() {
-			room = min(room, size/2-system)
-		}
-		return room
-	}
-	tenants := size - max(size/10, system)
-	room := tenants - (p.used - system)
-	switch {
-	case p.division == nil:
-		// Small limits cannot be divided by firstPart.
-		return min(room, max(1, tenants/firstPart)-p.got[t])
-	case p.allFit():
-		return room
-	}
-	most := p.division.Levels[t.group()]
-	if s, ok := p.division.Shares[t]; ok {
-		most = max(most, s.Allotment)
-	}
-	if t.kind == KindLabelled {
-		most = max(most, p.division.Tenants*p.settings.Guarantees[t.name]/100)
-	}
-	return min(room, most-p.got[t])
+	return p.interim().room(t, p.settings, func(tenants int) int { return max(1, tenants/firstPart) })
 }
 
-// allFit reports whether all requests fit together.
-func (p *Parts[K]) allFit() bool {
-	size, system := p.size(), p.asked[System]
-	return p.total-min(system, size/2) <= size-max(size/10, min(system, size/2))
+func (p *Parts[K]) interim() interim {
+	return interim{size: p.size(), total: p.total, used: p.used, asked: p.asked, got: p.got, division: p.division}
 }
 
 // Next returns when Level is due: the zero time if nothing has changed since the last
@@ -223,7 +197,7 @@ const maxAside = 4
 // Plan computes the levels and changes nothing. It must be called only while every source of
 // objects, and the list of Namespaces, have been complete once.
 func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
-	if p.allFit() && p.used == p.total && p.limit.Size >= p.aside {
+	if p.interim().allFit() && p.used == p.total && p.limit.Size >= p.aside {
 		return &Plan[K]{division: p.divideTenants(), now: now}
 	}
 	keys := make([]K, 0, len(p.objects))

@@ -349,6 +349,15 @@ func TestLedger(t *testing.T) {
 			}
 		}
 	})
+	t.Run("nor does a limit that is exceeded since a restart", func(t *testing.T) {
+		l := NewLedger[object](Settings{}, Limit{"services", 10}, Limit{"slices", 10})
+		for i := range 20 { // the limit was larger before
+			l.Restore(object{a, i}, Object{Tenant: a, Order: at(i), Units: []int{1, 0}}, true)
+		}
+		if !put(l, a, 100, 100, 0, 1) {
+			t.Error("a slice is refused by the limit of services")
+		}
+	})
 	t.Run("local objects have what is left", func(t *testing.T) {
 		l := NewLedger[object](Settings{}, Limit{"policies", 100})
 		for i := range 80 {

@@ -95,12 +95,17 @@ func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 // filter makes what the engine has of what was read.
 func (p *Policy) filter(f *uncounted.Filter) {
 	p.object, p.closed = f.Apply(p.read)
-	if len(p.held) > 0 {
-		p.object.Specs = slices.Concat(p.object.Specs, p.held)
-	}
+	p.addHeld()
 	p.Notes, p.Rules = p.object.Notes, 0
 	for i := range p.object.Specs {
 		p.Rules += len(p.object.Specs[i].Rules)
+	}
+}
+
+// addHeld adds the rules that isolate an earlier form to what the engine has.
+func (p *Policy) addHeld() {
+	if len(p.held) > 0 {
+		p.object.Specs = slices.Concat(p.object.Specs, p.held)
 	}
 }
 

@@ -195,7 +195,7 @@ func (p *Policy) hold(old *Policy) {
 	default:
 		p.held, p.heldText = old.held, old.heldText
 	}
-	p.object.Specs = append(slices.Clone(p.object.Specs), p.held...)
+	p.addHeld()
 }
 
 // restoreHeld is hold after a start, from what the journal kept.
@@ -204,7 +204,7 @@ func (o *Owner) restoreHeld(p *Policy, text []byte) {
 		return
 	}
 	p.held, p.heldText = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, text, errors.New("held")).Specs, text
-	p.object.Specs = append(slices.Clone(p.object.Specs), p.held...)
+	p.addHeld()
 }
 
 // isolate replaces what a policy does by the isolation of what it selects.

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
@@ -100,6 +101,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		if n.Keeper != nil {
 			if err := await(ctx, p, "the pod ranges of sluice-ipam", n.Keeper.Known()); err != nil {
 				return err
+			}
+			if n.Fabric != nil && n.Fabric.State().Mode == cluster.Overlay {
+				if err := await(ctx, p, "the overlay addresses of sluice-ipam", n.Keeper.Overlay()); err != nil {
+					return err
+				}
 			}
 		}
 		if cfg.Policy.Mode == policyRequired {

@@ -303,6 +303,9 @@ func (n *node) openFabric(cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := n.rememberOverlay(); err != nil {
+		return fmt.Errorf("find the overlay addresses of an earlier process: %w", err)
+	}
 	mode := cluster.Mode(cfg.Routing.Mode)
 	if mode != cluster.Overlay && mode != cluster.Native {
 		if !cfg.LoadBalancing.on() {
@@ -323,7 +326,7 @@ func (n *node) openFabric(cfg Config) (err error) {
 	n.Fabric, err = fabric.New(fabric.Options{
 		Mode: mode, Port: cfg.Routing.port(), MTU: n.mtu, Limited: len(cfg.Underlay.Devices) > 0,
 		Addresses: func() ([]netip.Addr, error) { return n.addresses(cfg) },
-		Overlay:   func() []netip.Addr { overlay, _ := n.Ranges.OverlayAddrs(); return overlay },
+		Overlay:   n.Ranges.OverlayAddrs,
 		Holders:   holders, Name: n.Numbers.Name, Repair: cfg.Audit.Repair,
 		Services: cfg.LoadBalancing.on(), Place: n.Kernel.Endpoints.OwnPlace,
 		Maps: n.Kernel.Nodes, Links: n.underlay, Log: n.log,
@@ -332,6 +335,24 @@ func (n *node) openFabric(cfg Config) (err error) {
 		n.Host.Fabric = n.Fabric
 	}
 	return err
+}
+
+// rememberOverlay finds the overlay addresses that an earlier process used: the sources of
+// packets to backends elsewhere and, where services are off, those of routes.
+func (n *node) rememberOverlay() error {
+	overlay, err := n.Kernel.OverlayAddrs()
+	if err != nil {
+		return err
+	}
+	routes, err := n.underlay.Routes()
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		overlay = append(overlay, r.Source)
+	}
+	n.Ranges.Remember(overlay)
+	return nil
 }
 
 // others are the pod ranges and the addresses of other nodes as the ipcache has them,

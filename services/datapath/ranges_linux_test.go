@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 )
@@ -233,6 +234,59 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	if err := talk(d.ns, b.echo(b.spec.Addrs[0]), patience); err != nil {
 		t.Errorf("a pod of the range that came back: %v", err)
 	}
+}
+
+// TestKernelSourcesIntoTheTunnelStayOverAStart: while sluice-ipam is away, what comes from
+// outside for a backend elsewhere keeps the source that an earlier process has found. No step
+// of a start finds a difference, or writes another one for a moment.
+func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
+	w, source := newWorld(t), newAnnounced()
+	w.ranges, w.frontends, w.routing = source, silentBalancer{}, RoutingConfig{Mode: "overlay", TunnelPort: 4789}
+	w.outside()
+	w.start(true)
+	source.only(cidr4, cidr6)
+	var before nodemap.Local
+	servicetest.EventuallyNil(t, "sources", func() (err error) {
+		before, err = w.node.Kernel.Nodes.Local()
+		if err == nil && slices.Contains(before.Sources[:nodemap.SourceUplink], 0) {
+			return fmt.Errorf("this node is %+v", before)
+		}
+		return err
+	})
+	w.stop()
+	w.ranges = newAnnounced()
+	r := w.open()
+	same := func(when string) {
+		t.Helper()
+		if l, err := r.node.Kernel.Nodes.Local(); err != nil || l != before {
+			t.Errorf("%s this node is %+v, %v; it was %+v", when, l, err, before)
+		}
+	}
+	same("after the programs were taken over")
+	if diffs, err := r.node.Fabric.Check(); err != nil || len(diffs) > 0 {
+		t.Errorf("the first look of a start finds %v, %v", diffs, err)
+	}
+	if err := r.node.restore(t.Context()); err != nil {
+		t.Error(err)
+	}
+	same("after the endpoints were restored")
+	if err := r.node.compare(t.Context()); err != nil {
+		t.Error(err)
+	}
+	same("after the devices were compared")
+	w.run(r, true)
+	same("while sluice-ipam is away")
+	w.ranges = source
+	w.stop()
+	w.start(true)
+	servicetest.EventuallyNil(t, "the ranges of sluice-ipam", func() error {
+		if _, known := w.node.Ranges.OverlayAddrs(); !known {
+			return errors.New("not known")
+		}
+		return nil
+	})
+	r.node = w.node
+	same("when sluice-ipam is back")
 }
 
 // TestKernelARangeThatHoldsTheNodesUplinkIsRefused: rules and routes of such a range

@@ -27,8 +27,9 @@ type Options struct {
 	MTU  uint16       // of the node's pods, and of the tunnel device
 	// Addresses are those by which other nodes reach this one.
 	Addresses func() ([]netip.Addr, error)
-	// Overlay are the node's own addresses inside its ranges, at most one of a family.
-	Overlay func() []netip.Addr
+	// Overlay are the node's own addresses inside its ranges, at most one of a family. While
+	// they are not known, what an earlier process wrote of them stays in the maps.
+	Overlay func() (addrs []netip.Addr, known bool)
 	// Services has uplinks look for services in what comes from outside.
 	Services bool
 	// Place is how programs name an address of this node, 0: they do not know it yet.
@@ -65,13 +66,14 @@ type Fabric struct {
 	leaving  map[uint16]bool          // guarded by mu; numbers that others replaced, until Leave
 	complete bool                     // guarded by mu
 	written  map[uint16]nodemap.Entry // guarded by mu; what the maps have
-	local    *nodemap.Local           // guarded by mu; what the maps have; nil: not known
+	local    *nodemap.Local           // guarded by mu; what was written last; nil: nothing yet
 	world                             // guarded by mu
 }
 
 // world is what the last look has found.
 type world struct {
 	situation
+	known   bool                // the addresses of this node are
 	device  endpoint.HostDevice // of the tunnel
 	overlay []netip.Addr
 	sources [nodemap.Sources]uint16
@@ -120,6 +122,7 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 			p.Mode = cluster.Native
 		}
 	}
+	p.ways = e.Ways // until it can be decided anew
 	return p
 }
 
@@ -225,11 +228,6 @@ func (f *Fabric) try(what string, err error) bool {
 // ensure brings about what belongs to no node: the tunnel device, and what the
 // programs know of this node. The lock is held.
 func (f *Fabric) ensure(repair bool) {
-	addrs, err := f.o.Addresses()
-	if f.try("find the addresses of this node", err) {
-		f.addrs = addrs
-	}
-	f.overlay = f.o.Overlay()
 	if f.o.Mode == cluster.Overlay && repair {
 		d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
 		f.device, f.tunnel, f.noTunnel = d, d.Index, ""
@@ -240,13 +238,38 @@ func (f *Fabric) ensure(repair bool) {
 	if f.o.Mode != cluster.Overlay && f.local == nil {
 		f.try("remove the tunnel device", f.o.Links.RemoveTunnel())
 	}
-	f.findSources()
+	if !f.find() {
+		return
+	}
 	l := f.self()
 	if f.local == nil || *f.local != l {
 		if f.try("write what this node is into the maps", f.o.Maps.SetLocal(l)) {
 			f.local = &l
 		}
 	}
+}
+
+// find finds the addresses of this node, and those that packets to backends elsewhere come
+// from. It reports whether self may be written. The lock is held.
+func (f *Fabric) find() bool {
+	addrs, err := f.o.Addresses()
+	if f.try("find the addresses of this node", err) {
+		f.addrs, f.known = addrs, true
+	}
+	overlay, overlayKnown := f.o.Overlay()
+	f.overlay = overlay
+	if !f.o.Services {
+		f.sources = [nodemap.Sources]uint16{}
+		return true
+	}
+	have, err := f.o.Maps.Local()
+	if !f.try("read what the maps have of this node", err) {
+		return false
+	}
+	f.sources = have.Sources
+	f.findSource(nodemap.SourceOverlay, f.overlay, overlayKnown)
+	f.findSource(nodemap.SourceUplink, f.addrs, f.known)
+	return true
 }
 
 // self is what the programs are to know of this node. The lock is held.
@@ -256,26 +279,25 @@ func (f *Fabric) self() nodemap.Local {
 	}
 }
 
-// findSources finds the addresses that packets to backends elsewhere come from: the
-// first of each family. The lock is held.
-func (f *Fabric) findSources() {
-	f.sources = [nodemap.Sources]uint16{}
-	if !f.o.Services {
-		return
-	}
-	for kind, addrs := range map[int][]netip.Addr{nodemap.SourceOverlay: f.overlay, nodemap.SourceUplink: f.addrs} {
-		for family := range families {
-			first := slices.IndexFunc(addrs, func(a netip.Addr) bool { return at(a) == family })
-			if first < 0 {
-				continue
+// findSource finds the address of each family that packets to backends elsewhere come from:
+// the first one. Where it is not known, or where the programs do not know it yet, the
+// address stays that an earlier process or an earlier look has found: without one the
+// programs refuse new connections. The lock is held.
+func (f *Fabric) findSource(kind int, addrs []netip.Addr, known bool) {
+	for family := range families {
+		first := slices.IndexFunc(addrs, func(a netip.Addr) bool { return at(a) == family })
+		if first < 0 {
+			if known {
+				f.sources[kind+family] = 0
 			}
-			place, err := f.o.Place(addrs[first])
-			if err == nil && place == 0 {
-				err = errors.New("it is not known yet as one of the node's")
-			}
-			if f.try(fmt.Sprintf("have packets to backends elsewhere come from %v", addrs[first]), err) {
-				f.sources[kind+family] = place
-			}
+			continue
+		}
+		place, err := f.o.Place(addrs[first])
+		if err == nil && place == 0 {
+			err = errors.New("it is not known yet as one of the node's")
+		}
+		if f.try(fmt.Sprintf("have packets to backends elsewhere come from %v", addrs[first]), err) {
+			f.sources[kind+family] = place
 		}
 	}
 }
@@ -310,6 +332,9 @@ func (f *Fabric) follow(whole bool) {
 
 // decide decides for some nodes; false if that is not possible. The lock is held.
 func (f *Fabric) decide(some []*peer) bool {
+	if !f.known {
+		return false
+	}
 	var addrs []netip.Addr
 	for _, p := range some {
 		for _, a := range f.asks(p) {
@@ -424,6 +449,13 @@ func (f *Fabric) hops(all []*peer) []Nexthop {
 
 // ensureUplinks finds the uplinks and gives them what they need. The lock is held.
 func (f *Fabric) ensureUplinks(all []*peer) {
+	if f.findUplinks(all) {
+		f.try("prepare the uplinks", f.o.Links.EnsureUplinks(f.uplinks, f.programmed()))
+	}
+}
+
+// findUplinks finds the uplinks; false: that is not possible. The lock is held.
+func (f *Fabric) findUplinks(all []*peer) bool {
 	var used []uint32
 	for _, p := range all {
 		for _, path := range p.paths {
@@ -434,7 +466,7 @@ func (f *Fabric) ensureUplinks(all []*peer) {
 	}
 	uplinks, err := f.o.Links.Uplinks(f.addrs, used)
 	if !f.try("find the uplinks", err) {
-		return
+		return false
 	}
 	f.uplinks, f.limited = uplinks, nil
 	if f.o.Limited {
@@ -443,7 +475,7 @@ func (f *Fabric) ensureUplinks(all []*peer) {
 			f.limited = append(f.limited, d.Index)
 		}
 	}
-	f.try("prepare the uplinks", f.o.Links.EnsureUplinks(uplinks, f.programmed()))
+	return true
 }
 
 // programmed says whether uplinks have programs.

@@ -516,3 +516,74 @@ func TestKernelIsAskedOnceAPoll(t *testing.T) {
 		t.Errorf("asked %d times, wrote %d times", r.links.asked-asked, r.maps.writes-writes)
 	}
 }
+
+// TestSourcesStayWhileTheyAreNotKnown: without a source, new connections to backends
+// elsewhere are refused. A start before anything said the addresses of the node, and one
+// that cannot read them, leaves what an earlier process has found.
+func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.services = true
+	r.places = map[netip.Addr]uint16{
+		own4: 3, own6: 4, netip.MustParseAddr("10.1.0.1"): 5, netip.MustParseAddr("fd00:1::1"): 6,
+	}
+	r.restart(cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
+	r.look(true)
+	before := r.maps.local
+	if before.Sources != [nodemap.Sources]uint16{5, 6, 3, 4} {
+		t.Fatalf("this node is %+v", before)
+	}
+
+	places := r.places
+	for name, forget := range map[string]func(){
+		"the ranges are not known":    func() { r.overlay, r.silent = nil, true },
+		"the addresses are not read":  func() { r.away = errors.New("no buffer space available") },
+		"the programs know them late": func() { r.places = map[netip.Addr]uint16{} },
+	} {
+		r.overlay, r.silent, r.away, r.places = addrs("10.1.0.1 fd00:1::1"), false, nil, places
+		forget()
+		r.restart(cluster.Overlay)
+		writes := r.maps.writes
+		if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == "sl_node" }) {
+			t.Errorf("%s: the first look finds %v, %v", name, diffs, err)
+		}
+		if r.maps.writes != writes {
+			t.Errorf("%s: a look writes", name)
+		}
+		_ = r.Repair()
+		r.look(true)
+		if r.maps.local != before {
+			t.Errorf("%s: this node is %+v, and was %+v", name, r.maps.local, before)
+		}
+	}
+
+	r.overlay, r.silent, r.away, r.places = addrs("fd00:1::1"), false, nil, places
+	r.look(true)
+	if want := [nodemap.Sources]uint16{0, 6, 3, 4}; r.maps.local.Sources != want {
+		t.Errorf("without an IPv4 range the sources are %v, want %v", r.maps.local.Sources, want)
+	}
+	r.services = false
+	r.restart(cluster.Overlay)
+	r.look(true)
+	if r.maps.local.Sources != [nodemap.Sources]uint16{} {
+		t.Errorf("without services the sources are %v", r.maps.local.Sources)
+	}
+}
+
+// TestFirstCheckOfAStartFindsNothing: what an earlier process left is compared with what the
+// kernel says now, not with a fabric that has not looked yet.
+func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
+	for _, mode := range []cluster.Mode{cluster.Overlay, cluster.Native} {
+		r := newRig(t, mode)
+		m := member("two", 2, "192.0.2.2")
+		m.Mode = mode
+		r.join(m)
+		r.Complete()
+		r.look(true)
+		r.restart(mode)
+		if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
+			t.Errorf("%v: the first check of a start finds %v, %v", mode, diffs, err)
+		}
+	}
+}

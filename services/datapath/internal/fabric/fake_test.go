@@ -108,11 +108,11 @@ func (l *fakeLinks) EnsureTunnel(Tunnel) (endpoint.HostDevice, error) {
 	return endpoint.HostDevice{Name: "tunnel", Index: l.tunnel}, nil
 }
 
-func (l *fakeLinks) CheckTunnel(Tunnel) ([]endpoint.Difference, error) {
+func (l *fakeLinks) CheckTunnel(Tunnel) (endpoint.HostDevice, []endpoint.Difference, error) {
 	if l.tunnel == 0 {
-		return []endpoint.Difference{{Subject: "tunnel device", Key: "tunnel", Want: "vxlan"}}, nil
+		return endpoint.HostDevice{}, []endpoint.Difference{{Subject: "tunnel device", Key: "tunnel", Want: "vxlan"}}, nil
 	}
-	return nil, nil
+	return endpoint.HostDevice{Name: "tunnel", Index: l.tunnel}, nil, nil
 }
 
 func (l *fakeLinks) RemoveTunnel() error { l.tunnel = 0; return nil }
@@ -199,12 +199,19 @@ type rig struct {
 	maps  *fakeMaps
 	links *fakeLinks
 	t     *testing.T
+
+	services bool
+	away     error                 // the addresses of the node cannot be read
+	overlay  []netip.Addr          // of the node
+	silent   bool                  // nothing has said which overlay addresses there are
+	places   map[netip.Addr]uint16 // of the node's addresses
 }
 
 func newRig(t *testing.T, mode cluster.Mode) *rig {
 	r := &rig{
 		t: t, maps: &fakeMaps{nodes: map[uint16]nodemap.Entry{}},
-		links: &fakeLinks{paths: map[netip.Addr]Path{}, mtu: 1500, routes: map[netip.Prefix]Route{}},
+		links:   &fakeLinks{paths: map[netip.Addr]Path{}, mtu: 1500, routes: map[netip.Prefix]Route{}},
+		overlay: addrs("10.1.0.1 fd00:1::1"),
 	}
 	r.restart(mode)
 	return r
@@ -215,9 +222,15 @@ func (r *rig) restart(mode cluster.Mode) {
 	r.t.Helper()
 	o := Options{
 		Mode: mode, MTU: 1450, Repair: true, Maps: r.maps, Links: r.links, Log: slog.New(slog.DiscardHandler),
-		Addresses: func() ([]netip.Addr, error) { return []netip.Addr{own4, own6}, nil },
-		Overlay:   func() []netip.Addr { return addrs("10.1.0.1 fd00:1::1") },
-		Name:      func(uint16) string { return "" },
+		Addresses: func() ([]netip.Addr, error) {
+			if r.away != nil {
+				return nil, r.away
+			}
+			return []netip.Addr{own4, own6}, nil
+		},
+		Overlay:  func() ([]netip.Addr, bool) { return r.overlay, !r.silent },
+		Services: r.services, Place: func(a netip.Addr) (uint16, error) { return r.places[a], nil },
+		Name: func(uint16) string { return "" },
 	}
 	if mode == cluster.Overlay {
 		o.Port = 4789

@@ -81,8 +81,9 @@ type Links interface {
 	// EnsureTunnel makes the tunnel device, or repairs it, programs included. With an
 	// error it returns the device if packets can be sent all the same.
 	EnsureTunnel(t Tunnel) (endpoint.HostDevice, error)
-	// CheckTunnel says what EnsureTunnel would put right.
-	CheckTunnel(t Tunnel) ([]endpoint.Difference, error)
+	// CheckTunnel says what EnsureTunnel would put right, and of which device; the zero
+	// device: there is none that EnsureTunnel would keep.
+	CheckTunnel(t Tunnel) (endpoint.HostDevice, []endpoint.Difference, error)
 	// RemoveTunnel removes the tunnel device. That there is none is no error.
 	RemoveTunnel() error
 

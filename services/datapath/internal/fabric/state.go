@@ -90,7 +90,8 @@ func (f *Fabric) peerState(p *peer) PeerState {
 		}
 		path := p.path(i)
 		ps.Paths[i] = PeerPath{Nexthops: slices.Clone(path.Hops), MTU: w.MTU, Flags: w.Flags, Device: f.device.Name}
-		if w.Flags&nodemap.Overlay == 0 {
+		// What an earlier process decided is known by its way alone until the first look.
+		if w.Flags&nodemap.Overlay == 0 && len(path.Hops) > 0 {
 			ps.Paths[i].Device = path.Hops[0].Device
 		}
 	}
@@ -121,12 +122,22 @@ func (f *Fabric) Check() ([]endpoint.Difference, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var diffs []endpoint.Difference
+	first := f.local == nil // nothing was looked at yet
 	if f.mode == cluster.Overlay {
-		ds, err := f.o.Links.CheckTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
+		d, ds, err := f.o.Links.CheckTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
 		if err != nil {
 			return nil, err
 		}
+		if first {
+			f.device, f.tunnel = d, d.Index
+		}
 		diffs = append(diffs, ds...)
+	}
+	if first {
+		all := f.all()
+		if !f.find() || !f.decide(all) || !f.findUplinks(all) {
+			return diffs, nil // what should be there is not known, so nothing differs
+		}
 	}
 	ds, err := f.o.Links.CheckUplinks(f.uplinks, f.programmed())
 	if err != nil {

@@ -203,6 +203,26 @@ func (k *Kernel) NodeNumbers() ([]uint16, error) {
 	return slices.Sorted(maps.Keys(numbers)), err
 }
 
+// OverlayAddrs are the node's own addresses that packets to backends elsewhere have as
+// their source in the tunnel, as this process or an earlier one wrote them, at most one of a
+// family.
+func (k *Kernel) OverlayAddrs() (addrs []netip.Addr, err error) {
+	local, err := k.Nodes.Local()
+	if err != nil {
+		return nil, err
+	}
+	for _, place := range local.Sources[nodemap.SourceOverlay:nodemap.SourceUplink] {
+		a, err := k.Endpoints.OwnAt(place)
+		if err != nil {
+			return nil, err
+		}
+		if a.IsValid() {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs, nil
+}
+
 type tableMaps = policymap.Maps
 
 // Policies are the handles that keep policies in the kernel: the tables, and

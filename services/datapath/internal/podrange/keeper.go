@@ -74,7 +74,8 @@ type Options struct {
 // more stays while an endpoint lives in it.
 type Keeper struct {
 	Options
-	known chan struct{} // closed when there is a range
+	known   chan struct{} // closed when there is a range
+	overlay chan struct{} // closed when there are overlay addresses
 
 	mu      sync.Mutex
 	here    map[netip.Prefix]struct{} // guarded by mu; of which the kernel may have something
@@ -87,7 +88,7 @@ type Keeper struct {
 // New returns a Keeper that does nothing before Run.
 func New(o Options) *Keeper {
 	k := &Keeper{
-		Options: o, known: make(chan struct{}), here: map[netip.Prefix]struct{}{}, wanted: map[netip.Prefix]Range{},
+		Options: o, known: make(chan struct{}), overlay: make(chan struct{}), here: map[netip.Prefix]struct{}{}, wanted: map[netip.Prefix]Range{},
 		going: map[netip.Prefix]struct{}{}, refused: map[netip.Prefix]error{},
 	}
 	for _, p := range o.Set.All() {
@@ -101,6 +102,27 @@ func New(o Options) *Keeper {
 
 // Known is closed when the node has, or has had, a pod range.
 func (k *Keeper) Known() <-chan struct{} { return k.known }
+
+// Overlay is closed when the node has overlay addresses: those that the source has said, or
+// those that an earlier process used.
+func (k *Keeper) Overlay() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.noteOverlay()
+	return k.overlay
+}
+
+// noteOverlay closes overlay when there are overlay addresses. mu is held.
+func (k *Keeper) noteOverlay() {
+	select {
+	case <-k.overlay:
+		return
+	default:
+	}
+	if addrs, _ := k.Set.OverlayAddrs(); len(addrs) > 0 {
+		close(k.overlay)
+	}
+}
 
 // Limits of Run.
 const (
@@ -146,6 +168,7 @@ func (k *Keeper) Apply(ctx context.Context, c watch.Changes[netip.Prefix, Range]
 	if moved {
 		errs = append(errs, k.Host.Repair())
 	}
+	k.noteOverlay()
 	return errors.Join(errs...)
 }
 
@@ -162,6 +185,7 @@ func (k *Keeper) Complete(ctx context.Context, listed map[netip.Prefix]struct{})
 	if k.Set.listed() {
 		errs = append(errs, k.Host.Repair())
 	}
+	k.noteOverlay()
 	return errors.Join(append(errs, k.reconsider(ctx))...)
 }
 
@@ -224,6 +248,7 @@ func (k *Keeper) comes(ctx context.Context, p netip.Prefix) error {
 	default:
 		close(k.known)
 	}
+	k.noteOverlay()
 	k.Log.Info("pod range added", "range", p)
 	return nil
 }

@@ -319,7 +319,20 @@ func TestAStepThatFailsIsRepeated(t *testing.T) {
 
 // TestOverlayAddressesAreThoseOfThePrimaryRanges proves INV-105 of this process.
 func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
-	keep(t, []string{"10.5.0.0/24", "fd05::/64"}, func(n *node, _ *Keeper) {
+	keep(t, []string{"10.5.0.0/24", "fd05::/64"}, func(n *node, k *Keeper) {
+		ready := func(want bool) {
+			t.Helper()
+			select {
+			case <-k.Overlay():
+				if !want {
+					t.Error("a node without an overlay address has one")
+				}
+			default:
+				if want {
+					t.Error("Overlay is not closed")
+				}
+			}
+		}
 		want := func(known bool, list ...string) {
 			t.Helper()
 			got, ok := n.set.OverlayAddrs()
@@ -336,7 +349,9 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 		}
 		want(false)
 		say(false, "10.1.0.0/24", "fd01::/64", "fd05::/64")
+		ready(false)
 		say(true, "10.5.0.0/24")
+		ready(true)
 		n.hub.Loaded()
 		n.later(0)
 		want(true, "10.5.0.1")
@@ -358,4 +373,36 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 	if got, known := Of(nil, true).OverlayAddrs(); !known || len(got) > 0 {
 		t.Errorf("a node without a range has the overlay addresses %v, known %v", got, known)
 	}
+}
+
+// TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: packets keep their source over
+// a start, while sluice-ipam is away.
+func TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers(t *testing.T) {
+	one, five, six := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.5.0.0/24"), netip.MustParsePrefix("fd01::/64")
+	ranges := []netip.Prefix{one, five, six}
+	earlier := []netip.Addr{NodeAddr(five), NodeAddr(six), netip.MustParseAddr("fd05::1"), netip.MustParseAddr("192.0.2.1"), {}}
+	want := func(s *Set, when, addrs string, known bool) {
+		t.Helper()
+		if got, k := s.OverlayAddrs(); k != known || fmt.Sprint(got) != addrs {
+			t.Errorf("%s the overlay addresses are %v, known %t; want %s, %t", when, got, k, addrs, known)
+		}
+	}
+	s := Of(ranges, true)
+	want(s, "before anything", "[]", false)
+	s.Remember(earlier)
+	want(s, "after a start", "[10.5.0.1 fd01::1]", false)
+	if s.setPrimary(five) {
+		t.Error("the range that was primary is a change")
+	}
+	if !s.setPrimary(one) {
+		t.Error("another primary range is no change")
+	}
+	s.listed()
+	want(s, "without a primary IPv6 range", "[10.1.0.1]", true)
+	s.Remember(earlier)
+	want(s, "once the source has spoken", "[10.1.0.1]", true)
+
+	fixed := Of(ranges, false)
+	fixed.Remember(earlier)
+	want(fixed, "with configured ranges", "[10.1.0.1 fd01::1]", true)
 }

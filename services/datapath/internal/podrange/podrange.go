@@ -29,13 +29,19 @@ type Set struct {
 	// primary are the ranges whose own addresses are the node's overlay addresses, one
 	// of a family; guarded by mu; not all need be among all.
 	primary map[bool]netip.Prefix
-	known   bool // guarded by mu; primary is what the source has
+	// remembered are the families whose primary range an earlier process has left, and
+	// the source has not named yet; guarded by mu.
+	remembered map[bool]bool
+	known      bool // guarded by mu; primary is what the source has
 }
 
 // Of returns a set of ranges that are all open and, if no Keeper changes them,
 // all that there ever are: then the first of each family is primary.
 func Of(ranges []netip.Prefix, changes bool) *Set {
-	s := &Set{changes: changes, all: slices.Clone(ranges), open: slices.Clone(ranges), primary: map[bool]netip.Prefix{}}
+	s := &Set{
+		changes: changes, all: slices.Clone(ranges), open: slices.Clone(ranges),
+		primary: map[bool]netip.Prefix{}, remembered: map[bool]bool{},
+	}
 	for _, p := range ranges {
 		if _, ok := s.primary[p.Addr().Is4()]; !ok && !changes {
 			s.primary[p.Addr().Is4()] = p
@@ -69,8 +75,8 @@ func (s *Set) NodeAddrs() []netip.Addr {
 // OverlayAddrs are the overlay addresses of the node, at most one of a family, IPv4
 // first: its own addresses in the primary ranges. They stay the same while ranges come
 // and go beside these. They are not known before the source has said which ranges are
-// primary, unless the node has no range at all. A family whose primary range the node
-// does not have yet has none.
+// primary, unless the node has no range at all: until then they are those that Remember
+// was told. A family whose primary range the node does not have yet has none.
 func (s *Set) OverlayAddrs() (addrs []netip.Addr, known bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -82,19 +88,43 @@ func (s *Set) OverlayAddrs() (addrs []netip.Addr, known bool) {
 	return addrs, s.known || len(s.all) == 0
 }
 
+// Remember says which overlay addresses an earlier process used. Their ranges are primary
+// until the source has said which are. An address that is not the node's own in one of its
+// ranges is left out, and so is all of it where the configuration has the ranges.
+func (s *Set) Remember(overlay []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known {
+		return
+	}
+	for _, p := range s.all {
+		is4 := p.Addr().Is4()
+		if _, ok := s.primary[is4]; !ok && slices.Contains(overlay, NodeAddr(p)) {
+			s.primary[is4], s.remembered[is4] = p, true
+		}
+	}
+}
+
 // setPrimary makes the range of a family primary; false: it is already.
 func (s *Set) setPrimary(p netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changes := s.primary[p.Addr().Is4()] != p
-	s.primary[p.Addr().Is4()] = p
+	is4 := p.Addr().Is4()
+	changes := s.primary[is4] != p
+	s.primary[is4] = p
+	delete(s.remembered, is4)
 	return changes
 }
 
-// listed says that the source has named every primary range; false: it had before.
+// listed says that the source has named every primary range, so that what was remembered
+// ends; false: it had before.
 func (s *Set) listed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for is4 := range s.remembered {
+		delete(s.primary, is4)
+	}
+	clear(s.remembered)
 	first := !s.known
 	s.known = true
 	return first

@@ -174,23 +174,24 @@ func (u *Underlay) repairTunnel(l device, t fabric.Tunnel) error {
 }
 
 // CheckTunnel implements fabric.Links.
-func (u *Underlay) CheckTunnel(t fabric.Tunnel) ([]endpoint.Difference, error) {
+func (u *Underlay) CheckTunnel(t fabric.Tunnel) (endpoint.HostDevice, []endpoint.Difference, error) {
 	var ds differences
 	l, err := u.tunnel()
 	switch want := fmt.Sprintf("vxlan, external, port %d", t.Port); {
 	case errors.Is(err, ErrTaken):
 		ds.add("tunnel device", u.name, want, err.Error())
-		return ds, nil
+		return endpoint.HostDevice{}, ds, nil
 	case err != nil:
-		return nil, err
+		return endpoint.HostDevice{}, nil, err
 	case l.index == 0:
 		ds.add("tunnel device", u.name, want, "")
-		return ds, nil
+		return endpoint.HostDevice{}, ds, nil
 	case replaced(l, t):
 		ds.add("tunnel device", u.name, want,
 			fmt.Sprintf("%s, external %t, port %d", l.kind, l.vxlan.external, l.vxlan.port))
-		return ds, nil
+		return endpoint.HostDevice{}, ds, nil
 	}
+	d := endpoint.HostDevice{Name: l.name, Index: l.index}
 	if l.flags&unix.IFF_UP == 0 {
 		ds.add("device state", u.name, "up", "down")
 	}
@@ -208,13 +209,13 @@ func (u *Underlay) CheckTunnel(t fabric.Tunnel) ([]endpoint.Difference, error) {
 	}
 	checkSettings(&ds, l, tunnelSettings)
 	if len(u.o.Tunnel) > 0 {
-		diffs, err := u.hooks.CheckFirst(endpoint.HostDevice{Name: l.name, Index: l.index}, u.o.Tunnel)
+		diffs, err := u.hooks.CheckFirst(d, u.o.Tunnel)
 		if err != nil {
-			return nil, err
+			return endpoint.HostDevice{}, nil, err
 		}
 		ds = append(ds, diffs...)
 	}
-	return ds, nil
+	return d, ds, nil
 }
 
 // RemoveTunnel implements fabric.Links. A device of others that has the name stays.

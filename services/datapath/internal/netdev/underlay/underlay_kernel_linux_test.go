@@ -100,7 +100,7 @@ func (n node) ensure(t *testing.T) endpoint.HostDevice {
 // clean fails unless the tunnel is as it should be.
 func (n node) clean(t *testing.T) {
 	t.Helper()
-	if diffs, err := n.CheckTunnel(tunnel); err != nil || len(diffs) > 0 {
+	if _, diffs, err := n.CheckTunnel(tunnel); err != nil || len(diffs) > 0 {
 		t.Errorf("after a repair: %v, %v", diffs, err)
 	}
 }
@@ -166,7 +166,7 @@ func TestKernelTunnelDeviceIsRepairedInPlace(t *testing.T) {
 
 func (n node) differs(t *testing.T, subject string) {
 	t.Helper()
-	diffs, err := n.CheckTunnel(tunnel)
+	_, diffs, err := n.CheckTunnel(tunnel)
 	if !slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == subject }) {
 		t.Errorf("differences %v (%v), want one of %s", diffs, err, subject)
 	}
@@ -180,7 +180,7 @@ func TestKernelTunnelDeviceIsMadeAgainWithAnotherPortOrAfterItsRemoval(t *testin
 	if err != nil || second.Index == first.Index {
 		t.Errorf("%+v, %v; want another device than %+v", second, err, first)
 	}
-	if diffs, err := n.CheckTunnel(other); err != nil || len(diffs) > 0 {
+	if _, diffs, err := n.CheckTunnel(other); err != nil || len(diffs) > 0 {
 		t.Error(diffs, err)
 	}
 	n.ip(t, "link del "+second.Name)

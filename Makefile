@@ -97,6 +97,13 @@ K8S_NODES_FROM ?= d5dfbc5a
 test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (4eb52c1) to these, and back (root)
 	@scripts/test-upgrade $(FROM)
 
+RESTARTS ?= 20
+EVERY ?= 20ms
+.PHONY: test-restarts
+test-restarts: build ## Begin connections in every way, one EVERY (20ms), while each process of a node restarts RESTARTS (20) times (root, long)
+	@SLUICE_BIN=$(CURDIR)/bin SLUICE_TEST_RESTARTS=$(RESTARTS) SLUICE_TEST_ATTEMPTS=$(EVERY) \
+		go test -count=1 -v -timeout 4h -run '^TestNewConnectionsSucceedWhileProcessesRestart$$' ./test/cluster
+
 .PHONY: test-install
 test-install: build ## Execute docs/operations/install-host.md on a minimal Debian with systemd, made by debootstrap (root)
 	@scripts/deps install

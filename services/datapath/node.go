@@ -371,6 +371,10 @@ func (n *node) others() (o cluster.Others, err error) {
 			o.Nodes = append(o.Nodes, e.Prefix.Addr())
 		}
 	}
+	// Other nodes are reached by the addresses of their devices alone.
+	o.Nodes = slices.DeleteFunc(o.Nodes, func(a netip.Addr) bool {
+		return slices.ContainsFunc(o.Ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
 	return o, nil
 }
 

@@ -82,7 +82,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	service.Process = wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each)
 	var ports *healthport.Ports
 	if cfg.HealthChecks.Address != healthChecksOff {
-		ports = healthport.New(o, cfg.HealthChecks.Address, p.Log)
+		ports = healthport.New(o, cfg.HealthChecks.Address, filepath.Join(cfg.StateDir, "health-checks.json"), p.Log)
 		service.HealthPorts = ports.Open
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})

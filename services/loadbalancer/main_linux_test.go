@@ -386,8 +386,21 @@ func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 		!strings.Contains(st.GetService().GetProblems()[0].GetText(), "bad.yaml") {
 		t.Errorf("%v", st)
 	}
+	// The kernel leads on while the datapath is away and while this process restarts.
 	s.cancel()
-	servicetest.Eventually(t, "503 without a datapath", func() bool { return code() == http.StatusServiceUnavailable })
+	servicetest.Eventually(t, "the subscriber is gone", func() bool {
+		subscribers := p.status().GetSubscribers()
+		return len(subscribers) == 1 && !subscribers[0].GetConnected()
+	})
+	if got := code(); got != http.StatusOK {
+		t.Errorf("%d while the datapath is away", got)
+	}
+	if code := p.Stop(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	p = b.start("--sources-directory", files, "--health-checks-address", "127.0.0.1")
+	p.Serving()
+	servicetest.Eventually(t, "200 after a restart", func() bool { return code() == http.StatusOK })
 	if err := os.Remove(filepath.Join(files, "web.yaml")); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,7 +67,7 @@ func newCluster(t *testing.T, o devnode.ClusterOptions) *testCluster {
 	if os.Geteuid() != 0 {
 		t.Fatal("tests of clusters need root")
 	}
-	o.Instance, o.BinDir, o.StartTimeout = random("t"), binDir(), patience
+	o.Instance, o.BinDir, o.StartTimeout = random("t"), cmp.Or(o.BinDir, binDir()), patience
 	c := &testCluster{}
 	t.Cleanup(func() {
 		if t.Failed() && c.Cluster != nil {

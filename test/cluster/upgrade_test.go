@@ -20,7 +20,27 @@ import (
 // programs are those of a node, by the service that they are.
 var programs = map[string]string{
 	devnode.Identity: "sluice-identity", devnode.IPAM: "sluice-ipam", devnode.Policy: "sluice-policy",
-	devnode.Datapath: "sluice-datapath", "": "sluice-cni",
+	devnode.Datapath: "sluice-datapath", devnode.LoadBalancer: "sluice-loadbalancer", "": "sluice-cni",
+}
+
+// oldPrograms are a directory with the programs of SLUICE_OLD_BIN, which install replaces.
+func oldPrograms(t *testing.T) (old, bin string) {
+	t.Helper()
+	old = os.Getenv("SLUICE_OLD_BIN")
+	if old == "" {
+		t.Fatal("SLUICE_OLD_BIN is not set: run make test-upgrade")
+	}
+	bin = t.TempDir()
+	for dir := bin; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the services' users read it
+			t.Fatal(err)
+		}
+	}
+	for _, name := range programs {
+		install(t, old, bin, name)
+	}
+	install(t, binDir(), bin, "sluice-devetcd")
+	return old, bin
 }
 
 // install puts a program in the place of another, at once.
@@ -51,18 +71,7 @@ func install(t *testing.T, from, to, name string) {
 // between pods and with the host go on, and pods come and go after each step. It is built
 // by `make test-upgrade` alone, because a build of that time is needed.
 func TestConnectionsOutliveUpgrades(t *testing.T) {
-	old := os.Getenv("SLUICE_OLD_BIN")
-	if old == "" {
-		t.Fatal("SLUICE_OLD_BIN is not set: run make test-upgrade")
-	}
-	bin := t.TempDir()
-	if err := os.Chmod(bin, 0o755); err != nil { //nolint:gosec // the services' users read it
-		t.Fatal(err)
-	}
-	for _, name := range programs {
-		install(t, old, bin, name)
-	}
-	install(t, binDir(), bin, "sluice-devetcd")
+	old, bin := oldPrograms(t)
 	up, err := devnode.Up(t.Context(), devnode.Options{
 		Instance: random("t"), BinDir: bin, StartTimeout: patience,
 		Args: map[string][]string{devnode.IPAM: {"--quarantine=1s"}},
@@ -127,3 +136,23 @@ func TestConnectionsOutliveUpgrades(t *testing.T) {
 
 // hostAt is the node itself, at the addresses that it has on its link.
 func (n *node) hostAt() pod.Pod { return n.host().WithAddresses(n.Addresses()) }
+
+// TestNewConnectionsSucceedOverAnUpgrade asks a node in every way while each of its programs
+// becomes that of this build, one after the other.
+func TestNewConnectionsSucceedOverAnUpgrade(t *testing.T) {
+	for _, mode := range modes {
+		for _, packets := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, by packets %t", mode, packets), func(t *testing.T) {
+				_, bin := oldPrograms(t)
+				r := newRestarted(t, mode, packets, bin)
+				r.reach(t)
+				for _, service := range r.here.Services() {
+					r.during(t, "upgrade of "+service, func() error {
+						install(t, binDir(), bin, programs[service])
+						return r.here.Restart(t.Context(), service)
+					})
+				}
+			})
+		}
+	}
+}

@@ -636,17 +636,18 @@ func (v View) Named() (frontends, backends int) {
 	return len(s.Ports) * (len(s.ClusterIPs) + nodePorts + len(s.ExternalIPs) + len(s.Ingress)), backends
 }
 
-// LocalReady is how many addresses of this node are ready for the service.
-func (n *Node) LocalReady(v View) int {
-	addrs := make(map[netip.Addr]struct{})
+// LocalReady are the addresses of this node that are ready for the service, sorted.
+func (n *Node) LocalReady(v View) []netip.Addr {
+	var addrs []netip.Addr
 	for _, s := range v.Slices {
 		for _, e := range s.Endpoints {
 			if a := e.About(); a.State.Ready() && n.Name != "" && a.Node == n.Name && CheckAddr(e.Addr()) == nil {
-				addrs[e.Addr()] = struct{}{}
+				addrs = append(addrs, e.Addr())
 			}
 		}
 	}
-	return len(addrs)
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
 }
 
 // Count returns how many addresses the endpoints of a service have, and how many

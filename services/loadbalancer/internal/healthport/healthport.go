@@ -6,7 +6,8 @@
 // external traffic policy is Local.
 //
 // A port answers 200 while the node has a ready endpoint of the service that the
-// datapath leads to, else 503. The package decides nothing about services.
+// datapath leads to, else 503. While the datapath, or this process, starts again, that is
+// what it was before: the kernel leads on meanwhile.
 package healthport
 
 import (
@@ -50,6 +51,8 @@ type Ports struct {
 	services Services
 	address  string
 	log      *slog.Logger
+	memory   *memory
+	unsaved  string // why the memory is not on the disk, as it was logged
 	open     map[uint16]*port
 	retry    time.Duration     // after which ports are tried again
 	failed   map[uint16]string // what was reported, of ports that are not open
@@ -60,13 +63,25 @@ type Ports struct {
 type port struct {
 	server *http.Server
 	done   chan struct{}
-	state  atomic.Pointer[owner.Local]
+	state  atomic.Pointer[state]
 }
 
-// New returns ports on an address of this machine; empty: on every one.
-func New(services Services, address string, l *slog.Logger) *Ports {
+// state is what a port answers.
+type state struct {
+	name  service.Name
+	ready int  // addresses of this node
+	led   bool // the datapath leads to one of them
+}
+
+// New returns ports on an address of this machine; empty: on every one. The file at path
+// keeps over a restart what they answer; "": nothing does.
+func New(services Services, address, path string, l *slog.Logger) *Ports {
+	m, err := openMemory(path)
+	if err != nil {
+		l.Warn("health check ports answer 503 until the datapath has subscribed", log.Err(err))
+	}
 	return &Ports{
-		services: services, address: address, log: l, open: make(map[uint16]*port),
+		services: services, address: address, log: l, memory: m, open: make(map[uint16]*port),
 		failed: make(map[uint16]string), retry: retry,
 	}
 }
@@ -132,10 +147,24 @@ func (p *Ports) serve(ctx context.Context) error {
 			}
 			p.open[n] = at
 		}
-		at.state.Store(&l)
+		at.state.Store(&state{l.Name, len(l.Ready), p.memory.leads(l)})
 	}
 	p.count.Store(int64(len(p.open)))
+	p.learn(all)
 	return p.report(ctx, problems)
+}
+
+// learn keeps what is known for the next process. Without it a port answers 503 for a moment
+// after a restart.
+func (p *Ports) learn(all []owner.Local) {
+	why := ""
+	if err := p.memory.learn(all); err != nil {
+		why = err.Error()
+	}
+	if why != "" && why != p.unsaved {
+		p.log.Error("what health check ports answer is not kept over a restart", "error", why)
+	}
+	p.unsaved = why
 }
 
 // report notes what is wrong with ports, and takes back what was.
@@ -167,6 +196,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 		return nil, err
 	}
 	at := &port{done: make(chan struct{})}
+	at.state.Store(&state{})
 	at.server = &http.Server{
 		Handler: http.HandlerFunc(at.answer), MaxHeaderBytes: 8 << 10,
 		ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout,
@@ -192,10 +222,7 @@ func (p *Ports) close(n uint16) {
 
 // answer has the form of kube-proxy's, which load balancers read.
 func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
-	l := at.state.Load()
-	if l == nil { // it was opened this moment
-		l = &owner.Local{}
-	}
+	now := at.state.Load()
 	type name struct {
 		Namespace string `json:"namespace"`
 		Name      string `json:"name"`
@@ -204,16 +231,16 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 		Service             name `json:"service"`
 		LocalEndpoints      int  `json:"localEndpoints"`
 		ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
-	}{name{l.Name.Namespace, l.Name.Name}, l.Ready, l.Enforced || l.Ready == 0})
+	}{name{now.name.Namespace, now.name.Name}, now.ready, now.led || now.ready == 0})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(l.Ready))
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(now.ready))
 	code := http.StatusServiceUnavailable
-	if l.Ready > 0 && l.Enforced {
+	if now.led {
 		code = http.StatusOK
 	}
 	w.WriteHeader(code)

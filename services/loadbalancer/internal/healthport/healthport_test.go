@@ -9,6 +9,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -74,18 +77,34 @@ func freePort(t *testing.T) uint16 {
 
 func run(t *testing.T) (*services, *Ports) {
 	t.Helper()
+	s, p, _ := runWith(t, "")
+	return s, p
+}
+
+// runWith runs ports with a file, until the end of the test or until stop.
+func runWith(t *testing.T, path string) (*services, *Ports, func()) {
+	t.Helper()
 	s := &services{changed: make(chan struct{}), problems: make(map[string]error)}
-	p := New(s, "127.0.0.1", log.Discard())
+	p := New(s, "127.0.0.1", path, log.Discard())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
-	t.Cleanup(func() {
+	stop := sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
-	return s, p
+	t.Cleanup(stop)
+	return s, p, stop
+}
+
+// addresses are so many.
+func addresses(n int) (all []netip.Addr) {
+	for i := range n {
+		all = append(all, netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}))
+	}
+	return all
 }
 
 // ask returns status, weight and body of a port.
@@ -106,15 +125,16 @@ func TestPortAnswersWhatTheNodeHas(t *testing.T) {
 	l := owner.Local{Name: service.Name{Namespace: "shop", Name: "web"}, Port: freePort(t)}
 	for _, c := range []struct {
 		ready    int
-		enforced bool
+		enforced owner.Enforcement
 		want     string
 	}{
-		{0, false, `503 0 {"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}`},
-		{2, true, `200 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}`},
-		{2, false, `503 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":false}`},
-		{1, true, `200 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":true}`},
+		{1, owner.EnforcementUnknown, `503 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":false}`},
+		{0, owner.NotEnforced, `503 0 {"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}`},
+		{2, owner.Enforced, `200 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}`},
+		{2, owner.NotEnforced, `503 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":false}`},
+		{1, owner.Enforced, `200 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":true}`},
 	} {
-		l.Ready, l.Enforced = c.ready, c.enforced
+		l.Ready, l.Enforced = addresses(c.ready), c.enforced
 		s.set(l)
 		servicetest.EventuallyNil(t, "the answer", func() error {
 			if got, err := ask(l.Port); err != nil || got != c.want {
@@ -142,7 +162,7 @@ func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
 	defer other.Close()
 	taken := uint16(other.Addr().(*net.TCPAddr).Port)
 	a := owner.Local{Name: service.Name{Namespace: "n", Name: "a"}, Port: taken}
-	b := owner.Local{Name: service.Name{Namespace: "n", Name: "b"}, Port: freePort(t), Ready: 1, Enforced: true}
+	b := owner.Local{Name: service.Name{Namespace: "n", Name: "b"}, Port: freePort(t), Ready: addresses(1), Enforced: owner.Enforced}
 	c := owner.Local{Name: service.Name{Namespace: "n", Name: "c"}, Port: b.Port}
 	s.set(a, b, c)
 	servicetest.Eventually(t, "the problems", func() bool {
@@ -159,4 +179,58 @@ func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
 	other.Close()
 	s.set(a, b)
 	servicetest.Eventually(t, "no problem", func() bool { return s.problem() == "map[]" && p.Open() == 2 })
+}
+
+// TestAnswerStaysWhileNothingIsKnown: the datapath subscribes again, or this process has
+// started, and the kernel leads to the addresses that it led to, and to no other.
+func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "health-checks.json")
+	s, _, stop := runWith(t, path)
+	l := owner.Local{Name: service.Name{Namespace: "shop", Name: "web"}, Port: freePort(t)}
+	want := func(s *services, what string, enforced owner.Enforcement, code string, ready ...netip.Addr) {
+		t.Helper()
+		l.Ready, l.Enforced = ready, enforced
+		s.set(l)
+		servicetest.EventuallyNil(t, what, func() error {
+			if got, err := ask(l.Port); err != nil || !strings.HasPrefix(got, fmt.Sprintf("%s %d ", code, len(ready))) {
+				return fmt.Errorf("%s, %w; want %s with %d addresses", got, err, code, len(ready))
+			}
+			return nil
+		})
+	}
+	a := addresses(3)
+	want(s, "enforced", owner.Enforced, "200", a[0], a[1])
+	want(s, "the datapath is away", owner.EnforcementUnknown, "200", a[0], a[1])
+	want(s, "a pod comes meanwhile", owner.EnforcementUnknown, "200", a[1], a[2])
+	want(s, "those that the kernel leads to go", owner.EnforcementUnknown, "503", a[2])
+	want(s, "one comes back", owner.EnforcementUnknown, "200", a[0])
+	want(s, "the datapath is behind", owner.NotEnforced, "503", a[0])
+	want(s, "it is away again", owner.EnforcementUnknown, "503", a[0])
+	want(s, "enforced again", owner.Enforced, "200", a[0])
+
+	stop()
+	s, _, stop = runWith(t, path)
+	want(s, "after a restart", owner.EnforcementUnknown, "200", a[0])
+	want(s, "another address after a restart", owner.EnforcementUnknown, "503", a[1])
+	stop()
+
+	if err := os.WriteFile(path, []byte(`{"schema":"sluice.loadbalancer.healthchecks"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, _, stop = runWith(t, path)
+	want(s, "after a restart with a damaged file", owner.EnforcementUnknown, "503", a[0])
+	want(s, "enforced after that", owner.Enforced, "200", a[0])
+	stop()
+
+	m, err := openMemory(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.boot, m.led = "another boot", nil
+	if err := m.learn([]owner.Local{{Name: l.Name, Ready: a, Enforced: owner.Enforced}}); err != nil {
+		t.Fatal(err)
+	}
+	s, _, stop = runWith(t, path)
+	defer stop()
+	want(s, "after a boot", owner.EnforcementUnknown, "503", a[0])
 }

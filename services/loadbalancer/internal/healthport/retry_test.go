@@ -42,7 +42,7 @@ func TestTakenPortIsTriedAgainWithoutAChange(t *testing.T) {
 	}
 	defer other.Close()
 	s := &counting{services: &services{changed: make(chan struct{}), problems: make(map[string]error)}}
-	p := New(s, "127.0.0.1", log.Discard())
+	p := New(s, "127.0.0.1", "", log.Discard())
 	p.retry = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -54,7 +54,7 @@ func TestTakenPortIsTriedAgainWithoutAChange(t *testing.T) {
 		}
 	}()
 	taken := uint16(other.Addr().(*net.TCPAddr).Port)
-	s.set(owner.Local{Name: service.Name{Namespace: "n", Name: "a"}, Port: taken, Ready: 1, Enforced: true})
+	s.set(owner.Local{Name: service.Name{Namespace: "n", Name: "a"}, Port: taken, Ready: addresses(1), Enforced: owner.Enforced})
 	servicetest.Eventually(t, "several tries", func() bool { return s.listed.Load() > 5 })
 	if n := s.reported.Load(); n != 1 {
 		t.Errorf("the problem is reported %d times", n)

@@ -629,7 +629,7 @@ func (o *Owner) tally(j *joined, by int) {
 		delete(o.checked, j.name)
 	default:
 		o.checked[j.name] = j
-		if o.config.Node.LocalReady(j.view()) == 0 {
+		if len(o.config.Node.LocalReady(j.view())) == 0 {
 			j.localSince = 0
 		} else if j.localSince == 0 {
 			j.localSince = j.revision

@@ -352,21 +352,38 @@ func subscriberStatus(s *stream.Subscriber) SubscriberStatus {
 type Local struct {
 	Name service.Name
 	Port uint16
-	// Ready are the addresses of this node that are ready.
-	Ready int
-	// Enforced: every connected subscriber that enforces has the revision from which
-	// on there are such addresses, and there is one.
-	Enforced bool
+	// Ready are the addresses of this node that are ready, sorted.
+	Ready []netip.Addr
+	// Enforced says whether subscribers have the revision from which on there are such
+	// addresses.
+	Enforced Enforcement
 }
+
+// Enforcement is what subscribers that enforce say of a service.
+type Enforcement uint8
+
+const (
+	// EnforcementUnknown: none is connected, or one has not said yet what it enforces. The
+	// kernel does meanwhile what it did.
+	EnforcementUnknown Enforcement = iota
+	// NotEnforced: one is behind, or has refused a frontend of the service.
+	NotEnforced
+	// Enforced: all do, and there is one.
+	Enforced
+)
 
 // Locals are the services with health check ports, by name.
 func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 	err = o.do(ctx, opRead, func() {
 		for _, j := range o.checked {
-			out = append(out, Local{
+			l := Local{
 				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.config.Node.LocalReady(j.view()),
-				Enforced: j.localSince != 0 && o.enforced(j.name, j.localSince),
-			})
+				Enforced: NotEnforced,
+			}
+			if j.localSince != 0 {
+				l.Enforced = o.enforcement(j.name, j.localSince)
+			}
+			out = append(out, l)
 		}
 	})
 	slices.SortFunc(out, func(a, b Local) int { return a.Name.Compare(b.Name) })

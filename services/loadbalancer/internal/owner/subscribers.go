@@ -324,3 +324,27 @@ func (o *Owner) enforced(of service.Name, revision uint64) bool {
 	}
 	return some
 }
+
+// enforcement says whether the subscribers that enforce have a revision with all frontends
+// of a service. A subscriber that has begun anew says nothing before its first
+// acknowledgement: it has its frontends, and is sent all of them again.
+func (o *Owner) enforcement(of service.Name, revision uint64) Enforcement {
+	some, unknown := false, false
+	for _, s := range o.subscribers {
+		if !s.Enforces {
+			continue
+		}
+		enforced := s.Progress().Enforced
+		switch {
+		case s.Session == 0 || enforced == 0:
+			unknown = true
+		case enforced < revision || s.Refuses(of):
+			return NotEnforced
+		}
+		some = true
+	}
+	if unknown || !some {
+		return EnforcementUnknown
+	}
+	return Enforced
+}

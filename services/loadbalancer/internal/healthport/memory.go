@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package healthport
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/kit/durable"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
+)
+
+// memory has the addresses of each service that the datapath was last known to lead to. The
+// kernel goes on with them while the datapath or this process restarts. The file is worth
+// one boot: afterwards the kernel leads to nothing.
+type memory struct {
+	path string // "": nothing is kept over a restart
+	boot string
+
+	led map[service.Name][]netip.Addr
+}
+
+var memorySchema = durable.Schema{Name: "sluice.loadbalancer.healthchecks", Version: 1}
+
+// maxMemory bounds the file: 65,536 services with an address of 39 characters each need
+// less.
+const maxMemory = 64 << 20
+
+type memoryFile struct {
+	Boot string        `json:"boot"`
+	Led  []memoryEntry `json:"led"`
+}
+
+type memoryEntry struct {
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	Addresses []netip.Addr `json:"addresses"`
+}
+
+// openMemory reads what an earlier process of this boot has left. A file that cannot be read
+// is an error, and the memory is empty then.
+func openMemory(path string) (*memory, error) {
+	m := &memory{path: path, led: make(map[service.Name][]netip.Addr)}
+	if path == "" {
+		return m, nil
+	}
+	var err error
+	if m.boot, err = durable.BootID(); err != nil {
+		m.path = ""
+		return m, err
+	}
+	var f memoryFile
+	switch err := durable.Load(path, maxMemory, memorySchema, &f); {
+	case errors.Is(err, fs.ErrNotExist):
+		return m, nil
+	case err != nil:
+		return m, fmt.Errorf("what health check ports answered before the restart: %w", err)
+	case f.Boot != m.boot:
+		return m, nil
+	}
+	for _, e := range f.Led {
+		m.led[service.Name{Namespace: e.Namespace, Name: e.Name}] = e.Addresses
+	}
+	return m, nil
+}
+
+// leads says whether the datapath leads to a ready address of the service on this node.
+// While that is not known, it is what it was before, for the addresses of that time.
+func (m *memory) leads(l owner.Local) bool {
+	switch {
+	case len(l.Ready) == 0 || l.Enforced == owner.NotEnforced:
+		return false
+	case l.Enforced == owner.Enforced:
+		return true
+	}
+	return slices.ContainsFunc(m.led[l.Name], func(a netip.Addr) bool { return slices.Contains(l.Ready, a) })
+}
+
+// learn notes what is known of all services, and forgets those that are no more.
+func (m *memory) learn(all []owner.Local) error {
+	led, changed := make(map[service.Name][]netip.Addr, len(all)), false
+	for _, l := range all {
+		was := m.led[l.Name]
+		now := was
+		switch {
+		case len(l.Ready) == 0 || l.Enforced == owner.NotEnforced:
+			now = nil
+		case l.Enforced == owner.Enforced:
+			now = l.Ready
+		}
+		if len(now) > 0 {
+			led[l.Name] = now
+		}
+		changed = changed || !slices.Equal(was, now)
+	}
+	changed = changed || len(led) != len(m.led)
+	m.led = led
+	if !changed || m.path == "" {
+		return nil
+	}
+	f := memoryFile{Boot: m.boot}
+	for name, addresses := range led {
+		f.Led = append(f.Led, memoryEntry{name.Namespace, name.Name, addresses})
+	}
+	return durable.Save(m.path, memorySchema, f, durable.SyncNone)
+}

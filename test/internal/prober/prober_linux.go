@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package prober begins new connections at intervals and tells which of them fail: what
+// tests of restarts need, because an established connection does not notice what a new one
+// does.
+package prober
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of an attempt.
+const (
+	again   = time.Second // after which a datagram is sent a second time, and the last
+	patient = 5 * time.Second
+)
+
+// errLost: the handshake needed a SYN that was sent again.
+var errLost = errors.New("the first SYN was lost")
+
+// maxOpen bounds the attempts of one target that have not ended.
+const maxOpen = 128
+
+// Target is what is connected to, and from where.
+type Target struct {
+	Name  string // in results
+	Netns string // path of the namespace of the client
+	UDP   bool   // a datagram that is answered, instead of a handshake
+	// To are asked in turn. A stream server must not close first; a datagram server sends
+	// what it gets.
+	To []netip.AddrPort
+}
+
+// Result is what became of the attempts at one target.
+type Result struct {
+	Name   string
+	Tried  int
+	Failed []Failure
+}
+
+// Failure is an attempt that failed.
+type Failure struct {
+	At   time.Time // its begin
+	To   netip.AddrPort
+	Took time.Duration
+	Err  error
+}
+
+func (f Failure) String() string {
+	return fmt.Sprintf("%s to %s after %s: %v", f.At.Format("15:04:05.000"), f.To, f.Took.Round(time.Millisecond), f.Err)
+}
+
+// Prober is running attempts.
+type Prober struct {
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	targets []*running
+	spaces  map[string]*space
+}
+
+type running struct {
+	Target
+	tried atomic.Int64
+
+	mu     sync.Mutex
+	failed []Failure // guarded by mu
+}
+
+// Start begins an attempt at each target at every interval, until Stop.
+func Start(interval time.Duration, targets ...Target) (*Prober, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &Prober{cancel: cancel, spaces: map[string]*space{}}
+	for _, t := range targets {
+		s := p.spaces[t.Netns]
+		if s == nil {
+			var err error
+			if s, err = openSpace(t.Netns); err != nil {
+				p.Stop()
+				return nil, err
+			}
+			p.spaces[t.Netns] = s
+		}
+		r := &running{Target: t}
+		p.targets = append(p.targets, r)
+		p.wg.Go(func() { r.run(ctx, interval, s) })
+	}
+	return p, nil
+}
+
+// Stop ends the attempts and returns what became of them, in the order of the targets. An
+// attempt that has begun is waited for.
+func (p *Prober) Stop() []Result {
+	p.cancel()
+	p.wg.Wait()
+	for _, s := range p.spaces {
+		close(s.wanted)
+	}
+	p.spaces = nil
+	var all []Result
+	for _, r := range p.targets {
+		all = append(all, Result{Name: r.Name, Tried: int(r.tried.Load()), Failed: r.failed})
+	}
+	return all
+}
+
+// Tried is how many attempts have begun at the target that was asked least.
+func (p *Prober) Tried() int {
+	least := slices.MinFunc(p.targets, func(a, b *running) int { return int(a.tried.Load() - b.tried.Load()) })
+	return int(least.tried.Load())
+}
+
+func (r *running) run(ctx context.Context, interval time.Duration, s *space) {
+	var open sync.WaitGroup
+	defer open.Wait()
+	places := make(chan struct{}, maxOpen)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		n := r.tried.Add(1)
+		to := r.To[int(n)%len(r.To)]
+		open.Go(func() {
+			defer func() { <-places }()
+			begun := time.Now()
+			err := attempt(s, r.UDP, to)
+			took := time.Since(begun)
+			if err != nil {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.failed = append(r.failed, Failure{At: begun, To: to, Took: took, Err: err})
+			}
+		})
+	}
+}
+
+// attempt connects to an address, or exchanges a datagram with it. It waits by the runtime's
+// poller: a thread for each attempt would be more than the machine can bear.
+func attempt(s *space, udp bool, to netip.AddrPort) error {
+	kind := unix.SOCK_STREAM
+	if udp {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := s.socket(kind, to.Addr())
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "attempt")
+	defer f.Close()
+	if err := unix.Connect(fd, sockaddr(to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return err
+	}
+	if udp {
+		return echo(f)
+	}
+	return handshake(f, time.Now().Add(patient))
+}
+
+// handshake waits until a connection is there, and closes it.
+func handshake(f *os.File, deadline time.Time) error {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := f.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
+	var result error
+	err = c.Write(func(fd uintptr) bool {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO)
+		if err != nil || info.State == unix.BPF_TCP_SYN_SENT {
+			result = err
+			return err != nil
+		}
+		code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		switch {
+		case err != nil:
+			result = err
+		case code != 0:
+			result = unix.Errno(code)
+		case info.Total_retrans > 0: // and not the time that it took: the machine may be busy
+			result = errLost
+		default:
+			// The port is free at once: a client that probes for long would run out of ports.
+			result = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		}
+		return true
+	})
+	return errors.Join(err, result)
+}
+
+// echo sends a datagram, at most twice, until it comes back.
+func echo(f *os.File) error {
+	var err error
+	for _, timeout := range []time.Duration{again, patient - again} {
+		if err := f.SetDeadline(time.Now().Add(timeout)); err != nil {
+			return err
+		}
+		if _, err := f.Write([]byte("x")); err != nil {
+			return err
+		}
+		if _, err = f.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+	}
+	return err
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}
+
+// space opens sockets in a network namespace by a thread that stays there: a thread that
+// enters it for each socket would take longer than the connection.
+type space struct {
+	wanted chan request
+}
+
+type request struct {
+	family, kind int
+	answer       chan<- answer
+}
+
+type answer struct {
+	fd  int
+	err error
+}
+
+func openSpace(path string) (*space, error) {
+	ns, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	s := &space{wanted: make(chan request)}
+	entered := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := unix.Setns(ns, unix.CLONE_NEWNET)
+		_ = unix.Close(ns)
+		entered <- err
+		if err != nil {
+			return
+		}
+		for r := range s.wanted {
+			fd, err := unix.Socket(r.family, r.kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			r.answer <- answer{fd, err}
+		}
+	}()
+	if err := <-entered; err != nil {
+		return nil, fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func (s *space) socket(kind int, to netip.Addr) (int, error) {
+	family := unix.AF_INET
+	if to.Is6() {
+		family = unix.AF_INET6
+	}
+	c := make(chan answer)
+	s.wanted <- request{family, kind, c}
+	a := <-c
+	return a.fd, a.err
+}

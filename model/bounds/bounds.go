@@ -54,6 +54,21 @@ var All = []Bound{
 		Shown:   "as for policies", Tests: []string{"TestOneNamespaceCannotKeepThePoliciesOfOthersOut"},
 	},
 	{
+		Name: "policies that isolate beyond a share", Process: "sluice-policy", Setting: "limits.policies",
+		Default: "40,000, and an eighth of `limits.manifests` in bytes", Divided: ByTenant,
+		Beyond: "one isolation of the namespace stands for the newest of them; a policy takes about 900 bytes there",
+		Shown:  "as for policies",
+		Tests: []string{
+			"TestPoliciesBeyondTheShareTakeBoundedMemory", "TestNamespaceIsIsolatedForPoliciesThatAreNotKept",
+		},
+	},
+	{
+		Name: "CIDRGroups", Process: "sluice-policy", Setting: "limits.policies",
+		Default: "they count as policies of *system*, and their bytes, too", Divided: ByTenant,
+		Beyond: "the newest groups are closed: deny rules that name one apply to every address, allow rules to none",
+		Shown:  "as for policies", Tests: []string{"TestGroupBeyondTheShareIsClosed"},
+	},
+	{
 		Name: "rules, classes and prefixes of one table", Process: "sluice-policy",
 		Default: "65,534 rules, 4,096 identity classes, 16,384 prefixes a family", Divided: PerObject,
 		Beyond: "deny and pass rules are enforced, allow rules as far as they fit; " +
@@ -87,9 +102,9 @@ var All = []Bound{
 	},
 	{
 		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: ByTenant,
-		Beyond: "the newest Services of a tenant above its share are not kept, and come back when there are places",
+		Beyond: "the newest Services of a tenant above its share refuse connections until there are places",
 		Shown:  "`sluice shares`, `service list`, `sluice_loadbalancer_exceeds_share`",
-		Tests:  []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut"},
+		Tests:  []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut", "TestServicesBeyondTheShareRefuseConnections"},
 	},
 	{
 		Name: "EndpointSlices", Process: "sluice-loadbalancer", Setting: "limits.endpointSlices", Default: "131,072",

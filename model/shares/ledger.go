@@ -304,6 +304,26 @@ func (l *Ledger[K]) Admitted(k K) bool {
 	return e != nil && e.refused == 0
 }
 
+// Object returns an object as it was added, and whether it is admitted. ok is false if the
+// ledger does not have it.
+func (l *Ledger[K]) Object(k K) (o Object, admitted, ok bool) {
+	e := l.objects[k]
+	if e == nil {
+		return Object{}, false, false
+	}
+	return e.Object, e.refused == 0, true
+}
+
+// Free reports whether so many units of each limit are used by no tenant.
+func (l *Ledger[K]) Free(units []int) bool {
+	for i, n := range units {
+		if n > l.limits[i].Size-l.used[i] {
+			return false
+		}
+	}
+	return true
+}
+
 // Refused returns the limit that refuses an object, and what the object's tenant has of
 // it. ok is false if the object is admitted or not in the ledger.
 func (l *Ledger[K]) Refused(k K) (limit Limit, tenant Tenant, share Share, ok bool) {

@@ -146,6 +146,8 @@ type listing struct {
 
 	fresh []puts // of the files that are taken over
 	gone  []policy.Key
+	// unfolded and spaces are as in an edit.
+	unfolded, spaces []policy.Key
 	bad   map[string]refused
 	// partly are the files of which the documents that can be read are in force, and
 	// others cannot be read.
@@ -179,7 +181,7 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 
 // edit is the change that the listing comes to.
 func (l *listing) edit() edit {
-	e := edit{gone: l.gone}
+	e := edit{gone: l.gone, unfolded: l.unfolded, spaces: l.spaces}
 	for _, f := range l.fresh {
 		e.puts = append(e.puts, f.policies...)
 	}
@@ -189,7 +191,7 @@ func (l *listing) edit() edit {
 // compare finds out what the listing changes.
 func (o *Owner) compare(l *listing) {
 	l.bad = make(map[string]refused)
-	l.fresh, l.gone = nil, nil
+	l.fresh, l.gone, l.unfolded, l.spaces = nil, nil, nil, nil
 	if l.deltas {
 		for origin, r := range o.sources[l.source].refused {
 			if l.files[origin] == nil && !l.without(origin) {
@@ -270,6 +272,15 @@ func (o *Owner) compare(l *listing) {
 		}
 	}
 	look := func(k policy.Key, p *Policy) {
+		if k.Kind == policy.KindNamespaceIsolation {
+			if l.source == SourceKubernetes {
+				l.spaces = append(l.spaces, k)
+			}
+			return
+		}
+		if _, ok := o.folded[k]; ok && l.source == SourceKubernetes && l.without(k.String()) {
+			l.unfolded = append(l.unfolded, k)
+		}
 		if p == nil || p.Source != l.source || taken[k] != "" {
 			return
 		}
@@ -284,6 +295,9 @@ func (o *Owner) compare(l *listing) {
 	} else {
 		for k, p := range o.policies {
 			look(k, p)
+		}
+		for k := range o.folded {
+			look(k, nil)
 		}
 	}
 	slices.SortFunc(l.gone, policy.Key.Compare)

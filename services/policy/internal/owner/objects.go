@@ -85,7 +85,9 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 		out := make(map[policy.Key]*file)
 		for k, object := range objects {
 			p := f.owner.policies[k]
-			if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" && bytes.Equal(p.Manifest, object.Text) {
+			if f.owner.foldedAs(k, object) {
+				out[k] = &file{}
+			} else if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" && bytes.Equal(p.Manifest, object.Text) {
 				held := reading.Decoded{Object: p.read, Text: p.Manifest, Created: object.Created, UID: object.UID}
 				out[k] = &file{docs: []reading.Decoded{held}}
 			}
@@ -126,6 +128,9 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 			if p := f.owner.policies[k]; p != nil && p.Source == f.name {
 				j = Judged{InForce: p.inForce(), Broken: p.Broken, Exceeds: p.Exceeds, Dropped: p.Dropped, Notes: p.Notes}
 			}
+			if _, ok := f.owner.folded[k]; ok {
+				j = Judged{InForce: true, Exceeds: f.owner.foldedWhy(k)}
+			}
 			if r, ok := f.owner.sources[f.name].refusal(k.String()); ok {
 				j.Refused = r.err
 			}
@@ -140,11 +145,11 @@ func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
 	return ask(ctx, f.owner, func() ([]policy.Key, error) {
 		var out []policy.Key
 		for k, p := range f.owner.policies {
-			if p.Source == f.name {
+			if p.Source == f.name && k.Kind != policy.KindNamespaceIsolation {
 				out = append(out, k)
 			}
 		}
-		return out, nil
+		return slices.AppendSeq(out, maps.Keys(f.owner.folded)), nil
 	})
 }
 

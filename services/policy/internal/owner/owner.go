@@ -141,6 +141,9 @@ type Owner struct {
 	// a change of them could not be stored: they isolate until it is.
 	closed      map[policy.Key]*closedForm
 	ledger      *shares.Ledger[policy.Key]
+	isolations  *shares.Ledger[policy.Key] // of the policies that ledger refuses
+	folded      map[policy.Key]struct{}    // policies for which the isolation of their namespace stands
+	foldedIn    map[string]int             // their number by namespace
 	again       map[policy.Key]struct{} // admitted policies that the source has to deliver again
 	onAgain     atomic.Pointer[func(kind string)]
 	tenants     chan struct{}  // has a token when the tenants of namespaces may be others
@@ -189,7 +192,8 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
-		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), again: make(map[policy.Key]struct{}),
+		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
+		folded: make(map[policy.Key]struct{}), foldedIn: make(map[string]int), again: make(map[policy.Key]struct{}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: make(map[string]string), readied: make(chan struct{}), turns: turns.NewRecord(config.Processor),
 	}

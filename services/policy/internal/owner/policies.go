@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -52,6 +53,8 @@ type Policy struct {
 	// written, if this one is not. They are made of heldText after a start.
 	held     []rule.Spec
 	heldText []byte
+	// heldLabels are those of that form if the policy is a group.
+	heldLabels label.Set
 }
 
 // inForce reports whether the engine has the policy, as written or isolating.
@@ -107,21 +110,26 @@ func (p *Policy) addHeld() {
 	if len(p.held) > 0 {
 		p.object.Specs = slices.Concat(p.object.Specs, p.held)
 	}
+	if g := p.object.Group; g != nil && p.heldLabels.Len() > 0 {
+		both := *g
+		both.Labels = label.NewSet(append(g.Labels.All(), p.heldLabels.All()...)...)
+		p.object.Group = &both
+	}
 }
 
 // plan decides which policies of a change have a place in the limits. The ledger has the
 // change when plan returns without an error; takeBack undoes that.
 func (o *Owner) plan(e *edit) (plan, error) {
 	out := plan{
-		puts:    e.puts,
-		gone:    e.gone,
-		change:  engine.Change{DeletePolicies: e.gone, Refuse: e.answers},
-		content: len(e.gone) > 0,
+		puts: slices.Clone(e.puts), gone: slices.Clone(e.gone),
+		fold: make(map[policy.Key]struct{}), unfold: make(map[policy.Key]struct{}),
 	}
 	if err := o.divide(e, &out); err != nil {
 		o.takeBack(out.places)
 		return plan{}, err
 	}
+	out.change = engine.Change{DeletePolicies: out.gone, Refuse: e.answers}
+	out.content = len(out.gone) > 0
 	for _, p := range out.puts {
 		old := o.policies[p.Key]
 		p.Revision = o.barrier.Policy + 1
@@ -133,7 +141,7 @@ func (o *Owner) plan(e *edit) (plan, error) {
 		out.change.UpsertPolicies = append(out.change.UpsertPolicies, p.object)
 		out.putBack(p.Key, o.enforced(p.Key))
 	}
-	for _, k := range e.gone {
+	for _, k := range out.gone {
 		out.putBack(k, o.enforced(k))
 	}
 	return out, nil
@@ -170,6 +178,7 @@ func (p *plan) putBack(k policy.Key, before *policy.Object) {
 func (o *Owner) change(p plan, staged *journal.Staged) error {
 	puts, gone := p.puts, p.gone
 	if len(puts) == 0 && len(gone) == 0 {
+		o.refold(&p)
 		return nil
 	}
 	err := beforeCompile.Hit(o.ctx)
@@ -223,5 +232,6 @@ func (o *Owner) change(p plan, staged *journal.Staged) error {
 		delete(o.closed, k)
 		delete(o.again, k)
 	}
+	o.refold(&p)
 	return beforeAnswer.Hit(o.ctx)
 }

@@ -66,6 +66,9 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
 			l.Key = k
+			if n := o.foldedIn[k.Namespace]; n > 0 && k.Kind == policy.KindNamespaceIsolation {
+				l.Error = fmt.Sprintf("%d %s", n, p.Exceeds)
+			}
 			if r, ok := o.sources[p.Source].refusal(p.Origin); ok {
 				l.Error = r.err
 			}

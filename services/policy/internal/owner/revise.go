@@ -27,6 +27,11 @@ type edit struct {
 	puts  []*Policy
 	gone  []policy.Key
 	named []policy.Key // that the caller named, changed or not
+	// unfolded are folded policies whose objects are gone.
+	unfolded []policy.Key
+	// spaces are isolations of namespaces that end with the change if no policy is folded into
+	// them.
+	spaces []policy.Key
 	// completes says that the manager has named everything.
 	completes bool
 	// answers says that the caller gets an error, and nothing changes, if a policy has no
@@ -211,6 +216,9 @@ type plan struct {
 	change, back engine.Change
 	content      bool    // what policies say changes
 	places       []place // of all of them before the change
+	// fold and unfold are policies for which the isolation of their namespace stands after
+	// the change, and no longer stands.
+	fold, unfold map[policy.Key]struct{}
 }
 
 // record is what the journal keeps of the change.

@@ -27,7 +27,14 @@ import (
 const (
 	LimitPolicies  = "policies"
 	LimitManifests = "manifests"
+	// LimitIsolations and LimitIsolationBytes bound the policies that exceed a share and
+	// isolate one by one, and the bytes that are kept of them.
+	LimitIsolations     = "isolations"
+	LimitIsolationBytes = "isolationBytes"
 )
+
+// isolationPart is the part of MaxManifestBytes that policies may use which exceed a share.
+const isolationPart = 8
 
 // maxReduced is how many bytes are kept of the manifest of a policy of an API server that
 // exceeds its tenant's share. A longer one is reduced to its selectors, and the source has
@@ -44,7 +51,7 @@ func newLedger(c *Config) *shares.Ledger[policy.Key] {
 // asks is what a policy needs of the limits.
 func (o *Owner) asks(p *Policy) shares.Object {
 	units := []int{1, cmp.Or(p.size, len(p.Manifest))}
-	if p.object.Group != nil { // without it nobody would know which addresses are in the group
+	if p.Key.Kind == policy.KindNamespaceIsolation { // it stands for policies without a place
 		units = []int{0, 0}
 	}
 	return shares.Object{
@@ -61,62 +68,100 @@ func (o *Owner) asks(p *Policy) shares.Object {
 // anew if the change requests that. A policy without a place isolates what it selects, or the
 // call that brought it fails.
 func (o *Owner) divide(e *edit, p *plan) error {
-	if len(o.policies) == 0 && o.listed() && o.ledger.Next().IsZero() {
+	if len(o.policies)+len(o.folded) == 0 && o.listed() && o.ledger.Next().IsZero() {
 		o.ledger.Level(o.config.Now()) // of nothing, so that the first call can use a whole share
+		o.isolations.Level(o.config.Now())
 		o.levels = true
 	}
 	named := make(map[policy.Key]bool, len(e.puts))
-	for _, k := range e.gone {
+	for _, k := range slices.Concat(e.gone, e.unfolded) {
 		p.places = append(p.places, o.placed(k))
 		o.ledger.Delete(k)
+		o.isolations.Delete(k)
+	}
+	for _, k := range e.unfolded {
+		p.unfold[k] = struct{}{}
 	}
 	for _, x := range e.puts {
 		named[x.Key] = true
 		p.places = append(p.places, o.placed(x.Key))
-		old := o.policies[x.Key]
-		x.Created = o.created(x, old)
-		if asks := o.asks(x); o.stays(asks, old) {
+		x.Created = o.created(x, o.policies[x.Key])
+		if asks := o.asks(x); o.stays(x.Key, asks) {
 			o.ledger.Restore(x.Key, asks, true)
 		} else {
 			o.ledger.Put(x.Key, asks)
 		}
 	}
-	if next := o.ledger.Next(); e.levels && !next.IsZero() && !next.After(o.config.Now()) {
-		withdrawn, admitted := o.ledger.Level(o.config.Now())
-		o.levels = true
-		for i, k := range slices.Concat(withdrawn, admitted) {
-			old := o.policies[k]
-			if named[k] || old == nil {
-				continue
-			}
-			was := i < len(withdrawn)
-			p.places = append(p.places, place{k, o.asks(old), true, was})
-			switch {
-			case was:
-				p.puts = append(p.puts, old.copy())
-			case old.sum == nil:
-				p.puts = append(p.puts, o.decode(old.record()))
-			default: // the source has to deliver it again
-				o.again[k] = struct{}{}
-			}
-		}
-		o.deliverAgain()
+	if next := o.nextLevel(); e.levels && !next.IsZero() && !next.After(o.config.Now()) {
+		o.relevel(p, named)
 	}
+	puts := p.puts[:0]
 	for _, x := range p.puts {
+		old := o.policies[x.Key]
 		switch {
 		case o.ledger.Admitted(x.Key):
+			o.isolations.Delete(x.Key)
 			if x.Broken != "" {
-				x.hold(o.policies[x.Key])
+				x.hold(old)
 			}
-		case x.object.Group != nil: // which needs no place
-			o.ledger.Restore(x.Key, o.asks(x), true)
 		case e.answers:
 			return fmt.Errorf("%w: %s %s", failure.ErrLimit, x.Key, o.exceeds(x.Key))
 		default:
-			o.exceed(x, o.policies[x.Key])
+			if o.exceed(x, old); !o.isolates(x) {
+				p.fold[x.Key] = struct{}{}
+				if old != nil {
+					p.gone = append(p.gone, x.Key)
+				}
+				continue
+			}
+		}
+		if _, ok := o.folded[x.Key]; ok {
+			p.unfold[x.Key] = struct{}{}
+		}
+		puts = append(puts, x)
+	}
+	p.puts = puts
+	o.isolateNamespaces(p, e.spaces)
+	return nil
+}
+
+// relevel computes the levels anew and adds the policies to a plan that gain or lose a place.
+// The plan has those that are named already.
+func (o *Owner) relevel(p *plan, named map[policy.Key]bool) {
+	withdrawn, admitted := o.ledger.Level(o.config.Now())
+	folds, unfolds := o.isolations.Level(o.config.Now())
+	o.levels = true
+	for i, k := range slices.Concat(withdrawn, admitted) {
+		if named[k] {
+			continue
+		}
+		before, old := o.placed(k), o.policies[k]
+		before.admitted = i < len(withdrawn)
+		p.places = append(p.places, before)
+		switch {
+		case old != nil && before.admitted:
+			p.puts = append(p.puts, old.copy())
+		case old != nil && old.sum == nil:
+			p.puts = append(p.puts, o.decode(old.record()))
+		default: // its text was not kept
+			o.again[k] = struct{}{}
 		}
 	}
-	return nil
+	for _, k := range folds {
+		if o.policies[k] == nil || named[k] || o.ledger.Admitted(k) {
+			continue
+		}
+		before := o.placed(k)
+		before.isolation.admitted = true
+		p.places, p.gone = append(p.places, before), append(p.gone, k)
+		p.fold[k] = struct{}{}
+	}
+	for _, k := range unfolds {
+		if _, ok := o.folded[k]; ok {
+			o.again[k] = struct{}{}
+		}
+	}
+	o.deliverAgain()
 }
 
 // OnAgain sets what the owner calls to get the objects of a kind from the API server again,
@@ -150,16 +195,13 @@ func (o *Owner) created(p, old *Policy) time.Time {
 	return p.Updated.Truncate(time.Second)
 }
 
-// stays reports whether a policy keeps the place that its former form has: it does if it
-// needs no more of any limit, or if the levels were not computed yet in this run.
-func (o *Owner) stays(asks shares.Object, old *Policy) bool {
-	if old == nil || !o.ledger.Admitted(old.Key) {
-		return false
+// stays reports whether a policy keeps the place that it has: it does if it needs no more of
+// any limit, or if the levels were not computed yet in this run.
+func (o *Owner) stays(k policy.Key, asks shares.Object) bool {
+	before, admitted, _ := o.ledger.Object(k)
+	if !admitted || !o.levels {
+		return admitted
 	}
-	if !o.levels {
-		return true
-	}
-	before := o.asks(old)
 	for i, n := range asks.Units {
 		if n > before.Units[i] {
 			return false
@@ -187,6 +229,8 @@ func (p *Policy) hold(old *Policy) {
 	switch {
 	case old == nil || !old.inForce() || old.Source != p.Source:
 		return
+	case old.object.Group != nil:
+		p.heldLabels, p.heldText = old.object.Group.Labels, policy.Reduced(p.Key, old.Manifest, maxReduced)
 	case old.Exceeds == "" && old.Broken == "":
 		p.held, p.heldText = isolationOf(old.object.Specs), old.Manifest
 		if p.Source == SourceKubernetes {
@@ -203,6 +247,12 @@ func (o *Owner) restoreHeld(p *Policy, text []byte) {
 	if len(text) == 0 {
 		return
 	}
+	if p.object.Group != nil {
+		form := policy.Written{Key: p.Key, APIVersion: policy.Versions(p.Key.Kind)[0], Text: text}
+		if ob, err := policy.DecodeHeld(form, o.config.Rules); err == nil {
+			p.heldLabels, p.heldText = ob.Group.Labels, text
+		}
+	}
 	p.held, p.heldText = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, text, errors.New("held")).Specs, text
 	p.addHeld()
 }
@@ -215,7 +265,11 @@ func (o *Owner) isolate(p *Policy, why string) {
 		p.size, p.sum = len(p.Manifest), sum[:]
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
 	}
-	p.read = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
+	if p.read.Group != nil {
+		p.read = p.read.CloseGroup(errors.New(why))
+	} else {
+		p.read = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
+	}
 	p.Dropped, p.Broken = nil, ""
 	p.filter(o.filter.Load())
 }
@@ -263,31 +317,43 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 	return out
 }
 
-// place is the place of a policy in the ledger before a change.
-type place struct {
-	key      policy.Key
-	object   shares.Object
-	there    bool
-	admitted bool
+// entry is an entry of a ledger; there is false if the ledger has none.
+type entry struct {
+	object          shares.Object
+	there, admitted bool
 }
 
-// placed notes the place of a policy before a change.
-func (o *Owner) placed(k policy.Key) place {
-	old := o.policies[k]
-	if old == nil {
-		return place{key: k}
+func entryOf(l *shares.Ledger[policy.Key], k policy.Key) entry {
+	object, admitted, ok := l.Object(k)
+	return entry{object, ok, admitted}
+}
+
+// put gives a policy the entry that it had.
+func (e *entry) put(l *shares.Ledger[policy.Key], k policy.Key) {
+	if e.there {
+		l.Restore(k, e.object, e.admitted)
+	} else {
+		l.Delete(k)
 	}
-	return place{k, o.asks(old), true, o.ledger.Admitted(k)}
+}
+
+// place is the place of a policy in the ledgers before a change.
+type place struct {
+	key policy.Key
+	entry
+	isolation entry
+}
+
+// placed returns the place of a policy.
+func (o *Owner) placed(k policy.Key) place {
+	return place{k, entryOf(o.ledger, k), entryOf(o.isolations, k)}
 }
 
 // takeBack gives policies the places that they had before a change that is not made.
 func (o *Owner) takeBack(places []place) {
-	for _, x := range places {
-		if x.there {
-			o.ledger.Restore(x.key, x.object, x.admitted)
-		} else {
-			o.ledger.Delete(x.key)
-		}
+	for _, x := range slices.Backward(places) {
+		x.put(o.ledger, x.key)
+		x.isolation.put(o.isolations, x.key)
 	}
 }
 
@@ -310,7 +376,7 @@ func (o *Owner) levelAt() time.Time {
 	if o.leveling || !o.listed() {
 		return time.Time{}
 	}
-	return o.ledger.Next()
+	return o.nextLevel()
 }
 
 // level divides the limits anew, in a goroutine of its own, and changes the policies that gain or
@@ -354,14 +420,16 @@ func (o *Owner) TenantsChanged() {
 
 // assign gives each policy to the tenant that its namespace belongs to now.
 func (o *Owner) assign() {
-	o.ledger.Reassign(func(k policy.Key) shares.Tenant { return o.config.Tenants.Of(k.Namespace) })
+	of := func(k policy.Key) shares.Tenant { return o.config.Tenants.Of(k.Namespace) }
+	o.ledger.Reassign(of)
+	o.isolations.Reassign(of)
 }
 
 // Shares returns what the tenants have of each limit.
 func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
 	return ask(ctx, o, func() ([]shares.Usage, error) {
 		o.operation = opRead
-		return o.ledger.Usage(), nil
+		return append(o.ledger.Usage(), o.isolations.Usage()...), nil
 	})
 }
 

@@ -92,7 +92,10 @@ func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[
 	var change engine.Change
 	for _, p := range o.decodeAll(policies) {
 		o.policies[p.Key] = p
-		o.ledger.Restore(p.Key, o.asks(p), p.Exceeds == "")
+		o.ledger.Restore(p.Key, o.asks(p), p.Exceeds == "" || p.Key.Kind == policy.KindNamespaceIsolation)
+		if p.Exceeds != "" && p.folds() {
+			o.isolations.Restore(p.Key, o.asksIsolation(p), true)
+		}
 		if p.inForce() {
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 		}
@@ -166,6 +169,11 @@ func (o *Owner) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 }
 
 func (o *Owner) decode(r journal.Policy) *Policy {
+	if r.Key.Kind == policy.KindNamespaceIsolation {
+		p := o.isolation(policy.Key(r.Key))
+		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
+		return p
+	}
 	// What an earlier version took stays as that version took it.
 	as := reading.Options{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
 	docs, err := as.Decode(r.Manifest)

@@ -103,6 +103,10 @@ func Isolate(form Form, why error) (Object, error) {
 // own: its name is its place.
 const KindDocument = "Document"
 
+// KindNamespaceIsolation is the kind of the key of a policy that no source has: it isolates the
+// pods of its namespace for all policies that Sluice does not keep one by one.
+const KindNamespaceIsolation = "NamespaceIsolation"
+
 // IsolateAs isolates what another object selects, which is understood and cannot be
 // in force.
 func IsolateAs(key Key, of Object, why error) Object {
@@ -179,6 +183,20 @@ func Namespaced(kind string) bool { return kind == "NetworkPolicy" || kind == "C
 
 const groupKind = "CiliumCIDRGroup"
 
+// CloseGroup returns a group of which nobody knows the addresses any more, for the given
+// reason: deny rules apply to every address, and allow rules to none.
+func (ob Object) CloseGroup(why error) Object {
+	out := Object{
+		Key: ob.Key, Unknown: ob.Unknown, Isolates: why.Error(),
+		Group: &Group{Name: ob.Group.Name, Labels: ob.Group.Labels, Closed: true},
+	}
+	out.Notes.Add(manifest.NoteIsolates, "", closedGroupNote, why)
+	return out
+}
+
+const closedGroupNote = "cannot be applied; deny rules apply to it as if it had every address, " +
+	"allow rules as if it had none: %v"
+
 // closedGroup is a group of an API server that cannot be converted: it is not known which
 // addresses are in it.
 func closedGroup(form Form, unknown []string, problems manifest.Problems) (Object, error) {
@@ -193,12 +211,6 @@ func closedGroup(form Form, unknown []string, problems manifest.Problems) (Objec
 	}
 	g.Spec.ExternalCIDRs = nil
 	name, labels, _ := g.Group()
-	ob := Object{
-		Key:      Key{Kind: groupKind, Name: name},
-		Group:    &Group{Name: name, Labels: labels, Closed: true},
-		Isolates: problems.Error(),
-	}
-	ob.Notes.Add(manifest.NoteIsolates, "", "cannot be converted; deny rules apply to it as if it had every address, "+
-		"allow rules as if it had none: %v", problems)
-	return ob, nil
+	ob := Object{Key: Key{Kind: groupKind, Name: name}, Group: &Group{Name: name, Labels: labels}}
+	return ob.CloseGroup(problems), nil
 }

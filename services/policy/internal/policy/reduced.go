@@ -18,7 +18,7 @@ var (
 )
 
 // Reduced returns a manifest in JSON of the same object, of which only what decides about
-// its isolation is left. The result has at most limit bytes if the kind is namespaced: if the
+// its isolation is left: of a group, its labels. The result has at most limit bytes if the kind is namespaced: if the
 // selectors are longer, it selects the whole namespace.
 func Reduced(key Key, text []byte, limit int) []byte {
 	known := Versions(key.Kind)
@@ -38,7 +38,13 @@ func Reduced(key Key, text []byte, limit int) []byte {
 	if version, ok := whole["apiVersion"].(string); ok && IsKind(version, key.Kind) {
 		out["apiVersion"] = version
 	}
-	if spec, ok := whole["spec"].(map[string]any); ok {
+	if spec, ok := whole["spec"].(map[string]any); key.Kind == groupKind {
+		metadata, _ := whole["metadata"].(map[string]any)
+		if labels := metadata["labels"]; labels != nil { // by which rules select the group
+			out["metadata"] = map[string]any{"name": key.Name, "labels": labels}
+		}
+		out["spec"] = map[string]any{"externalCIDRs": []any{}}
+	} else if ok {
 		out["spec"] = reducedSpec(spec)
 	}
 	if specs, ok := whole["specs"].([]any); ok {

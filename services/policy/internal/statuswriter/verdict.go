@@ -66,11 +66,15 @@ func Judge(kind string, j owner.Judged) Verdict {
 		v.Figures = strings.HasPrefix(j.Refused, failure.ErrLimit.Error())
 		return v
 	case j.Exceeds != "":
-		return verdict(ExceedsShare, "what it selects is isolated", append([]string{j.Exceeds}, parts...))
+		then := "what it selects is isolated"
+		if kind == groupKind {
+			then = closedGroup
+		}
+		return verdict(ExceedsShare, then, append([]string{j.Exceeds}, parts...))
 	case j.Broken != "":
 		then := "what it selects is isolated"
 		if kind == groupKind {
-			then = "deny rules that name it apply to every address, allow rules to none of it"
+			then = closedGroup
 		}
 		return verdict(Refused, then, append([]string{j.Broken}, parts...))
 	}
@@ -84,6 +88,8 @@ func Judge(kind string, j owner.Judged) Verdict {
 	}
 	return verdict(Accepted, "enforced as written", parts)
 }
+
+const closedGroup = "deny rules that name it apply to every address, allow rules to none of it"
 
 // groupKind has no rules: policies name it.
 const groupKind = "CiliumCIDRGroup"

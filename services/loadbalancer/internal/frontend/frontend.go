@@ -200,6 +200,7 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*Frontend {
 	}
 	lists := make(map[pool]*lists)
 	for _, f := range out {
+		f.refuse(v.Service.ExceedsShare)
 		if f.ExceedsShare {
 			f.Inside = &List{WhenEmpty: Reject}
 			continue

@@ -251,6 +251,7 @@ type (
 		HealthCheck   uint16          `json:"healthCheck,omitempty"`
 		Table         bool            `json:"table,omitempty"`
 		Closed        bool            `json:"closed,omitempty"`
+		ExceedsShare  bool            `json:"exceedsShare,omitempty"`
 	}
 	ingressRecord struct {
 		Addr  netip.Addr `json:"addr"`
@@ -293,7 +294,7 @@ func encode(r Record) []byte {
 			Created: s.Created, Type: s.Type.String(), Headless: s.Headless, OtherProxy: s.OtherProxy, ClusterIPs: s.ClusterIPs,
 			ExternalIPs: s.ExternalIPs, SourceRanges: s.SourceRanges, IPv4: s.IPv4, IPv6: s.IPv6,
 			InternalLocal: s.InternalLocal, ExternalLocal: s.ExternalLocal, Affinity: s.AffinitySeconds,
-			HealthCheck: s.HealthCheckNodePort, Table: s.Table, Closed: s.Closed,
+			HealthCheck: s.HealthCheckNodePort, Table: s.Table, Closed: s.Closed, ExceedsShare: s.ExceedsShare,
 		}
 		for _, in := range s.Ingress {
 			x.Ingress = append(x.Ingress, ingressRecord(in))
@@ -367,7 +368,7 @@ func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
 		ExternalIPs:  x.ExternalIPs,
 		SourceRanges: x.SourceRanges, IPv4: x.IPv4, IPv6: x.IPv6, InternalLocal: x.InternalLocal,
 		ExternalLocal:   x.ExternalLocal,
-		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck, Table: x.Table, Closed: x.Closed,
+		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck, Table: x.Table, Closed: x.Closed, ExceedsShare: x.ExceedsShare,
 	}
 	for out.Type.String() != x.Type {
 		if out.Type++; out.Type > service.ExternalName {

@@ -58,7 +58,7 @@ func records() []Record {
 				SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, IPv4: true, IPv6: true,
 				Ports:         []service.Port{{Name: "http", Protocol: service.SCTP, Port: 80, NodePort: 30080}},
 				InternalLocal: true, ExternalLocal: true, AffinitySeconds: 60, HealthCheckNodePort: 30001,
-				Table: true, Closed: true,
+				Table: true, Closed: true, ExceedsShare: true,
 			},
 		},
 	}

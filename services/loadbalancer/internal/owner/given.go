@@ -89,6 +89,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			switch {
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
+				delete(o.places.waiting, k) // it says something else now
 				if x != nil && x.by.source == f.name {
 					e.close(x, unreadable)
 				}
@@ -96,10 +97,13 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.source)
 			default:
 				y := newObject(&g.Object, by)
-				if x == nil {
+				if x == nil || x.refuses() {
 					if why := o.places.count(&g.Object, y, o.config.Now()); why != "" {
 						refused[k] = why
-						continue
+						if y.slice != nil {
+							continue
+						}
+						y = y.refusing()
 					}
 				}
 				if x == nil || !x.same(y) {

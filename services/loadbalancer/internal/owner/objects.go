@@ -376,7 +376,9 @@ func (o *Owner) plan(e *edit) error {
 	for _, k := range e.gone {
 		e.content = true
 		if k.Kind == service.KindService {
-			services--
+			if !o.object(k).refuses() {
+				services--
+			}
 		} else {
 			count--
 		}
@@ -619,7 +621,11 @@ func (o *Owner) settle(touched []service.Name) {
 // tally counts a service for the limits and the status, or takes it out.
 func (o *Owner) tally(j *joined, by int) {
 	if j.object != nil {
-		o.count += by
+		if j.object.refuses() {
+			o.refusing += by
+		} else {
+			o.count += by
+		}
 	} else {
 		o.orphans += by * len(j.slices)
 	}
@@ -647,6 +653,17 @@ func newObject(m *manifest.Object, by *bringer) *object {
 	}
 	return x
 }
+
+// refusing returns a service without a place in limits.services.
+func (x *object) refusing() *object {
+	why := ExceedsShare + ": it has no place in limits.services: cluster IPs, load balancer addresses and node ports " +
+		"refuse connections; external addresses are not served"
+	r := x.remarks.get()
+	return &object{by: x.by, remarks: newRemarks(append(slices.Clone(r.notes), why), r.dropped), service: x.service.Refusing()}
+}
+
+// refuses reports whether the object is a service without a place in limits.services.
+func (x *object) refuses() bool { return x.service != nil && x.service.ExceedsShare }
 
 // same reports whether nothing would change if y replaced x.
 func (x *object) same(y *object) bool {

@@ -125,6 +125,7 @@ type Owner struct {
 	state    journal.State
 	services map[service.Name]*joined
 	slices   map[service.Name]*object
+	refusing int                      // services without a place in limits.services; they are not in count
 	count    int                      // of services that have their object
 	orphans  int                      // slices whose service is missing
 	checked  map[service.Name]*joined // those with health check ports

@@ -229,7 +229,14 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 		if x == nil || x.by.source != SourceKubernetes {
 			continue
 		}
-		e.gone = append(e.gone, k)
+		if x.refuses() {
+			continue
+		}
+		if x.slice != nil {
+			e.gone = append(e.gone, k)
+		} else {
+			e.puts = append(e.puts, x.refusing())
+		}
 		m := manifest.Object{Key: k, Service: x.service, Slice: x.slice, Notes: x.remarks.get().notes}
 		e.waits = append(e.waits, waiting{m, x.created})
 		counted := p.counted(x, x.created)
@@ -241,7 +248,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 			continue
 		}
 		x := newObject(&m.Object, by)
-		if other := o.object(k); other != nil {
+		if other := o.object(k); other != nil && (!other.refuses() || other.by.source != SourceKubernetes) {
 			continue // it is another source's by now
 		}
 		e.puts = append(e.puts, x)
@@ -272,6 +279,9 @@ func (o *Owner) recount(e *edit) {
 	}
 	for _, x := range e.puts {
 		k := x.key()
+		if x.refuses() {
+			continue // it waits
+		}
 		p.objects.Restore(k, p.counted(x, x.created), true)
 		if _, waited := p.waiting[k]; waited {
 			delete(p.waiting, k)
@@ -467,7 +477,7 @@ func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	for name := range names {
 		all[name] = o.services[name]
 	}
-	o.objects(func(x *object) { o.places.objects.Restore(x.key(), o.places.counted(x, x.created), true) })
+	o.objects(func(x *object) { o.places.objects.Restore(x.key(), o.places.counted(x, x.created), !x.refuses()) })
 	for _, j := range o.byOrder(all) {
 		o.places.ask(&o.config.Node, j).set(j)
 	}
@@ -707,6 +717,9 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 			"(limits.frontends) and gets %d. Cluster IPs, load balancer addresses and node ports refuse connections there; "+
 			"external addresses are not served", ExceedsShare, out.frontends, all, tenant, share.Asked,
 			o.places.frontends.Limit().Size, share.Admitted))
+	}
+	if j.object != nil && j.object.refuses() {
+		out.frontends = o.config.Node.Count(j.object.service)
 	}
 	for _, x := range j.slices {
 		if !x.cut || j.object == nil {

@@ -600,8 +600,9 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 		!strings.Contains(got, "kube-system/kube-dns") {
 		t.Errorf("the new services of others: %q", got)
 	}
-	if got := o.servedAt("10.96.1.17"); got != "" {
-		t.Errorf("the newest of the flood is still there: %q", got)
+	const refuses = "10.96.1.17:80/TCP of evil/s16 exceeds the share inside reject"
+	if got := o.servedAt("10.96.1.17"); got != refuses {
+		t.Errorf("the newest of the flood: %q, want %q", got, refuses)
 	}
 	for i := range 12 {
 		o.remove(keyOf(service.KindService, "evil", fmt.Sprintf("s%02d", i)), keyOf(service.KindSlice, "evil",

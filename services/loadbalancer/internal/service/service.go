@@ -167,6 +167,9 @@ type Service struct {
 	// Closed: its source has replaced the service by one that cannot be read. Its
 	// frontends refuse connections.
 	Closed bool
+	// ExceedsShare: it has no place in limits.services. It is Closed, too, and has only what
+	// keeps its addresses and node ports from being another's.
+	ExceedsShare bool
 }
 
 // Ingress is an address of a load balancer in front of the cluster.
@@ -190,6 +193,24 @@ func (s *Service) HasFrontends() bool {
 	return s.Type != ExternalName && !s.Headless && s.OtherProxy == ""
 }
 
+// Refusing returns a service without a place in limits.services: connections to its addresses
+// and node ports are refused, and it has no external addresses. An address that only services
+// use refuses every port without a frontend, so that the first port of the service and those
+// with node ports are enough.
+func (s *Service) Refusing() *Service {
+	out := s.Clone()
+	out.Closed, out.ExceedsShare = true, true
+	out.HealthCheckNodePort, out.AffinitySeconds, out.Table = 0, 0, false
+	out.ExternalIPs, out.SourceRanges = nil, nil
+	first := true
+	out.Ports = slices.DeleteFunc(out.Ports, func(p Port) bool {
+		needed := first || p.NodePort != 0
+		first = false
+		return !needed
+	})
+	return out
+}
+
 // Equal reports whether two services say the same.
 func (s *Service) Equal(o *Service) bool {
 	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type && s.Headless == o.Headless &&
@@ -199,7 +220,8 @@ func (s *Service) Equal(o *Service) bool {
 		slices.Equal(s.SourceRanges, o.SourceRanges) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6 &&
 		slices.Equal(s.Ports, o.Ports) &&
 		s.InternalLocal == o.InternalLocal && s.ExternalLocal == o.ExternalLocal && s.AffinitySeconds == o.AffinitySeconds &&
-		s.HealthCheckNodePort == o.HealthCheckNodePort && s.Table == o.Table && s.Closed == o.Closed
+		s.HealthCheckNodePort == o.HealthCheckNodePort && s.Table == o.Table && s.Closed == o.Closed &&
+		s.ExceedsShare == o.ExceedsShare
 }
 
 // Clone returns a copy that shares nothing with what the service was decoded from.

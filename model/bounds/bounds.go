@@ -15,6 +15,8 @@ const (
 	ByTenant Divided = "tenant"
 	// PerObject is a limit of one object: no tenant can use up what another needs.
 	PerObject Divided = "object"
+	// ByRoot is a limit that only calls and files of root use. Tenants have no part of it.
+	ByRoot Divided = "root alone"
 	// Undivided is a limit of the node or the cluster that has no shares yet.
 	Undivided Divided = "not divided"
 )
@@ -79,13 +81,15 @@ var All = []Bound{
 		},
 	},
 	{
-		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: Undivided,
+		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: ByRoot,
 		Beyond: "a name makes room whose addresses are over, else LearnNames is refused", Shown: "error of the call",
+		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
 	},
 	{
 		Name: "addresses of DNS names", Process: "sluice-policy", Setting: "names.addresses", Default: "65,536",
-		Divided: Undivided,
+		Divided: ByRoot,
 		Beyond:  "addresses whose time is over make room, else LearnNames is refused", Shown: "error of the call",
+		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
 	},
 	{
 		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends",
@@ -120,7 +124,20 @@ var All = []Bound{
 	},
 	{
 		Name: "bytes of files", Process: "sluice-loadbalancer", Setting: "limits.manifests", Default: "256 MiB",
-		Divided: Undivided, Beyond: "a file is refused", Shown: "`sluice status`",
+		Divided: ByRoot, Beyond: "a file is refused", Shown: "`sluice status`",
+		Tests: []string{"FILETEST"},
+	},
+	{
+		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",
+		Default: "a tenth of the datapath's maps", Divided: Undivided,
+		Beyond: "new frontends are refused until sockets and connections end that use the former ones",
+		Shown:  "`service get`, `sluice status`",
+	},
+	{
+		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",
+		Default: "262,144 places of lists and tables", Divided: Undivided,
+		Beyond: "a frontend whose table has no place is refused", Shown: "`service get`, `sluice status`",
+		Tests: []string{"TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied"},
 	},
 	{
 		Name: "identity numbers", Process: "sluice-identity", Default: "65,280 in the cluster", Divided: ByTenant,
@@ -133,9 +150,9 @@ var All = []Bound{
 	},
 	{
 		Name: "identity numbers of one node", Process: "sluice-identity", Setting: "quota", Default: "4,096",
-		Divided: Undivided, Beyond: "ADD fails, a pod whose labels change is isolated",
+		Divided: ByTenant, Beyond: "ADD fails, a pod whose labels change is isolated",
 		Shown: "`sluice status`, error of ADD",
-		Tests: []string{"TestChangeWithoutNumberIsolatesAtOnce"},
+		Tests: []string{"TestATenantLeavesPartOfTheQuotaOfANodeToOthers", "TestChangeWithoutNumberIsolatesAtOnce"},
 	},
 	{
 		Name: "new label sets by changes of labels", Process: "sluice-identity",

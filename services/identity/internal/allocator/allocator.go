@@ -120,6 +120,7 @@ type Allocator struct {
 	denied       error                           // guarded by mu; the grant that the store lacks
 	heldCluster  int                             // guarded by mu; holds of cluster numbers
 	claiming     int                             // guarded by mu; claims under way that may add a hold
+	placesIn     map[string]int                  // guarded by mu; both of them, by namespace
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept    time.Time                       // guarded by mu; what the cache has of heard
 	connected    bool                            // guarded by mu
@@ -168,6 +169,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		known:     map[identity.Numeric]knownEntry{},
 		byText:    map[string]identity.Numeric{},
 		holds:     map[identity.Numeric]*hold{},
+		placesIn:  map[string]int{},
 		holders:   map[Holder]identity.Numeric{},
 		workloads: map[Holder]Workload{},
 		localText: map[string]identity.Numeric{},
@@ -385,7 +387,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 		a.mu.Unlock()
 		return id, nil
 	}
-	if err := a.reserve(holder); err != nil {
+	if err := a.reserve(holder, labels); err != nil {
 		a.mu.Unlock()
 		err.Keys = a.topKeys()
 		return identity.Identity{}, err
@@ -399,6 +401,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	defer func() {
 		a.mu.Lock(opHold)
 		a.claiming--
+		a.countPlace(labels, -1)
 		a.mu.Unlock()
 	}()
 
@@ -462,16 +465,21 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 
 // reserve takes a place in the quota for a label set that this node does not
 // hold yet. It runs with mu held; the caller gives the place back.
-func (a *Allocator) reserve(holder Holder) *QuotaError {
-	used := a.claiming + a.heldCluster
+func (a *Allocator) reserve(holder Holder, labels label.Canonical) *QuotaError {
+	used, leaves := a.claiming+a.heldCluster, ""
 	// A holder that moves away from a number of its own frees a place.
 	if n, ok := a.holders[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.holds[n].holders) == 1 {
 		used--
+		leaves = namespaceOf(a.holds[n].labels)
 	}
 	if used >= a.cfg.Quota {
 		return &QuotaError{Kind: ErrQuota, Used: used, Limit: a.cfg.Quota}
 	}
+	if err := a.withinShareOfQuota(namespaceOf(labels), leaves, used); err != nil {
+		return err
+	}
 	a.claiming++
+	a.countPlace(labels, 1)
 	return nil
 }
 
@@ -662,7 +670,7 @@ func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
 		h = &hold{labels: id.Labels, holders: map[Holder]struct{}{}}
 		a.holds[id.Number] = h
 		if id.Number.Scope() == identity.ScopeCluster {
-			a.heldCluster++
+			a.countHeld(id.Labels, 1)
 		}
 	}
 	h.ref = max(h.ref, ref)
@@ -694,7 +702,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	switch n.Scope() {
 	case identity.ScopeCluster:
 		a.taken.unset(n)
-		a.heldCluster--
+		a.countHeld(h.labels, -1)
 	case identity.ScopeNodeLocal:
 		delete(a.localText, h.labels.Text())
 		a.pub.Delete(n)

@@ -567,7 +567,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	holders := slices.Sorted(maps.Keys(old.holders))
 	delete(a.holds, c.Held.Number)
 	a.taken.unset(c.Held.Number)
-	a.heldCluster--
+	a.countHeld(old.labels, -1)
 	a.learn(moved, claim.Revision)
 	for _, h := range holders {
 		a.addHolder(h, moved, claim.Revision)

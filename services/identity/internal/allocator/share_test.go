@@ -22,9 +22,16 @@ import (
 // sharing runs f in a bubble with nodes of one cluster. Namespaces that begin with "team-"
 // have the tenant label, with what follows.
 func sharing(t *testing.T, cfg allocator.Config, f func(t *testing.T, c *storetest.Fake, nodes [2]*node)) {
+	sharingOf(t, cfg, identity.ClusterSize, f)
+}
+
+// sharingOf is sharing with nodes of another quota.
+func sharingOf(
+	t *testing.T, cfg allocator.Config, quota int, f func(t *testing.T, c *storetest.Fake, nodes [2]*node),
+) {
 	synctest.Test(t, func(t *testing.T) {
 		c := storetest.NewFake()
-		cfg.Quota, cfg.Reconcile, cfg.Heartbeat = identity.ClusterSize, time.Minute, 5*time.Second
+		cfg.Quota, cfg.Reconcile, cfg.Heartbeat = quota, time.Minute, 5*time.Second
 		cfg.Tenant = func(namespace string) shares.Tenant {
 			tenants := shares.NewTenants(shares.Settings{})
 			if team, ok := strings.CutPrefix(namespace, "team-"); ok {
@@ -146,6 +153,40 @@ func TestNamespacesWithoutTheLabelHaveHalfOfTheNumbersTogether(t *testing.T) {
 		}
 		if n, err := nodes[1].take("team-b", 500); err != nil {
 			t.Errorf("a labelled tenant got %d: %v", n, err)
+		}
+	})
+}
+
+// TestATenantLeavesPartOfTheQuotaOfANodeToOthers lets a tenant, and then namespaces without the label, take
+// label sets on one node until they get no more: others still get theirs.
+func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
+	sharingOf(t, quick(), 1024, func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
+		n, err := nodes[0].take("team-a", 1024)
+		// 64, and half of what is then free.
+		if want := "tenant a has 384, at most "; n != 384 || !errors.Is(err, allocator.ErrQuota) || !strings.Contains(err.Error(), want) {
+			t.Errorf("a tenant got %d, want 384: %v", n, err)
+		}
+		all := 0
+		for i := range 100 {
+			n, err = nodes[0].take(fmt.Sprint("made-", i), 20)
+			all += n
+		}
+		if all != 512 || !errors.Is(err, allocator.ErrQuota) || !strings.Contains(err.Error(), "namespaces without a tenant has 512") {
+			t.Errorf("namespaces without the label got %d, want 512: %v", all, err)
+		}
+		for _, namespace := range []string{"team-b", "kube-system"} {
+			if n, err := nodes[0].take(namespace, 50); err != nil {
+				t.Errorf("%s got %d: %v", namespace, n, err)
+			}
+		}
+		// What is given back counts no more.
+		for i := range 384 {
+			if _, err := nodes[0].Release(t.Context(), allocator.ReferenceHolder(fmt.Sprint("team-a/", i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n, err := nodes[0].take("team-a", 150); err != nil {
+			t.Errorf("after it gave back its numbers it got %d: %v", n, err)
 		}
 	})
 }

@@ -148,7 +148,7 @@ type listing struct {
 	gone  []policy.Key
 	// unfolded and spaces are as in an edit.
 	unfolded, spaces []policy.Key
-	bad   map[string]refused
+	bad              map[string]refused
 	// partly are the files of which the documents that can be read are in force, and
 	// others cannot be read.
 	partly map[string]bool

@@ -144,7 +144,7 @@ type Owner struct {
 	isolations  *shares.Ledger[policy.Key] // of the policies that ledger refuses
 	folded      map[policy.Key]struct{}    // policies for which the isolation of their namespace stands
 	foldedIn    map[string]int             // their number by namespace
-	again       map[policy.Key]struct{} // admitted policies that the source has to deliver again
+	again       map[policy.Key]struct{}    // admitted policies that the source has to deliver again
 	onAgain     atomic.Pointer[func(kind string)]
 	tenants     chan struct{}  // has a token when the tenants of namespaces may be others
 	levels      bool           // they were computed in this run

@@ -125,7 +125,7 @@ var All = []Bound{
 	{
 		Name: "bytes of files", Process: "sluice-loadbalancer", Setting: "limits.manifests", Default: "256 MiB",
 		Divided: ByRoot, Beyond: "a file is refused", Shown: "`sluice status`",
-		Tests: []string{"FILETEST"},
+		Tests: []string{"TestFilesTogetherAreBounded"},
 	},
 	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",

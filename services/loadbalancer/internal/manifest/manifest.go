@@ -101,9 +101,35 @@ func (e *Error) Error() string {
 	return strings.Join(parts, "; ")
 }
 
+// Unreadable is an object, or a document, that cannot be read.
+type Unreadable struct {
+	// Key names the object. It is the zero value if the document does not say which object
+	// it is.
+	Key service.ObjectKey
+	// Service is what could be read of a Service.
+	Service *service.Service
+	// Why names the document, its line in the stream and what is wrong.
+	Why string
+}
+
+// DecodeEach reads the objects of a stream one by one: those that cannot be read are returned
+// apart from the others.
+func (o Options) DecodeEach(data []byte) ([]Object, []Unreadable) {
+	d := o.decode(data)
+	return d.objects, d.unreadable
+}
+
 // Decode reads all objects of a stream of YAML or JSON documents. Its error is an
 // *Error.
 func (o Options) Decode(data []byte) ([]Object, error) {
+	d := o.decode(data)
+	if len(d.violations) > 0 {
+		return nil, &Error{Violations: d.violations}
+	}
+	return d.objects, nil
+}
+
+func (o Options) decode(data []byte) *decoder {
 	d := &decoder{options: o}
 	if o.Namespace == "" {
 		d.options.Namespace = "default"
@@ -114,24 +140,21 @@ func (o Options) Decode(data []byte) ([]Object, error) {
 		}
 	} else {
 		_ = yamlstream.Each(data, check, func(y yamlstream.Document) error { // it returns no error
-			d.number, d.path = y.Number, ""
+			d.number, d.path, d.line = y.Number, "", y.Line
 			if y.Err != nil {
-				d.fail("", "%v", y.Err)
+				d.failWhole("", "%v", y.Err)
 				return nil
 			}
 			text, err := toJSON(y.Root)
 			if err != nil {
-				d.fail(err.path, "%s", err.text)
+				d.failWhole(err.path, "%s", err.text)
 				return nil
 			}
 			d.document(y.Number, text)
 			return nil
 		})
 	}
-	if len(d.violations) > 0 {
-		return nil, &Error{Violations: d.violations}
-	}
-	return d.objects, nil
+	return d
 }
 
 // jsonDocuments are the documents of a stream that is JSON alone, which is read
@@ -165,12 +188,15 @@ type decoder struct {
 	options    Options
 	objects    []Object
 	violations []Violation
+	unreadable []Unreadable
+	failed     []string // what is wrong with the object, for unreadable; the first of them
 
 	// lenient: the object is one of an API server.
 	lenient bool
 
 	// Of the object that is read.
 	number  int
+	line    int    // of the stream at which the document begins; 0: it is not known
 	remarks int    // of remark
 	path    string // in the document, such as "items[3]."
 	dropped []string
@@ -179,6 +205,12 @@ type decoder struct {
 
 // fail notes that something is wrong at a path of the object.
 func (d *decoder) fail(path, format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); len(d.failed) < maxFailed {
+		if at := strings.TrimSuffix(d.path+path, "."); at != "" {
+			text = shorten(at) + ": " + text
+		}
+		d.failed = append(d.failed, shorten(strings.ToValidUTF8(text, "\uFFFD")))
+	}
 	switch n := len(d.violations); {
 	case n > maxViolations:
 		return
@@ -188,6 +220,32 @@ func (d *decoder) fail(path, format string, args ...any) {
 	}
 	text := strings.ToValidUTF8(fmt.Sprintf(format, args...), "\uFFFD")
 	d.violations = append(d.violations, Violation{d.number, shorten(strings.TrimSuffix(d.path+path, ".")), shorten(text)})
+}
+
+// maxFailed is how many of the things that are wrong with one object Unreadable.Why names.
+const maxFailed = 3
+
+// leaveOut adds an object to the unreadable ones if something is wrong with it.
+func (d *decoder) leaveOut(key service.ObjectKey, s *service.Service) (bad bool) {
+	if len(d.failed) == 0 {
+		return false
+	}
+	at := fmt.Sprintf("document %d", d.number+1)
+	if d.line > 0 {
+		at += fmt.Sprintf(", line %d", d.line)
+	}
+	if key.Name.Name != "" {
+		at += ", " + key.String()
+	}
+	d.unreadable = append(d.unreadable, Unreadable{Key: key, Service: s, Why: at + ": " + strings.Join(d.failed, "; ")})
+	d.failed = nil
+	return true
+}
+
+// failWhole notes that a document says not even which object it is.
+func (d *decoder) failWhole(path, format string, args ...any) {
+	d.fail(path, format, args...)
+	d.leaveOut(service.ObjectKey{}, nil)
 }
 
 // part reports a part of an object that cannot be used: of a text it is a violation. Of
@@ -246,11 +304,12 @@ var kinds = map[wire.Head]service.Kind{
 func (d *decoder) document(number int, text []byte) {
 	d.number, d.path = number, ""
 	if len(text) > maxBytes {
-		d.fail("", "has %d bytes, more than %d: divide it", len(text), maxBytes)
+		d.failWhole("", "has %d bytes, more than %d: divide it", len(text), maxBytes)
 		return
 	}
 	h, ok := d.head(text)
 	if !ok {
+		d.leaveOut(service.ObjectKey{}, nil)
 		return
 	}
 	of, isList := strings.CutSuffix(h.Kind, "List")
@@ -260,12 +319,14 @@ func (d *decoder) document(number int, text []byte) {
 	}
 	var l list
 	if !d.strict(text, &l) {
+		d.leaveOut(service.ObjectKey{}, nil)
 		return
 	}
 	for i, item := range l.Items {
 		d.path = "items[" + strconv.Itoa(i) + "]."
 		ih, ok := d.head(item)
 		if !ok {
+			d.leaveOut(service.ObjectKey{}, nil)
 			continue
 		}
 		if of != "" && ih == (wire.Head{}) { // the items of a list of one kind need not repeat it
@@ -294,33 +355,65 @@ func (d *decoder) object(h wire.Head, text []byte) {
 	switch {
 	case ok:
 	case h.Kind == "":
-		d.fail("kind", "is missing")
+		d.failWhole("kind", "is missing")
 		return
 	case h.APIVersion == "":
-		d.fail("apiVersion", "is missing")
+		d.failWhole("apiVersion", "is missing")
 		return
 	default:
-		d.fail("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are", h.Kind,
+		d.failWhole("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are", h.Kind,
 			h.APIVersion)
 		return
 	}
 	if n := yamlstream.Marks(text); n > maxMarks {
-		d.fail("", "has %d signs that can begin a value, more than %d", n, maxMarks)
+		d.failWhole("", "has %d signs that can begin a value, more than %d", n, maxMarks)
 		return
 	}
-	before := len(d.violations)
 	out := Object{Document: d.number}
 	if kind == service.KindService {
 		out.Service = d.service(text)
 	} else {
 		out.Slice = d.slice(text)
 	}
-	if len(d.violations) > before {
+	if len(d.failed) > 0 {
+		d.leaveOut(d.lenientOf(kind, text))
 		return
 	}
 	out.Dropped, out.Notes = d.dropped, d.notes
 	out.name(kind)
 	d.objects = append(d.objects, out)
+}
+
+// lenientOf reads what can be read of an object that is wrong: its key, which is the zero
+// value if the object has no valid name, and of a Service what is left of it.
+func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, *service.Service) {
+	l := &decoder{lenient: true}
+	var meta *wire.Metadata
+	var s *service.Service
+	check := checkSubdomain
+	if kind == service.KindService {
+		var in wire.Service
+		// What is wrong with the text is known; the other fields are set.
+		_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &in)
+		meta, s, check = &in.Metadata, l.serviceOf(&in), checkLabel
+	} else {
+		var in struct {
+			Metadata wire.Metadata `json:"metadata"`
+		}
+		_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &in)
+		meta = &in.Metadata
+	}
+	if meta.Namespace == "" {
+		meta.Namespace = d.options.Namespace
+	}
+	if check(meta.Name) != nil || checkLabel(meta.Namespace) != nil {
+		return service.ObjectKey{}, nil
+	}
+	key := service.ObjectKey{Kind: kind, Name: service.Name{Namespace: meta.Namespace, Name: meta.Name}}
+	if s != nil {
+		s.Name = key.Name
+	}
+	return key, s
 }
 
 // OfService reads a Service of an API server. Parts that Sluice does not support are left

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
@@ -38,6 +39,7 @@ type Feed struct {
 type file struct {
 	sum  [sha256.Size]byte
 	docs []manifest.Object
+	bad  []manifest.Unreadable
 	err  error
 	keep bool // what was in force of it stays
 }
@@ -62,9 +64,11 @@ func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	return held, err
 }
 
-// Set says that these are all files of the source. A file is taken over whole or
-// not at all; what was in force of one that is refused stays. Objects of files that
-// are not listed any more are deleted.
+// Set says that these are all files of the source. Objects of files that are not listed any
+// more are deleted. An object that cannot be read is left out by itself: a Service refuses
+// connections, and a slice is not used. Objects that a file had stay while it has a document
+// that does not say which object it is. A file without room, and one that cannot be read,
+// keep what was in force of them.
 func (f *Feed) Set(ctx context.Context, files []File) error {
 	current := make(map[string]*file, len(files))
 	l := &listing{source: f.name, files: current, without: make(map[string]string)}
@@ -85,10 +89,8 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 		case old != nil && !old.keep && old.sum == d.sum:
 			d = old
 		default:
-			d.docs, d.err = manifest.Options{}.Decode(in.Data)
-			if d.err == nil {
-				d.err = distinct(d.docs)
-			}
+			d.docs, d.bad = manifest.Options{}.DecodeEach(in.Data)
+			d.distinct()
 		}
 		current[in.Origin] = d
 		l.order = append(l.order, in.Origin)
@@ -199,29 +201,58 @@ func (o *Owner) compare(l *listing) *edit {
 			has[d.Key][origin] = true
 		}
 	}
-	// A file that has an object keeps it; a second file with it is refused.
+	// A file that has an object keeps it; the object of a second file is left out.
 	taken := make(map[service.ObjectKey]string)
+	shadowed := make(map[service.ObjectKey]map[string]bool) // by origin
+	wrong := make(map[string][]string)                      // what is left out, by origin
 	for _, origin := range l.order {
 		if stays(origin) {
 			continue
 		}
 		for _, d := range l.files[origin].docs {
-			x := o.object(d.Key)
+			x, why := o.object(d.Key), ""
 			switch other, ok := taken[d.Key]; {
 			case ok:
-				refuse(origin, d.Key, "%s is in %s already", d.Key, other)
+				why = fmt.Sprintf("%s is in %s already", d.Key, other)
 			case x == nil:
 			case x.by.source != l.source && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
-				refuse(origin, d.Key, "%s belongs to the source %s", d.Key, x.by.source)
+				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.source)
 			case x.by.source == l.source && x.by.origin != origin && (has[d.Key][x.by.origin] || stays(x.by.origin)):
-				refuse(origin, d.Key, "%s is in %s already", d.Key, x.by.origin)
+				why = fmt.Sprintf("%s is in %s already", d.Key, x.by.origin)
 			}
+			if why == "" {
+				taken[d.Key] = origin
+				continue
+			}
+			if shadowed[d.Key] == nil {
+				shadowed[d.Key] = make(map[string]bool, 1)
+			}
+			shadowed[d.Key][origin] = true
+			wrong[origin] = append(wrong[origin], fmt.Sprintf("document %d: %s", d.Document+1, why))
 		}
+	}
+	unnamed := make(map[string]bool) // files with documents that do not say which object they are
+	for _, origin := range l.order {
 		if stays(origin) {
 			continue
 		}
-		for _, d := range l.files[origin].docs {
-			taken[d.Key] = origin
+		for i := range l.files[origin].bad {
+			b := &l.files[origin].bad[i]
+			wrong[origin] = append(wrong[origin], b.Why)
+			x := o.object(b.Key)
+			switch _, ok := taken[b.Key]; {
+			case b.Key.Name.Name == "":
+				unnamed[origin] = true
+			case ok, x != nil && (x.by.source != l.source || x.by.origin != origin && stays(x.by.origin)):
+				// another has it
+			case b.Key.Kind == service.KindService:
+				if y := closedOf(b, x, &bringer{source: l.source, origin: origin}); y != nil {
+					taken[b.Key] = origin
+					if x == nil || !x.same(y) {
+						e.puts = append(e.puts, y)
+					}
+				}
+			}
 		}
 	}
 	for _, origin := range l.order {
@@ -231,6 +262,9 @@ func (o *Owner) compare(l *listing) *edit {
 		docs := l.files[origin].docs
 		by := &bringer{source: l.source, origin: origin}
 		for i := range docs {
+			if shadowed[docs[i].Key][origin] {
+				continue
+			}
 			y := newObject(&docs[i], by)
 			x := o.object(y.key())
 			if x != nil && x.same(y) {
@@ -241,15 +275,60 @@ func (o *Owner) compare(l *listing) *edit {
 		}
 	}
 	o.objects(func(x *object) {
-		if x.by.source == l.source && taken[x.key()] == "" && !stays(x.by.origin) {
+		if x.by.source == l.source && taken[x.key()] == "" && !stays(x.by.origin) &&
+			(!unnamed[x.by.origin] || l.files[x.by.origin].named(x.key())) {
 			e.gone = append(e.gone, x.key())
 		}
 	})
+	for origin, all := range wrong {
+		refuse(origin, service.ObjectKey{}, "%s", strings.Join(all, "; "))
+	}
 	slices.SortFunc(e.gone, service.ObjectKey.Compare)
 	if !o.sources[l.source].listed && !l.partial {
 		e.listed = []string{l.source}
 	}
 	return e
+}
+
+// distinct leaves out all but the first of the objects of a file that have the same name.
+func (f *file) distinct() {
+	first := make(map[service.ObjectKey]int, len(f.docs))
+	f.docs = slices.DeleteFunc(f.docs, func(d manifest.Object) bool {
+		n, again := first[d.Key]
+		if again {
+			why := fmt.Sprintf("document %d: %s is in document %d already", d.Document+1, d.Key, n+1)
+			f.bad = append(f.bad, manifest.Unreadable{Key: d.Key, Why: why})
+		} else {
+			first[d.Key] = d.Document
+		}
+		return again
+	})
+}
+
+// named reports whether a document of a file that cannot be read is of an object.
+func (f *file) named(k service.ObjectKey) bool {
+	return f != nil && slices.ContainsFunc(f.bad, func(b manifest.Unreadable) bool { return b.Key == k })
+}
+
+// closedOf returns a Service of a file that cannot be read: its addresses, or those of its
+// last form if it has none that can be read, refuse connections. nil: there are none.
+func closedOf(b *manifest.Unreadable, last *object, by *bringer) *object {
+	s := b.Service
+	if last != nil && last.service != nil && (s == nil || len(s.ClusterIPs) == 0 && s.HasFrontends()) {
+		s = last.service
+	}
+	if s == nil || !s.HasFrontends() || len(s.ClusterIPs)+len(s.Ports) == 0 {
+		return nil
+	}
+	s = s.Clone()
+	s.Closed, s.HealthCheckNodePort = true, 0
+	if len(s.Ports) == 0 { // an address refuses connections if a frontend has it
+		s.Ports = []service.Port{{Protocol: service.TCP, Port: 1}}
+		if last != nil && last.service != nil && len(last.service.Ports) > 0 {
+			s.Ports = last.service.Clone().Ports
+		}
+	}
+	return &object{by: by, remarks: newRemarks([]string{b.Why + ": connections are refused"}, nil), service: s}
 }
 
 // took notes what became of a listing that is taken over.

@@ -438,7 +438,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.what, c.err, c.want)
 		}
 	}
-	// A file with an object of a manager is refused, and the rest of the file with it.
+	// An object of a manager stays the manager's; the rest of the file is taken over.
 	if err := f.Set(t.Context(), []File{
 		{Origin: "api.yaml", Data: []byte(api)},
 		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)},
@@ -452,7 +452,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 	}
 }
 
-func TestFilesAreTakenOverWhole(t *testing.T) {
+func TestFilesAreTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
 	select {

@@ -5,6 +5,7 @@ package owner
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,5 +59,104 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	o = start(t, config, dir, SourceKubernetes)
 	if got := o.servedAt("10.96.0.1"); got != closed {
 		t.Errorf("after a restart: %q, want %q", got, closed)
+	}
+}
+
+// TestUnreadableDocumentsOfAFileLeaveTheOthersInForce takes a file with documents that cannot be read beside
+// good ones. A Service refuses connections, a slice is not used, and each is named with file, document and line.
+// While a document does not say which object it is, the objects that the file had stay.
+func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
+	dir := t.TempDir()
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
+	f := o.Feed(SourceFile)
+	good := map[string]string{
+		"web":   serviceText("shop", "web", "10.96.0.1", 1),
+		"ends":  sliceText("shop", "web", 1, "10.244.0.5"),
+		"db":    serviceText("shop", "db", "10.96.0.2", 1),
+		"dbend": sliceText("shop", "db", 1, "10.244.0.6"),
+	}
+	set := func(texts ...string) {
+		t.Helper()
+		if err := f.Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(strings.Join(texts, "---\n"))}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(when, web, db string, refused ...string) {
+		t.Helper()
+		if got := o.servedAt("10.96.0.1"); got != web {
+			t.Errorf("%s: web is %q, want %q", when, got, web)
+		}
+		if got := o.servedAt("10.96.0.2"); got != db {
+			t.Errorf("%s: db is %q, want %q", when, got, db)
+		}
+		_, all, _, err := o.List(t.Context(), Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := ""
+		for _, r := range all {
+			text += r.Origin + ": " + r.Err
+		}
+		for _, r := range refused {
+			if !strings.Contains(text, r) {
+				t.Errorf("%s: refused %q, want %q", when, text, r)
+			}
+		}
+		if len(refused) == 0 && text != "" {
+			t.Errorf("%s: refused %q", when, text)
+		}
+	}
+	const (
+		webLed, webClosed = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080", "10.96.0.1:80/TCP of shop/web inside reject"
+		dbLed             = "10.96.0.2:80/TCP of shop/db inside 10.244.0.6:8080"
+	)
+	set(good["web"], good["ends"], good["db"], good["dbend"])
+	want("good", webLed, dbLed)
+
+	badPort := strings.Replace(good["web"], "port: 80", "port: 800000", 1)
+	set(badPort, good["ends"], good["db"], good["dbend"])
+	want("a Service with a wrong port", webClosed, dbLed, "all.yaml: document 1, line 1, Service shop/web: spec.ports[0].port")
+	o.stop()
+	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
+	f = o.Feed(SourceFile)
+	if got := o.servedAt("10.96.0.1"); got != webClosed {
+		t.Errorf("after a restart: %q", got)
+	}
+	set(good["web"], good["ends"], good["db"], good["dbend"])
+	want("good again", webLed, dbLed)
+
+	badType := strings.Replace(good["web"], "spec:\n", "spec:\n  type: [1]\n", 1)
+	set(badType, good["ends"], good["db"], good["dbend"])
+	want("a Service with a value of another type", webClosed, dbLed, "Service shop/web: spec.type: must be")
+
+	badSlice := strings.Replace(good["ends"], "10.244.0.5", "nowhere", 1)
+	set(good["web"], badSlice, good["db"], good["dbend"])
+	want("a slice with a wrong address", webClosed, dbLed, "document 2, line", "EndpointSlice shop/web-x: endpoints[0]")
+
+	set(good["web"], good["ends"], good["db"], good["dbend"])
+	set("kind: [\n", good["db"], good["dbend"])
+	want("a document without a name", webLed, dbLed, "document 1")
+	set(good["db"], good["dbend"])
+	want("without it", "", dbLed)
+
+	if err := f.Set(t.Context(), []File{
+		{Origin: "all.yaml", Data: []byte(good["db"] + "---\n" + good["dbend"])},
+		{Origin: "more.yaml", Data: []byte(good["db"] + "---\n" + good["web"] + "---\n" + good["ends"])},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want("a file with a Service of another file", webLed, dbLed, "more.yaml: document 1: Service shop/db is in all.yaml already")
+}
+
+// TestUnreadableServiceOfANewFileRefuses takes a Service that was never in force and cannot be read: connections
+// to its address are refused instead of leaving the node.
+func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), SourceFile)
+	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n", "spec:\n  sessionAffinity: Sometimes\n", 1)
+	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := o.servedAt("10.96.0.1"), "10.96.0.1:80/TCP of shop/web inside reject"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

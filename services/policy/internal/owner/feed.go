@@ -66,8 +66,8 @@ func (f *Feed) Held(ctx context.Context) (int, error) {
 }
 
 // Set says that these are all files of the source. A document that cannot be
-// applied isolates what it selects, or its namespace. Of a file with a document of
-// which not even the namespace can be read, what was in force stays.
+// applied isolates what it selects, or its namespace. While not even the namespace of a
+// document can be read, the policies of its file stay that no other document of it has.
 func (f *Feed) Set(ctx context.Context, files []File) error {
 	var known map[string][]reading.Decoded
 	if len(f.decoded) == 0 {
@@ -217,7 +217,7 @@ func (o *Owner) compare(l *listing) {
 	for _, origin := range l.order {
 		if f := l.files[origin]; f.err != nil {
 			l.bad[origin] = refused{err: f.err.Error()}
-			l.partly[origin] = f.partly && !f.keep && o.reads(l.source, origin)
+			l.partly[origin] = f.partly && !f.keep
 		}
 	}
 	// Who has a policy keeps it; a second object with it is refused, and a second
@@ -339,7 +339,7 @@ func (o *Owner) took(l *listing) {
 			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
-	src.refused, src.partly = l.bad, l.partly
+	src.refused = l.bad
 	switch {
 	case l.source == SourceFile:
 		o.tookFiles(src, l)

@@ -76,3 +76,36 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 	}
 	stop()
 }
+
+// TestUnreadableDocumentKeepsOnlyItsOwnPolicy changes one document of a file, and makes another one unreadable:
+// the change is in force, and the policy that the unreadable document may be stays.
+func TestUnreadableDocumentKeepsOnlyItsOwnPolicy(t *testing.T) {
+	o, _ := run(t, t.TempDir())
+	pods(t, o, "shop")
+	policyOf := func(name, ports string) string {
+		return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + ", namespace: shop}\n" +
+			"spec: {podSelector: {matchLabels: {app: " + name + "}}, ingress: [" + ports + "]}\n"
+	}
+	feed := o.Feed(SourceFile)
+	set := func(text string) {
+		t.Helper()
+		if err := feed.Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(text)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(policyOf("web", "{}") + "---\n" + policyOf("db", ""))
+	if !passes(t, o, 301, 300) || passes(t, o, 300, 301) {
+		t.Fatal("the policies of the file are not in force")
+	}
+	set(policyOf("web", "") + "---\nkind: [\n")
+	if passes(t, o, 301, 300) {
+		t.Error("the document that became stricter is not in force")
+	}
+	if passes(t, o, 300, 301) {
+		t.Error("the policy whose document cannot be read is not in force any more")
+	}
+	set(policyOf("web", ""))
+	if !passes(t, o, 300, 301) {
+		t.Error("the policy that the file has no longer stays")
+	}
+}

@@ -94,9 +94,8 @@ type source struct {
 	synced  bool
 	err     string
 	refused map[string]refused // by origin
-	// Of a source of files: those that are partly in force, the documents that are no
-	// policies, by file, and what was never read, with the reason.
-	partly  map[string]bool
+	// Of a source of files: the documents that are no policies, by file, and what was never
+	// read, with the reason.
 	skipped map[string][]string
 	missing map[string]string
 	told    string // what the log has of missing

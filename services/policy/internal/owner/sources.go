@@ -43,21 +43,6 @@ func (o *Owner) awaited(sources []string) (out []gate.Source) {
 	return out
 }
 
-// reads reports whether the documents of a file that can be read are taken over
-// although others cannot: the source was never complete, or the file was never read
-// whole. Else the last text of the file that could be read stays.
-func (o *Owner) reads(source, origin string) bool {
-	if !o.gate.HasListed(source) || o.sources[source].partly[origin] {
-		return true
-	}
-	for _, p := range o.policies {
-		if p.Source == source && p.Origin == origin {
-			return false
-		}
-	}
-	return true
-}
-
 // tookFiles notes what a listing of files lacks.
 func (o *Owner) tookFiles(src *source, l *listing) {
 	src.err, src.missing = "", make(map[string]string)

@@ -19,6 +19,9 @@ type work struct {
 	nacks   []policystream.Nack
 	entries []uint32 // identities whose words may change
 	checks  bool     // tables or identity classes may have become unused
+	// keepClosed says that identities may still have the entries of before, of which rows
+	// are missing: tables go on treating peers without a row as unknown.
+	keepClosed bool
 }
 
 // maxSnapshot bounds the steps of a snapshot.

@@ -33,6 +33,7 @@ type fakeKernel struct {
 	audit      map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
+	maxTableRows                   int // of one table
 	maxPrefixes                    int // of a table, for SetPrefix
 	maxNumbers                     int // of identity classes; 0: any
 	writes                         int
@@ -48,7 +49,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, entries: map[uint32]policytable.Identity{},
 		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
-		maxTables: 100, maxRows: 1000, maxClasses: 1000, maxPrefixes: 1000,
+		maxTables: 100, maxRows: 1000, maxTableRows: 1000, maxClasses: 1000, maxPrefixes: 1000,
 	}
 }
 
@@ -85,8 +86,10 @@ func (k *fakeKernel) DefineTable(c policytable.Content) (policytable.ID, error) 
 	switch {
 	case len(k.tables) >= k.maxTables:
 		return 0, fmt.Errorf("map tables: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
-	case k.rows()+len(c.Peers) > k.maxRows:
-		return 0, fmt.Errorf("map rows: %d needed, %d free: %w", len(c.Peers), k.maxRows-k.rows(), policytable.ErrNoCapacity)
+	case k.rows()+len(c.Peers) > k.maxRows || len(c.Peers) > k.maxTableRows:
+		return 0, &policytable.NoCapacityError{
+			Map: policytable.PeerMap, Need: len(c.Peers), Free: k.maxRows - k.rows(), Limit: k.maxTableRows,
+		}
 	}
 	if err := c.Validate(); err != nil {
 		return 0, err
@@ -139,7 +142,7 @@ func (k *fakeKernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, cla
 	if _, ok := c.Peers[nc]; ok || int(class) >= len(c.Classes) || nc == 0 {
 		return fmt.Errorf("row %d -> %d of table %d: there is %v", nc, class, t, c.Peers)
 	}
-	if k.rows() >= k.maxRows {
+	if k.rows() >= k.maxRows || len(c.Peers) >= k.maxTableRows {
 		return fmt.Errorf("map rows: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
@@ -164,6 +167,24 @@ func (k *fakeKernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) 
 	delete(c.Peers, nc)
 	k.done("table %d: no row of %d", t, nc)
 	return nil
+}
+
+func (k *fakeKernel) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error {
+	c, err := k.table(t)
+	if err != nil {
+		return err
+	}
+	for kind, class := range classes { // one store each
+		if c.DefaultClasses[kind] == class {
+			continue
+		}
+		if err := k.write(); err != nil {
+			return err
+		}
+		c.DefaultClasses[kind] = class
+		k.done("table %d: kind %d -> %d", t, kind, class)
+	}
+	return c.Validate()
 }
 
 func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {

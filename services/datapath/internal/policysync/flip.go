@@ -5,6 +5,7 @@ package policysync
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -92,6 +93,32 @@ func (a *Applier) setPolicy(e *slot, s *subject) error {
 		e.Egress, e.Ingress, e.Epoch = s.egress, s.ingress, epoch
 		return a.policyOf(e.Slot), nil
 	})
+}
+
+// isolate closes the direction that a table evaluates for its endpoints.
+func (a *Applier) isolate(k *kernelTable) error {
+	closed := func(t policytable.ID) policytable.ID {
+		if t == k.id {
+			return policytable.Pending
+		}
+		return t
+	}
+	for _, s := range a.subjects {
+		s.egress, s.ingress = closed(s.egress), closed(s.ingress)
+	}
+	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
+		e := a.slots[n]
+		if e.Egress != k.id && e.Ingress != k.id {
+			continue
+		}
+		if err := a.setPolicy(e, &subject{egress: closed(e.Egress), ingress: closed(e.Ingress)}); err != nil {
+			return err
+		}
+		if err := faultFlip.Hit(context.Background()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func kernelID(b binding) policytable.ID {

@@ -62,6 +62,10 @@ func (k *watched) DeletePeer(t policytable.ID, nc policytable.IdentityClass) err
 	return k.write(func() error { return k.Policies.DeletePeer(t, nc) })
 }
 
+func (k *watched) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error {
+	return k.write(func() error { return k.Policies.SetDefaults(t, classes) })
+}
+
 func (k *watched) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	return k.write(func() error { return k.Policies.SetPrefix(t, p, classes) })
 }

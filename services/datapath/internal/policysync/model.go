@@ -38,6 +38,8 @@ type model struct {
 	tables      map[uint64]*serviceTable
 	binds       map[uint32]*[2]binding
 	missingRows map[*serviceTable]struct{} // tables with missing rows
+	// kinds are those of the identities of a class, by the kernel's number: bit n is kind n.
+	kinds map[policytable.IdentityClass]uint8
 	// unnumbered counts identity classes without a number in the kernel.
 	unnumbered int
 	revision   uint64
@@ -91,12 +93,18 @@ type serviceTable struct {
 	// table allows something without it that it denies with it.
 	missing         map[policytable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]bool
-	err             error // why it is not in the kernel, or not wholly
+	// unsafe says that the peers of some missing rows may do more as unknown peers than
+	// with their rows, because an unknown peer matches no pass rule of a selector.
+	unsafe bool
+	err    error // why it is not in the kernel, or not wholly
 }
 
 // allowsTooMuch reports whether the table in the kernel allows what the service's denies,
-// because a prefix had no room.
+// because a prefix or a row had no room.
 func (t *serviceTable) allowsTooMuch() bool {
+	if t.unsafe {
+		return true
+	}
 	for _, denies := range t.missingPrefixes {
 		if denies {
 			return true
@@ -108,7 +116,7 @@ func (t *serviceTable) allowsTooMuch() bool {
 func newModel() *model {
 	return &model{
 		classes: map[uint32]identityClass{}, wants: map[uint32]want{}, tables: map[uint64]*serviceTable{}, binds: map[uint32]*[2]binding{},
-		missingRows: map[*serviceTable]struct{}{},
+		missingRows: map[*serviceTable]struct{}{}, kinds: map[policytable.IdentityClass]uint8{},
 	}
 }
 
@@ -131,6 +139,7 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 		if nc.number == 0 {
 			m.unnumbered--
 		}
+		delete(m.kinds, nc.number)
 		delete(m.classes, st.IdentityClass)
 	case policytable.SetIdentity:
 		return m.takeIdentity(st)
@@ -207,7 +216,8 @@ func (m *model) takeIdentity(st policytable.SetIdentity) error {
 		return nil
 	}
 	_, known := m.wants[st.Identity]
-	switch _, ok := m.classes[st.IdentityClass]; {
+	class, ok := m.classes[st.IdentityClass]
+	switch {
 	case !ok:
 		return policytable.Invalid("set_identity.identity_class: there is no %d", st.IdentityClass)
 	case st.Kind >= identity.Kinds:
@@ -218,6 +228,7 @@ func (m *model) takeIdentity(st policytable.SetIdentity) error {
 		return policytable.Invalid("set_identity: more than %d identities", maxIdentities)
 	}
 	m.wants[st.Identity] = want{st.IdentityClass, st.Kind, st.Scope}
+	m.kinds[class.number] |= 1 << st.Kind
 	return nil
 }
 
@@ -420,18 +431,7 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 	return nil
 }
 
-// blocked says whether a table lacks the row of an identity class, so that nobody
-// may have the class.
-func (m *model) blocked(nc policytable.IdentityClass) bool {
-	for t := range m.missingRows {
-		if _, ok := t.missing[nc]; ok {
-			return true
-		}
-	}
-	return false
-}
-
-// word is what the kernel shall know of an identity, and whether that is less
+// entry is what the kernel shall know of an identity, and whether that is less
 // than the service wants.
 func (m *model) entry(id uint32) (w policytable.Identity, waits bool) {
 	want, ok := m.wants[id]
@@ -442,7 +442,7 @@ func (m *model) entry(id uint32) (w policytable.Identity, waits bool) {
 	if !validIdentity(id) {
 		return policytable.Identity{}, false // of another cluster, for which the kernel has no place
 	}
-	if !ok || nc.number == 0 || m.blocked(nc.number) {
+	if !ok || nc.number == 0 {
 		return policytable.Identity{}, true
 	}
 	return policytable.Identity{Class: nc.number, Kind: want.kind, Scope: want.scope, Known: true}, false

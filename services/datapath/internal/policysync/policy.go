@@ -40,6 +40,8 @@ type Kernel interface {
 	// SetPrefix adds or replaces a prefix. ErrNoCapacity.
 	SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error
 	DeletePrefix(t policytable.ID, p netip.Prefix) error
+	// SetDefaults replaces the classes of peers without a row, one store for each kind.
+	SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error
 	// RetireTables ends tables that no endpoint uses. What they take is free
 	// after the next Barrier.
 	RetireTables(ts ...policytable.ID) error

@@ -51,7 +51,7 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *policytable
 			return err
 		}
 	}
-	return nil
+	return a.alignDefaults(w, t)
 }
 
 // tidy removes what an adopted table has too many.
@@ -76,7 +76,7 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 			return err
 		}
 	}
-	return nil
+	return a.alignDefaults(w, t)
 }
 
 // replace makes a complete snapshot the truth. Tables that the kernel has
@@ -91,6 +91,7 @@ func (a *Applier) replace(w *work, next *model) error {
 		k.owner = nil
 	}
 	a.model = next
+	w.keepClosed = true
 	for _, t := range next.sortedTables() {
 		if k, m := a.candidate(t); k != nil {
 			if err := a.adopt(w, t, k, m); err != nil {
@@ -133,6 +134,7 @@ func (a *Applier) replace(w *work, next *model) error {
 	if err := a.storeEntries(w, final); err != nil {
 		return err
 	}
+	w.keepClosed = false
 	for _, t := range next.sortedTables() {
 		if err := a.tidy(w, t); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -198,44 +199,217 @@ func TestRefusalNamesThePolicyWithTheLargestShare(t *testing.T) {
 	}
 }
 
+// complete are the directions of subjects whose tables have all rows and prefixes, by subject.
+func (k *fakeKernel) complete(a *Applier) map[uint32][2]bool {
+	out := map[uint32][2]bool{}
+	for subject, list := range a.model.binds {
+		var c [2]bool
+		for d, b := range list {
+			c[d] = b.table == nil || b.table.kernel != nil && len(b.table.missing) == 0
+		}
+		out[subject] = c
+	}
+	return out
+}
+
+// limited fails if a direction with a complete table does not have the verdicts that are
+// wanted, or another one allows more. It returns how many directions are not complete.
+func limited(t *testing.T, what string, k *fakeKernel, a *Applier, qs []question, want []bool) (lacking int) {
+	t.Helper()
+	complete := k.complete(a)
+	for i, got := range k.answers(qs) {
+		q := qs[i]
+		whole := complete[k.endpoints[q.slot].Identity][q.d]
+		if got && !want[i] || got != want[i] && whole {
+			t.Fatalf("%s: %+v is %v, want %v; its table is complete: %v", what, q, got, want[i], whole)
+		}
+	}
+	for _, c := range complete {
+		for _, whole := range c {
+			if !whole {
+				lacking++
+			}
+		}
+	}
+	return lacking
+}
+
+// TestRowWithoutRoomConcernsTheTableThatLacksIt: identity 306 has no row in the tables of 300,
+// and its own in those of 301.
+//
 // INV-53
-func TestIdentityWhoseRowFindsNoRoomStaysUnknownUntilThereIsRoom(t *testing.T) {
-	states := testStates()
+func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
+	rule := func(bit uint8, action policytable.Action) testRule { return testRule{bit, false, action, 0, lastTop} }
+	allow, deny := policytable.ActionAllow, policytable.ActionDeny
+	first := state{map[uint32]props{300: 1, 301: 2, 302: 0}, map[uint32][2]testPolicy{
+		300: {
+			{enforce: true, rules: []testRule{rule(0, allow), rule(1, allow), rule(2, allow)}},
+			{enforce: true, rules: []testRule{rule(0, deny), rule(1, deny), rule(2, deny), rule(8, allow)}},
+		},
+		301: {{enforce: true, rules: []testRule{rule(2, allow)}}, {enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}}},
+	}}
 	k := scene()
 	a, s := start(t, k), newService(1)
-	first := state{map[uint32]props{300: 1, 301: 2}, states[5].policies}
 	if _, err := a.load(s.snapshot(first)); err != nil {
 		t.Fatal(err)
 	}
 	qs := questions(k)
 	next := state{maps.Clone(first.identities), first.policies}
-	next.identities[306] = 4 // of a class that has nobody yet
-	k.maxRows = k.rows()
+	next.identities[306] = 4 // of a class that nobody has yet
+	k.maxTableRows = 2       // the tables of 300 have so many, those of 301 none
+	want := next.answers(k, qs)
 	if _, err := a.apply(t.Context(), s.change(next)); err != nil {
 		t.Fatal(err)
 	}
-	if _, known := k.entries[306]; known {
-		t.Fatal("identity 306 is known, and a table has no row for it")
+	if _, known := k.entries[306]; !known {
+		t.Error("identity 306 is unknown to all tables, and those of 301 have its row")
 	}
-	same(t, "without room", qs, k.answers(qs), first.answers(k, qs))
-	if st := a.Status(); st.Waiting != 1 || len(st.Refusals) == 0 {
-		t.Errorf("status %+v, want one identity waiting", st)
+	if n := limited(t, "without room", k, a, qs, want); n != 2 {
+		t.Errorf("%d directions lack a row, want those of 300", n)
 	}
+	unknown := state{first.identities, first.policies}.answers(k, qs)
+	for i, got := range k.answers(qs) {
+		if q := qs[i]; k.endpoints[q.slot].Identity == 300 && q.peer == 306 && got != unknown[i] {
+			t.Errorf("%+v is %v, and %v of an unknown identity", q, got, unknown[i])
+		}
+	}
+	if st := a.Status(); st.Waiting != 0 || len(st.Refusals) != 2 {
+		t.Errorf("status %+v, want two tables that lack a row", st)
+	}
+	for range 2 { // the second time another process adopts the tables
+		if err := a.again(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		limited(t, "later", k, a, qs, want)
+		writes := k.writes
+		a, s = start(t, k), newService(2)
+		if _, err := a.load(s.snapshot(next)); err != nil {
+			t.Fatal(err)
+		}
+		if n := limited(t, "after a restart", k, a, qs, want); n != 2 || k.writes != writes {
+			t.Errorf("after a restart %d directions lack a row, %d writes", n, k.writes-writes)
+		}
+	}
+	k.maxTableRows = 1000
 	if err := a.again(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if st := a.Status(); st.Waiting != 1 {
-		t.Errorf("status %+v, want one identity waiting", st)
-	}
-	k.maxRows = 1000
-	if err := a.again(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "with room", qs, k.answers(qs), next.answers(k, qs))
+	same(t, "with room", qs, k.answers(qs), want)
 	if st := a.Status(); st.Waiting != 0 || len(st.Refusals) != 0 {
-		t.Errorf("status %+v, want nothing waiting", st)
+		t.Errorf("status %+v, want nothing missing", st)
 	}
 	nothingLeft(t, k, next)
+}
+
+// TestTablesWithoutRoomForRowsAllowNoMore fills tables in random orders: directions with all
+// rows have the verdicts that are wanted, the others allow nothing else, after every write.
+func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
+	states := testStates()
+	lacking := 0
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 4))
+		from, to := states[1+r.IntN(len(states)-1)], states[1+r.IntN(len(states)-1)]
+		k := scene()
+		k.maxTableRows = r.IntN(5)
+		a, s := start(t, k), newService(seed+1)
+		if _, err := a.load(s.snapshot(from)); err != nil {
+			t.Fatal(err)
+		}
+		qs := questions(k)
+		name := fmt.Sprintf("seed %d", seed)
+		lacking += limited(t, name+", begin", k, a, qs, from.answers(k, qs))
+		way := path(from, to)
+		for n, next := range way[1:] {
+			before, after := way[n].answers(k, qs), next.answers(k, qs)
+			epochs, had := k.epochs(), k.answers(qs)
+			k.after = func(what string) {
+				for i, got := range k.answers(qs) {
+					if got && !before[i] && !after[i] {
+						t.Fatalf("%s: after %q: %+v is allowed", name, what, qs[i])
+					}
+				}
+			}
+			var err error
+			if r.IntN(4) == 0 {
+				a, s = start(t, k), newService(seed+1000+uint64(n)) //nolint:gosec // small
+				_, err = a.load(s.snapshot(next))
+			} else {
+				_, err = a.apply(t.Context(), s.change(next))
+			}
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			lacking += limited(t, fmt.Sprintf("%s, change %d", name, n), k, a, qs, after)
+			evaluatedAgain(t, k, qs, had, k.answers(qs), epochs)
+			if r.IntN(3) == 0 {
+				k.maxTableRows = r.IntN(5)
+			}
+			if err := a.again(t.Context()); err != nil && !errors.Is(err, errRecovered) {
+				t.Fatal(name, err)
+			}
+			if a.model == nil { // something recovered: a new stream begins
+				s = newService(seed + 2000 + uint64(n)) //nolint:gosec // small
+				if _, err := a.load(s.snapshot(next)); err != nil {
+					t.Fatal(name, err)
+				}
+			}
+			k.after = nil
+		}
+		k.maxTableRows = 1000
+		if err := a.again(t.Context()); err != nil && !errors.Is(err, errRecovered) {
+			t.Fatal(name, err)
+		}
+		if _, err := a.load(newService(seed + 3000).snapshot(to)); err != nil {
+			t.Fatal(name, err)
+		}
+		same(t, name+", with room", qs, k.answers(qs), to.answers(k, qs))
+		nothingLeft(t, k, to)
+	}
+	if lacking == 0 {
+		t.Error("every table has room")
+	}
+}
+
+// TestTableWithoutASubjectIsolatesWhenARowHasNoRoom: the service has given up identity 300, and
+// its endpoints keep their tables. The identity that gets another class is known to all
+// other tables.
+func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
+	states := testStates()
+	first := state{map[uint32]props{300: 1, 301: 2, 302: 3}, map[uint32][2]testPolicy{
+		300: states[5].policies[300], 301: states[2].policies[301],
+	}}
+	k := scene()
+	a, s := start(t, k), newService(1)
+	if _, err := a.load(s.snapshot(first)); err != nil {
+		t.Fatal(err)
+	}
+	given := []policytable.Step{policytable.RemoveSubject{Subject: 300}}
+	for _, p := range first.policies[300] {
+		id := s.tables[p.text()]
+		given = append(given, policytable.RetireTable{Table: id})
+		delete(s.tables, p.text())
+		delete(s.contents, id)
+	}
+	if _, err := a.apply(t.Context(), s.message(append(given, policytable.Barrier{PolicyRevision: s.seq + 1}))); err != nil {
+		t.Fatal(err)
+	}
+	if b := k.endpoints[1]; b.Egress < policytable.First || b.Ingress < policytable.First {
+		t.Fatalf("without its subject slot 1 has %v", b)
+	}
+	s.state.policies = map[uint32][2]testPolicy{301: first.policies[301]}
+	next := state{map[uint32]props{300: 1, 301: 2, 302: 3, 306: 4}, s.state.policies}
+	k.maxTableRows = 0
+	if _, err := a.apply(t.Context(), s.change(next)); err != nil {
+		t.Fatal(err)
+	}
+	if _, known := k.entries[306]; !known {
+		t.Error("identity 306 is unknown to all tables")
+	}
+	for _, n := range []uint16{1, 3} {
+		if b := k.endpoints[n]; b.Egress != policytable.Pending && b.Ingress != policytable.Pending {
+			t.Errorf("slot %d has %v, and its tables lack a row", n, b)
+		}
+	}
 }
 
 // Tables in which classes are numbered otherwise grow by what they lack.

@@ -47,7 +47,12 @@ func (a *Applier) candidate(t *serviceTable) (*kernelTable, *policytable.Match) 
 
 // define writes a new table. Without room the table stays with the service.
 func (a *Applier) define(w *work, t *serviceTable) error {
-	id, err := a.cfg.Kernel.DefineTable(t.content)
+	content, full := t.content, error(nil)
+	id, err := a.cfg.Kernel.DefineTable(content)
+	if rows, ok := errors.AsType[*policytable.NoCapacityError](err); ok && rows.PeerRows() {
+		content, full = a.model.reduced(t, min(rows.Free, rows.Limit)), err
+		id, err = a.cfg.Kernel.DefineTable(content)
+	}
 	if errors.Is(err, policytable.ErrNoCapacity) {
 		t.err = err
 		return nil
@@ -55,11 +60,14 @@ func (a *Applier) define(w *work, t *serviceTable) error {
 	if err != nil {
 		return fmt.Errorf("define table %d: %w", t.id, err)
 	}
-	k := &kernelTable{id: id, content: t.content.Clone(), owner: t}
+	k := &kernelTable{id: id, content: content.Clone(), owner: t}
 	a.tables[id] = k
-	t.kernel, t.same, t.err = k, true, nil
-	t.missing, t.missingPrefixes = nil, nil
+	t.kernel, t.same, t.err = k, true, full
+	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
 	delete(a.model.missingRows, t)
+	if full != nil {
+		a.model.lacks(t, content.Peers)
+	}
 	t.classes = make([]uint16, len(t.content.Classes))
 	for i := range t.classes {
 		t.classes[i] = uint16(i) //nolint:gosec // at most maxClasses
@@ -123,34 +131,31 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 		return nil
 	}
 	if remove {
-		delete(t.missing, nc)
-		if len(t.missing) == 0 {
-			delete(a.model.missingRows, t)
+		_, lacked := t.missing[nc]
+		a.model.hasRow(t, nc)
+		if err := a.dropRow(w, k, nc); err != nil || !lacked {
+			return err
 		}
-		return a.dropRow(w, k, nc)
+		return a.alignDefaults(w, t)
 	}
 	class := t.classes[t.content.Peers[nc]]
 	if err := a.addRow(k, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == policytable.Absent {
-		if t.missing == nil {
-			t.missing = map[policytable.IdentityClass]struct{}{}
-		}
-		t.missing[nc] = struct{}{}
-		a.model.missingRows[t] = struct{}{}
+		a.model.lacksRow(t, nc)
 		if err != nil {
 			t.err = err
 		}
-		// Whoever has the class would be evaluated as one without a row.
-		return a.forgetMembers(w, nc)
+		return a.alignDefaults(w, t)
 	} else if err != nil {
 		return fmt.Errorf("row of table %d: %w", t.id, err)
 	}
-	if _, ok := t.missing[nc]; ok {
-		delete(t.missing, nc)
-		if len(t.missing) == 0 {
-			delete(a.model.missingRows, t)
-		}
+	if err := faultRows.Hit(w.ctx); err != nil {
+		return err
 	}
-	return faultRows.Hit(w.ctx)
+	if _, lacked := t.missing[nc]; lacked {
+		a.model.hasRow(t, nc)
+		return a.alignDefaults(w, t)
+	}
+	return nil
 }
 
 // flipUsers makes the subjects of a table dirty.

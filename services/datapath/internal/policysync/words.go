@@ -13,19 +13,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
-// forgetMembers makes identities unknown that have a class without its row.
-func (a *Applier) forgetMembers(w *work, nc policytable.IdentityClass) error {
-	if a.members[nc] == 0 {
-		return nil
-	}
-	for id, entry := range a.entries {
-		if entry.Class == nc {
-			w.entries = append(w.entries, id)
-		}
-	}
-	return a.flushEntries(w)
-}
-
 // flushEntries brings the words of the collected identities in line.
 func (a *Applier) flushEntries(w *work) error {
 	if len(w.entries) == 0 {
@@ -40,9 +27,11 @@ func (a *Applier) flushEntries(w *work) error {
 }
 
 // storeEntries changes words, and before that the tables that the service has
-// given up, but that still evaluate somebody because their successors have no
-// room: to them an identity stays what it was.
+// given up, but that still evaluate endpoints: to them an identity stays what it was.
 func (a *Applier) storeEntries(w *work, want map[uint32]policytable.Identity) error {
+	if err := a.alignFor(w, want); err != nil {
+		return err
+	}
 	used := a.used()
 	changes := make(map[uint32]policytable.Identity, len(want))
 	type pair struct{ old, new policytable.Identity }
@@ -133,7 +122,7 @@ func (a *Applier) publishKnown(changes map[uint32]policytable.Identity) error {
 }
 
 // cover adds rows to tables without an owner, so that they evaluate the new entry
-// as the old one. If that cannot be, the identity has to be unknown.
+// as the old one. The endpoints of a table without room for the row are isolated.
 func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Identity) (policytable.Identity, error) {
 	if !to.Known {
 		return to, nil
@@ -142,12 +131,15 @@ func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Iden
 		if k.owner != nil || k.content.EvaluatesAlike(old, to) {
 			continue
 		}
-		if _, ok := k.content.Peers[to.Class]; ok {
-			return policytable.Identity{}, nil
+		err := error(policytable.ErrNoCapacity)
+		if _, ok := k.content.Peers[to.Class]; !ok {
+			err = a.addRow(k, to.Class, k.content.ClassOf(old))
 		}
-		switch err := a.addRow(k, to.Class, k.content.ClassOf(old)); {
+		switch {
 		case errors.Is(err, policytable.ErrNoCapacity):
-			return policytable.Identity{}, nil
+			if err := a.isolate(k); err != nil {
+				return policytable.Identity{}, err
+			}
 		case err != nil:
 			return policytable.Identity{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
 		}

@@ -115,6 +115,89 @@ func (c *Content) only(a, b Class, action Action) bool {
 	return true
 }
 
+// maxAddressClasses bounds the address classes that AtMost compares with.
+const maxAddressClasses = 256
+
+// AtMost reports whether identities of class x may do no more than identities of class y,
+// whatever address they have. It also returns false if the table has too many address
+// classes to compare.
+func (c *Content) AtMost(x, y Class) bool {
+	if x == y || slices.Equal(c.Classes[x], c.Classes[y]) {
+		return true
+	}
+	addresses := []Ranges{nil}
+	if c.HasAddresses {
+		seen := make(map[Class]struct{})
+		for _, class := range c.AddressClasses {
+			seen[class] = struct{}{}
+		}
+		for _, classes := range c.Prefixes {
+			for _, class := range classes {
+				seen[class] = struct{}{}
+			}
+			if len(seen) > maxAddressClasses {
+				return false
+			}
+		}
+		addresses = addresses[:0]
+		for class := range seen {
+			addresses = append(addresses, c.Classes[class])
+		}
+	}
+	for _, address := range addresses {
+		// Rules change only at the ends of ranges, so that one point of each run is enough.
+		for _, list := range []Ranges{c.Classes[x], c.Classes[y], address} {
+			for r := range list.Total() {
+				a := address.At(r.Last)
+				of, than := c.decide(c.Classes[x].At(r.Last), a), c.decide(c.Classes[y].At(r.Last), a)
+				if !c.narrower(of, than) {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// decide returns the rule that decides about a point, 0 if none does, by the best rules of
+// the identity and of the address.
+func (c *Content) decide(id, address PortRange) uint16 {
+	best := func(x, y uint16) uint16 {
+		if x == 0 || y != 0 && y < x {
+			return y
+		}
+		return x
+	}
+	for _, rule := range []uint16{best(id.Admin, address.Admin), best(id.Rest, address.Rest)} {
+		if rule != 0 && c.Rules[rule-1].Action != ActionPass {
+			return rule
+		}
+	}
+	return 0
+}
+
+// narrower reports whether the decision of rule x lets pass no more than that of rule y. A
+// redirected connection may do less than an allowed one.
+func (c *Content) narrower(x, y uint16) bool {
+	action := func(rule uint16) Action {
+		switch {
+		case rule != 0:
+			return c.Rules[rule-1].Action
+		case c.DefaultAllow || c.HostAllow: // identities of both classes may be the host
+			return ActionAllow
+		}
+		return ActionDeny
+	}
+	if x == y {
+		return true
+	}
+	if action(x) == ActionDeny {
+		return true
+	}
+	// Without DefaultAllow, rule 0 allows the host alone: a rule that allows may allow more.
+	return action(y) == ActionAllow && (y != 0 || c.DefaultAllow)
+}
+
 // Grants says whether a new prefix only lets more pass than what held its
 // addresses before. The tree needs both families apart, so it is asked by the
 // longest prefix around.

@@ -3,7 +3,11 @@
 
 package policytable
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
 
 // Absent is a class that a table has not.
 const Absent = 0xFFFF
@@ -73,8 +77,10 @@ func (c *Content) Match(want *Content, known func() map[Meaning]uint16) *Match {
 		at := m.Classes[wanted]
 		return at != Absent && c.Alike(have, at)
 	}
+	unknown := want.DefaultClasses[identity.KindUnknown]
 	for i, class := range want.DefaultClasses {
-		if !agree(c.DefaultClasses[i], class) {
+		// A table without room for some rows treats peers without a row as unknown.
+		if m.Classes[class] == Absent || !agree(c.DefaultClasses[i], class) && !agree(c.DefaultClasses[i], unknown) {
 			return nil
 		}
 	}

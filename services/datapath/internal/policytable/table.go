@@ -167,6 +167,12 @@ type NoCapacityError struct {
 	Need, Free, Limit int
 }
 
+// PeerRows reports whether the rows of peers are what does not fit.
+func (e *NoCapacityError) PeerRows() bool { return e.Map == PeerMap }
+
+// PeerMap is the name of the map of peer rows.
+const PeerMap = "sl_peer"
+
 // Error names the map and the figures.
 func (e *NoCapacityError) Error() string {
 	return fmt.Sprintf("map %s: %d entries needed, %d free, at most %d for one table", e.Map, e.Need, e.Free, e.Limit)

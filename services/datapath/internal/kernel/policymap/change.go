@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -171,6 +172,34 @@ func (m *Maps) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error 
 		}
 		delete(lt.peers, nc)
 		s.rows--
+		return nil
+	})
+}
+
+// SetDefaults replaces the classes of peers without a row. The class of each kind changes by
+// one store.
+func (m *Maps) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error {
+	return m.change(t, func(s *tableStore, lt *liveTable) error {
+		for kind, class := range classes {
+			if int(class) >= len(lt.classes) {
+				return fmt.Errorf("%w: class %d of kind %d: the table has %d", pin.ErrInvalid, class, kind, len(lt.classes))
+			}
+		}
+		next := lt.header
+		next.DefClass = classes
+		for word := defaultsWord; word < defaultsWord+defaultWords; word++ {
+			if headerWords(&next)[word] == headerWords(&lt.header)[word] {
+				continue
+			}
+			if err := s.storeHeaderWord(lt.id, next, word); err != nil {
+				var undo error
+				for done := defaultsWord; done < word; done++ {
+					undo = errors.Join(undo, s.storeHeaderWord(lt.id, lt.header, done))
+				}
+				return errors.Join(fmt.Errorf("classes of peers without a row: %w", err), undo)
+			}
+		}
+		lt.header = next
 		return nil
 	})
 }

@@ -343,6 +343,17 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			func(k *instance) error { return k.DeletePeer(id, nc) },
 			func(m *model) { delete(m.tables[id].Peers, nc) },
 		}
+	case op == 6 && r.IntN(2) == 0:
+		classes := c.DefaultClasses
+		half := len(classes) / 2 * r.IntN(2) // of one word, which is one write
+		for i := half; i < half+len(classes)/2; i++ {
+			classes[i] = r.classOf(c)
+		}
+		return operation{
+			fmt.Sprintf("peers without a row of %d: %v", id, classes),
+			func(k *instance) error { return k.SetDefaults(id, classes) },
+			func(m *model) { m.tables[id].DefaultClasses = classes },
+		}
 	case op <= 7:
 		p, classes := r.classedPrefix(c)
 		return operation{

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
@@ -96,6 +97,9 @@ const (
 	setsWord   = 0 // peer_set, cidr_set
 	basesWord  = 1 // class_base, rule_base
 	countsWord = 2 // n_class, n_rule, flags
+
+	defaultsWord = 3 // def_class, of four kinds in each word
+	defaultWords = int(identity.Kinds) * 2 / 8
 )
 
 // headerWords are a header as the map holds it.

@@ -53,6 +53,17 @@ func Namespace(name string) Tenant { return Tenant{kind: KindNamespace, name: na
 // unlabelled is the one tenant of all namespaces without the tenant label.
 var unlabelled = Tenant{kind: KindUnlabelled, name: "unlabelled"}
 
+// TenantOf returns the tenant of a kind and a name, as Kind and Name of a tenant return them.
+func TenantOf(kind Kind, name string) Tenant {
+	switch kind {
+	case KindSystem:
+		return System
+	case KindUnlabelled:
+		return unlabelled
+	}
+	return Tenant{kind: kind, name: name}
+}
+
 // String returns "system", "tenant NAME", "namespace NAME" or "namespaces without a
 // tenant".
 func (t Tenant) String() string {

@@ -22,6 +22,24 @@ var tenantKinds = map[shares.Kind]sharesv1.TenantKind{
 	shares.KindUnlabelled: sharesv1.TenantKind_TENANT_KIND_UNLABELLED,
 }
 
+// Tenant writes a tenant with its guarantee in percent; nil for no tenant.
+func Tenant(t shares.Tenant, guarantee int) *sharesv1.Tenant {
+	if t == (shares.Tenant{}) {
+		return nil
+	}
+	return &sharesv1.Tenant{Kind: tenantKinds[t.Kind()], Name: t.Name(), Guarantee: uint32(max(0, guarantee))}
+}
+
+// ReadTenant reads a tenant. A tenant without a known kind is the namespace without a name.
+func ReadTenant(t *sharesv1.Tenant) (tenant shares.Tenant, guarantee int) {
+	for kind, sent := range tenantKinds {
+		if sent == t.GetKind() {
+			return shares.TenantOf(kind, t.GetName()), int(min(t.GetGuarantee(), shares.MaxGuarantees))
+		}
+	}
+	return shares.Namespace(""), 0
+}
+
 // SendShares answers ListShares with what tenants use of the limits of a process.
 func SendShares(
 	all []shares.Usage, req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],

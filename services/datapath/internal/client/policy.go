@@ -433,6 +433,7 @@ func prefix(text string) (netip.Prefix, error) {
 
 func bindSubject(x *policyv1.BindSubject) (policytable.Step, error) {
 	st := policytable.BindSubject{Subject: x.GetSubject(), Table: x.GetTable(), Revision: x.GetPolicyRevision()}
+	st.Tenant, st.Guarantee = wire.ReadTenant(x.GetTenant())
 	switch x.GetDirection() {
 	case netv1.Direction_DIRECTION_EGRESS:
 		st.Direction = policytable.Egress

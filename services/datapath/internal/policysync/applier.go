@@ -90,6 +90,10 @@ type Applier struct {
 	// that this process does not know.
 	refused string // guarded by mu
 
+	rooms    rooms                              // guarded by mu
+	expected map[uint64]policytable.BindSubject // guarded by mu; who has the tables of the message
+	unsaid   []policystream.Nack                // guarded by mu; that answer no message
+
 	// auditAll lets pass what the policies of all endpoints would deny.
 	auditAll bool // guarded by mu
 
@@ -152,7 +156,7 @@ func New(cfg Config) *Applier {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 	cfg.Linger = cmp.Or(cfg.Linger, time.Minute)
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
-	return &Applier{
+	a := &Applier{
 		cfg: cfg, log: cfg.Log,
 		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{},
 		entries: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
@@ -160,4 +164,6 @@ func New(cfg Config) *Applier {
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1),
 		past: policystream.NewPast(cfg.Memory, cfg.Log),
 	}
+	a.rooms.reset(cfg.Kernel.MapSizes())
+	return a
 }

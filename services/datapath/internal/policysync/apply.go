@@ -19,6 +19,7 @@ type work struct {
 	nacks   []policystream.Nack
 	entries []uint32 // identities whose words may change
 	checks  bool     // tables or identity classes may have become unused
+	leveled bool     // the maps were divided for a table of the message
 	// keepClosed says that identities may still have the entries of before, of which rows
 	// are missing: tables go on treating peers without a row as unknown.
 	keepClosed bool
@@ -46,6 +47,7 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 	if nacks, err = a.refuse(w, m); a.refused != "" {
 		return nacks, err
 	}
+	a.expect(m)
 	for i, st := range m.Steps {
 		if a.next != nil {
 			err = a.collect(w, st, m.Seq)
@@ -136,7 +138,11 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	case policytable.RetireIdentityClass:
 		w.checks = true
 	case policytable.DefineTable:
-		return a.place(w, m.tables[st.Table])
+		t := m.tables[st.Table]
+		if bind, ok := a.expected[st.Table]; ok {
+			t.charge.payer, t.charge.subject, t.charge.direction = bind.Tenant, bind.Subject, bind.Direction
+		}
+		return a.place(w, t)
 	case policytable.GrowTable:
 		return a.grow(w, m.tables[st.Table])
 	case policytable.SetPeer:

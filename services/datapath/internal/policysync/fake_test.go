@@ -33,9 +33,10 @@ type fakeKernel struct {
 	audit      map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
-	maxTableRows                   int // of one table
-	maxPrefixes                    int // of a table, for SetPrefix
-	maxNumbers                     int // of identity classes; 0: any
+	maxTableRows                   int              // of one table
+	sizes                          policytable.Size // of what is divided
+	maxPrefixes                    int              // of a table, for SetPrefix
+	maxNumbers                     int              // of identity classes; 0: any
 	writes                         int
 	bumps                          int
 	failAt                         int // number of the write that fails, and all after it; 0: none
@@ -49,7 +50,8 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, entries: map[uint32]policytable.Identity{},
 		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
-		maxTables: 100, maxRows: 1000, maxTableRows: 1000, maxClasses: 1000, maxPrefixes: 1000,
+		maxTables: 100, maxRows: 1000, maxTableRows: 1000,
+		sizes: policytable.Size{1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20}, maxClasses: 1000, maxPrefixes: 1000,
 	}
 }
 
@@ -67,6 +69,23 @@ func (k *fakeKernel) done(what string, args ...any) {
 		k.after(fmt.Sprintf(what, args...))
 	}
 }
+
+func (k *fakeKernel) TableSize(t policytable.ID) (size policytable.Size) {
+	c := k.tables[t]
+	if c == nil {
+		return size
+	}
+	size = policytable.Size{
+		policytable.LimitTables: 1, policytable.LimitRules: len(c.Rules), policytable.LimitPortNodes: len(c.Classes),
+		policytable.LimitPeerClasses: len(c.Classes), policytable.LimitPeerRows: len(c.Peers),
+	}
+	for p := range c.Prefixes {
+		size[prefixLimit(p.Addr().Is4())]++
+	}
+	return size
+}
+
+func (k *fakeKernel) MapSizes() policytable.Size { return k.sizes }
 
 func (k *fakeKernel) endpoint(slot uint16, identity uint32, addr string) {
 	k.epoch++

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -75,6 +76,7 @@ type binding struct {
 	revision uint64
 	rules    [][]policytable.Source
 	names    int // bytes of rules
+	tenant   shares.Tenant
 }
 
 // sourceBytes is what a Source takes beside its text.
@@ -97,6 +99,7 @@ type serviceTable struct {
 	// with their rows, because an unknown peer matches no pass rule of a selector.
 	unsafe bool
 	err    error // why it is not in the kernel, or not wholly
+	charge charge
 }
 
 // allowsTooMuch reports whether the table in the kernel allows what the service's denies,
@@ -171,6 +174,8 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 		return m.bind(st, seq)
 	case policytable.RemoveSubject:
 		if list := m.binds[st.Subject]; list != nil {
+			list[policytable.Egress].leave()
+			list[policytable.Ingress].leave()
 			m.names -= list[policytable.Egress].names + list[policytable.Ingress].names
 		}
 		delete(m.binds, st.Subject)
@@ -393,7 +398,7 @@ func (m *model) deletePrefix(st policytable.DeletePrefix) error {
 }
 
 func (m *model) bind(st policytable.BindSubject, seq uint64) error {
-	b := binding{heard: true, seq: seq, id: st.Table, revision: st.Revision, rules: st.Rules}
+	b := binding{heard: true, seq: seq, id: st.Table, revision: st.Revision, rules: st.Rules, tenant: st.Tenant}
 	if st.Table != 0 {
 		t, ok := m.tables[st.Table]
 		if !ok {
@@ -427,8 +432,19 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 		b.rules, b.names = nil, 0
 	}
 	m.names += b.names
+	list[st.Direction].leave()
 	list[st.Direction] = b
+	if b.table != nil {
+		b.table.charge.join(st)
+	}
 	return nil
+}
+
+// leave says that the subject of a binding does not use its table any more.
+func (b *binding) leave() {
+	if b.table != nil {
+		b.table.charge.leave(b.tenant)
+	}
 }
 
 // entry is what the kernel shall know of an identity, and whether that is less

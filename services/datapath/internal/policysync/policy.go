@@ -47,6 +47,11 @@ type Kernel interface {
 	RetireTables(ts ...policytable.ID) error
 	// Tables lists the tables.
 	Tables() ([]policytable.Info, error)
+	// TableSize is what a table takes of the maps. A set of prefixes that tables share is
+	// divided among them.
+	TableSize(t policytable.ID) policytable.Size
+	// MapSizes are the sizes of the maps.
+	MapSizes() policytable.Size
 	// TableContent reads a table back.
 	TableContent(t policytable.ID) (policytable.Content, error)
 

@@ -25,6 +25,7 @@ func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 // it has too many stays until tidy.
 func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *policytable.Match) error {
 	k.owner, t.kernel = t, k
+	a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
 	t.classes, t.same, t.err = m.Classes, m.Same, nil
 	if err := a.grow(w, t); err != nil {
 		return err
@@ -91,7 +92,8 @@ func (a *Applier) replace(w *work, next *model) error {
 		k.owner = nil
 	}
 	a.model = next
-	w.keepClosed = true
+	a.rooms.reset(a.cfg.Kernel.MapSizes())
+	w.keepClosed, w.leveled = true, true
 	for _, t := range next.sortedTables() {
 		if k, m := a.candidate(t); k != nil {
 			if err := a.adopt(w, t, k, m); err != nil {
@@ -101,9 +103,21 @@ func (a *Applier) replace(w *work, next *model) error {
 	}
 	for _, t := range next.sortedTables() {
 		if t.kernel == nil {
-			if err := a.define(w, t); err != nil {
-				return err
-			}
+			a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
+		}
+	}
+	a.divide()
+	for _, t := range next.sortedTables() {
+		if t.kernel != nil || t.err != nil {
+			continue
+		}
+		rows, ok := a.admit(t)
+		if !ok {
+			t.err = a.rooms.exceeds(t, false)
+			continue
+		}
+		if err := a.define(w, t, rows); err != nil {
+			return err
 		}
 	}
 
@@ -230,6 +244,11 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	for id, s := range a.subjects {
 		refused[id] = s.refusal != ""
 	}
+	w.leveled = true
+	if err := a.level(w); err != nil {
+		return false, err
+	}
+	a.unsaid = append(a.unsaid, w.nacks...)
 	for _, t := range a.model.sortedTables() {
 		if err := a.retryTable(w, t); err != nil {
 			return false, err

@@ -15,10 +15,22 @@ import (
 
 // place finds or makes the table of the service in the kernel.
 func (a *Applier) place(w *work, t *serviceTable) error {
+	rows, ok := a.admit(t)
+	if !ok && !w.leveled {
+		w.leveled = true
+		if err := a.level(w); err != nil || t.kernel != nil {
+			return err
+		}
+		rows, ok = a.admit(t)
+	}
+	if !ok {
+		t.err = a.rooms.exceeds(t, false)
+		return nil
+	}
 	if k, match := a.candidate(t); k != nil {
 		return a.adopt(w, t, k, match)
 	}
-	return a.define(w, t)
+	return a.define(w, t, rows)
 }
 
 // candidate is a table of the kernel that the service has given up, and that
@@ -46,14 +58,20 @@ func (a *Applier) candidate(t *serviceTable) (*kernelTable, *policytable.Match) 
 }
 
 // define writes a new table. Without room the table stays with the service.
-func (a *Applier) define(w *work, t *serviceTable) error {
+// rows is how many rows the shares of its tenants have room for.
+func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 	content, full := t.content, error(nil)
+	if rows < len(content.Peers) {
+		content, full = a.model.reduced(t, rows), a.rooms.exceeds(t, true)
+	}
 	id, err := a.cfg.Kernel.DefineTable(content)
-	if rows, ok := errors.AsType[*policytable.NoCapacityError](err); ok && rows.PeerRows() {
-		content, full = a.model.reduced(t, min(rows.Free, rows.Limit)), err
+	why, _ := errors.AsType[*policytable.NoCapacityError](err)
+	if why != nil && why.PeerRows() {
+		content, full = a.model.reduced(t, min(why.Free, why.Limit)), err
 		id, err = a.cfg.Kernel.DefineTable(content)
 	}
 	if errors.Is(err, policytable.ErrNoCapacity) {
+		a.needs(t, why)
 		t.err = err
 		return nil
 	}
@@ -67,6 +85,11 @@ func (a *Applier) define(w *work, t *serviceTable) error {
 	delete(a.model.missingRows, t)
 	if full != nil {
 		a.model.lacks(t, content.Peers)
+	}
+	if size := a.cfg.Kernel.TableSize(id); size != t.charge.units && !a.rooms.fits(t, size) {
+		a.withdraw(t)
+		w.checks = true
+		return nil
 	}
 	t.classes = make([]uint16, len(t.content.Classes))
 	for i := range t.classes {
@@ -109,6 +132,11 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		}
 	}
 	if len(added) > 0 {
+		by := policytable.Size{policytable.LimitPeerClasses: len(added), policytable.LimitPortNodes: len(added)}
+		if !a.rooms.grows(t, by, by) {
+			t.err = a.rooms.exceeds(t, true)
+			return nil
+		}
 		err := a.cfg.Kernel.GrowTable(k.id, added)
 		if errors.Is(err, policytable.ErrNoCapacity) {
 			t.err = err
@@ -139,7 +167,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 		return a.alignDefaults(w, t)
 	}
 	class := t.classes[t.content.Peers[nc]]
-	if err := a.addRow(k, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == policytable.Absent {
+	if err := a.row(t, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == policytable.Absent {
 		a.model.lacksRow(t, nc)
 		if err != nil {
 			t.err = err
@@ -168,6 +196,19 @@ func (a *Applier) flipUsers(t *serviceTable) {
 			s.dirty = true
 		}
 	}
+}
+
+// row writes a row of a table of the service, unless it is there.
+func (a *Applier) row(t *serviceTable, nc policytable.IdentityClass, class uint16) error {
+	have := len(t.kernel.content.Peers)
+	if _, ok := t.kernel.content.Peers[nc]; !ok && class != policytable.Absent && have >= t.charge.units[policytable.LimitPeerRows] {
+		by := policytable.Size{policytable.LimitPeerRows: 1}
+		wanted := policytable.Size{policytable.LimitPeerRows: max(1+have/8, len(t.missing))}
+		if !a.rooms.grows(t, by, wanted) {
+			return a.rooms.exceeds(t, true)
+		}
+	}
+	return a.addRow(t.kernel, nc, class)
 }
 
 // addRow writes a row, unless it is there.
@@ -238,7 +279,11 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 		return nil
 	}
 	err := error(nil)
-	if !lacks {
+	var by policytable.Size
+	by[prefixLimit(p.Addr().Is4())] = 1
+	if !lacks && !there && !a.rooms.grows(t, by, by) {
+		err = a.rooms.exceeds(t, true)
+	} else if !lacks {
 		err = a.cfg.Kernel.SetPrefix(k.id, p, want)
 	}
 	if lacks || errors.Is(err, policytable.ErrNoCapacity) {

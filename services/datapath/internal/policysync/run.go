@@ -130,7 +130,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			err = told.Tell(stream, a.interest)
 		case <-tick.C:
 			if err = told.Tell(stream, a.interest); err == nil {
-				err = a.again(ctx)
+				err = errors.Join(a.again(ctx), s.sayUnsaid())
 			}
 		case <-a.drain:
 			grace.begin(ctx)
@@ -229,6 +229,20 @@ func (s *session) take(ctx context.Context, m policytable.Message) error {
 		return err
 	}
 	return s.stream.Ack(m.Seq)
+}
+
+// sayUnsaid says which tables were refused since the last message.
+func (s *session) sayUnsaid() error {
+	s.a.mu.Lock()
+	unsaid := s.a.unsaid
+	s.a.unsaid = nil
+	s.a.mu.Unlock()
+	for _, n := range unsaid {
+		if err := s.stream.Nack(n); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // barrier waits for a grace period beside everything else.

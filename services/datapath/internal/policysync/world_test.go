@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -120,6 +121,7 @@ type service struct {
 	contents  map[uint64]*builder
 	nextTable uint64
 	state     state
+	tenant    func(subject uint32) shares.Tenant // nil: unset
 }
 
 func newService(seed uint64) *service {
@@ -283,6 +285,9 @@ func (s *service) bindAll(st state) []policytable.Step {
 	for _, subject := range slices.Sorted(maps.Keys(st.policies)) {
 		for d, p := range st.policies[subject] {
 			bind := policytable.BindSubject{Subject: subject, Direction: policytable.Direction(d), Revision: s.seq + 1} //nolint:gosec // 0 or 1
+			if s.tenant != nil {
+				bind.Tenant = s.tenant(subject)
+			}
 			if p.enforce {
 				text := p.text()
 				if _, ok := s.tables[text]; !ok {

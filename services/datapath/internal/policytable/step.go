@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 )
 
 // Message is some steps, to be carried out in their order.
@@ -84,6 +85,9 @@ type (
 		Table     uint64
 		Revision  uint64
 		Rules     [][]Source // source locations of the rules, number 1 first
+		// Tenant is the tenant of the subject, with its guarantee in percent.
+		Tenant    shares.Tenant
+		Guarantee int
 	}
 	// RemoveSubject ends a subject.
 	RemoveSubject struct{ Subject uint32 }

@@ -124,6 +124,31 @@ type Info struct {
 	Rules, Classes, Nodes, Peers, Prefixes int // Nodes of the trees of ranges
 }
 
+// MapLimit is a map of the node, or a part of one, that tables share.
+type MapLimit int
+
+// The limits.
+const (
+	LimitTables MapLimit = iota
+	LimitRules
+	LimitPortNodes
+	LimitPeerClasses
+	LimitPeerRows
+	LimitPrefixes4
+	LimitPrefixes6
+	MapLimits // the number of limits
+)
+
+var mapLimitNames = [MapLimits]string{
+	"tables", "table-rules", "port-nodes", "peer-classes", "peer-rows", "prefixes-ipv4", "prefixes-ipv6",
+}
+
+// String is the name of the limit, as in docs/reference/bounds.md.
+func (l MapLimit) String() string { return mapLimitNames[l] }
+
+// Size is how many units tables take of each limit.
+type Size [MapLimits]int
+
 // Binding is an endpoint with the tables that evaluate its packets.
 type Binding struct {
 	Slot            uint16
@@ -170,8 +195,11 @@ type NoCapacityError struct {
 // PeerRows reports whether the rows of peers are what does not fit.
 func (e *NoCapacityError) PeerRows() bool { return e.Map == PeerMap }
 
-// PeerMap is the name of the map of peer rows.
-const PeerMap = "sl_peer"
+// Names of maps that callers treat differently.
+const (
+	PeerMap = "sl_peer"
+	PortMap = "sl_ports"
+)
 
 // Error names the map and the figures.
 func (e *NoCapacityError) Error() string {

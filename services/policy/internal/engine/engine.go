@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -49,6 +50,9 @@ type Config struct {
 	// Events, if set, is told each step as it is done. It must not call the
 	// engine.
 	Events func(Event)
+	// Tenant, if set, returns the tenant of the pods in a namespace and its guarantee in
+	// percent. It must be safe for concurrent use.
+	Tenant func(namespace string) (shares.Tenant, int)
 }
 
 // Name is a DNS name with addresses.
@@ -169,6 +173,8 @@ type subject struct {
 	bound     [2]*live // nil: nothing is enforced
 	sources   [2][][]rule.Source
 	told      [2]bool // the binding was reported
+	tenant    shares.Tenant
+	guarantee int // in percent
 }
 
 func sameSources(a, b [][]rule.Source) bool {
@@ -646,7 +652,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 			if l != nil {
 				e.define(l)
 			}
-			e.emit(BindSubject{Subject: b.s.number, Direction: b.d, Table: l.tableID(), Sources: l.sources(b.s.sources[b.d])})
+			e.emit(e.bindEvent(b.s, b.d, l))
 		}
 		if before != nil {
 			dropped = append(dropped, before)

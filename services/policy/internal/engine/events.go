@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -95,6 +96,9 @@ type (
 		Direction rule.Direction
 		Table     TableID
 		Sources   [][]rule.Source
+		// Tenant is the tenant of the subject, which has a guarantee of so many percent.
+		Tenant    shares.Tenant
+		Guarantee int
 	}
 	// RemoveSubject says that the node has no such subject any more.
 	RemoveSubject struct{ Subject identity.Numeric }
@@ -116,6 +120,34 @@ func (RemoveSubject) event()       {}
 func (e *Engine) emit(ev Event) {
 	if e.config.Events != nil {
 		e.config.Events(ev)
+	}
+}
+
+// bindEvent says which table a direction of a subject is bound to.
+func (e *Engine) bindEvent(s *subject, d rule.Direction, l *live) BindSubject {
+	b := BindSubject{Subject: s.number, Direction: d, Table: l.tableID(), Sources: l.sources(s.sources[d])}
+	if e.config.Tenant != nil {
+		s.tenant, s.guarantee = e.config.Tenant(s.namespace)
+		b.Tenant, b.Guarantee = s.tenant, s.guarantee
+	}
+	return b
+}
+
+// TenantsChanged reports the tables of subjects whose namespaces belong to other tenants now.
+func (e *Engine) TenantsChanged() {
+	if e.config.Tenant == nil || e.config.Events == nil {
+		return
+	}
+	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
+		s := e.subjects[n]
+		if t, guarantee := e.config.Tenant(s.namespace); t == s.tenant && guarantee == s.guarantee {
+			continue
+		}
+		for d, l := range s.bound {
+			if s.told[d] {
+				e.emit(e.bindEvent(s, rule.Direction(d), l))
+			}
+		}
 	}
 }
 
@@ -203,7 +235,7 @@ func (e *Engine) Snapshot(report func(Event)) {
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
 		s := e.subjects[n]
 		for d, l := range s.bound {
-			report(BindSubject{Subject: n, Direction: rule.Direction(d), Table: l.tableID(), Sources: l.sources(s.sources[d])})
+			report(e.bindEvent(s, rule.Direction(d), l))
 		}
 	}
 }

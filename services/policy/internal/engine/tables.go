@@ -505,7 +505,7 @@ func (e *Engine) replaceTable(l *live) bool {
 				s.bound[d] = next
 				e.counters.Binds++
 				e.define(next)
-				e.emit(BindSubject{Subject: s.number, Direction: rule.Direction(d), Table: next.id, Sources: next.sources(s.sources[d])})
+				e.emit(e.bindEvent(s, rule.Direction(d), next))
 			}
 		}
 	}

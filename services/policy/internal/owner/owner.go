@@ -200,6 +200,14 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		o.sources[s] = &source{refused: make(map[string]refused)}
 	}
 	config.Engine.Events = func(ev engine.Event) { o.pending = append(o.pending, ev) }
+	guarantees := config.Tenants.Settings().Guarantees
+	config.Engine.Tenant = func(namespace string) (shares.Tenant, int) {
+		t := config.Tenants.Of(namespace)
+		if !t.HasLabel() {
+			return t, 0
+		}
+		return t, guarantees[t.Name()]
+	}
 	o.engine = engine.New(config.Engine)
 	o.dir = dir
 	if err := o.loadFilter(); err != nil {

@@ -423,6 +423,7 @@ func (o *Owner) assign() {
 	of := func(k policy.Key) shares.Tenant { return o.config.Tenants.Of(k.Namespace) }
 	o.ledger.Reassign(of)
 	o.isolations.Reassign(of)
+	o.engine.TenantsChanged()
 }
 
 // Shares returns what the tenants have of each limit.

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	protowire "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -67,7 +68,7 @@ func Step(ev engine.Event, revision uint64) *policyv1.Step {
 	case engine.BindSubject:
 		return &policyv1.Step{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{
 			Subject: uint32(x.Subject), Direction: Direction(x.Direction), Table: uint64(x.Table),
-			PolicyRevision: revision, Rules: Sources(x.Sources),
+			PolicyRevision: revision, Rules: Sources(x.Sources), Tenant: protowire.Tenant(x.Tenant, x.Guarantee),
 		}}}
 	case engine.RemoveSubject:
 		return &policyv1.Step{Step: &policyv1.Step_RemoveSubject{RemoveSubject: &policyv1.RemoveSubject{Subject: uint32(x.Subject)}}}

@@ -11,8 +11,9 @@ package policyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
-	v11 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	v12 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -2502,7 +2503,10 @@ type BindSubject struct {
 	// Source locations of the rules, number 1 first. The last ones are left out
 	// where all of them would take more than about 3 MiB: PolicyTable.rules says how
 	// many rules there are.
-	Rules         []*RuleSources `protobuf:"bytes,5,rep,name=rules,proto3" json:"rules,omitempty"`
+	Rules []*RuleSources `protobuf:"bytes,5,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Tenant of the subject. The datapath divides the maps of the node among the tenants
+	// of the subjects. Unset by earlier versions: all subjects are of one tenant.
+	Tenant        *v11.Tenant `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2568,6 +2572,13 @@ func (x *BindSubject) GetPolicyRevision() uint64 {
 func (x *BindSubject) GetRules() []*RuleSources {
 	if x != nil {
 		return x.Rules
+	}
+	return nil
+}
+
+func (x *BindSubject) GetTenant() *v11.Tenant {
+	if x != nil {
+		return x.Tenant
 	}
 	return nil
 }
@@ -2768,7 +2779,7 @@ type Barrier struct {
 	// Revision of the cluster's store up to which every change of identities is
 	// taken in; unset while that is not known. Tables of two nodes are compared by
 	// it. It grows, but for a store that was put back or replaced.
-	StoreRevision *v11.StoreRevision `protobuf:"bytes,9,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
+	StoreRevision *v12.StoreRevision `protobuf:"bytes,9,opt,name=store_revision,json=storeRevision,proto3" json:"store_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2859,7 +2870,7 @@ func (x *Barrier) GetIdentityServiceRevision() uint64 {
 	return 0
 }
 
-func (x *Barrier) GetStoreRevision() *v11.StoreRevision {
+func (x *Barrier) GetStoreRevision() *v12.StoreRevision {
 	if x != nil {
 		return x.StoreRevision
 	}
@@ -2907,7 +2918,7 @@ var File_sluice_policy_v1_table_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
-	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x17sluice/net/v1/net.proto\"\xe3\x02\n" +
+	"\x1csluice/policy/v1/table.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/shares/v1/shares.proto\"\xe3\x02\n" +
 	"\x18WatchPolicyTablesRequest\x12;\n" +
 	"\tsubscribe\x18\x01 \x01(\v2\x1b.sluice.policy.v1.SubscribeH\x00R\tsubscribe\x12=\n" +
 	"\bsubjects\x18\x02 \x01(\v2\x1f.sluice.policy.v1.SubjectChangeH\x00R\bsubjects\x12)\n" +
@@ -3041,13 +3052,14 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\x06prefix\x18\x02 \x01(\v2\x1f.sluice.policy.v1.PrefixClassesR\x06prefix\"<\n" +
 	"\fDeletePrefix\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x16\n" +
-	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"\xd3\x01\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"\x85\x02\n" +
 	"\vBindSubject\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x126\n" +
 	"\tdirection\x18\x02 \x01(\x0e2\x18.sluice.net.v1.DirectionR\tdirection\x12\x14\n" +
 	"\x05table\x18\x03 \x01(\x04R\x05table\x12'\n" +
 	"\x0fpolicy_revision\x18\x04 \x01(\x04R\x0epolicyRevision\x123\n" +
-	"\x05rules\x18\x05 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\x05rules\"E\n" +
+	"\x05rules\x18\x05 \x03(\v2\x1d.sluice.policy.v1.RuleSourcesR\x05rules\x120\n" +
+	"\x06tenant\x18\x06 \x01(\v2\x18.sluice.shares.v1.TenantR\x06tenant\"E\n" +
 	"\vRuleSources\x126\n" +
 	"\asources\x18\x01 \x03(\v2\x1c.sluice.policy.v1.RuleSourceR\asources\"f\n" +
 	"\n" +
@@ -3166,7 +3178,8 @@ var file_sluice_policy_v1_table_proto_goTypes = []any{
 	(*SnapshotComplete)(nil),          // 39: sluice.policy.v1.SnapshotComplete
 	(v1.Proxy)(0),                     // 40: sluice.net.v1.Proxy
 	(v1.Direction)(0),                 // 41: sluice.net.v1.Direction
-	(*v11.StoreRevision)(nil),         // 42: sluice.identity.v1.StoreRevision
+	(*v11.Tenant)(nil),                // 42: sluice.shares.v1.Tenant
+	(*v12.StoreRevision)(nil),         // 43: sluice.identity.v1.StoreRevision
 }
 var file_sluice_policy_v1_table_proto_depIdxs = []int32{
 	7,  // 0: sluice.policy.v1.WatchPolicyTablesRequest.subscribe:type_name -> sluice.policy.v1.Subscribe
@@ -3216,13 +3229,14 @@ var file_sluice_policy_v1_table_proto_depIdxs = []int32{
 	27, // 44: sluice.policy.v1.SetPrefix.prefix:type_name -> sluice.policy.v1.PrefixClasses
 	41, // 45: sluice.policy.v1.BindSubject.direction:type_name -> sluice.net.v1.Direction
 	35, // 46: sluice.policy.v1.BindSubject.rules:type_name -> sluice.policy.v1.RuleSources
-	36, // 47: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
-	42, // 48: sluice.policy.v1.Barrier.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	49, // [49:49] is the sub-list for method output_type
-	49, // [49:49] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	42, // 47: sluice.policy.v1.BindSubject.tenant:type_name -> sluice.shares.v1.Tenant
+	36, // 48: sluice.policy.v1.RuleSources.sources:type_name -> sluice.policy.v1.RuleSource
+	43, // 49: sluice.policy.v1.Barrier.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	50, // [50:50] is the sub-list for method output_type
+	50, // [50:50] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_table_proto_init() }

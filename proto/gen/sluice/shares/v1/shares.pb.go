@@ -355,6 +355,70 @@ func (x *TenantShare) GetAllotment() uint64 {
 	return 0
 }
 
+// Tenant identifies a tenant to a process that does not know its namespaces.
+type Tenant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind of tenant.
+	Kind TenantKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.shares.v1.TenantKind" json:"kind,omitempty"`
+	// Value of the tenant label, or name of the namespace. Empty for the others.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Percentage of each limit that a setting guarantees to the tenant; 0: none.
+	Guarantee     uint32 `protobuf:"varint,3,opt,name=guarantee,proto3" json:"guarantee,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_sluice_shares_v1_shares_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_shares_v1_shares_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Tenant) GetKind() TenantKind {
+	if x != nil {
+		return x.Kind
+	}
+	return TenantKind_TENANT_KIND_UNSPECIFIED
+}
+
+func (x *Tenant) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tenant) GetGuarantee() uint32 {
+	if x != nil {
+		return x.Guarantee
+	}
+	return 0
+}
+
 var File_sluice_shares_v1_shares_proto protoreflect.FileDescriptor
 
 const file_sluice_shares_v1_shares_proto_rawDesc = "" +
@@ -376,7 +440,11 @@ const file_sluice_shares_v1_shares_proto_rawDesc = "" +
 	"\x05asked\x18\x03 \x01(\x04R\x05asked\x12\x1a\n" +
 	"\badmitted\x18\x04 \x01(\x04R\badmitted\x12\x1c\n" +
 	"\tguarantee\x18\x05 \x01(\x04R\tguarantee\x12\x1c\n" +
-	"\tallotment\x18\x06 \x01(\x04R\tallotment*\x92\x01\n" +
+	"\tallotment\x18\x06 \x01(\x04R\tallotment\"l\n" +
+	"\x06Tenant\x120\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1c.sluice.shares.v1.TenantKindR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tguarantee\x18\x03 \x01(\rR\tguarantee*\x92\x01\n" +
 	"\n" +
 	"TenantKind\x12\x1b\n" +
 	"\x17TENANT_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -402,25 +470,27 @@ func file_sluice_shares_v1_shares_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_shares_v1_shares_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_shares_v1_shares_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_sluice_shares_v1_shares_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_sluice_shares_v1_shares_proto_goTypes = []any{
 	(TenantKind)(0),            // 0: sluice.shares.v1.TenantKind
 	(*ListSharesRequest)(nil),  // 1: sluice.shares.v1.ListSharesRequest
 	(*ListSharesResponse)(nil), // 2: sluice.shares.v1.ListSharesResponse
 	(*Limit)(nil),              // 3: sluice.shares.v1.Limit
 	(*TenantShare)(nil),        // 4: sluice.shares.v1.TenantShare
+	(*Tenant)(nil),             // 5: sluice.shares.v1.Tenant
 }
 var file_sluice_shares_v1_shares_proto_depIdxs = []int32{
 	3, // 0: sluice.shares.v1.ListSharesResponse.limit:type_name -> sluice.shares.v1.Limit
 	4, // 1: sluice.shares.v1.ListSharesResponse.tenants:type_name -> sluice.shares.v1.TenantShare
 	0, // 2: sluice.shares.v1.TenantShare.kind:type_name -> sluice.shares.v1.TenantKind
-	1, // 3: sluice.shares.v1.SharesService.ListShares:input_type -> sluice.shares.v1.ListSharesRequest
-	2, // 4: sluice.shares.v1.SharesService.ListShares:output_type -> sluice.shares.v1.ListSharesResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	0, // 3: sluice.shares.v1.Tenant.kind:type_name -> sluice.shares.v1.TenantKind
+	1, // 4: sluice.shares.v1.SharesService.ListShares:input_type -> sluice.shares.v1.ListSharesRequest
+	2, // 5: sluice.shares.v1.SharesService.ListShares:output_type -> sluice.shares.v1.ListSharesResponse
+	5, // [5:6] is the sub-list for method output_type
+	4, // [4:5] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_sluice_shares_v1_shares_proto_init() }
@@ -434,7 +504,7 @@ func file_sluice_shares_v1_shares_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_shares_v1_shares_proto_rawDesc), len(file_sluice_shares_v1_shares_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,44 @@ func (m *Maps) Tables() ([]policytable.Info, error) {
 	return infos, nil
 }
 
+// TableSize returns what a table takes of the maps, with the room that is kept for it to grow.
+// The prefixes of a set that tables share are divided among them.
+func (m *Maps) TableSize(t policytable.ID) policytable.Size {
+	var size policytable.Size
+	if m.gate.RLock() != nil {
+		return size
+	}
+	defer m.gate.RUnlock()
+	lt := m.store.tables[t]
+	if lt == nil {
+		return size
+	}
+	size[policytable.LimitTables] = 1
+	size[policytable.LimitRules] = lt.ruleSpan.n
+	size[policytable.LimitPortNodes] = lt.nodeSpan.n
+	size[policytable.LimitPeerClasses] = lt.classSpan.n
+	size[policytable.LimitPeerRows] = len(lt.peers)
+	if a := lt.addresses; a != nil {
+		share := func(n int) int { return (n + a.refs - 1) / max(1, a.refs) }
+		size[policytable.LimitPrefixes4], size[policytable.LimitPrefixes6] = share(a.count[0]), share(a.count[1])
+	}
+	return size
+}
+
+// MapSizes returns how much there is in the maps for all tables.
+func (m *Maps) MapSizes() policytable.Size {
+	s := m.store
+	return policytable.Size{
+		policytable.LimitTables:      len(s.ids.used) - firstTable,
+		policytable.LimitRules:       s.ruleRoom.size,
+		policytable.LimitPortNodes:   s.nodeRoom.size,
+		policytable.LimitPeerClasses: s.classRoom.size,
+		policytable.LimitPeerRows:    s.rowRoom,
+		policytable.LimitPrefixes4:   s.prefixRoom,
+		policytable.LimitPrefixes6:   s.prefixRoom,
+	}
+}
+
 // TableContent reads a table back from the maps. Rows and prefixes are looked up
 // by the keys that were written; Audit finds others.
 func (m *Maps) TableContent(t policytable.ID) (policytable.Content, error) {

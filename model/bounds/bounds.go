@@ -182,4 +182,53 @@ var All = []Bound{
 		Beyond: "the other names match no rule", Shown: "`sluice status`",
 		Tests: []string{"TestPodWithManyNamedPortsHasAnIdentity"},
 	},
+	{
+		Name: "tables", Process: datapath, Default: "3,264 of 4,080", Divided: ByTenant, Beyond: closed, Shown: ofMaps,
+		Tests: []string{
+			"TestFullMapsOfOneTenantChangeNothingForAnother", "TestNewTableOfATenantWithinItsShareHasRoomAtOnce",
+			"TestKernelTenantThatFillsTheMapsLeavesRoomForAnother",
+		},
+	},
+	{
+		Name: "table-rules", Process: datapath, Default: "209,716 of 262,144", Divided: ByTenant, Beyond: closed,
+		Shown: ofMaps, Tests: everyMap,
+	},
+	{
+		Name: "port-nodes", Process: datapath, Default: "13,108 of 16,384", Divided: ByTenant, Beyond: closed,
+		Shown: ofMaps, Tests: everyMap,
+	},
+	{
+		Name: "peer-classes", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: closed,
+		Shown: ofMaps, Tests: everyMap,
+	},
+	{
+		Name: "peer-rows", Process: datapath, Default: "209,716 of 262,144", Divided: ByTenant,
+		Beyond: "a table of a tenant above its share treats the peers of missing rows as unknown", Shown: ofMaps,
+		Tests: append([]string{
+			"TestRowWithoutRoomConcernsTheTableThatLacksIt", "TestTablesWithoutRoomForRowsAllowNoMore",
+		}, everyMap...),
+	},
+	{
+		Name: "prefixes-ipv4", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes, Shown: ofMaps,
+		Tests: []string{"TestPrefixWithoutRoomClosesWhatItWouldDeny", "TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"},
+	},
+	{
+		Name: "prefixes-ipv6", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes, Shown: ofMaps,
+		Tests: []string{"TestPrefixWithoutRoomClosesWhatItWouldDeny", "TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"},
+	},
+	{
+		Name: "identity classes", Process: datapath, Default: "32,767", Divided: Undivided,
+		Beyond: "an identity of a new class is unknown to every table", Shown: "`sluice_datapath_policy_waiting_identities`",
+		Tests: []string{"TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom"},
+	},
 }
+
+// What the limits of the policy maps have in common. A fifth of each map is not divided.
+const (
+	datapath = "sluice-datapath"
+	closed   = "tables of a tenant above its share leave the maps; their pods are isolated in that direction"
+	prefixes = "as for tables; a learned address is left out"
+	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"
+)
+
+var everyMap = []string{"TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"}

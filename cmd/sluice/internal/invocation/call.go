@@ -40,6 +40,7 @@ var (
 		{"policy", sharesv1.NewSharesServiceClient},
 		{"loadbalancer", sharesv1.NewSharesServiceClient},
 		{"identity", sharesv1.NewSharesServiceClient},
+		{"datapath", sharesv1.NewSharesServiceClient},
 	}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 )

@@ -18,11 +18,12 @@ func TestSharesOfEveryProcessAreListed(t *testing.T) {
 	nodetest.WantLines(t, out, "LIMIT SIZE TENANT ASKS FOR HAS GUARANTEED MAY USE",
 		"policy/policies 100 all 140 90 - -", "policy/policies 100 system 10 10 0 10",
 		"policy/policies 100 acme 20 20 10 20", "policy/policies 100 namespace shop 110 60 0 -",
-		"loadbalancer/frontends 100 all 140 90 - -", "identity/numbers 100 all 140 90 - -")
+		"loadbalancer/frontends 100 all 140 90 - -", "identity/numbers 100 all 140 90 - -",
+		"datapath/tables 100 all 140 90 - -")
 
 	out, _ = n.Want(t, 0, "shares", "acme", "-o", "json")
 	var all Limits
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Items) != 3 || len(all.Items[0].Tenants) != 1 ||
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Items) != 4 || len(all.Items[0].Tenants) != 1 ||
 		all.Items[0].Tenants[0] != (Share{"labelled", "acme", 20, 20, 10, 20}) {
 		t.Errorf("shares of acme: %v, %s", err, out)
 	}

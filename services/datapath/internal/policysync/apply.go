@@ -132,6 +132,15 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	if err := m.take(st, seq, a.number); err != nil {
 		return err
 	}
+	if t := m.forgotten(st); t != nil {
+		if t.kernel != nil {
+			err := t.err
+			a.withdraw(t)
+			t.err = err
+		}
+		a.rooms.forget(t)
+		return nil
+	}
 	switch st := st.(type) {
 	case policytable.SetIdentity:
 		w.entries = append(w.entries, st.Identity)
@@ -175,6 +184,29 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 		return a.flip(w)
 	}
 	return nil
+}
+
+// forgotten returns the table that a step changes, if its content is forgotten.
+func (m *model) forgotten(st policytable.Step) *serviceTable {
+	var t *serviceTable
+	switch st := st.(type) {
+	case policytable.DefineTable:
+		t = m.tables[st.Table]
+	case policytable.GrowTable:
+		t = m.tables[st.Table]
+	case policytable.SetPeer:
+		t = m.tables[st.Table]
+	case policytable.DeletePeer:
+		t = m.tables[st.Table]
+	case policytable.SetPrefix:
+		t = m.tables[st.Table]
+	case policytable.DeletePrefix:
+		t = m.tables[st.Table]
+	}
+	if t == nil || !t.forgotten {
+		return nil
+	}
+	return t
 }
 
 // settle ends a message: what was collected is done.

@@ -51,7 +51,8 @@ func newFakeKernel() *fakeKernel {
 		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, entries: map[uint32]policytable.Identity{},
 		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
 		maxTables: 100, maxRows: 1000, maxTableRows: 1000,
-		sizes: policytable.Size{1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20}, maxClasses: 1000, maxPrefixes: 1000,
+		sizes:      policytable.Size{1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20},
+		maxClasses: 1000, maxPrefixes: 1000,
 	}
 }
 

@@ -118,7 +118,8 @@ func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 	want := k.content.DefaultClasses
 	for kind, class := range classes {
 		closes := class == classes[identity.KindUnknown]
-		if at := t.classes[class]; at != policytable.Absent && (closes || !w.keepClosed) && !k.content.Alike(want[kind], at) {
+		at := t.classes[class]
+		if at != policytable.Absent && (closes || !w.keepClosed) && !k.content.Alike(want[kind], at) {
 			want[kind] = at
 		}
 	}

@@ -21,9 +21,9 @@ const (
 	maxIdentityClasses = 1 << 16
 	maxIdentities      = 1 << 17
 	maxSubjects        = 4096
-	maxAllRows         = 1 << 19
+	maxAllRows         = 1 << 21
 	maxAllPrefixes     = 1 << 18
-	maxAllRanges       = 1 << 16
+	maxAllRanges       = 1 << 19
 	maxAllClasses      = 1 << 18
 	maxAllRules        = 1 << 20
 	// maxAllNames is the text of rules' places, in bytes. They are for people:
@@ -45,11 +45,7 @@ type model struct {
 	unnumbered int
 	revision   uint64
 	named      bool // the service names its state
-	rows       int
-	prefixes   int
-	ranges     int // of all classes
-	trees      int // classes of all tables
-	rules      int
+	taken      [remembered]int
 	names      int // bytes
 }
 
@@ -98,8 +94,12 @@ type serviceTable struct {
 	// unsafe says that the peers of some missing rows may do more as unknown peers than
 	// with their rows, because an unknown peer matches no pass rule of a selector.
 	unsafe bool
-	err    error // why it is not in the kernel, or not wholly
-	charge charge
+	// forgotten says that the process remembers only that there is the table, because all
+	// tables together are too large. need is what the table takes of what may be remembered.
+	forgotten bool
+	need      [remembered]int
+	err       error // why it is not in the kernel, or not wholly
+	charge    charge
 }
 
 // allowsTooMuch reports whether the table in the kernel allows what the service's denies,
@@ -157,11 +157,7 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 		}
 		delete(m.tables, st.Table)
 		delete(m.missingRows, t)
-		m.rows -= len(t.content.Peers)
-		m.prefixes -= len(t.content.Prefixes)
-		m.ranges -= countRanges(t.content.Classes)
-		m.trees -= len(t.content.Classes)
-		m.rules -= len(t.content.Rules)
+		m.release(t)
 	case policytable.SetPeer:
 		return m.setPeer(st)
 	case policytable.DeletePeer:
@@ -260,32 +256,76 @@ func (m *model) defineTable(st policytable.DefineTable) error {
 	if err := t.content.Validate(); err != nil {
 		return fmt.Errorf("define_table of table %d: %w", st.Table, err)
 	}
-	if m.rows+len(t.content.Peers) > maxAllRows || m.prefixes+len(t.content.Prefixes) > maxAllPrefixes {
-		return policytable.Invalid("define_table of table %d: more than %d rows or %d prefixes in all", st.Table, maxAllRows, maxAllPrefixes)
-	}
-	if err := m.roomFor(t.content.Classes, len(t.content.Rules)); err != nil {
-		return fmt.Errorf("define_table of table %d: %w", st.Table, err)
-	}
-	m.rows += len(t.content.Peers)
-	m.prefixes += len(t.content.Prefixes)
-	m.ranges += countRanges(t.content.Classes)
-	m.trees += len(t.content.Classes)
-	m.rules += len(t.content.Rules)
 	m.tables[st.Table] = t
+	m.remember(t, t.size())
 	return nil
 }
 
-// roomFor says whether so much more of all tables may be remembered.
-func (m *model) roomFor(classes []policytable.Ranges, rules int) error {
-	switch {
-	case m.ranges+countRanges(classes) > maxAllRanges:
-		return policytable.Invalid("ranges: more than %d in all tables", maxAllRanges)
-	case m.trees+len(classes) > maxAllClasses:
-		return policytable.Invalid("classes: more than %d in all tables", maxAllClasses)
-	case m.rules+rules > maxAllRules:
-		return policytable.Invalid("rules: more than %d in all tables", maxAllRules)
+// What the tables together may take of the memory of the process.
+const (
+	rememberedRows = iota
+	rememberedPrefixes
+	rememberedRanges
+	rememberedClasses
+	rememberedRules
+	remembered // the number of them
+)
+
+var (
+	maxRemembered = [remembered]int{maxAllRows, maxAllPrefixes, maxAllRanges, maxAllClasses, maxAllRules}
+	nameOf        = [remembered]string{"rows", "prefixes", "ranges", "classes", "rules"}
+)
+
+// size is what a table takes.
+func (t *serviceTable) size() [remembered]int {
+	c := &t.content
+	return [remembered]int{len(c.Peers), len(c.Prefixes), countRanges(c.Classes), len(c.Classes), len(c.Rules)}
+}
+
+// full returns what there would be too much of with so much more; -1: nothing.
+func (m *model) full(more [remembered]int) int {
+	for i, n := range more {
+		if n > 0 && m.taken[i]+n > maxRemembered[i] {
+			return i
+		}
 	}
-	return nil
+	return -1
+}
+
+// remember counts what was added to a table. If that is too much, the content of the table is
+// forgotten: its subjects are isolated, and all other tables go on.
+func (m *model) remember(t *serviceTable, added [remembered]int) {
+	over := m.full(added)
+	for i, n := range added {
+		m.taken[i] += n
+	}
+	if over < 0 {
+		return
+	}
+	t.need = t.size()
+	m.release(t)
+	t.content, t.forgotten = policytable.Content{Hash: t.content.Hash}, true
+	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
+	delete(m.missingRows, t)
+	t.err = fmt.Errorf("%w: all tables of this node would have more than %d %s",
+		policytable.ErrNoCapacity, maxRemembered[over], nameOf[over])
+}
+
+// release ends the count of a table.
+func (m *model) release(t *serviceTable) {
+	for i, n := range t.size() {
+		m.taken[i] -= n
+	}
+}
+
+// remembers reports whether a table that was forgotten could be remembered now.
+func (m *model) remembers() bool {
+	for _, t := range m.tables {
+		if t.forgotten && m.full(t.need) < 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // countRanges is what classes take of what may be remembered: an empty one too.
@@ -318,8 +358,8 @@ func (m *model) growTable(st policytable.GrowTable) error {
 	if !ok {
 		return policytable.Invalid("grow_table.table: there is no %d", st.Table)
 	}
-	if err := m.roomFor(st.Classes, 0); err != nil {
-		return fmt.Errorf("grow_table of table %d: %w", st.Table, err)
+	if t.forgotten {
+		return nil
 	}
 	grown := t.content
 	from := len(grown.Classes)
@@ -328,8 +368,7 @@ func (m *model) growTable(st policytable.GrowTable) error {
 		return fmt.Errorf("grow_table of table %d: %w", st.Table, err)
 	}
 	t.content = grown
-	m.ranges += countRanges(st.Classes)
-	m.trees += len(st.Classes)
+	m.remember(t, [remembered]int{rememberedRanges: countRanges(st.Classes), rememberedClasses: len(st.Classes)})
 	return nil
 }
 
@@ -338,16 +377,18 @@ func (m *model) setPeer(st policytable.SetPeer) error {
 	switch {
 	case !ok:
 		return policytable.Invalid("set_peer.table: there is no %d", st.Table)
+	case t.forgotten:
+		return nil
 	case int(st.Row.Class) >= len(t.content.Classes):
 		return policytable.Invalid("set_peer.row.class: there is no class %d", st.Row.Class)
-	case len(t.content.Peers) >= policytable.MaxPeers || m.rows >= maxAllRows:
-		return policytable.Invalid("set_peer of table %d: more than %d rows, or %d in all", st.Table, policytable.MaxPeers, maxAllRows)
+	case len(t.content.Peers) >= policytable.MaxPeers:
+		return policytable.Invalid("set_peer of table %d: more than %d rows", st.Table, policytable.MaxPeers)
 	}
 	before := len(t.content.Peers)
 	if err := m.row(t, st.Row); err != nil {
 		return fmt.Errorf("set_peer.row: %w", err)
 	}
-	m.rows += len(t.content.Peers) - before
+	m.remember(t, [remembered]int{rememberedRows: len(t.content.Peers) - before})
 	return nil
 }
 
@@ -362,7 +403,7 @@ func (m *model) deletePeer(st policytable.DeletePeer) error {
 	}
 	if _, ok := t.content.Peers[ic.number]; ok {
 		delete(t.content.Peers, ic.number)
-		m.rows--
+		m.taken[rememberedRows]--
 	}
 	return nil
 }
@@ -372,16 +413,20 @@ func (m *model) setPrefix(st policytable.SetPrefix) error {
 	if !ok {
 		return policytable.Invalid("set_prefix.table: there is no %d", st.Table)
 	}
+	if t.forgotten {
+		return nil
+	}
 	if err := t.content.ValidatePrefix(st.Prefix, st.Classes); err != nil {
 		return fmt.Errorf("set_prefix: %w", err)
 	}
-	if _, ok := t.content.Prefixes[st.Prefix]; !ok {
-		if len(t.content.Prefixes) >= policytable.MaxPrefixes || m.prefixes >= maxAllPrefixes {
-			return policytable.Invalid("set_prefix of table %d: more than %d prefixes, or %d in all", st.Table, policytable.MaxPrefixes, maxAllPrefixes)
-		}
-		m.prefixes++
+	_, there := t.content.Prefixes[st.Prefix]
+	if !there && len(t.content.Prefixes) >= policytable.MaxPrefixes {
+		return policytable.Invalid("set_prefix of table %d: more than %d prefixes", st.Table, policytable.MaxPrefixes)
 	}
 	t.content.Prefixes[st.Prefix] = st.Classes
+	if !there {
+		m.remember(t, [remembered]int{rememberedPrefixes: 1})
+	}
 	return nil
 }
 
@@ -392,7 +437,7 @@ func (m *model) deletePrefix(st policytable.DeletePrefix) error {
 	}
 	if _, ok := t.content.Prefixes[st.Prefix]; ok {
 		delete(t.content.Prefixes, st.Prefix)
-		m.prefixes--
+		m.taken[rememberedPrefixes]--
 	}
 	return nil
 }

@@ -95,6 +95,9 @@ func (a *Applier) replace(w *work, next *model) error {
 	a.rooms.reset(a.cfg.Kernel.MapSizes())
 	w.keepClosed, w.leveled = true, true
 	for _, t := range next.sortedTables() {
+		if t.forgotten {
+			continue
+		}
 		if k, m := a.candidate(t); k != nil {
 			if err := a.adopt(w, t, k, m); err != nil {
 				return err
@@ -102,7 +105,7 @@ func (a *Applier) replace(w *work, next *model) error {
 		}
 	}
 	for _, t := range next.sortedTables() {
-		if t.kernel == nil {
+		if t.kernel == nil && !t.forgotten {
 			a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
 		}
 	}
@@ -278,7 +281,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return recovered || numbered, a.settle(w)
+	return recovered || numbered || a.model.remembers(), a.settle(w)
 }
 
 // numberOne tries to number an identity class that found no room. Its rows and its
@@ -297,6 +300,9 @@ func (a *Applier) numberOne() (bool, error) {
 }
 
 func (a *Applier) retryTable(w *work, t *serviceTable) error {
+	if t.forgotten {
+		return nil
+	}
 	if t.kernel == nil {
 		return a.place(w, t)
 	}

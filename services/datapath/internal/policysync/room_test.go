@@ -246,7 +246,9 @@ func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 			{enforce: true, rules: []testRule{rule(0, allow), rule(1, allow), rule(2, allow)}},
 			{enforce: true, rules: []testRule{rule(0, deny), rule(1, deny), rule(2, deny), rule(8, allow)}},
 		},
-		301: {{enforce: true, rules: []testRule{rule(2, allow)}}, {enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}}},
+		301: {
+			{enforce: true, rules: []testRule{rule(2, allow)}}, {enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}},
+		},
 	}}
 	k := scene()
 	a, s := start(t, k), newService(1)
@@ -439,11 +441,13 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 	same(t, "with room", qs, k.answers(qs), states[2].answers(k, qs))
 }
 
-// A service that never stops cannot have the process remember without end.
-func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
-	number := func(policytable.ClassKey) (policytable.IdentityClass, error) { return 1, nil }
-	content := func() policytable.Content {
-		c := policytable.Content{Hash: [32]byte{1}, Rules: make([]policytable.Rule, 16), Classes: make([]policytable.Ranges, 64)}
+// TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone: the stream goes on, and other
+// tables with it.
+func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
+	content := func(n uint64) policytable.Content {
+		c := policytable.Content{
+			Hash: [32]byte{1, byte(n), byte(n >> 8)}, Rules: make([]policytable.Rule, 16), Classes: make([]policytable.Ranges, 64),
+		}
 		for i := range c.Classes {
 			for j := range uint32(256) {
 				c.Classes[i] = append(c.Classes[i], policytable.PortRange{First: 2 * j, Last: 2 * j, Rest: 1})
@@ -451,22 +455,76 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 		}
 		return c
 	}
+	k := scene()
+	a := start(t, k)
+	var steps []policytable.Step
+	bind := func(subject uint32, table uint64) {
+		steps = append(steps, policytable.BindSubject{Subject: subject, Table: table},
+			policytable.BindSubject{Subject: subject, Direction: policytable.Ingress, Table: table})
+	}
+	const tables = 2 * maxAllRanges / (64 * 256)
+	for n := range uint64(tables) {
+		steps = append(steps, policytable.DefineTable{Table: n + 1, Content: content(n)})
+		bind(uint32(1000+n), n+1) //nolint:gosec // small
+	}
+	bind(300, 1)
+	bind(301, tables)
+	steps = append(steps, policytable.SnapshotComplete{}, policytable.Barrier{PolicyRevision: 1})
+	if _, err := a.load(policytable.Message{Incarnation: "a", Seq: 1, Steps: steps}); err != nil {
+		t.Fatal(err)
+	}
+	m := a.model
+	if m.taken[rememberedRanges] > maxAllRanges || m.taken[rememberedRanges] < maxAllRanges/2 {
+		t.Errorf("%d ranges are remembered", m.taken[rememberedRanges])
+	}
+	is := func(slot uint16, enforced bool) {
+		t.Helper()
+		if b := k.endpoints[slot]; (b.Egress >= policytable.First) != enforced || (b.Ingress >= policytable.First) != enforced {
+			t.Errorf("slot %d has %v", slot, b)
+		}
+	}
+	is(1, true)
+	is(2, false)
+	// A table that grows beyond what may be remembered isolates, too.
+	grow := policytable.GrowTable{Table: 1, Classes: content(0).Classes}
+	change := func(seq uint64, steps ...policytable.Step) {
+		t.Helper()
+		steps = append(steps, policytable.Barrier{PolicyRevision: seq})
+		if _, err := a.apply(t.Context(), policytable.Message{Incarnation: "a", Seq: seq, Steps: steps}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(2, grow, grow, policytable.SetPeer{Table: tables, Row: policytable.Row{IdentityClass: 77, Class: 3}})
+	is(1, false)
+	if st := a.Status(); len(st.Refusals) != 2 || !strings.Contains(st.Refusals[0], "more than 524288 ranges") {
+		t.Errorf("refusals %.300q", st.Refusals)
+	}
+	steps = nil
+	for n := range uint64(tables) - 1 {
+		steps = append(steps, policytable.RetireTable{Table: n + 1})
+	}
+	for n := range uint32(tables) - 1 {
+		steps = append(steps, policytable.RemoveSubject{Subject: 1000 + n})
+	}
+	change(3, append(steps, policytable.RemoveSubject{Subject: 300})...)
+	if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
+		t.Errorf("with room: %v", err)
+	}
+	for _, tt := range m.tables {
+		m.release(tt)
+	}
+	if m.taken != [remembered]int{} {
+		t.Errorf("nothing is left, and counted are %v", m.taken)
+	}
+}
+
+// TestNamesOfRulesAreRememberedWithinBounds: beyond the bound, rules have no names.
+func TestNamesOfRulesAreRememberedWithinBounds(t *testing.T) {
+	number := func(policytable.ClassKey) (policytable.IdentityClass, error) { return 1, nil }
 	m := newModel()
-	tables := uint64(0)
-	for ; ; tables++ {
-		err := m.take(policytable.DefineTable{Table: tables + 1, Content: content()}, 1, number)
-		if errors.Is(err, policytable.ErrInvalid) {
-			break
-		}
-		if err != nil || tables > maxTables {
-			t.Fatal(tables, err)
-		}
-	}
-	if m.ranges > maxAllRanges || tables == 0 {
-		t.Errorf("%d tables have %d ranges", tables, m.ranges)
-	}
-	if err := m.take(policytable.GrowTable{Table: 1, Classes: content().Classes}, 1, number); !errors.Is(err, policytable.ErrInvalid) {
-		t.Errorf("it grows beyond: %v", err)
+	c := policytable.Content{Hash: [32]byte{1}, Classes: []policytable.Ranges{nil}}
+	if err := m.take(policytable.DefineTable{Table: 1, Content: c}, 1, number); err != nil {
+		t.Fatal(err)
 	}
 	text := strings.Repeat("x", 1<<20)
 	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
@@ -482,13 +540,8 @@ func TestWhatAServiceSaysIsRememberedWithinBounds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for id := uint64(1); id <= tables; id++ {
-		if err := m.take(policytable.RetireTable{Table: id}, 1, number); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if m.names != 0 || m.ranges != 0 || m.trees != 0 || m.rules != 0 || m.rows != 0 || m.prefixes != 0 {
-		t.Errorf("nothing is left, and counted are %d bytes of names, %d ranges, %d classes, %d rules", m.names, m.ranges, m.trees, m.rules)
+	if m.names != 0 {
+		t.Errorf("nothing is left, and counted are %d bytes of names", m.names)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // place finds or makes the table of the service in the kernel.
 func (a *Applier) place(w *work, t *serviceTable) error {
 	rows, ok := a.admit(t)
-	if !ok && !w.leveled {
+	if (!ok || rows < len(t.content.Peers)) && !w.leveled {
 		w.leveled = true
 		if err := a.level(w); err != nil || t.kernel != nil {
 			return err
@@ -200,8 +200,8 @@ func (a *Applier) flipUsers(t *serviceTable) {
 
 // row writes a row of a table of the service, unless it is there.
 func (a *Applier) row(t *serviceTable, nc policytable.IdentityClass, class uint16) error {
-	have := len(t.kernel.content.Peers)
-	if _, ok := t.kernel.content.Peers[nc]; !ok && class != policytable.Absent && have >= t.charge.units[policytable.LimitPeerRows] {
+	have, paid := len(t.kernel.content.Peers), t.charge.units[policytable.LimitPeerRows]
+	if _, ok := t.kernel.content.Peers[nc]; !ok && class != policytable.Absent && have >= paid {
 		by := policytable.Size{policytable.LimitPeerRows: 1}
 		wanted := policytable.Size{policytable.LimitPeerRows: max(1+have/8, len(t.missing))}
 		if !a.rooms.grows(t, by, wanted) {

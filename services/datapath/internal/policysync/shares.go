@@ -87,6 +87,11 @@ func (r *rooms) reset(sizes policytable.Size) {
 	r.ledger = shares.NewLedger[ask](shares.Settings{Guarantees: r.guarantees}, limits...)
 }
 
+// admits asks the ledger for an object.
+func (r *rooms) admits(k ask, o shares.Object) bool {
+	return r.ledger.Put(k, o) // in place: the ledger is no map of the kernel
+}
+
 // object is what a tenant would pay for a table.
 func (c *charge) object(payer shares.Tenant, units policytable.Size, more bool) shares.Object {
 	o := shares.Object{Tenant: payer, Units: slices.Clone(units[:])}
@@ -111,7 +116,7 @@ func (r *rooms) fits(t *serviceTable, units policytable.Size) bool {
 	c.units = units
 	for _, payer := range c.payers() {
 		c.payer = payer
-		if r.ledger.Put(ask{table: t}, c.object(payer, units, false)) {
+		if r.admits(ask{table: t}, c.object(payer, units, false)) {
 			return true
 		}
 	}
@@ -123,7 +128,7 @@ func (r *rooms) fits(t *serviceTable, units policytable.Size) bool {
 func (r *rooms) grows(t *serviceTable, by, wanted policytable.Size) bool {
 	more, payer := ask{t, true}, t.charge.payers()[0]
 	for _, next := range []policytable.Size{wanted, by} {
-		if r.ledger.Put(more, t.charge.object(payer, next, true)) {
+		if r.admits(more, t.charge.object(payer, next, true)) {
 			r.ledger.Delete(more)
 			for l := range next {
 				next[l] += t.charge.units[l]
@@ -132,7 +137,7 @@ func (r *rooms) grows(t *serviceTable, by, wanted policytable.Size) bool {
 			return true
 		}
 	}
-	r.ledger.Put(more, t.charge.object(payer, wanted, true))
+	r.admits(more, t.charge.object(payer, wanted, true))
 	return false
 }
 
@@ -202,7 +207,7 @@ func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
 	}
 	with(least)
 	lacks := policytable.Size{policytable.LimitPeerRows: rows - least}
-	r.ledger.Put(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
+	r.admits(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
 	return least, true
 }
 

@@ -187,7 +187,8 @@ func TestTableThatExceedsAShareNamesTenantAndLimit(t *testing.T) {
 	c.reach(st)
 	c.settle(st)
 	refusals := strings.Join(c.a.Status().Refusals, "\n")
-	if !strings.Contains(refusals, "exceeds the share of namespace flood of tables on this node (the tenant has 8 of 8 and asks for 24)") {
+	const want = "exceeds the share of namespace flood of tables on this node (the tenant has 8 of 8 and asks for 24)"
+	if !strings.Contains(refusals, want) {
 		t.Errorf("refusals\n%s", refusals)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
@@ -43,7 +44,7 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 		called := 0
 		for _, service := range []grpc.ServiceDesc{
 			datapathv1.ConnectionService_ServiceDesc, datapathv1.DatapathService_ServiceDesc,
-			datapathv1.ObserverService_ServiceDesc, statusv1.ProcessService_ServiceDesc,
+			datapathv1.ObserverService_ServiceDesc, sharesv1.SharesService_ServiceDesc, statusv1.ProcessService_ServiceDesc,
 		} {
 			names := map[string]func(string) error{}
 			for _, m := range service.Methods {
@@ -98,6 +99,7 @@ func serveAll(t *testing.T) (socket string) {
 		datapathv1.RegisterConnectionServiceServer(r, &datapathv1.UnimplementedConnectionServiceServer{})
 		datapathv1.RegisterDatapathServiceServer(r, &datapathv1.UnimplementedDatapathServiceServer{})
 		datapathv1.RegisterObserverServiceServer(r, &datapathv1.UnimplementedObserverServiceServer{})
+		sharesv1.RegisterSharesServiceServer(r, sharesv1.UnimplementedSharesServiceServer{})
 		statusv1.RegisterProcessServiceServer(r, statusv1.UnimplementedProcessServiceServer{})
 	}})
 	if err != nil {

@@ -27,6 +27,7 @@ type metrics struct {
 	live, capacity, begun, ended, evicted, pickedUp, reevaluated, related, unremembered, stopped, collecting *prometheus.Desc
 
 	used, size, revision, refusals, unknown, audited *prometheus.Desc
+	limit, limitUsed, exceeds                        *prometheus.Desc
 
 	frontends, backends, serviceRevision, serviceEnded       *prometheus.Desc
 	refusedFrontends, restingServices, earlier, endedSockets *prometheus.Desc
@@ -80,8 +81,14 @@ func newMetrics(s *Server) *metrics {
 		size: desc("map_entries_max", "Entries of each map that fit.", "map"),
 
 		revision: desc("policy_revision", "Policy revision that the kernel enforces for all endpoints."),
-		refusals: desc("policy_refusals", "Subjects whose newest policy does not fit; they stay on the one before."),
-		unknown:  desc("policy_waiting_identities", "Identities that stay unknown because tables have no room for them."),
+		refusals: desc("policy_refusals", "Subjects that are isolated in a direction because their table does not fit, and "+
+			"tables that lack rows or prefixes."),
+		unknown: desc("policy_waiting_identities", "Identities that stay unknown because there is no identity class for them."),
+
+		limit:     desc("limit", "Units of a limit of the policy maps that tenants share.", "limit"),
+		limitUsed: desc("limit_used", "Units of the limit that are in use.", "limit"),
+		exceeds: desc("exceeds_share", "Units that tenants ask for beyond their share of the limit; their tables are not in the "+
+			"kernel, or not wholly.", "limit"),
 
 		frontends: desc("frontends", "Addresses of services that the kernel translates."),
 		backends:  desc("backends", "Backends that they lead to, with those that rest."),
@@ -107,7 +114,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		m.changed, m.waiting, m.clusterComplete, m.clusterNodes, m.clusterPrefixes, m.clusterWaiting, m.resting,
 		m.unpublished,
 		m.live, m.capacity, m.begun, m.ended, m.evicted, m.pickedUp, m.reevaluated, m.related, m.unremembered, m.stopped, m.collecting, m.used, m.size,
-		m.revision, m.refusals, m.unknown, m.audited,
+		m.revision, m.refusals, m.unknown, m.audited, m.limit, m.limitUsed, m.exceeds,
 		m.frontends, m.backends, m.serviceRevision, m.serviceEnded, m.refusedFrontends, m.restingServices, m.earlier,
 		m.endedSockets,
 	}, m.probes.all()...) {
@@ -179,6 +186,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(m.refusals, prometheus.GaugeValue, float64(len(st.Refusals)))
 		ch <- prometheus.MustNewConstMetric(m.unknown, prometheus.GaugeValue, float64(st.Waiting))
 		ch <- prometheus.MustNewConstMetric(m.audited, prometheus.GaugeValue, float64(m.server.auditedEndpoints()))
+		for _, u := range m.server.Policy.Shares() {
+			ch <- prometheus.MustNewConstMetric(m.limit, prometheus.GaugeValue, float64(u.Limit.Size), u.Limit.Name)
+			ch <- prometheus.MustNewConstMetric(m.limitUsed, prometheus.GaugeValue, float64(u.Used), u.Limit.Name)
+			ch <- prometheus.MustNewConstMetric(m.exceeds, prometheus.GaugeValue, float64(u.Asked-u.Used), u.Limit.Name)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
@@ -31,6 +32,7 @@ import (
 
 // Server implements the services of the datapath.
 type Server struct {
+	sharesv1.UnimplementedSharesServiceServer
 	datapathv1.UnimplementedConnectionServiceServer
 	datapathv1.UnimplementedDatapathServiceServer
 	datapathv1.UnimplementedObserverServiceServer
@@ -94,6 +96,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	datapathv1.RegisterConnectionServiceServer(r, s)
 	datapathv1.RegisterDatapathServiceServer(r, s)
 	datapathv1.RegisterObserverServiceServer(r, s)
+	sharesv1.RegisterSharesServiceServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
@@ -142,7 +145,18 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_DumpMap_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
 		datapathv1.ObserverService_Observe_FullMethodName: streams,
 		datapathv1.ObserverService_Explain_FullMethodName: look,
+		sharesv1.SharesService_ListShares_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 	}
+}
+
+// ListShares implements SharesService.
+func (s *Server) ListShares(
+	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	if s.Policy == nil {
+		return nil
+	}
+	return wire.SendShares(s.Policy.Shares(), req, stream)
 }
 
 // CreateEndpoint implements the API.

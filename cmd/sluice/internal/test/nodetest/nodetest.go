@@ -173,7 +173,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		}
 		n.Health[service] = health.NewServer()
 		statusv1.RegisterProcessServiceServer(s, process{node: n})
-		if slices.Contains([]string{"policy", "loadbalancer", "identity"}, service) {
+		if slices.Contains([]string{"policy", "loadbalancer", "identity", "datapath"}, service) {
 			sharesv1.RegisterSharesServiceServer(s, tenants{process: service})
 		}
 		grpc_health_v1.RegisterHealthServer(s, n.Health[service])

@@ -19,7 +19,9 @@ func (t tenants) ListShares(
 	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
 	limit := &sharesv1.Limit{
-		Name: map[string]string{"policy": "policies", "loadbalancer": "frontends", "identity": "numbers"}[t.process],
+		Name: map[string]string{
+			"policy": "policies", "loadbalancer": "frontends", "identity": "numbers", "datapath": "tables",
+		}[t.process],
 		Size: 100, Asked: 140, Used: 90,
 	}
 	for _, s := range []*sharesv1.TenantShare{

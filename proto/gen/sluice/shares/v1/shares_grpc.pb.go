@@ -32,7 +32,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // SharesService is served by every process that divides a limit among tenants:
-// sluice-policy, sluice-loadbalancer and sluice-identity.
+// sluice-policy, sluice-loadbalancer, sluice-identity and sluice-datapath.
 type SharesServiceClient interface {
 	// ListShares streams the limits of the process, in a fixed order, with what each
 	// tenant asks for and has. A limit with many tenants comes in several messages, one
@@ -75,7 +75,7 @@ type SharesService_ListSharesClient = grpc.ServerStreamingClient[ListSharesRespo
 // for forward compatibility.
 //
 // SharesService is served by every process that divides a limit among tenants:
-// sluice-policy, sluice-loadbalancer and sluice-identity.
+// sluice-policy, sluice-loadbalancer, sluice-identity and sluice-datapath.
 type SharesServiceServer interface {
 	// ListShares streams the limits of the process, in a fixed order, with what each
 	// tenant asks for and has. A limit with many tenants comes in several messages, one

@@ -234,6 +234,7 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 		p.Go("service numbers", n.collectServices)
 		p.Go("host ports", n.HostPorts.Run)
 		p.Go("sockets", n.followSockets)
+		p.Go("conntrack of the host", n.followConntrack)
 	}
 	if n.Fabric != nil {
 		p.Go("fabric", n.Fabric.Run)

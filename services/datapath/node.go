@@ -282,6 +282,11 @@ func (n *node) probe(nodes map[string]cluster.Node) {
 	}
 }
 
+// programs returns the programs of a set of devices that were loaded last.
+func (n *node) programs(d program.Devices) func() []*program.Program {
+	return func() []*program.Program { return n.Kernel.Programs.On(d) }
+}
+
 // addresses are those by which other nodes reach this one.
 func (n *node) addresses(cfg Config) ([]netip.Addr, error) {
 	if len(cfg.Underlay.Addresses) > 0 {
@@ -297,7 +302,7 @@ func (n *node) openFabric(cfg Config) (err error) {
 	}
 	n.underlay, err = underlay.Open(underlay.Options{
 		Home: n.home, Instance: n.instance, Devices: cfg.Underlay.Devices, SetGlobal: n.sysctls,
-		Tunnel: n.Kernel.Programs.On(program.Tunnel), Uplinks: n.Kernel.Programs.On(program.Uplinks),
+		Tunnel: n.programs(program.Tunnel), Uplinks: n.programs(program.Uplinks),
 		Services: cfg.LoadBalancing.on(), ProcSysNet: cfg.ProcSysNet,
 	})
 	if err != nil {
@@ -411,7 +416,7 @@ func (n *node) openDevices(cfg Config) (err error) {
 		})
 	}
 	n.dev, err = netdev.Open(netdev.Options{
-		Home: n.home, Instance: n.instance, Programs: n.Kernel.Programs.On(program.Endpoints),
+		Home: n.home, Instance: n.instance, Programs: n.programs(program.Endpoints),
 		Ranges: n.Ranges, ServiceDevices: cfg.ServiceDevices, SetGlobal: set,
 		ProcSysNet: cfg.ProcSysNet,
 	})
@@ -613,6 +618,32 @@ func (n *node) compare(ctx context.Context) error {
 	}
 	close(n.compared)
 	return nil
+}
+
+// reloadInterval is how often the datapath looks whether nf_conntrack has been loaded.
+const reloadInterval = 5 * time.Second
+
+// followConntrack loads and attaches the programs again when nf_conntrack appears: a rule of
+// the node's firewall may load it at any time.
+func (n *node) followConntrack(ctx context.Context) error {
+	select {
+	case <-n.compared:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	attach := false // what failed is tried again
+	return n.every(ctx, reloadInterval, "load programs that ask nf_conntrack", func() error {
+		changed, err := n.Kernel.Reload()
+		attach = attach || changed
+		if err != nil || !attach {
+			return err
+		}
+		if err := n.Auditor.Compare(ctx); err != nil {
+			return err
+		}
+		attach = false
+		return n.Kernel.DropOldPrograms()
+	})
 }
 
 // observe moves the programs' events into the ring.

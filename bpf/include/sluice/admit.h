@@ -533,7 +533,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
  */
 static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, struct sl_packet *p)
 {
-	enum sl_reason reason = find_service(p);
+	enum sl_reason reason = find_service(skb, p);
 
 	if (reason)
 		return reason;

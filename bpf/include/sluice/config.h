@@ -37,6 +37,9 @@ volatile const __u32 cfg_services = 0;
 /* 1: packets of pods travel between the nodes as they are */
 volatile const __u32 cfg_native = 0;
 
+/* 1: the kernel can be asked for connections that nf_conntrack tracks */
+volatile const __u32 cfg_conntrack = 0;
+
 /* SL_PREVIOUS_...: the maps of the version before that still hold connections */
 #define SL_PREVIOUS_4 0x1
 #define SL_PREVIOUS_6 0x2

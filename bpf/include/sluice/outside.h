@@ -205,7 +205,7 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 	reason = restore_destination(skb, p);
 	if (reason)
 		return reason;
-	reason = find_service(p);
+	reason = find_service(skb, p);
 	if (!p->translated && !reason)
 		return pass_by(skb, p);
 	if (reason)

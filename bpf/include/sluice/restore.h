@@ -30,21 +30,9 @@ static __noinline bool has_socket(struct __sk_buff *skb, const struct sl_packet 
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *sk;
-	__u32 size;
+	__u32 size = write_tuple(&tuple, p->family, remote->addr, remote->port, local->addr,
+				 local->port);
 
-	if (p->family == 4) {
-		tuple.ipv4.saddr = *(const __be32 *)remote->addr;
-		tuple.ipv4.daddr = *(const __be32 *)local->addr;
-		tuple.ipv4.sport = bpf_htons(remote->port);
-		tuple.ipv4.dport = bpf_htons(local->port);
-		size = sizeof(tuple.ipv4);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, remote->addr, sizeof(tuple.ipv6.saddr));
-		__builtin_memcpy(tuple.ipv6.daddr, local->addr, sizeof(tuple.ipv6.daddr));
-		tuple.ipv6.sport = bpf_htons(remote->port);
-		tuple.ipv6.dport = bpf_htons(local->port);
-		size = sizeof(tuple.ipv6);
-	}
 	if (p->proto == SL_UDP)
 		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 	else

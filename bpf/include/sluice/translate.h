@@ -13,6 +13,7 @@
  */
 
 #include <sluice/affinity.h>
+#include <sluice/answer.h>
 #include <sluice/clock.h>
 #include <sluice/conntrack.h>
 #include <sluice/service.h>
@@ -247,11 +248,28 @@ static __always_inline void propose(struct sl_packet *p, const struct sl_choice 
 	p->untold = 1;
 }
 
-/*
- * Chooses a backend for a packet that asks for a service, whatever was chosen
- * before. A packet that asks for none stays as it is.
- */
-__noinline enum sl_reason choose_backend(struct sl_packet *p)
+/* The address and port that the packet asks for. */
+static __always_inline void read_asked(const struct sl_packet *p, struct sl_choice *c)
+{
+	c->family = p->family;
+	c->proto = p->proto;
+	c->port = p->dport;
+	__builtin_memcpy(c->addr, p->dst, sizeof(c->addr));
+}
+
+/* Finds the front of the frontend that the packet asks for; 0: it asks for none. */
+__noinline __u32 find_front(struct sl_packet *p)
+{
+	struct sl_choice c = {};
+
+	if (!p)
+		return 0;
+	read_asked(p, &c);
+	return front_asked(p, &c);
+}
+
+/* Chooses a backend of a front, whatever was chosen before. */
+__noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 {
 	struct sl_choice c = { .limit = ~0ULL };
 	enum sl_reason reason;
@@ -259,16 +277,9 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p)
 
 	if (!p)
 		return SL_DROP_SERVICE_CORRUPT;
-	c.family = p->family;
-	c.proto = p->proto;
-	c.port = p->dport;
-	__builtin_memcpy(c.addr, p->dst, sizeof(c.addr));
+	read_asked(p, &c);
 	__builtin_memcpy(c.client, p->src, sizeof(c.client));
-	c.front = front_asked(p, &c);
-	if (!c.front)
-		return SL_CONTINUE;
-	if (SL_FROM_OUTSIDE && c.front == SL_FRONT_INSIDE)
-		return SL_DROP_SERVICE_INSIDE;
+	c.front = number;
 	front = front_at(c.front);
 	if (!front)
 		return SL_DROP_SERVICE_CORRUPT;
@@ -286,24 +297,43 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* Finds out whether the packet asks for a service, and where it goes then. */
-__noinline enum sl_reason find_service(struct sl_packet *p)
+/* A packet that asks for no service, or answers a connection of the node, stays as it is. */
+static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct sl_packet *p)
 {
+	__u32 front = find_front(p);
+
+	if (!front)
+		return SL_CONTINUE;
+	if (is_answer(skb, p)) {
+		p->asked_at = 0;
+		return SL_CONTINUE;
+	}
+	if (SL_FROM_OUTSIDE && front == SL_FRONT_INSIDE)
+		return SL_DROP_SERVICE_INSIDE;
+	return choose_backend(p, front);
+}
+
+/* Finds out whether the packet asks for a service, and where it goes then. */
+__noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u32 now = now_seconds();
 	struct sl_xl *xl;
-	__u32 now;
 
 	if (!p || (p->proto != SL_TCP && p->proto != SL_UDP && p->proto != SL_SCTP))
 		return SL_CONTINUE;
 	write_arriving_key(p);
 	xl = find_translation(p->family);
 	if (!xl || (begins(p) && !xl->back) || !leads_on(p, xl))
-		return choose_backend(p);
+		return ask_service(skb, p);
+	if (!xl->back && is_answer_by_now(skb, p, READ_ONCE(xl->last_s) == now)) {
+		delete_translation(p->family);
+		return SL_CONTINUE;
+	}
 	p->asked_at = xl->asked_at;
 	redirect_to(p, xl->addr, xl->port, xl->front,
 		    xl->back ? SL_TRANSLATED_BACK : SL_TRANSLATED_DESTINATION);
 	if (!xl->back && equal16(p->dst, p->src))
 		p->translated = SL_TRANSLATED_HAIRPIN;
-	now = now_seconds();
 	if (READ_ONCE(xl->last_s) != now)
 		*(volatile __u32 *)&xl->last_s = now;
 	return SL_CONTINUE;

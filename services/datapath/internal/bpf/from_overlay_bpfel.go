@@ -67,6 +67,7 @@ const (
 	FromOverlayMapSlXl6               = "sl_xl6"
 	FromOverlayProgSluiceFromOverlay  = "sluice_from_overlay"
 	FromOverlayVarCfgConnectionEvents = "cfg_connection_events"
+	FromOverlayVarCfgConntrack        = "cfg_conntrack"
 	FromOverlayVarCfgEventRate        = "cfg_event_rate"
 	FromOverlayVarCfgNative           = "cfg_native"
 	FromOverlayVarCfgPrevious         = "cfg_previous"
@@ -182,6 +183,7 @@ type FromOverlayMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromOverlayVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -322,6 +324,7 @@ func (m *FromOverlayMaps) Close() error {
 // It can be passed to LoadFromOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromOverlayVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

@@ -67,6 +67,7 @@ const (
 	FromUplinkMapSlXl6               = "sl_xl6"
 	FromUplinkProgSluiceFromUplink   = "sluice_from_uplink"
 	FromUplinkVarCfgConnectionEvents = "cfg_connection_events"
+	FromUplinkVarCfgConntrack        = "cfg_conntrack"
 	FromUplinkVarCfgEventRate        = "cfg_event_rate"
 	FromUplinkVarCfgNative           = "cfg_native"
 	FromUplinkVarCfgPrevious         = "cfg_previous"
@@ -182,6 +183,7 @@ type FromUplinkMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromUplinkVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -322,6 +324,7 @@ func (m *FromUplinkMaps) Close() error {
 // It can be passed to LoadFromUplinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromUplinkVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

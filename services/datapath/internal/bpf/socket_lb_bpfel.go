@@ -72,6 +72,7 @@ const (
 	SocketLBProgSluiceSendmsg4     = "sluice_sendmsg4"
 	SocketLBProgSluiceSendmsg6     = "sluice_sendmsg6"
 	SocketLBVarCfgConnectionEvents = "cfg_connection_events"
+	SocketLBVarCfgConntrack        = "cfg_conntrack"
 	SocketLBVarCfgEventRate        = "cfg_event_rate"
 	SocketLBVarCfgNative           = "cfg_native"
 	SocketLBVarCfgPrevious         = "cfg_previous"
@@ -193,6 +194,7 @@ type SocketLBMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SocketLBVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -330,6 +332,7 @@ func (m *SocketLBMaps) Close() error {
 // It can be passed to LoadSocketLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SocketLBVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

@@ -67,6 +67,7 @@ const (
 	ToOverlayMapSlXl6               = "sl_xl6"
 	ToOverlayProgSluiceToOverlay    = "sluice_to_overlay"
 	ToOverlayVarCfgConnectionEvents = "cfg_connection_events"
+	ToOverlayVarCfgConntrack        = "cfg_conntrack"
 	ToOverlayVarCfgEventRate        = "cfg_event_rate"
 	ToOverlayVarCfgNative           = "cfg_native"
 	ToOverlayVarCfgPrevious         = "cfg_previous"
@@ -182,6 +183,7 @@ type ToOverlayMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToOverlayVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -322,6 +324,7 @@ func (m *ToOverlayMaps) Close() error {
 // It can be passed to LoadToOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToOverlayVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

@@ -67,6 +67,7 @@ const (
 	ToUplinkMapSlXl6               = "sl_xl6"
 	ToUplinkProgSluiceToUplink     = "sluice_to_uplink"
 	ToUplinkVarCfgConnectionEvents = "cfg_connection_events"
+	ToUplinkVarCfgConntrack        = "cfg_conntrack"
 	ToUplinkVarCfgEventRate        = "cfg_event_rate"
 	ToUplinkVarCfgNative           = "cfg_native"
 	ToUplinkVarCfgPrevious         = "cfg_previous"
@@ -182,6 +183,7 @@ type ToUplinkMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToUplinkVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -322,6 +324,7 @@ func (m *ToUplinkMaps) Close() error {
 // It can be passed to LoadToUplinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToUplinkVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

@@ -29,6 +29,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -114,8 +115,9 @@ type Options struct {
 
 // build are the compiled maps and programs.
 type build struct {
-	maps     func() (*ebpf.CollectionSpec, error)
-	programs []program.Spec
+	maps      func() (*ebpf.CollectionSpec, error)
+	programs  []program.Spec
+	conntrack func() (bool, error) // whether programs can ask nf_conntrack
 }
 
 // Routing is how packets between pods of two nodes travel.
@@ -180,7 +182,52 @@ type Kernel struct {
 	// Tracked describes connections by all of them.
 	Tracked *tracked.Table
 
+	reloading sync.Mutex // guards conntrack
+	conntrack bool       // the programs ask nf_conntrack
+
 	closed atomic.Bool
+}
+
+// cfgConntrack is the constant that has programs ask nf_conntrack.
+const cfgConntrack = "cfg_conntrack"
+
+// boolean is the value of a constant that is 0 or 1.
+func boolean(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// hasConntrack says whether the programs of services are to ask nf_conntrack.
+func (o Options) hasConntrack() (bool, error) {
+	if !o.Services {
+		return false, nil
+	}
+	return o.build.conntrack()
+}
+
+// Reload loads the programs again if nf_conntrack has appeared since they were loaded: as a
+// module it may be loaded at any time. Programs that call it keep it loaded. Reload reports
+// whether there are new programs, which the caller attaches.
+func (k *Kernel) Reload() (bool, error) {
+	k.reloading.Lock()
+	defer k.reloading.Unlock()
+	if k.conntrack || k.opened.ValidateOnly {
+		return false, nil
+	}
+	found, err := k.opened.hasConntrack()
+	if err != nil || !found {
+		return false, err
+	}
+	constants := k.opened.constants()
+	constants[cfgConntrack] = boolean(true)
+	if err := k.Programs.Reload(constants); err != nil {
+		return false, err
+	}
+	k.conntrack = true
+	k.opened.Log.Info("programs loaded again: they can ask nf_conntrack now")
+	return true, nil
 }
 
 // NodeNumbers are the numbers of other nodes that the ipcache and connections have.
@@ -301,7 +348,12 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 			return nil, err
 		}
 	}
-	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.table(), Constants: o.constants(), Log: o.Log})
+	if k.conntrack, err = o.hasConntrack(); err != nil {
+		return nil, err
+	}
+	constants := o.constants()
+	constants[cfgConntrack] = boolean(k.conntrack)
+	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.table(), Constants: constants, Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -396,7 +448,10 @@ func (o *Options) setDefaults() error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.build.maps == nil {
-		o.build = build{bpf.LoadMaps, program.Table()}
+		o.build.maps, o.build.programs = bpf.LoadMaps, program.Table()
+	}
+	if o.build.conntrack == nil {
+		o.build.conntrack = program.HasConntrack
 	}
 	return errors.Join(errs...)
 }

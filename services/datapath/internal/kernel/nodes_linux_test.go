@@ -60,6 +60,17 @@ func newFabric(t *testing.T, routing Routing, underlay6 bool) *fabric {
 // newFabricOn is newFabric with uplinks of a kind.
 func newFabricOn(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind) *fabric {
 	t.Helper()
+	return makeFabric(t, routing, underlay6, kind, func(*Options) {})
+}
+
+// newFabricWith is an overlay on IPv4 whose nodes are opened with options that change sets.
+func newFabricWith(t *testing.T, change func(*Options)) *fabric {
+	t.Helper()
+	return makeFabric(t, RoutingOverlay, false, cable, change)
+}
+
+func makeFabric(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind, change func(*Options)) *fabric {
+	t.Helper()
 	here := &netlink.Handle{}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "slfabric", MTU: fabricMTU}}
 	must(t, "add the bridge", here.LinkAdd(bridge))
@@ -69,7 +80,7 @@ func newFabricOn(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind)
 		}
 	})
 	must(t, "set the bridge up", here.LinkSetUp(bridge))
-	f := &fabric{a: newFabricNode(t, bridge, 1, routing, kind), b: newFabricNode(t, bridge, 2, routing, kind)}
+	f := &fabric{a: newFabricNode(t, bridge, 1, routing, kind, change), b: newFabricNode(t, bridge, 2, routing, kind, change)}
 	f.outsider, f.outside = newNetns(t), netip.MustParseAddr("192.0.2.99")
 	h := plugIn(t, bridge, 99, f.outsider, f.outside, netip.MustParseAddr("2001:db8::99"), kind)
 	h.Close()
@@ -143,7 +154,9 @@ func (n *fabricNode) ranges() (v4, v6 netip.Prefix) {
 		netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/64", n.number))
 }
 
-func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routing, kind uplinkKind) *fabricNode {
+func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routing, kind uplinkKind,
+	change func(*Options),
+) *fabricNode {
 	t.Helper()
 	n := &fabricNode{
 		number: number, ns: newNetns(t),
@@ -155,6 +168,7 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 	v4, v6 := n.ranges()
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.PodCIDRs, o.Routing, o.Services = []netip.Prefix{v4, v6}, routing, true
+	change(&o)
 	n.k = openKernel(t, o)
 	n.h = plugIn(t, bridge, number, n.ns, n.addr4, n.addr6, kind)
 	t.Cleanup(n.h.Close)

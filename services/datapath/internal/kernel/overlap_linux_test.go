@@ -26,7 +26,7 @@ import (
 
 // swappedBuild has the layout of connections that is the previous one of this
 // build, and the reverse.
-var swappedBuild = build{swapped.LoadMaps, []program.Spec{
+var swappedBuild = build{maps: swapped.LoadMaps, programs: []program.Spec{
 	{Name: program.FromPod, Devices: program.Endpoints, Hook: program.Ingress, Load: swapped.LoadFromPod},
 	{Name: program.ToPod, Devices: program.Endpoints, Hook: program.Egress, Load: swapped.LoadToPod},
 }}

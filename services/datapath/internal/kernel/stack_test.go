@@ -57,8 +57,8 @@ func deepest(in string, bytes map[string]int, calls map[string][]string) (int, [
 	return most + (max(bytes[in], 1)+31)/32*32, append([]string{in}, chain...)
 }
 
-// stackLimit leaves three frames of the 512 bytes to the next change.
-const stackLimit = 416
+// stackLimit leaves a frame of the 512 bytes to the next change.
+const stackLimit = 480
 
 // Linux gives all frames of a program together 512 bytes, and rounded them up
 // to 32 bytes each before it gave programs a stack of their own: newer kernels

@@ -19,8 +19,8 @@ import (
 // lines name the instruction and the registers before it.
 const verifierLines = 60
 
-// verifierLimit is a tenth of that of the kernel, and some more.
-const verifierLimit = 120_000
+// verifierLimit is a fifth of that of the kernel.
+const verifierLimit = 200_000
 
 // The verifier of the running kernel walks every path of the programs. How many
 // instructions it takes is bounded far below its limit of a million, so that a

@@ -38,12 +38,12 @@ func (n *Netdev) CheckFilters(d endpoint.HostDevice) ([]endpoint.Difference, err
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", d.Name, err)
 	}
-	ds, err := n.hooks.Check(d, n.o.Programs)
+	ds, err := n.hooks.Check(d, n.programs())
 	return slices.DeleteFunc(ds, func(d endpoint.Difference) bool { return d.Subject != endpoint.SubjectFilter }), err
 }
 
 // AttachTo implements endpoint.Links.
-func (n *Netdev) AttachTo(d endpoint.HostDevice) error { return n.hooks.AttachTo(d, n.o.Programs) }
+func (n *Netdev) AttachTo(d endpoint.HostDevice) error { return n.hooks.AttachTo(d, n.programs()) }
 
 // CheckHost implements endpoint.Links.
 func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
@@ -106,7 +106,7 @@ func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.
 	if l.group != n.group {
 		ds.add("device group", d.HostName, strconv.Itoa(int(n.group)), strconv.Itoa(int(l.group)))
 	}
-	diffs, err := n.hooks.Check(hostEnd(d), n.o.Programs)
+	diffs, err := n.hooks.Check(hostEnd(d), n.programs())
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (n *Netdev) RepairHost(d endpoint.Device) error {
 		return fmt.Errorf("find %s: %w", d.HostName, err)
 	}
 	l := deviceOf(replies[0].Data)
-	diffs, err := n.hooks.Check(hostEnd(d), n.o.Programs)
+	diffs, err := n.hooks.Check(hostEnd(d), n.programs())
 	if err != nil {
 		return err
 	}

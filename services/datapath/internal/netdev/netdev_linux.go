@@ -68,8 +68,9 @@ type Options struct {
 	Home *netns.Namespace
 	// Instance is part of the device group.
 	Instance string
-	// Programs are attached to the host end of every endpoint's device.
-	Programs []*program.Program
+	// Programs returns those that are attached to the host end of every endpoint's device: the
+	// ones that were loaded last. Nil: there are none.
+	Programs func() []*program.Program
 	// Ranges are the node's pod ranges, which may change; none if nil.
 	Ranges *podrange.Set
 	// ServiceDevices are names of devices, or patterns as of path.Match, whose
@@ -395,9 +396,17 @@ func hostEnd(d endpoint.Device) endpoint.HostDevice {
 	return endpoint.HostDevice{Name: d.HostName, Index: d.HostIndex}
 }
 
+// programs are the programs of endpoints that were loaded last.
+func (n *Netdev) programs() []*program.Program {
+	if n.o.Programs == nil {
+		return nil
+	}
+	return n.o.Programs()
+}
+
 // Attach implements endpoint.Links.
 func (n *Netdev) Attach(d endpoint.Device) error {
-	return n.hooks.Attach(hostEnd(d), n.o.Programs)
+	return n.hooks.Attach(hostEnd(d), n.programs())
 }
 
 func gatewayFor(a netip.Addr) netip.Addr {

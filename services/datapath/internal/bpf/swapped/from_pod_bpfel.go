@@ -67,6 +67,7 @@ const (
 	FromPodMapSlXl6               = "sl_xl6"
 	FromPodProgSluiceFromPod      = "sluice_from_pod"
 	FromPodVarCfgConnectionEvents = "cfg_connection_events"
+	FromPodVarCfgConntrack        = "cfg_conntrack"
 	FromPodVarCfgEventRate        = "cfg_event_rate"
 	FromPodVarCfgNative           = "cfg_native"
 	FromPodVarCfgPrevious         = "cfg_previous"
@@ -182,6 +183,7 @@ type FromPodMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -322,6 +324,7 @@ func (m *FromPodMaps) Close() error {
 // It can be passed to LoadFromPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

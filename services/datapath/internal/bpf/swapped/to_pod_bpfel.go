@@ -67,6 +67,7 @@ const (
 	ToPodMapSlXl6               = "sl_xl6"
 	ToPodProgSluiceToPod        = "sluice_to_pod"
 	ToPodVarCfgConnectionEvents = "cfg_connection_events"
+	ToPodVarCfgConntrack        = "cfg_conntrack"
 	ToPodVarCfgEventRate        = "cfg_event_rate"
 	ToPodVarCfgNative           = "cfg_native"
 	ToPodVarCfgPrevious         = "cfg_previous"
@@ -182,6 +183,7 @@ type ToPodMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToPodVariableSpecs struct {
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.VariableSpec `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.VariableSpec `ebpf:"cfg_previous"`
@@ -322,6 +324,7 @@ func (m *ToPodMaps) Close() error {
 // It can be passed to LoadToPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToPodVariables struct {
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
+	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`
 	CfgNative           *ebpf.Variable `ebpf:"cfg_native"`
 	CfgPrevious         *ebpf.Variable `ebpf:"cfg_previous"`

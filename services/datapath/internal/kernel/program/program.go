@@ -40,10 +40,16 @@ type Options struct {
 }
 
 // Programs are the loaded programs of one instance.
+//
+// Its methods may be called concurrently.
 type Programs struct {
-	maps *pin.Maps
-	log  *slog.Logger
+	maps  *pin.Maps
+	log   *slog.Logger
+	table []Spec
+
+	mu   sync.Mutex // guards the following
 	all  []*Program // a row of the table each
+	left []*Program // that Reload has replaced, and others may still use
 }
 
 // Program is one loaded program.
@@ -68,34 +74,44 @@ type Program struct {
 // them: with the same code, the same maps and the same constants. All are
 // verified, at the same time because that is most of a start, before any pin is
 // written.
-func Open(pm *pin.Maps, o Options) (_ *Programs, err error) {
-	ps := &Programs{maps: pm, log: o.Log, all: make([]*Program, len(o.Table))}
+func Open(pm *pin.Maps, o Options) (*Programs, error) {
+	ps := &Programs{maps: pm, log: o.Log, table: o.Table}
+	if err := ps.Reload(o.Constants); err != nil {
+		return nil, err
+	}
+	return ps, nil
+}
+
+// Reload does what Open does, for other values of the constants. Get and On return the
+// programs that it has loaded; attaching them is up to the caller. If it fails, the programs
+// stay as they are.
+func (ps *Programs) Reload(constants map[string]any) (err error) {
+	all, errs := make([]*Program, len(ps.table)), make([]error, len(ps.table))
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, ps.Close())
+			err = errors.Join(err, closeAll(all))
 		}
 	}()
-	errs := make([]error, len(o.Table))
 	var loads sync.WaitGroup
-	for i, s := range o.Table {
-		loads.Go(func() { ps.all[i], errs[i] = ps.open(s, o.Constants) })
+	for i, s := range ps.table {
+		loads.Go(func() { all[i], errs[i] = ps.open(s, constants) })
 	}
 	loads.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		return err
 	}
-	if pm.ValidateOnly {
-		return ps, nil
-	}
-	for _, p := range ps.all {
-		if p.adopted {
+	for _, p := range all {
+		if p.adopted || ps.maps.ValidateOnly {
 			continue
 		}
-		if err := p.Prog.Pin(filepath.Join(pm.Dir, p.pin)); err != nil {
-			return nil, fmt.Errorf("pin program %s: %w", p.pin, err)
+		if err := p.Prog.Pin(filepath.Join(ps.maps.Dir, p.pin)); err != nil {
+			return fmt.Errorf("pin program %s: %w", p.pin, err)
 		}
 	}
-	return ps, nil
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.all, ps.left = all, append(ps.left, ps.all...)
+	return nil
 }
 
 // open adopts or loads one program.
@@ -146,12 +162,12 @@ func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
 
 // On are the programs of a set of devices.
 func (ps *Programs) On(d Devices) []*Program {
-	return slices.DeleteFunc(slices.Clone(ps.all), func(p *Program) bool { return p.Devices != d })
+	return slices.DeleteFunc(ps.current(), func(p *Program) bool { return p.Devices != d })
 }
 
 // Get is the program of a name, nil if the table has no such row.
 func (ps *Programs) Get(name string) *Program {
-	for _, p := range ps.all {
+	for _, p := range ps.current() {
 		if p.Name == name {
 			return p
 		}
@@ -159,10 +175,23 @@ func (ps *Programs) Get(name string) *Program {
 	return nil
 }
 
+// current is a copy of the programs that were loaded last.
+func (ps *Programs) current() []*Program {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return slices.Clone(ps.all)
+}
+
 // Close releases the handles. What is attached or pinned stays.
 func (ps *Programs) Close() error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return errors.Join(closeAll(ps.all), closeAll(ps.left))
+}
+
+func closeAll(programs []*Program) error {
 	var errs []error
-	for _, p := range ps.all {
+	for _, p := range programs {
 		if p != nil {
 			errs = append(errs, p.Prog.Close())
 		}
@@ -247,19 +276,20 @@ func (ps *Programs) DropOld() error {
 		return fmt.Errorf("list pins: %w", err)
 	}
 	var errs []error
+	all := ps.current()
 	for _, entry := range entries {
 		name := entry.Name()
-		if !slices.ContainsFunc(ps.all, func(p *Program) bool { return strings.HasPrefix(name, p.Name+"_") }) {
+		if !slices.ContainsFunc(all, func(p *Program) bool { return strings.HasPrefix(name, p.Name+"_") }) {
 			continue
 		}
-		if err := ps.dropIfOld(filepath.Join(ps.maps.Dir, name)); err != nil {
+		if err := dropIfOld(all, filepath.Join(ps.maps.Dir, name)); err != nil {
 			errs = append(errs, fmt.Errorf("pin %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (ps *Programs) dropIfOld(path string) error {
+func dropIfOld(all []*Program, path string) error {
 	prog, err := ebpf.LoadPinnedProgram(path, nil)
 	if err != nil {
 		return err
@@ -270,7 +300,7 @@ func (ps *Programs) dropIfOld(path string) error {
 		return err
 	}
 	id, _ := info.ID()
-	if slices.ContainsFunc(ps.all, func(p *Program) bool { return p.ID == id }) {
+	if slices.ContainsFunc(all, func(p *Program) bool { return p.ID == id }) {
 		return nil
 	}
 	return os.Remove(path)

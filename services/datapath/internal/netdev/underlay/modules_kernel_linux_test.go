@@ -45,7 +45,7 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 			up := []string{"link set upper0 up", "addr add 192.0.2.1/24 dev upper0"}
 			n.ip(t, append(c.make, up...)...)
 			// the setting names members, too
-			n.Underlay = n.open(t, Options{Uplinks: programs(t), Devices: c.patterns})
+			n.Underlay = n.open(t, Options{Uplinks: listed(programs(t)), Devices: c.patterns})
 			both := []string{"sluice_from_uplink", "sluice_to_uplink"}
 			ensure := func(when string) {
 				t.Helper()
@@ -82,7 +82,7 @@ func TestKernelVLANWhoseFramesKeepTheirTagIsNamed(t *testing.T) {
 	n := newNode(t)
 	n.ip(t, "addr flush dev uplink0", "link add link uplink0 name upper0 type vlan id 5 reorder_hdr off",
 		"link set upper0 up", "addr add 192.0.2.1/24 dev upper0")
-	n.Underlay = n.open(t, Options{Uplinks: programs(t)})
+	n.Underlay = n.open(t, Options{Uplinks: listed(programs(t))})
 	_, devices := n.uplinks(t, "192.0.2.1")
 	if err := n.EnsureUplinks(devices, true); err == nil || !strings.Contains(err.Error(), "reorder_hdr") {
 		t.Errorf("%v, want the flag by name", err)

@@ -134,12 +134,13 @@ func (u *Underlay) makeTunnel(t fabric.Tunnel) (device, error) {
 
 // attachTunnel replaces programs that are not current, and only those.
 func (u *Underlay) attachTunnel(d endpoint.HostDevice) error {
-	if len(u.o.Tunnel) == 0 {
+	programs := loaded(u.o.Tunnel)
+	if len(programs) == 0 {
 		return nil
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.attach(d, u.o.Tunnel)
+	return u.attach(d, programs)
 }
 
 // repairTunnel changes in place what differs.
@@ -208,8 +209,8 @@ func (u *Underlay) CheckTunnel(t fabric.Tunnel) (endpoint.HostDevice, []endpoint
 		ds.add("device addrgenmode", u.name, "none", strconv.Itoa(int(l.genMode)))
 	}
 	checkSettings(&ds, l, tunnelSettings)
-	if len(u.o.Tunnel) > 0 {
-		diffs, err := u.hooks.CheckFirst(d, u.o.Tunnel)
+	if programs := loaded(u.o.Tunnel); len(programs) > 0 {
+		diffs, err := u.hooks.CheckFirst(d, programs)
 		if err != nil {
 			return endpoint.HostDevice{}, nil, err
 		}

@@ -31,8 +31,9 @@ type Options struct {
 	// Home is the node's network namespace. The caller keeps it open.
 	Home     *netns.Namespace
 	Instance string
-	// Tunnel and Uplinks are the programs of the tunnel device and of uplinks.
-	Tunnel, Uplinks []*program.Program
+	// Tunnel and Uplinks return the programs of the tunnel device and of uplinks: the ones
+	// that were loaded last. Nil: there are none.
+	Tunnel, Uplinks func() []*program.Program
 	// Devices are names of uplinks or patterns as of path.Match; none: they are
 	// those that have the node's addresses, of default routes and of other nodes.
 	Devices []string

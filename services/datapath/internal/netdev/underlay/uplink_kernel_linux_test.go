@@ -53,6 +53,11 @@ func programs(t *testing.T) (list []*program.Program) {
 	return list
 }
 
+// listed returns programs as Options take them.
+func listed(programs []*program.Program) func() []*program.Program {
+	return func() []*program.Program { return programs }
+}
+
 // attached are the names of our programs of a device, filters and those of tcx.
 func (n node) attached(t *testing.T, device string) (names []string) {
 	t.Helper()
@@ -210,7 +215,7 @@ func TestKernelUplinkGetsAndLosesOurProgramsOnly(t *testing.T) {
 
 func ourProgramsOnly(t *testing.T, filters bool) {
 	n := newNode(t)
-	o := Options{Uplinks: programs(t), Filters: filters}
+	o := Options{Uplinks: listed(programs(t)), Filters: filters}
 	n.Underlay = n.open(t, o)
 	n.run(t, nil, "tc", "qdisc", "add", "dev", "uplink0", "clsact")
 	n.run(t, nil, "tc", "filter", "add", "dev", "uplink0", "ingress", "pref", "7",
@@ -264,7 +269,7 @@ func TestKernelUplinkChangesTheFormOfItsPrograms(t *testing.T) {
 	_, devices := n.uplinks(t, "192.0.2.1")
 	want := []string{"sluice_from_uplink", "sluice_to_uplink"}
 	for _, filters := range []bool{true, false, false, true, true} {
-		n.Underlay = n.open(t, Options{Uplinks: programs(t), Filters: filters})
+		n.Underlay = n.open(t, Options{Uplinks: listed(programs(t)), Filters: filters})
 		if err := n.EnsureUplinks(devices, true); err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +286,7 @@ func TestKernelUplinkChangesTheFormOfItsPrograms(t *testing.T) {
 func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 	n := newNode(t)
 	ours := programs(t)
-	n.Underlay = n.open(t, Options{Uplinks: ours})
+	n.Underlay = n.open(t, Options{Uplinks: listed(ours)})
 	_, devices := n.uplinks(t, "192.0.2.1")
 	if err := n.EnsureUplinks(devices, true); err != nil {
 		t.Fatal(err)
@@ -333,7 +338,7 @@ func TestKernelWhatKeepsProgramsFromAnUplinkIsNamed(t *testing.T) {
 		},
 	} {
 		n := newNode(t)
-		n.Underlay = n.open(t, Options{Uplinks: programs(t), Filters: true})
+		n.Underlay = n.open(t, Options{Uplinks: listed(programs(t)), Filters: true})
 		for line := range strings.Lines(c.commands) {
 			n.run(t, nil, "tc", strings.Fields(line)...)
 		}

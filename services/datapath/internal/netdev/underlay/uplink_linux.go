@@ -120,6 +120,14 @@ func (u *Underlay) defaults(indices map[uint32]bool) error {
 	return nil
 }
 
+// loaded are the programs that were loaded last.
+func loaded(programs func() []*program.Program) []*program.Program {
+	if programs == nil {
+		return nil
+	}
+	return programs()
+}
+
 // uplinkSpecs are the programs that uplinks may have of this or an earlier process.
 func uplinkSpecs() []program.Spec {
 	return slices.DeleteFunc(program.Table(), func(s program.Spec) bool { return s.Devices != program.Uplinks })
@@ -131,10 +139,10 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 	defer u.mu.Unlock()
 	errs := []error{u.sweep()}
 	want := map[uint32]endpoint.HostDevice{}
-	if programs && len(u.o.Uplinks) > 0 {
+	if uplinks := loaded(u.o.Uplinks); programs && len(uplinks) > 0 {
 		for _, d := range devices {
 			want[d.Index] = d
-			errs = append(errs, u.attachUplink(d))
+			errs = append(errs, u.attach(d, uplinks), u.readable(d))
 			u.attached[d.Index] = d
 		}
 	}
@@ -153,10 +161,6 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 		errs = append(errs, u.o.Home.Do(func() error { return u.unfilter(devices) }))
 	}
 	return errors.Join(errs...)
-}
-
-func (u *Underlay) attachUplink(d endpoint.HostDevice) error {
-	return errors.Join(u.attach(d, u.o.Uplinks), u.readable(d))
 }
 
 // readable names a device whose frames the programs take for no IP. They leave them
@@ -230,11 +234,12 @@ func (u *Underlay) sweep() error {
 // CheckUplinks implements fabric.Links.
 func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([]endpoint.Difference, error) {
 	var ds differences
+	uplinks := loaded(u.o.Uplinks)
 	for _, d := range devices {
-		if !programs || len(u.o.Uplinks) == 0 {
+		if !programs || len(uplinks) == 0 {
 			break
 		}
-		diffs, err := u.hooks.CheckFirst(d, u.o.Uplinks)
+		diffs, err := u.hooks.CheckFirst(d, uplinks)
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_ANSWER_H
+#define SLUICE_ANSWER_H
+
+/*
+ * Packets to a frontend that answer a connection of the node, and ask for no service: the
+ * local port of a socket of the host, or the port that the host's masquerading has chosen,
+ * is also the port of a frontend at the same address. Two tables of the kernel know such
+ * connections: the connected sockets, and nf_conntrack.
+ *
+ * A listening or unconnected socket excludes nothing, nor does the original direction of
+ * an entry of nf_conntrack: no process of the node can take a frontend from its service.
+ * A SYN is never an answer.
+ */
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+#include <sluice/config.h>
+#include <sluice/conntrack.h>
+#include <sluice/packet.h>
+
+/* linux/tcp_states.h and net/tcp_states.h: also the states of UDP sockets. */
+#define SL_SK_ESTABLISHED 1 /* UDP: connected */
+#define SL_SK_CLOSE 7
+#define SL_SK_LISTEN 10
+#define SL_SK_NEW_SYN_RECV 12 /* a handshake that the other end began */
+
+#define SL_CT_DIR_REPLY 1 /* IP_CT_DIR_REPLY */
+
+/* Only pointers to it are used; its type alone is compared with the kernel's. */
+struct nf_conn {
+	unsigned long status;
+} __attribute__((preserve_access_index));
+
+/* As far as every kernel has them. */
+struct bpf_ct_opts {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+_Static_assert(sizeof(struct bpf_ct_opts) == 12, "the length that every kernel takes");
+
+/* Of nf_conntrack, which may be a module that is not loaded: see cfg_conntrack. */
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 tuple__sz, struct bpf_ct_opts *opts,
+					 __u32 opts__sz) __ksym __weak;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+
+/* Writes what a socket, or nf_conntrack, knows packets from remote to local by; returns the
+ * length.
+ */
+static __always_inline __u32 write_tuple(struct bpf_sock_tuple *tuple, __u8 family,
+					 const __u8 *remote, __u16 remote_port,
+					 const __u8 *local, __u16 local_port)
+{
+	if (family == 4) {
+		tuple->ipv4.saddr = *(const __be32 *)remote;
+		tuple->ipv4.daddr = *(const __be32 *)local;
+		tuple->ipv4.sport = bpf_htons(remote_port);
+		tuple->ipv4.dport = bpf_htons(local_port);
+		return sizeof(tuple->ipv4);
+	}
+	__builtin_memcpy(tuple->ipv6.saddr, remote, sizeof(tuple->ipv6.saddr));
+	__builtin_memcpy(tuple->ipv6.daddr, local, sizeof(tuple->ipv6.daddr));
+	tuple->ipv6.sport = bpf_htons(remote_port);
+	tuple->ipv6.dport = bpf_htons(local_port);
+	return sizeof(tuple->ipv6);
+}
+
+/* Whether a socket of the host is connected to the packet's sender, from where it goes. */
+static __noinline bool is_of_connected_socket(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	struct bpf_sock_tuple tuple = {};
+	bool connected;
+	struct bpf_sock *sk;
+	__u32 size = write_tuple(&tuple, p->family, p->src, p->sport, p->dst, p->dport);
+
+	if (p->proto == SL_UDP) {
+		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		if (!sk)
+			return false;
+		connected = sk->state == SL_SK_ESTABLISHED;
+	} else {
+		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		if (!sk)
+			return false;
+		connected = sk->state != SL_SK_LISTEN && sk->state != SL_SK_CLOSE &&
+			    sk->state != SL_SK_NEW_SYN_RECV;
+	}
+	bpf_sk_release(sk);
+	return connected;
+}
+
+/* Whether nf_conntrack has the packet in the reply direction of a connection. */
+static __noinline bool is_tracked_reply(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	struct bpf_ct_opts opts = { .netns_id = BPF_F_CURRENT_NETNS, .l4proto = p->proto };
+	struct bpf_sock_tuple tuple = {};
+	struct nf_conn *ct;
+	__u32 size;
+
+	if (!cfg_conntrack)
+		return false;
+	size = write_tuple(&tuple, p->family, p->src, p->sport, p->dst, p->dport);
+	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
+	if (!ct)
+		return false;
+	bpf_ct_release(ct);
+	return opts.dir == SL_CT_DIR_REPLY;
+}
+
+/*
+ * Whether the packet can be an answer to the node. What a pod asks of a service is one only
+ * at an address of the node; later fragments have no ports.
+ */
+static __always_inline bool may_be_answer(const struct sl_packet *p)
+{
+	if (p->fragment || begins(p) || (p->proto != SL_TCP && p->proto != SL_UDP))
+		return false;
+	return SL_FROM_OUTSIDE || slot_of_address(p->dst, p->family) == SL_SLOT_HOST;
+}
+
+/* Whether a packet that asks for a frontend, and of which no translation is known, answers
+ * a connection of the node instead.
+ */
+static __always_inline bool is_answer(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	if (!may_be_answer(p))
+		return false;
+	return is_of_connected_socket(skb, p) || is_tracked_reply(skb, p);
+}
+
+/*
+ * The same where a translation is known, which packets of an earlier sender may have left
+ * at these ports: no client sends a SYN with an ACK, and a UDP socket of the host takes
+ * the packets of the peer that it is connected to. It is looked for once a second.
+ */
+static __always_inline bool is_answer_by_now(struct __sk_buff *skb, const struct sl_packet *p,
+					     bool fresh)
+{
+	const __u8 both = SL_TCP_SYN | SL_TCP_ACK;
+
+	if (p->proto == SL_TCP)
+		return (p->tcp_flags & both) == both && is_answer(skb, p);
+	return !fresh && p->proto == SL_UDP && may_be_answer(p) && is_of_connected_socket(skb, p);
+}
+
+#endif

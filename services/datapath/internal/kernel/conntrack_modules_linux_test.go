@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+//go:build modules
+
+package kernel
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+)
+
+// TestKernelConntrackIsAModule: the programs load where nf_conntrack is not loaded, and again
+// when it is. scripts/test-kernels has the modules of its kernels in /modules.
+func TestKernelConntrackIsAModule(t *testing.T) {
+	removed := removeUsersOf(t, "nf_conntrack")
+	t.Cleanup(func() { insert(t, removed) })
+	wantConntrack(t, "without the module", false)
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.Services, o.Routing = true, RoutingOverlay
+	k := openKernel(t, o)
+	absent := k.Programs.Get(program.FromUplink).ID
+	if changed, err := k.Reload(); err != nil || changed {
+		t.Fatalf("Reload without the module: changed %t, %v", changed, err)
+	}
+	insert(t, removed)
+	removed = nil
+	wantConntrack(t, "with the module", true)
+	if changed, err := k.Reload(); err != nil || !changed {
+		t.Fatalf("Reload with the module: changed %t, %v", changed, err)
+	}
+	if k.Programs.Get(program.FromUplink).ID == absent {
+		t.Error("the program is the one without nf_conntrack")
+	}
+	second := openKernel(t, o)
+	if changed, err := second.Reload(); err != nil || changed {
+		t.Errorf("Reload of one that was opened with the module: changed %t, %v", changed, err)
+	}
+}
+
+func wantConntrack(t *testing.T, when string, want bool) {
+	t.Helper()
+	if got, err := program.HasConntrack(); err != nil || got != want {
+		t.Fatalf("%s: HasConntrack: %t, %v", when, got, err)
+	}
+}
+
+// removeUsersOf removes a module and all that use it, and returns them in the order in which
+// they can be inserted again.
+func removeUsersOf(t *testing.T, name string) (removed []string) {
+	t.Helper()
+	for _, user := range usersOf(t, name) {
+		removed = append(removed, removeUsersOf(t, user)...)
+	}
+	switch err := unix.DeleteModule(name, unix.O_NONBLOCK); {
+	case errors.Is(err, unix.ENOENT):
+		return removed // another of its users has been the last one
+	case err != nil:
+		t.Fatalf("remove module %s: %v", name, err)
+	}
+	return append([]string{name}, removed...)
+}
+
+// usersOf reads which modules use a module.
+func usersOf(t *testing.T, name string) []string {
+	t.Helper()
+	f, err := os.Open("/proc/modules")
+	must(t, "open", err)
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if fields[0] == name {
+			return slices.DeleteFunc(strings.Split(fields[3], ","), func(s string) bool { return s == "" || s == "-" })
+		}
+	}
+	return nil
+}
+
+func insert(t *testing.T, names []string) {
+	t.Helper()
+	for _, name := range names {
+		f, err := os.Open(filepath.Join("/modules", name+".ko"))
+		must(t, "open", err)
+		err = unix.FinitModule(int(f.Fd()), "", 0)
+		f.Close()
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			t.Errorf("insert module %s: %v", name, err)
+		}
+	}
+}

@@ -168,6 +168,15 @@ static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_ch
 }
 
 /*
+ * Whether a pod of this node is led to itself. A sender outside that is the backend itself
+ * sees another address, as if it were any other backend.
+ */
+static __always_inline bool is_hairpin(const struct sl_packet *p)
+{
+	return SL_PROGRAM == SL_PROGRAM_FROM_POD && equal16(p->dst, p->src);
+}
+
+/*
  * Whether the sender's port is in use to the backend as something else: a direct
  * connection, or one by another service. Their answers could not be told apart.
  */
@@ -175,6 +184,9 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 {
 	struct sl_ct *ct;
 
+	/* the sender's own socket: both directions would be one */
+	if (SL_FROM_OUTSIDE && c->port == p->sport && equal16(c->addr, p->src))
+		return true;
 	if (p->proto != SL_UDP && !begins(p))
 		return false;
 	__builtin_memcpy(p->dst, c->addr, sizeof(p->dst));
@@ -291,7 +303,7 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 	p->dport = c.port;
 	if (reason)
 		return reason;
-	if (equal16(p->dst, p->src))
+	if (is_hairpin(p))
 		p->translated = SL_TRANSLATED_HAIRPIN;
 	propose(p, &c);
 	return SL_CONTINUE;
@@ -332,7 +344,7 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 	p->asked_at = xl->asked_at;
 	redirect_to(p, xl->addr, xl->port, xl->front,
 		    xl->back ? SL_TRANSLATED_BACK : SL_TRANSLATED_DESTINATION);
-	if (!xl->back && equal16(p->dst, p->src))
+	if (!xl->back && is_hairpin(p))
 		p->translated = SL_TRANSLATED_HAIRPIN;
 	if (READ_ONCE(xl->last_s) != now)
 		*(volatile __u32 *)&xl->last_s = now;

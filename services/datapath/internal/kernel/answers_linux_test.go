@@ -341,3 +341,33 @@ func inNetnsErr(t *testing.T, ns netns.NsHandle, fn func() error) (err error) {
 	inNetns(t, ns, func() { err = fn() })
 	return err
 }
+
+// TestKernelSenderIsTheBackend: a sender outside reaches itself by the port of a node, as it
+// would reach any other backend, and never a process of that node.
+func TestKernelSenderIsTheBackend(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
+			for j, sender := range []struct {
+				what string
+				in   netns.NsHandle
+				at   netip.Addr
+			}{
+				{"the host of another node", f.b.ns, []netip.Addr{f.b.addr4, f.b.addr6}[i]},
+				{"the outsider", f.outsider, f.outsideAddrs()[i]},
+				{"a pod of another node", f.b.pod.ns, f.b.pod.Addrs()[i]},
+			} {
+				port := 30111 + uint16(3*i+j)
+				at, asked := netip.AddrPortFrom(sender.at, 7001), netip.AddrPortFrom(own, port)
+				tell(t, sender.in, at)
+				tell(t, f.a.ns, asked) // a process that no service names
+				n.lead(asked, feNode, at)
+				for _, network := range []string{"tcp", "udp"} {
+					c, err := dialIn(t, sender.in, network, asked)
+					must(t, network+" from "+sender.what, err)
+					wantAnswers(t, network+" from "+sender.what, c, at)
+				}
+			}
+		}
+	})
+}

@@ -9,6 +9,7 @@
 
 #include <sluice/admit.h>
 #include <sluice/arp.h>
+#include <sluice/cut.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
 #include <sluice/hairpin.h>
@@ -109,20 +110,32 @@ __noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet
 	return answer_sender(skb, p, SL_ANSWER_TOO_BIG) ? SL_DROP_REWRITE : SL_REPLY_SERVICE;
 }
 
+/* A packet to a service that is too big for the way to its backend. */
+static __always_inline enum sl_reason fit(struct __sk_buff *skb, struct sl_packet *p)
+{
+	if (p->translated != SL_TRANSLATED_DESTINATION || !may_be_cut(skb, p))
+		return answer_too_big(skb, p);
+	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_STACK_MTU;
+}
+
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   const struct sl_endpoint *src, __u32 *ifindex)
 {
-	enum sl_reason reason = admit_piece(skb, p);
+	enum sl_reason reason = SL_CONTINUE;
 
+	*ifindex = src->ifindex;
+	if (cfg_services && is_error(p) && is_hairpin_address(p->dst, p->family))
+		reason = return_error(skb, p);
+	if (!reason)
+		reason = admit_piece(skb, p);
 	if (reason)
 		return reason;
-	if (cfg_services && p->translated > SL_TRANSLATED_DESTINATION) {
-		*ifindex = src->ifindex;
-		return return_to_pod(skb, p);
-	}
-	reason = forward(skb, p, ifindex);
+	if (cfg_services && p->translated > SL_TRANSLATED_DESTINATION)
+		reason = return_to_pod(skb, p);
+	else
+		reason = forward(skb, p, ifindex);
 	if (cfg_services && p->translated && reason == SL_STACK_MTU)
-		return answer_too_big(skb, p);
+		return fit(skb, p);
 	return reason;
 }
 

@@ -110,6 +110,9 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 
 	if (!cfg_native && is_outer(skb))
 		return TC_ACT_UNSPEC;
+	/* sent to another machine, or to all: a router forwards neither, and answers neither */
+	if (skb->pkt_type != SL_PACKET_HOST)
+		return TC_ACT_UNSPEC;
 	p = new_packet(SL_INGRESS);
 	if (!p)
 		return TC_ACT_SHOT;

@@ -32,7 +32,7 @@ static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_pack
 {
 	enum sl_reason reason = admit_piece(skb, p);
 
-	if (!reason && needs_rewrite(p) && rewrite(skb, p))
+	if (!reason && needs_rewrite(p) && rewrite_for_pod(skb, p))
 		return SL_DROP_REWRITE;
 	return reason;
 }

@@ -10,6 +10,7 @@
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 
+#include <sluice/error.h>
 #include <sluice/mark.h>
 #include <sluice/node.h>
 #include <sluice/packet.h>
@@ -124,7 +125,7 @@ static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct s
 	reason = needs_stack(skb, p, dst);
 	if (reason)
 		return reason;
-	if (needs_rewrite(p) && rewrite(skb, p))
+	if (needs_rewrite(p) && rewrite_for_pod(skb, p))
 		return SL_DROP_REWRITE;
 	*ifindex = dst->ifindex;
 	return deliver_local(skb, p, dst);

@@ -13,6 +13,7 @@
 
 #include <sluice/arp.h>
 #include <sluice/deliver.h>
+#include <sluice/quote.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
@@ -66,12 +67,18 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 {
 	struct sl_end from = { .source = 1 }, to = {};
 	struct sl_endpoint *src;
+	enum sl_reason reason;
 
 	if (!p)
 		return SL_DROP_NO_ENDPOINT;
 	src = endpoint_at(p->src_slot);
 	if (!src)
 		return SL_DROP_NO_ENDPOINT;
+	p->dst_slot = p->src_slot;
+	p->dst_identity = p->src_identity;
+	reason = needs_stack(skb, p, src);
+	if (reason)
+		return reason;
 	if (p->translated == SL_TRANSLATED_HAIRPIN) {
 		if (!store_way_back(p))
 			return SL_DROP_SERVICE_IN_USE;
@@ -84,9 +91,54 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 		to.port = p->asked_port;
 	}
 	__builtin_memcpy(to.addr, p->src, sizeof(to.addr));
-	p->dst_slot = p->src_slot;
-	p->dst_identity = p->src_identity;
 	if (rewrite_end(skb, p, &from) || rewrite_end(skb, p, &to))
+		return SL_DROP_REWRITE;
+	return deliver_local(skb, p, src);
+}
+
+static __always_inline bool is_hairpin_address(const __u8 *addr, __u8 family)
+{
+	const __be32 *word = (const __be32 *)addr;
+
+	if (family == 4)
+		return word[0] == SL_HAIRPIN4;
+	return word[0] == SL_HAIRPIN6_0 && word[1] == SL_HAIRPIN6_1 && !word[2] &&
+	       word[3] == SL_HAIRPIN6_3;
+}
+
+/*
+ * Gives an error about such a packet back to the pod, from the service and about the packet
+ * that the pod has sent. SL_CONTINUE: it is about none.
+ */
+__noinline enum sl_reason return_error(struct __sk_buff *skb, struct sl_packet *p)
+{
+	struct sl_end sender = { .source = 1 }, service = {};
+	struct sl_endpoint *src;
+	struct sl_quote q = {};
+	enum sl_reason reason;
+	struct sl_xl *xl;
+
+	if (!p || !read_quote(skb, p, &q) || !equal16(q.dst, p->src))
+		return SL_CONTINUE;
+	src = endpoint_at(p->src_slot);
+	if (!src)
+		return SL_DROP_NO_ENDPOINT;
+	write_quoted_key(p, &q, SL_XL_SERVICE);
+	xl = find_translation(p->family);
+	if (!xl || !xl->back)
+		return SL_CONTINUE;
+	reason = needs_stack(skb, p, src);
+	if (reason)
+		return reason;
+	__builtin_memcpy(sender.addr, p->src, sizeof(sender.addr));
+	sender.port = q.sport;
+	__builtin_memcpy(service.addr, xl->addr, sizeof(service.addr));
+	service.port = xl->port;
+	if (rewrite_quoted(skb, p, &q, &sender) || rewrite_quoted(skb, p, &q, &service))
+		return SL_DROP_REWRITE;
+	sender.source = 0;
+	service.source = 1;
+	if (rewrite_end(skb, p, &sender) || rewrite_end(skb, p, &service))
 		return SL_DROP_REWRITE;
 	return deliver_local(skb, p, src);
 }

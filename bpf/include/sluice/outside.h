@@ -16,27 +16,14 @@
  * the backend is no pod of this node.
  */
 
-#include <linux/ip.h>
-
 #include <sluice/admit.h>
+#include <sluice/cut.h>
 #include <sluice/deliver.h>
 #include <sluice/refuse.h>
 #include <sluice/remote.h>
 #include <sluice/restore.h>
 #include <sluice/rewrite.h>
 #include <sluice/transit.h>
-
-#define SL_IP4_DONT_FRAGMENT 0x4000
-
-/* Whether the stack may cut the packet into pieces that fit. */
-static __always_inline bool may_be_cut(struct __sk_buff *skb, const struct sl_packet *p)
-{
-	__be16 frag = 0;
-
-	if (p->family != 4 || read_packet(skb, ETH_HLEN + offsetof(struct iphdr, frag_off), &frag))
-		return false;
-	return !(frag & bpf_htons(SL_IP4_DONT_FRAGMENT));
-}
 
 /*
  * The stack's own errors would quote the backend, of which the sender knows nothing:

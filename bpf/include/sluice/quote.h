@@ -16,6 +16,8 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 
+#include <sluice/ipv4.h>
+#include <sluice/peer.h>
 #include <sluice/related.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
@@ -149,12 +151,22 @@ static __always_inline void write_quoted_key(struct sl_packet *p, const struct s
 }
 
 /*
+ * Whether a packet whose destination was restored may come from its source this way: from an
+ * uplink, as any other packet to a service. A tunnel was asked before.
+ */
+static __always_inline enum sl_reason check_origin(struct __sk_buff *skb, struct sl_packet *p)
+{
+	return SL_PROGRAM == SL_PROGRAM_FROM_UPLINK ? find_source(skb, p, 0) : SL_CONTINUE;
+}
+
+/*
  * Leads an error to whom the quoted packet came from before its source was changed.
  * SL_CONTINUE: it is about none, else the packet is the stack's.
  */
 __noinline enum sl_reason restore_error(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_end to = { .source = 1 };
+	enum sl_reason reason;
 	struct sl_quote q = {};
 	struct sl_xl *xl;
 
@@ -171,6 +183,9 @@ __noinline enum sl_reason restore_error(struct __sk_buff *skb, struct sl_packet 
 	__builtin_memcpy(to.addr, xl->addr, sizeof(to.addr));
 	to.port = xl->port;
 	redirect_to(p, to.addr, p->dport, 0, SL_TRANSLATED_RESTORED);
+	reason = check_origin(skb, p);
+	if (reason)
+		return reason;
 	if (rewrite_quoted(skb, p, &q, &to))
 		return SL_DROP_REWRITE;
 	to.source = 0;

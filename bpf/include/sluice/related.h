@@ -228,6 +228,11 @@ __noinline enum sl_relation relation_of(struct __sk_buff *skb, struct sl_packet 
 		return forged ? SL_FORGED : SL_UNRELATED;
 	if (moved_sides(READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs))
 		return SL_UNRELATED;
+	/* about a packet of the initiator's, which knows the address that it has asked */
+	if (cfg_services && p->low == !!(READ_ONCE(ct->flags) & SL_CT_ORIG_LO)) {
+		p->front = front_of_connection(ct);
+		p->asked_at = asked_of_connection(ct);
+	}
 	return READ_ONCE(ct->flags) & SL_CT_VIA_STACK ? SL_RELATED_VIA_STACK : SL_RELATED;
 }
 

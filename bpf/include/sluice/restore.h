@@ -7,6 +7,7 @@
 
 #include <sluice/fragment.h>
 #include <sluice/node.h>
+#include <sluice/peer.h>
 #include <sluice/quote.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
@@ -72,6 +73,7 @@ static __always_inline bool lacks_claim(struct __sk_buff *skb, const struct sl_p
  */
 __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_packet *p)
 {
+	enum sl_reason reason;
 	struct sl_xl *xl;
 	__u32 now;
 
@@ -91,6 +93,9 @@ __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_p
 	if (READ_ONCE(xl->last_s) != now)
 		*(volatile __u32 *)&xl->last_s = now;
 	redirect_to(p, xl->addr, xl->port, 0, SL_TRANSLATED_RESTORED);
+	reason = check_origin(skb, p);
+	if (reason)
+		return reason;
 	if (leads_fragments(p))
 		lead_fragments(p, 0);
 	return rewrite_destination(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;

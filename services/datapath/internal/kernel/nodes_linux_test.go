@@ -212,11 +212,16 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 // newPod makes a pod whose addresses end in last, and whose identity is 256 + last.
 func (n *fabricNode) newPod(t *testing.T, last byte) *pod {
 	t.Helper()
+	return n.newPodMTU(t, last, fabricMTU-50)
+}
+
+func (n *fabricNode) newPodMTU(t *testing.T, last byte, mtu uint16) *pod {
+	t.Helper()
 	e := testEndpoint(0, last)
 	e.Identity = 256 + identity.Numeric(n.number)*100 + identity.Numeric(last)
 	e.IPv4 = netip.AddrFrom4([4]byte{10, 244, n.number, last})
 	e.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd00:244:%d::%d", n.number, last))
-	e.Deliver, e.MTU = slotmap.DeliverPeer, fabricMTU-50
+	e.Deliver, e.MTU = slotmap.DeliverPeer, mtu
 	e.MAC[4], e.HostMAC[4] = n.number, n.number
 	p := newPodAt(t, n.k, n.h, fmt.Sprintf("slpod%d", last), e)
 	for _, a := range p.Addrs() {

@@ -677,7 +677,8 @@ struct sl_packet {
 	__u8 translated; /* SL_TRANSLATED_... */
 	__u8 untold; /* 1: the translation is not in its map yet */
 	__u8 zone; /* SL_ZONE_... of its connection's key */
-	__u8 pad4[3];
+	__u8 answers; /* 1: it is known to answer, although its connection is not known */
+	__u8 pad4[2];
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */

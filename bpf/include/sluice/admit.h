@@ -8,6 +8,7 @@
  * first packet of one that is, or by itself.
  */
 
+#include <sluice/answers.h>
 #include <sluice/conntrack.h>
 #include <sluice/fragment.h>
 #include <sluice/peer.h>
@@ -135,6 +136,20 @@ static __always_inline enum sl_reason pick_up_revoked(struct sl_packet *p,
 	return SL_CONTINUE;
 }
 
+/* An answer of a connection by a service that has lost its entry. */
+static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 *flags)
+{
+	p->reply = 1;
+	*flags = SL_CT_SEEN_REPLY | SL_CT_ESTABLISHED;
+	return judge_sides(p, SL_BOTH_SIDES);
+}
+
+/* Whether a packet without an entry may be an answer. */
+static __always_inline bool may_answer(const struct sl_packet *p, bool midway)
+{
+	return cfg_services && !p->translated && (midway || p->proto == SL_UDP);
+}
+
 /* The first packet that we see of a connection. */
 __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -155,14 +170,18 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	reason = find_peer(skb, p, 0);
 	if (reason)
 		return reason;
-	if (!midway) {
+	if (may_answer(p, midway))
+		find_answers(p);
+	if (!midway && !p->answers) {
 		reason = judge_sides(p, SL_BOTH_SIDES);
 		if (reason)
 			return reason;
 	} else {
-		revoked = find_revoked(p);
+		revoked = midway ? find_revoked(p) : NULL;
 		if (revoked)
 			reason = pick_up_revoked(p, revoked, &flags);
+		else if (p->answers)
+			reason = pick_up_answer(p, &flags);
 		else
 			reason = pick_up(p, &flags);
 		/* a reset ends what we know nothing of */
@@ -171,11 +190,12 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 		/* What the entry knew of a translation is lost with it. The stack
 		 * forwards both, but only the stack can translate.
 		 */
-		if (p->hook == SL_EGRESS)
+		if (p->hook == SL_EGRESS && !p->answers)
 			flags |= SL_CT_VIA_STACK;
 		if (p->reply) {
 			addr_epochs = addr_epochs << 16 | addr_epochs >> 16;
-			flags |= SL_CT_BY_RESPONDER;
+			if (!p->answers)
+				flags |= SL_CT_BY_RESPONDER;
 		}
 		count_connection(SL_CT_STAT_PICKED_UP);
 	}
@@ -246,6 +266,31 @@ static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 }
 
 /*
+ * What the answers of the connection have to come from: what its initiator has asked last.
+ * The entry may have been made by an answer after it was lost, or by an earlier socket with
+ * this port, which asked another way.
+ */
+static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct)
+{
+	if (!cfg_services)
+		return;
+	if (!SL_SEES_ASKED || READ_ONCE(p->reply)) {
+		if (p->translated)
+			return;
+		p->front = front_of_connection(ct);
+		p->asked_at = asked_of_connection(ct);
+		if (unlikely(p->front && READ_ONCE(p->reply) &&
+			     !(READ_ONCE(ct->flags) & SL_CT_SEEN_REPLY)))
+			remember_answers(p);
+		return;
+	}
+	if (unlikely(front_of_connection(ct) != p->front)) {
+		ask_otherwise(p, ct);
+		forget_answers(p);
+	}
+}
+
+/*
  * A connection that begins where there is one. It is evaluated in its own
  * direction, whatever the other was allowed: from the same end it is the same
  * packet again, or a port that is used again; from the other end only after
@@ -285,6 +330,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
 		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);
+		recall_service(p, ct);
 		advance(p, ct);
 		return SL_CONTINUE;
 	}
@@ -349,15 +395,6 @@ static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct
 	if (p->hook == SL_EGRESS && p->dst_slot == SL_SLOT_HOST && slot == SL_SLOT_HOST &&
 	    (responder ? ct->id_resp : ct->id_init) == world_of(p->family))
 		p->dst_identity = world_of(p->family);
-}
-
-/* What the answers of the connection have to come from. */
-static __always_inline void recall_service(struct sl_packet *p, const struct sl_ct *ct)
-{
-	if (!cfg_services || p->translated)
-		return;
-	p->front = front_of_connection(ct);
-	p->asked_at = asked_of_connection(ct);
 }
 
 /*
@@ -495,8 +532,11 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (!ct)
 		return admit_unknown(skb, p);
 	/* of no other node: the stack forwards it, and may translate it */
-	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct) && !p->translated)
+	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct) && !p->translated) {
+		if (!is_reply(p, ct))
+			recall_service(p, ct);
 		return SL_FWD_STACK;
+	}
 	if (begins(p))
 		return admit_again(skb, p);
 	p->reply = is_reply(p, ct);

@@ -69,6 +69,22 @@ static __always_inline __u16 asked_of_connection(const struct sl_ct *ct)
 	return READ_ONCE(ct->SL_CT_ASKED);
 }
 
+/* Whether the program sees what initiators ask for, before it is translated. */
+#define SL_SEES_ASKED (SL_PROGRAM == SL_PROGRAM_FROM_POD || SL_FROM_OUTSIDE)
+
+/* The initiator asks for what the packet says now. Each store is whole, and one that comes
+ * between a load and a compare-and-exchange of the word makes that fail.
+ */
+static __always_inline void ask_otherwise(const struct sl_packet *p, struct sl_ct *ct)
+{
+	*(volatile __typeof__(ct->SL_CT_FRONT) *)&ct->SL_CT_FRONT =
+		(__typeof__(ct->SL_CT_FRONT))p->front;
+	*(volatile __typeof__(ct->SL_CT_ASKED) *)&ct->SL_CT_ASKED =
+		(__typeof__(ct->SL_CT_ASKED))p->asked_at;
+	/* the next answer is the first one again */
+	__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
+}
+
 static __always_inline void count_connection(enum sl_ct_stat stat)
 {
 	__u32 at = stat;
@@ -490,7 +506,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	ct->rule_in = p->ingress.rule;
 	ct->flags = flags | steps_of(p);
 	ct->SL_CT_NODE = p->node;
-	if (p->translated) {
+	if (p->translated || p->answers) {
 		ct->SL_CT_ASKED = p->asked_at;
 		ct->SL_CT_FRONT = (__typeof__(ct->SL_CT_FRONT))p->front;
 	}

@@ -84,6 +84,7 @@ _Static_assert(sizeof(struct sl_front) == 32, "half a cache line");
 /* In the upper 16 bits of sl_front.list */
 #define SL_FRONT_DROP 0x1 /* without a backend: dropped; else it is refused */
 #define SL_FRONT_SOURCES 0x2 /* only from prefixes in sl_src4 and sl_src6 */
+#define SL_FRONT_GONE 0x4 /* no frontend leads to it any more */
 
 /*
  * A list has count members from base on, each backend once. With a table, which is
@@ -222,6 +223,12 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 #define SL_XL_SERVICE 0
 /* An answer of a backend elsewhere, to an address of this node. */
 #define SL_XL_NAT 1
+/* An answer of a backend, once it has given one: what its connection has asked for, if the
+ * connection's entry is lost. See answers.h.
+ */
+#define SL_XL_ANSWERS 2
+/* The same as SL_XL_NAT, once the backend has answered, if the claim is lost. */
+#define SL_XL_CLAIMED 3
 
 /* Ports of the node from which packets go to backends elsewhere. */
 #define SL_NAT_FIRST 20000

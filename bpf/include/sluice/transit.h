@@ -19,6 +19,7 @@
  * the map has evicted is found, or made, again at the same port.
  */
 
+#include <sluice/answers.h>
 #include <sluice/conntrack.h>
 #include <sluice/fragment.h>
 #include <sluice/node.h>
@@ -286,6 +287,55 @@ __noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packe
 }
 
 /*
+ * The first answer of a connection in transit stores what the claim and the entry say a second
+ * time: either may be evicted, and the backend may speak next.
+ */
+__noinline int remember_transit(struct sl_packet *p)
+{
+	__u64 word;
+	struct sl_end from = {};
+	struct sl_ct *ct;
+
+	if (!p)
+		return 0;
+	ct = look_up_connection(p);
+	if (!ct)
+		return 0;
+	word = READ_ONCE(*(__u64 *)&ct->nat_port);
+	remember_answers(p);
+	if (!(__u32)word || own_address(from.addr, (__u16)(word >> 16), p->family))
+		return 0; /* a socket of the node, which sees the sender */
+	from.port = (__u16)word;
+	/* the backend is the source here */
+	write_claimed_key(p, &from);
+	if (find_translation(p->family))
+		delete_translation(p->family); /* of an earlier connection with this port */
+	return (int)insert_translation(p->family);
+}
+
+/*
+ * An answer in transit whose connection has lost its entry. The sender's next packet makes
+ * it again.
+ */
+static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb,
+							   struct sl_packet *p)
+{
+	struct sl_end from = { .source = 1 };
+
+	/* of no socket of the node: the stack forwards it */
+	if (!(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex)
+		return SL_CONTINUE;
+	if (begins(p) || !find_answers(p))
+		return SL_CONTINUE;
+	p->reply = 1;
+	if (leads_fragments(p))
+		lead_fragments(p, 0);
+	if (find_asked(p, &from))
+		return SL_DROP_SERVICE_CORRUPT;
+	return rewrite_end(skb, p, &from) ? SL_DROP_REWRITE : SL_FWD_STACK;
+}
+
+/*
  * Has a packet in transit come from what its receiver is to see: a request from an
  * address of this node, an answer from what the sender has asked. SL_CONTINUE: it is of
  * no such connection.
@@ -305,11 +355,13 @@ __noinline enum sl_reason translate_source(struct __sk_buff *skb, struct sl_pack
 	ct = look_up_connection(p);
 	if (!ct) {
 		p->zone = SL_ZONE_POD;
-		return SL_CONTINUE;
+		return answer_without_entry(skb, p);
 	}
 	p->reply = is_reply(p, ct);
 	p->front = front_of_connection(ct);
 	p->asked_at = asked_of_connection(ct);
+	if (unlikely(READ_ONCE(p->reply) && !(READ_ONCE(ct->flags) & SL_CT_SEEN_REPLY)))
+		remember_transit(p);
 	if (leads_fragments(p))
 		lead_fragments(p, 0);
 	if (READ_ONCE(p->reply))

@@ -131,6 +131,15 @@ static __noinline __u32 own_address_at(const struct sl_packet *p)
 	return 0;
 }
 
+/* Seconds without a packet after which a port of UDP may ask for something else. */
+#define SL_PORT_PAUSE 2
+
+/* Whether a service is no more. UDP leaves one without backends, too. */
+static __always_inline bool is_gone(const struct sl_packet *p, __u64 list)
+{
+	return list_flags(list) & SL_FRONT_GONE || (p->proto == SL_UDP && !list_count(list));
+}
+
 /* Instead of a front: the frontend is for this node's pods and host alone. */
 #define SL_FRONT_INSIDE 0xffffffff
 
@@ -177,9 +186,26 @@ static __always_inline bool is_hairpin(const struct sl_packet *p)
 }
 
 /*
- * Whether the sender's port is in use to the backend as something else: a direct
- * connection, or one by another service. Their answers could not be told apart.
+ * Whether a connection with the sender's port to the backend is something else: a direct
+ * one, or one by another service. Their answers could not be told apart. One by a service
+ * that is gone is nobody's, and a port of UDP that has paused belongs to who uses it now:
+ * the initiator has no two sockets that ask in turns.
  */
+static __always_inline bool is_other(const struct sl_packet *p, const struct sl_choice *c,
+				     const struct sl_ct *ct)
+{
+	__u32 asked = front_of_connection(ct);
+	struct sl_front *front;
+
+	if (asked == c->front)
+		return false;
+	if (p->proto == SL_UDP && now_seconds() - READ_ONCE(ct->last_s) >= SL_PORT_PAUSE)
+		return false;
+	front = asked ? front_at(asked) : NULL;
+	return !front || !is_gone(p, READ_ONCE(front->list));
+}
+
+/* Whether the sender's port is in use to the backend as something else. */
 static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choice *c)
 {
 	struct sl_ct *ct;
@@ -195,14 +221,14 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	/* one of the version before is not taken over for this: the stack has no room */
 	ct = look_up_connection(p);
 	if (ct && !has_ended(READ_ONCE(ct->flags)))
-		return front_of_connection(ct) != c->front || is_reply(p, ct);
+		return is_reply(p, ct) || is_other(p, c, ct);
 	if (!SL_IN_TRANSIT)
 		return false;
 	p->zone = SL_ZONE_TRANSIT;
 	write_key(p);
 	p->zone = SL_ZONE_POD;
 	ct = look_up_connection(p);
-	return ct && !has_ended(READ_ONCE(ct->flags)) && front_of_connection(ct) != c->front;
+	return ct && !has_ended(READ_ONCE(ct->flags)) && is_other(p, c, ct);
 }
 
 /* The backend of the next member to be tried, 0: there is none. */

@@ -379,7 +379,8 @@ type MapsSlPacket struct {
 	Translated    uint8
 	Untold        uint8
 	Zone          uint8
-	Pad4          [3]uint8
+	Answers       uint8
+	Pad4          [2]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8

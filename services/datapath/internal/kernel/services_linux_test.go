@@ -606,20 +606,35 @@ func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 		named[x.Front] = struct{}{}
 		return nil
 	}))
-	if err != nil || p.Live != 2 || p.Removed != 0 || !maps.Equal(named, fronts) {
+	const each = 4 // of both flows: where they go, and what their answers come from
+	if err != nil || p.Live != each || p.Removed != 0 || !maps.Equal(named, fronts) {
 		t.Errorf("with connections: %+v, %v, of fronts %v, want %v", p, err, named, fronts)
 	}
-	for tuple := range n.k.tracked(t) {
-		c, _, err := n.k.Connections.Lookup(tuple)
-		must(t, "look up", err)
-		_, err = n.k.Connections.Remove(c)
-		must(t, "remove", err)
+	// as the map may evict them
+	clearMaps(t, n.k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6)
+	if p, err = n.k.Translations.Collect(later, n.k.Connections, timeouts); err != nil || p.Live != each || p.Removed != 0 {
+		t.Errorf("after they were evicted: %+v, %v", p, err)
 	}
-	if p, err = n.k.Translations.Collect(conntrack.MonotonicSeconds(), n.k.Connections, timeouts); err != nil || p.Removed != 0 {
-		t.Errorf("at once: %+v, %v", p, err)
+	late := later + uint32(translation.Keep/time.Second)
+	for i := range client.Addrs() {
+		askUDP(t, client.ns, serviceAddr(server.Addrs()[i], 1), 16)
 	}
-	if p, err = n.k.Translations.Collect(later, n.k.Connections, timeouts); err != nil || p.Live != 0 || p.Removed != 2 {
-		t.Errorf("without connections: %+v, %v", p, err)
+	c, now := newCollector(t, n.k, conntrack.CollectorOptions{})
+	now.now.Store(conntrack.MonotonicSeconds() + uint32(timeouts.UDPAnswered/time.Second) + 1)
+	if pass := collect(t, c); pass.Expired != 2 {
+		t.Errorf("they are to end: %+v", pass)
+	}
+	if p, err = n.k.Translations.Collect(conntrack.MonotonicSeconds(), n.k.Connections, timeouts); err != nil ||
+		p.Live != each || p.Removed != each { // the first ones stay
+		t.Errorf("after they ended: %+v, %v", p, err)
+	}
+
+	for i := range client.Addrs() {
+		askUDP(t, client.ns, serviceAddr(server.Addrs()[i], 1), 16)
+	}
+	clearMaps(t, n.k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6)
+	if p, err = n.k.Translations.Collect(late, n.k.Connections, timeouts); err != nil || p.Live != 0 || p.Removed != 2*each {
+		t.Errorf("long after they were evicted: %+v, %v", p, err)
 	}
 }
 

@@ -470,8 +470,10 @@ func (s *sorting) flush() error {
 			s.stays(&s.over[i])
 		case s.lapsed&bit != 0:
 			s.pass.Expired++
+			s.ct.ended.note(&s.over[i])
 		default:
 			s.pass.Orphaned++
+			s.ct.ended.note(&s.over[i])
 		}
 	}
 	s.over, s.lapsed = s.over[:0], 0

@@ -34,6 +34,7 @@ type Connections struct {
 	batches  [2]sync.Pool       // of *batch, for the maps of IPv4 and IPv6
 	expired  sync.Mutex         // held while their count changes
 	flushing chan struct{}      // has a token while Flush runs
+	ended    ended              // by services, since the last TakeEnded
 }
 
 // Options say what is needed to understand a connection.

@@ -202,7 +202,7 @@ func (ad *adoption) list(at adoptedSpan) *list {
 // by a packet of a connection that names it.
 func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	s := ad.s
-	f := &front{number: number, key: frontend.Key{}}
+	f := &front{number: number, key: frontend.Key{}, flags: flagGone}
 	s.frontNumbers.TakeAt(number)
 	s.fronts[number] = f
 	s.left.fronts = append(s.left.fronts, f)

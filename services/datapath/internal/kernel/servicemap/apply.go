@@ -591,7 +591,7 @@ func (a *application) release(l *list) {
 // retire takes a front that no key leads to from its list.
 func (a *application) retire(f *front) {
 	l := f.list
-	f.list, f.flags = nil, 0
+	f.list, f.flags = nil, flagGone
 	a.s.storeFrontWord(f.number, listWord, f.listWord())
 	a.release(l)
 	a.restrict(f, nil)

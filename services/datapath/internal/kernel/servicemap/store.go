@@ -186,6 +186,7 @@ func sumOf(sum uint64, salt uint32) uint64 { return sum*0x9e3779b97f4a7c15 + uin
 const (
 	flagDrop    = 0x1
 	flagSources = 0x2
+	flagGone    = 0x4
 
 	countShift = 24
 	tableShift = 40

@@ -22,6 +22,11 @@ import (
 // stores it before the connection is there for others to see.
 const Rest = 10 * time.Second
 
+// Keep is for how long a translation is kept whose connection was evicted or flushed: within
+// it either end may speak and go on. Numbers of fronts and backends that it names are in use
+// meanwhile.
+const Keep = 15 * time.Minute
+
 // Maps are the two maps of translations.
 type Maps struct {
 	gate     pin.Gate
@@ -39,8 +44,12 @@ func Open(pm *pin.Maps) *Maps {
 // Close refuses every later call.
 func (m *Maps) Close() { m.gate.Close() }
 
-// zoneNAT is SL_XL_NAT.
-const zoneNAT = 1
+// Zones of keys: SL_XL_... of service_abi.h.
+const (
+	zoneNAT     = 1
+	zoneAnswers = 2
+	zoneClaimed = 3
+)
 
 // Translation is where the packets of one sender to one address go.
 type Translation struct {
@@ -57,6 +66,11 @@ type Translation struct {
 	// Answer: Source is a backend elsewhere, and Asked an address of this node that it
 	// sees instead of the sender outside. Backend is that sender then.
 	Answer bool
+	// Copy: of an answer, which is used if the first one is lost.
+	Copy bool
+	// Record: Source is a backend that has answered Asked, and what the answers come from
+	// is the frontend of Front, if the connection's entry is lost. Backend is not used.
+	Record bool
 	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
 	LastSeen uint32
 }
@@ -73,6 +87,9 @@ func DescribeKey(t Translation) string {
 
 // DescribeValue puts where it goes into words.
 func DescribeValue(t Translation) string {
+	if t.Record {
+		return fmt.Sprintf("answers come from front %d, last used at %d s", t.Front, t.LastSeen)
+	}
 	if t.Answer {
 		return fmt.Sprintf("answers %v, last used at %d s", t.Backend, t.LastSeen)
 	}
@@ -87,7 +104,7 @@ func DescribeValue(t Translation) string {
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
 	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
-	t.Protocol, t.Answer = k.Proto, k.Zone == zoneNAT
+	t.in(k.Proto, k.Zone)
 	return t
 }
 
@@ -96,8 +113,15 @@ func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom16(v.Addr))
 	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
 	t.Asked = netip.AddrPortFrom(netip.AddrFrom16(k.Dst), k.Dport)
-	t.Protocol, t.Answer = k.Proto, k.Zone == zoneNAT
+	t.in(k.Proto, k.Zone)
 	return t
+}
+
+// in says what a key of a zone is about.
+func (t *Translation) in(proto, zone uint8) {
+	t.Protocol = proto
+	t.Copy, t.Record = zone == zoneClaimed, zone == zoneAnswers
+	t.Answer = zone == zoneNAT || t.Copy
 }
 
 func of(v *bpf.MapsSlXl, a netip.Addr) Translation {
@@ -148,19 +172,20 @@ type Pass struct {
 	Live, Removed int
 }
 
-// Collect removes the translations whose connection is gone, at a time in seconds of
-// CLOCK_MONOTONIC. Those of a pod to itself have no connection: they go when they
+// Collect removes the translations whose connection has ended, at a time in seconds of
+// CLOCK_MONOTONIC. One whose connection was evicted or flushed stays, so that the connection
+// goes on, for as long as Keep. Those of a pod to itself have no connection, and go when they
 // have been idle for as long as one may be. What is removed while a packet comes is
 // chosen again by that packet.
 func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
-	found := func(t conntrack.Tuple) (bool, error) {
+	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: func(t conntrack.Tuple) (bool, error) {
 		_, found, err := ct.Lookup(t)
 		return found, err
-	}
+	}}
 	var over []entry
 	err = m.each(func(es []entry) error {
 		for _, e := range es {
-			gone, err := isOver(e.Translation, now, found, timeouts)
+			gone, err := c.isOver(e.Translation)
 			if err != nil {
 				return err
 			}
@@ -181,22 +206,39 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 	return p, err
 }
 
-// isOver reports whether nothing uses a translation any more. found reports whether there is
-// a connection.
-func isOver(t Translation, now uint32, found func(conntrack.Tuple) (bool, error), timeouts conntrack.Timeouts,
-) (bool, error) {
-	idle := time.Duration(int32(now-t.LastSeen)) * time.Second
-	if idle < Rest {
-		return false, nil
-	}
-	if t.Back || t.Source.Addr() == t.Backend.Addr() {
-		return idle >= timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established), nil
+// collection is what a collection decides by.
+type collection struct {
+	now      uint32
+	timeouts conntrack.Timeouts
+	// ended are the connections that were removed since the last collection because they
+	// had ended, or were idle for too long.
+	ended conntrack.Ended
+	// found reports whether there is a connection.
+	found func(conntrack.Tuple) (bool, error)
+}
+
+// isOver reports whether nothing uses a translation any more.
+func (c *collection) isOver(t Translation) (bool, error) {
+	idle := time.Duration(int32(c.now-t.LastSeen)) * time.Second
+	longest := c.timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established)
+	if t.Back || !t.Record && t.Source.Addr() == t.Backend.Addr() {
+		return idle >= Rest && idle >= longest, nil
 	}
 	of := conntrack.Tuple{Initiator: t.Source, Responder: t.Backend, Protocol: t.Protocol, Transit: t.Answer}
-	there, err := found(of)
-	if err == nil && !there && !t.Answer { // of a sender outside
-		of.Transit = true
-		there, err = found(of)
+	if t.Record {
+		of.Initiator, of.Responder = t.Asked, t.Source
 	}
-	return err == nil && !there, err
+	there, err := c.found(of)
+	outside := of // of a sender outside, to a backend elsewhere
+	outside.Transit = true
+	if err == nil && !there && !t.Answer {
+		there, err = c.found(outside)
+	}
+	switch {
+	case err != nil || there:
+		return false, err
+	case t.Answer && !t.Copy: // the port is needed
+		return idle >= Rest, nil
+	}
+	return c.ended.Has(of) || c.ended.Has(outside) || idle >= min(longest, Keep), nil
 }

@@ -23,6 +23,9 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 		Source: at("10.244.1.3:8080"), Asked: at("192.0.2.10:24711"), Backend: at("198.51.100.7:40000"), Protocol: 6,
 		Answer: true,
 	}
+	record := Translation{
+		Source: at("10.244.1.3:8080"), Asked: at("10.244.0.2:40000"), Protocol: 6, Record: true,
+	}
 	itself, back := pod, pod
 	itself.Backend, back.Back = at("10.244.0.2:8080"), true
 	of := func(x Translation, transit bool) conntrack.Tuple {
@@ -37,11 +40,14 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 		has  []conntrack.Tuple
 		over bool
 	}{
-		{"without a connection, just used", pod, Rest - time.Second, nil, false},
-		{"without a connection", pod, Rest, nil, true},
+		{"whose connection was evicted", pod, Keep - time.Second, nil, false},
+		{"whose connection was evicted long ago", pod, Keep, nil, true},
+		{"a record, with its connection", record, long * 2, []conntrack.Tuple{of(pod, false)}, false},
+		{"a record whose connection was evicted", record, Keep - time.Second, nil, false},
+		{"a record whose connection was evicted long ago", record, Keep, nil, true},
 		{"with a connection", pod, long * 2, []conntrack.Tuple{of(pod, false)}, false},
 		{"with a connection of a sender outside", pod, long * 2, []conntrack.Tuple{of(pod, true)}, false},
-		{"with a connection of another backend", pod, Rest, []conntrack.Tuple{of(itself, false)}, true},
+		{"with a connection of another backend", pod, Keep, []conntrack.Tuple{of(itself, false)}, true},
 		{"answers with their connection", answer, long * 2, []conntrack.Tuple{of(answer, true)}, false},
 		{"answers with another connection", answer, Rest, []conntrack.Tuple{of(answer, false)}, true},
 		{"of a pod to itself, in use", itself, long - time.Second, nil, false},
@@ -59,12 +65,26 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 			}
 			return false, nil
 		}
-		if over, err := isOver(c.t, now, found, timeouts); err != nil || over != c.over {
+		if over, err := (&collection{now: now, timeouts: timeouts, found: found}).isOver(c.t); err != nil || over != c.over {
 			t.Errorf("%s: over %t, %v", c.what, over, err)
 		}
 	}
-	broken := func(conntrack.Tuple) (bool, error) { return false, errors.New("no map") }
-	if over, err := isOver(pod, 1000, broken, timeouts); err == nil || over {
+	for _, transit := range []bool{false, true} {
+		for what, x := range map[string]Translation{"a translation": pod, "a record": record} {
+			x.LastSeen = 1000
+			c := collection{now: 1000, timeouts: timeouts, ended: conntrack.Ended{of(pod, transit): {}}}
+			c.found = func(conntrack.Tuple) (bool, error) { return false, nil }
+			if over, err := c.isOver(x); err != nil || !over {
+				t.Errorf("%s whose connection has ended: over %t, %v", what, over, err)
+			}
+			c.found = func(conntrack.Tuple) (bool, error) { return true, nil }
+			if over, err := c.isOver(x); err != nil || over {
+				t.Errorf("%s of a connection that has begun again: over %t, %v", what, over, err)
+			}
+		}
+	}
+	broken := collection{now: 1000, found: func(conntrack.Tuple) (bool, error) { return false, errors.New("no map") }}
+	if over, err := broken.isOver(pod); err == nil || over {
 		t.Errorf("a connection that cannot be looked for: over %t, %v", over, err)
 	}
 }

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_ANSWERS_H
+#define SLUICE_ANSWERS_H
+
+/*
+ * What the answers of a service's connection have to come from is in the connection's entry,
+ * which the map may evict and an operator may flush. A server may speak next. So the first
+ * answer stores the same beside it, in sl_xl4 or sl_xl6 under the answer as it arrives: which
+ * end has asked, and for what. A record is no verdict: the packet is evaluated as an answer of
+ * that connection, by the policy as it is now.
+ */
+
+#include <sluice/conntrack.h>
+#include <sluice/rewrite.h>
+#include <sluice/translate.h>
+
+/* The key of the connection's answers, whichever way the packet goes. */
+static __always_inline void write_answers_key(struct sl_packet *p)
+{
+	bool reply = READ_ONCE(p->reply);
+	const __u8 *src = reply ? p->src : p->dst, *dst = reply ? p->dst : p->src;
+	__u16 sport = reply ? p->sport : p->dport, dport = reply ? p->dport : p->sport;
+
+	if (p->family == 4) {
+		p->xl4.src = *(const __be32 *)src;
+		p->xl4.dst = *(const __be32 *)dst;
+		p->xl4.sport = sport;
+		p->xl4.dport = dport;
+		p->xl4.proto = p->proto;
+		p->xl4.zone = SL_XL_ANSWERS;
+		p->xl4.pad = 0;
+		return;
+	}
+	__builtin_memcpy(p->xl6.src, src, sizeof(p->xl6.src));
+	__builtin_memcpy(p->xl6.dst, dst, sizeof(p->xl6.dst));
+	p->xl6.sport = sport;
+	p->xl6.dport = dport;
+	p->xl6.proto = p->proto;
+	p->xl6.zone = SL_XL_ANSWERS;
+	p->xl6.pad = 0;
+}
+
+/* Stores what the answer that the packet is has to come from. */
+__noinline int remember_answers(struct sl_packet *p)
+{
+	struct sl_xl *xl;
+
+	if (!p)
+		return 0;
+	p->reply = 1;
+	write_answers_key(p);
+	xl = find_translation(p->family);
+	if (xl && READ_ONCE(xl->front) == p->front && READ_ONCE(xl->asked_at) == p->asked_at)
+		return 0;
+	/* values are written once */
+	if (xl)
+		delete_translation(p->family);
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, p->dst, sizeof(p->xl.addr));
+	p->xl.port = p->dport;
+	p->xl.front = p->front;
+	p->xl.asked_at = p->asked_at;
+	p->xl.last_s = now_seconds();
+	return (int)insert_translation(p->family);
+}
+
+/* The initiator has asked for something else: what was stored is not true any more. */
+__noinline int forget_answers(struct sl_packet *p)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!p || !own)
+		return 0;
+	/* a packet that begins with a service has what it stores in the same place */
+	if (p->untold)
+		return 0;
+	p->reply = 0;
+	write_answers_key(p);
+	delete_translation(p->family);
+	return 0;
+}
+
+/* The key under which an answer in transit arrives, at an address of this node, and the
+ * sender that it is for.
+ */
+static __always_inline void write_claimed_key(struct sl_packet *p, const struct sl_end *at)
+{
+	if (p->family == 4) {
+		p->xl4.src = *(const __be32 *)p->src;
+		p->xl4.dst = *(const __be32 *)at->addr;
+		p->xl4.sport = p->sport;
+		p->xl4.dport = at->port;
+		p->xl4.proto = p->proto;
+		p->xl4.zone = SL_XL_CLAIMED;
+		p->xl4.pad = 0;
+	} else {
+		__builtin_memcpy(p->xl6.src, p->src, sizeof(p->xl6.src));
+		__builtin_memcpy(p->xl6.dst, at->addr, sizeof(p->xl6.dst));
+		p->xl6.sport = p->sport;
+		p->xl6.dport = at->port;
+		p->xl6.proto = p->proto;
+		p->xl6.zone = SL_XL_CLAIMED;
+		p->xl6.pad = 0;
+	}
+	__builtin_memset(&p->xl, 0, sizeof(p->xl));
+	__builtin_memcpy(p->xl.addr, p->dst, sizeof(p->xl.addr));
+	p->xl.port = p->dport;
+	p->xl.front = p->front;
+	p->xl.last_s = now_seconds();
+}
+
+/* Whether the packet, whose connection is not known, is an answer of a service's. */
+__noinline int find_answers(struct sl_packet *p)
+{
+	struct sl_xl *xl;
+	__u32 now;
+
+	if (!p)
+		return 0;
+	p->reply = 1;
+	write_answers_key(p);
+	p->reply = 0;
+	xl = find_translation(p->family);
+	if (!xl)
+		return 0;
+	p->front = READ_ONCE(xl->front);
+	p->asked_at = READ_ONCE(xl->asked_at);
+	p->answers = 1;
+	now = now_seconds();
+	if (READ_ONCE(xl->last_s) != now)
+		*(volatile __u32 *)&xl->last_s = now;
+	return 1;
+}
+
+#endif

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+)
+
+// clearMaps removes every element, as a map of recent elements may at any time.
+func clearMaps(t *testing.T, k *Kernel, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		m := k.Pins.Map(name)
+		key := make([]byte, m.KeySize())
+		for m.NextKey(nil, key) == nil {
+			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatalf("delete an element of %s: %v", name, err)
+			}
+		}
+	}
+}
+
+// clearZone removes the translations whose keys have a zone.
+func clearZone(t *testing.T, k *Kernel, zone uint8) {
+	t.Helper()
+	var keys4 []bpf.MapsSlXlKey4
+	var keys6 []bpf.MapsSlXlKey6
+	var v bpf.MapsSlXl
+	var k4 bpf.MapsSlXlKey4
+	for it := k.Pins.Map(bpf.MapsMapSlXl4).Iterate(); it.Next(&k4, &v); {
+		if k4.Zone == zone {
+			keys4 = append(keys4, k4)
+		}
+	}
+	var k6 bpf.MapsSlXlKey6
+	for it := k.Pins.Map(bpf.MapsMapSlXl6).Iterate(); it.Next(&k6, &v); {
+		if k6.Zone == zone {
+			keys6 = append(keys6, k6)
+		}
+	}
+	for i := range keys4 {
+		must(t, "remove a translation", k.Pins.Map(bpf.MapsMapSlXl4).Delete(&keys4[i]))
+	}
+	for i := range keys6 {
+		must(t, "remove a translation", k.Pins.Map(bpf.MapsMapSlXl6).Delete(&keys6[i]))
+	}
+}
+
+// losses are what a connection by a service may lose: any one entry.
+var losses = map[string]func(t *testing.T, k *Kernel){
+	"its entry": func(t *testing.T, k *Kernel) { clearMaps(t, k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6) },
+	"its entry, by a flush": func(t *testing.T, k *Kernel) {
+		_, err := k.Connections.Flush(t.Context(), conntrack.Filter{}, false)
+		must(t, "flush", err)
+	},
+	"where its requests go":           func(t *testing.T, k *Kernel) { clearZone(t, k, 0) },
+	"the claim of its port":           func(t *testing.T, k *Kernel) { clearZone(t, k, 1) },
+	"what its answers come from":      func(t *testing.T, k *Kernel) { clearZone(t, k, 2) },
+	"nothing, and its service's list": nil,
+}
+
+// TestKernelConnectionsByServicesSurviveTheLossOfAnEntry whichever end speaks first then, of
+// senders outside and of pods, to backends of the node and elsewhere.
+func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
+	for name, routing := range map[string]Routing{"overlay": RoutingOverlay, "native": RoutingNative} {
+		t.Run(name, func(t *testing.T) {
+			f := newFabric(t, routing, false)
+			n := &serviceNode{T: t, runner: f.a.runner}
+			local := f.a.newPod(t, 20)
+			port := uint16(30080)
+			for family := range 2 {
+				node := []netip.Addr{f.a.addr4, f.a.addr6}[family]
+				for _, c := range []struct {
+					name   string
+					from   netns.NsHandle
+					asked  netip.AddrPort
+					kind   uint8
+					server *pod
+				}{
+					{"outside, local backend", f.outsider, netip.AddrPortFrom(node, port), feNode, local},
+					{"outside, backend elsewhere", f.outsider, netip.AddrPortFrom(node, port+1), feNode, f.b.pod},
+					{"pod, local backend", f.a.pod.ns, serviceAddr(node, byte(3+port%100)), feAddress, local},
+					{"pod, backend elsewhere", f.a.pod.ns, serviceAddr(node, byte(4+port%100)), feAddress, f.b.pod},
+				} {
+					port += 2
+					backend := netip.AddrPortFrom(c.server.Addrs()[family], port)
+					n.lead(c.asked, c.kind, backend)
+					for what, lose := range losses {
+						if lose == nil {
+							continue
+						}
+						for _, network := range []string{"tcp", "udp"} {
+							for _, serverFirst := range []bool{true, false} {
+								name := fmt.Sprintf("IPv%d, %s, %s loses %s, server first %t", 4+2*family, c.name, network, what, serverFirst)
+								conn := connectPair(t, network, c.from, c.server.ns, c.asked, backend)
+								if err := conn.exchange(serverFirst); err != nil {
+									t.Fatalf("%s: before: %v", name, err)
+								}
+								lose(t, n.k)
+								if err := conn.exchange(serverFirst); err != nil {
+									t.Errorf("%s: %v", name, err)
+								}
+								conn.close()
+							}
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// pair is the two ends of a connection.
+type pair struct{ client, server net.Conn }
+
+func (p pair) close() { _, _ = p.client.Close(), p.server.Close() }
+
+// exchange sends a message each way, and is done when both have arrived.
+func (p pair) exchange(serverFirst bool) error {
+	from, to, names := p.client, p.server, [2]string{"the client", "the server"}
+	if serverFirst {
+		from, to, names = p.server, p.client, [2]string{"the server", "the client"}
+	}
+	for range 2 {
+		if err := send(from, to); err != nil {
+			return fmt.Errorf("%s writes to %s: %w", names[0], names[1], err)
+		}
+		from, to, names[0], names[1] = to, from, names[1], names[0]
+	}
+	return nil
+}
+
+// send sends a message, a datagram up to three times.
+func send(from, to net.Conn) error {
+	var err error
+	for range 3 {
+		if _, err = from.Write([]byte("x")); err != nil {
+			return err
+		}
+		wait := 500 * time.Millisecond
+		if from.LocalAddr().Network() == "tcp" {
+			wait = 3 * time.Second
+		}
+		_ = to.SetReadDeadline(time.Now().Add(wait))
+		if _, err = to.Read(make([]byte, 16)); err == nil || from.LocalAddr().Network() == "tcp" {
+			return err
+		}
+	}
+	return err
+}
+
+// connectPair connects a client with a server by a service. A datagram server answers who
+// has asked first.
+func connectPair(t *testing.T, network string, from, at netns.NsHandle, asked, backend netip.AddrPort) pair {
+	t.Helper()
+	if network == "udp" {
+		var u *net.UDPConn
+		inNetns(t, at, func() {
+			var err error
+			u, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(backend))
+			must(t, "listen", err)
+		})
+		client, err := dialIn(t, from, network, asked)
+		must(t, "open a socket", err)
+		server := &answerer{UDPConn: u}
+		must(t, "ask the server", send(client, server))
+		return pair{client, server}
+	}
+	var l net.Listener
+	inNetns(t, at, func() {
+		var err error
+		l, err = new(net.ListenConfig).Listen(context.Background(), network, backend.String())
+		must(t, "listen", err)
+	})
+	defer l.Close()
+	client, err := dialIn(t, from, network, asked)
+	must(t, "connect", err)
+	server, err := l.Accept()
+	must(t, "accept", err)
+	return pair{client, server}
+}
+
+// answerer is a socket of a server that speaks with who has spoken last.
+type answerer struct {
+	*net.UDPConn
+	peer netip.AddrPort
+}
+
+func (a *answerer) Read(b []byte) (int, error) {
+	n, from, err := a.ReadFromUDPAddrPort(b)
+	if err == nil {
+		a.peer = from
+	}
+	return n, err
+}
+
+func (a *answerer) Write(b []byte) (int, error) { return a.WriteToUDPAddrPort(b, a.peer) }
+
+// TestKernelAPortMayAskAServiceAndItsBackend: a port of a client that has asked a service is
+// used again by another socket, which asks the backend itself, and the other way round.
+func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
+	n := newServiceNode(t)
+	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	for i, own := range client.Addrs() {
+		vip, at := serviceAddr(own, 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
+		tell(t, server.ns, at)
+		n.lead(vip, feAddress, at)
+		for round, to := range []netip.AddrPort{vip, at, vip} {
+			var c net.Conn
+			inNetns(t, client.ns, func() {
+				var err error
+				c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(own, 40000)), net.UDPAddrFromAddrPort(to))
+				must(t, "open a socket", err)
+			})
+			// A port that is in use as something else is refused until it has paused.
+			var err error
+			for deadline := time.Now().Add(servicetest.Patience); time.Now().Before(deadline); {
+				_ = c.SetDeadline(time.Now().Add(time.Second))
+				if _, err = c.Write([]byte("x")); err == nil {
+					if _, err = c.Read(make([]byte, 200)); err == nil {
+						break
+					}
+				}
+				if to == at {
+					break // it is never refused
+				}
+			}
+			if err != nil {
+				t.Errorf("round %d: %v asks %v: %v", round, own, to, err)
+			}
+			must(t, "close", c.Close())
+		}
+	}
+}

@@ -106,7 +106,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("owner", o.Run)
 	if !cfg.Kubernetes.Status.Write {
 		p.Go("refused policies", func(ctx context.Context) error {
-			return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o))
+			return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o, cfg.StateDir))
 		})
 		p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	}

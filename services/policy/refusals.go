@@ -17,14 +17,19 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/statuswriter"
 )
 
-// unenforced lists the policies that this node does not enforce as written, sorted.
-func unenforced(o *owner.Owner) func(context.Context) ([]identities.Refused, error) {
+// unenforced lists a disk that takes no writes, and the policies that this node does not
+// enforce as written, sorted.
+func unenforced(o *owner.Owner, dir string) func(context.Context) ([]identities.Refused, error) {
+	disk := &storage{dir: dir, failure: o.StorageFailure, free: freeBytes, now: time.Now}
 	return func(ctx context.Context) ([]identities.Refused, error) {
 		all, err := o.Unenforced(ctx)
 		if err != nil {
 			return nil, err
 		}
-		var out []identities.Refused
+		out, err := disk.report(ctx)
+		if err != nil {
+			return nil, err
+		}
 		for _, k := range slices.SortedFunc(maps.Keys(all), policy.Key.Compare) {
 			out = append(out, identities.Refused{Key: k, Reason: all[k]})
 		}
@@ -44,6 +49,9 @@ func byPolicy(reports identities.Reports, nodes int) map[policy.Key]statuswriter
 	out := make(map[policy.Key]statuswriter.Nodes)
 	for _, node := range slices.Sorted(maps.Keys(reports)) {
 		for _, r := range reports[node] {
+			if r.Key == nodeStorage {
+				continue
+			}
 			x := out[r.Key]
 			if x.Count++; x.Count == 1 {
 				x.All, x.Reason = nodes, r.Reason
@@ -64,10 +72,24 @@ func byPolicy(reports identities.Reports, nodes int) map[policy.Key]statuswriter
 	return out
 }
 
+// disks are the reasons of nodes whose disks take no writes, by node.
+func disks(reports identities.Reports) map[string]string {
+	out := make(map[string]string)
+	for node, all := range reports {
+		for _, r := range all {
+			if r.Key == nodeStorage {
+				out[node] = r.Reason
+			}
+		}
+	}
+	return out
+}
+
 // followRefusals keeps the writer up to date about the nodes that do not enforce policies
-// as written, until ctx ends.
+// as written, and tells which nodes have a disk that takes no writes, until ctx ends.
 func followRefusals(
 	ctx context.Context, r *identities.Refusals, nodes func() int, set func(map[policy.Key]statuswriter.Nodes),
+	full func(map[string]string),
 ) error {
 	var mu sync.Mutex
 	var latest identities.Reports
@@ -95,6 +117,7 @@ func followRefusals(
 		reports := latest
 		mu.Unlock()
 		set(byPolicy(reports, nodes()))
+		full(disks(reports))
 		select {
 		case <-time.After(refusedEvery):
 		case <-ctx.Done():

@@ -61,7 +61,7 @@ func writeStatus(
 	source := kubernetes.New(api, w, p.Log)
 	source.Records, source.Kinds = true, identities.NewKinds(conn, p.Log)
 	p.Go("refused policies", func(ctx context.Context) error {
-		return followRefusals(ctx, identities.NewRefusals(conn, p.Log), api.Nodes, w.SetRefused)
+		return followRefusals(ctx, identities.NewRefusals(conn, p.Log), api.Nodes, w.SetRefused, short.SetStorage)
 	})
 	p.Go("names of nodes", gone.Run)
 	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, short, p.Log) })

@@ -255,7 +255,11 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			}
 			if p.Exceeds != "" {
 				s.Policies--
-				s.Exceeding++
+				if k := p.Key; k.Kind == policy.KindNamespaceIsolation {
+					s.Exceeding += o.foldedIn[k.Namespace]
+				} else {
+					s.Exceeding++
+				}
 				s.Note(summary.ProblemPolicy, "%s %s, and what it selects is isolated", p.Key, p.Exceeds)
 			}
 			if p.Broken != "" {

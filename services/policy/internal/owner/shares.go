@@ -510,12 +510,26 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	return err
 }
 
-// Unenforced are the policies that this node does not enforce as written, with the reasons.
-// What all nodes do not enforce, such as policies that exceed a share, is not among them.
+// StorageFailure returns why the state cannot be stored; empty: it can.
+func (o *Owner) StorageFailure(ctx context.Context) (string, error) {
+	return ask(ctx, o, func() (string, error) {
+		o.operation = opRead
+		return o.problems[partStorage], nil
+	})
+}
+
+// Unenforced are the policies that this node does not enforce as written, with the reasons:
+// tables are too large, or a change could not be stored. What all nodes do not enforce, such
+// as policies that exceed a share, is not among them.
 func (o *Owner) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
 	return ask(ctx, o, func() (map[policy.Key]string, error) {
 		o.operation = opRead
 		out := make(map[policy.Key]string)
+		for k, form := range o.closed {
+			if form.of != nil { // else its object is gone
+				out[k] = "the node cannot store it: " + cmp.Or(o.problems[partStorage], "a write failed")
+			}
+		}
 		for _, r := range o.engine.Reduced() {
 			for _, k := range r.Policies {
 				if out[k] == "" {

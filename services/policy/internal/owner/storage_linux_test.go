@@ -17,22 +17,24 @@ import (
 
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // onDisk runs an owner that writes to the disk, and calls f beside it. It
 // returns what Run did.
-func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(o *Owner)) (ran error) {
+func onDisk(t *testing.T, disk *disktest.Disk, dir string, f func(o *Owner), sources ...string) (ran error) {
 	t.Helper()
 	config := Config{
 		Engine: engine.Config{Cluster: "default", AllowHost: true}, MaxPolicies: 100, MaxManifestBytes: 1 << 20,
 		MaxNames: 10, MaxAddresses: 20, NameGrace: time.Minute, Linger: time.Hour, Stream: stream.Defaults(), Log: log.Discard(),
 	}
-	o, err := New(config, dir, nil)
+	o, err := New(config, dir, sources)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,5 +219,45 @@ func TestFailedSyncEndsTheOwner(t *testing.T) {
 	})
 	if !errors.Is(ran, journal.ErrLost) {
 		t.Errorf("the owner ended with %v, want ErrLost", ran)
+	}
+}
+
+// TestPolicyThatCannotBeStoredIsReported takes a policy of an API server while the disk is full: it isolates what
+// it selects, and the report of the node names it.
+func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
+	root := t.TempDir()
+	disk := disktest.New(t, root)
+	if ran := onDisk(t, disk, filepath.Join(root, "policy"), func(o *Owner) {
+		d := deltas{o.Objects(SourceKubernetes), t}
+		pods(t, o, "shop")
+		disk.Fail(func(op disktest.Op) error {
+			if op.Kind == disktest.Write || op.Kind == disktest.Truncate {
+				return unix.ENOSPC
+			}
+			return nil
+		})
+		c := watch.Changes[policy.Key, policy.Written]{Upserts: map[policy.Key]policy.Written{network("db"): isolating("db")}}
+		if err := d.Apply(t.Context(), c); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("%v, want ENOSPC", err)
+		}
+		if passes(t, o, 300, 301) {
+			t.Error("the policy does not isolate")
+		}
+		all, err := o.Unenforced(t.Context())
+		if err != nil || !strings.Contains(all[network("db")], "no space left on device") {
+			t.Errorf("the report: %q, %v", all, err)
+		}
+		if why, err := o.StorageFailure(t.Context()); err != nil || !strings.Contains(why, "no space left") {
+			t.Errorf("the disk: %q, %v", why, err)
+		}
+		disk.Fail(nil)
+		if err := d.Apply(t.Context(), c); err != nil {
+			t.Error(err)
+		}
+		if all, err := o.Unenforced(t.Context()); err != nil || len(all) != 0 {
+			t.Errorf("the report with room: %q, %v", all, err)
+		}
+	}, SourceIdentity, SourceFile, SourceKubernetes); ran != nil {
+		t.Error(ran)
 	}
 }

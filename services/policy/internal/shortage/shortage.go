@@ -2,9 +2,9 @@
 // Copyright 2026 The Sluice Authors
 
 // Package shortage makes Events on Nodes whose pod ranges have no address for new
-// pods, and on those that have some again.
+// pods, on those that have some again, and on Nodes whose disks take no writes.
 //
-// A node says so in an annotation of its Node, which it may write anyway; this process
+// A node says that it has no address in an annotation of its Node, which it may write anyway; this process
 // watches the metadata of all Nodes anyway, and makes Events. So no node needs the right
 // to make Events, which may be about anything.
 package shortage
@@ -26,6 +26,8 @@ import (
 const (
 	ReasonExhausted = "PodRangeExhausted"
 	ReasonAvailable = "PodRangeAvailable"
+	ReasonStorage   = "StorageFailed"
+	ReasonStored    = "StorageAvailable"
 )
 
 // Times of the Events.
@@ -54,6 +56,14 @@ type Event struct {
 	Warning bool
 }
 
+// Action is what the node could not do, or can do again.
+func (e Event) Action() string {
+	if e.Reason == ReasonStorage || e.Reason == ReasonStored {
+		return "StoreState"
+	}
+	return "AllocateAddress"
+}
+
 // API makes Events. An error means that it may be made later; one that is refused for
 // good is none.
 type API interface {
@@ -69,7 +79,16 @@ type Nodes struct {
 	wake chan struct{} // has a token when an Event may be due
 
 	mu    sync.Mutex
-	nodes map[string]*node // guarded by mu; those that have the annotation
+	nodes map[string]*node  // guarded by mu; those that have the annotation
+	uids  map[string]string // guarded by mu; of all Nodes
+	disks map[string]*disk  // guarded by mu; that take no writes, or did not in this run
+}
+
+// disk is what is known of the disk of a node.
+type disk struct {
+	reason  string    // empty: it takes writes again
+	said    string    // the name of the last Event
+	earlier time.Time // when that was made
 }
 
 // node is one with the annotation.
@@ -82,13 +101,18 @@ type node struct {
 
 // New returns Nodes that make their Events while they lead.
 func New(api API, l *slog.Logger) *Nodes {
-	return &Nodes{api: api, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{}}
+	return &Nodes{api: api, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{},
+		uids: map[string]string{}, disks: map[string]*disk{}}
 }
 
 // Upsert says that there is a Node, and what its annotation has; empty: it has none.
 func (n *Nodes) Upsert(name, uid, annotation string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.uids[name] != uid {
+		delete(n.disks, name) // another Node of the name
+	}
+	n.uids[name] = uid
 	if annotation == "" {
 		delete(n.nodes, name)
 		return
@@ -115,6 +139,31 @@ func (n *Nodes) Delete(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.nodes, name)
+	delete(n.uids, name)
+	delete(n.disks, name)
+}
+
+// SetStorage says which nodes have disks that take no writes, and why.
+func (n *Nodes) SetStorage(reasons map[string]string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, reason := range reasons {
+		if n.disks[name] == nil {
+			n.disks[name] = &disk{}
+		}
+		n.disks[name].reason = reason
+	}
+	for name, d := range n.disks {
+		if _, ok := reasons[name]; !ok {
+			if d.reason = ""; d.said == "" {
+				delete(n.disks, name)
+			}
+		}
+	}
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
 }
 
 // Lead makes Events until ctx ends.
@@ -165,12 +214,62 @@ func (n *Nodes) due() (e *Event, next time.Time) {
 			next = at
 		}
 	}
+	for name, d := range n.disks {
+		uid, ok := n.uids[name]
+		if !ok {
+			continue
+		}
+		e := storageEvent(name, uid, d)
+		at := d.earlier.Add(spacing)
+		switch {
+		case e.Name == d.said:
+		case !at.After(now):
+			return &e, now
+		case next.IsZero() || at.Before(next):
+			next = at
+		}
+	}
 	return nil, next
+}
+
+// storageEvent is the Event about the disk of a node. The reason says since when, so that each
+// failure has an Event of its own.
+func storageEvent(name, uid string, d *disk) Event {
+	e := Event{Node: name, UID: uid, Reason: ReasonStored, Note: "the disk takes writes again"}
+	about := d.said
+	if d.reason != "" {
+		e.Reason, e.Warning, about = ReasonStorage, true, d.reason
+		e.Note = shorten(d.reason + ": changes are not stored, and what cannot be stored is closed")
+	}
+	e.Name = eventName(name, fmt.Sprintf("%s storage %s", uid, about))
+	if d.reason == "" {
+		e.Name += storedSuffix
+	}
+	return e
+}
+
+// storedSuffix ends the names of Events about disks that take writes again.
+const storedSuffix = ".stored"
+
+// eventName is a name for an Event on a Node, which differs by what it is about.
+func eventName(node, about string) string {
+	sum := sha256.Sum256([]byte(about))
+	const most = 200 // of the name, which has at most 253 with what follows
+	return fmt.Sprintf("%s.%x", strings.TrimRight(node[:min(len(node), most)], "-."), sum[:8])
 }
 
 func (n *Nodes) done(e *Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if e.Reason == ReasonStorage || e.Reason == ReasonStored {
+		if d := n.disks[e.Node]; d != nil && n.uids[e.Node] == e.UID {
+			d.said, d.earlier = e.Name, n.now()
+			if d.reason == "" && e.Reason == ReasonStored {
+				delete(n.disks, e.Node)
+			}
+		}
+		return
+	}
 	if x := n.nodes[e.Node]; x != nil && x.uid == e.UID {
 		x.said, x.earlier = e.Name, n.now()
 	}
@@ -185,9 +284,7 @@ func event(name string, x *node) Event {
 	if e.Note == "" {
 		e.Note = "the node does not say more"
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", x.uid, x.note.State, x.note.Since.Unix()))
-	const most = 200 // of the name, which has at most 253 with what follows
-	e.Name = fmt.Sprintf("%s.%x", strings.TrimRight(name[:min(len(name), most)], "-."), sum[:8])
+	e.Name = eventName(name, fmt.Sprintf("%s %s %d", x.uid, x.note.State, x.note.Since.Unix()))
 	return e
 }
 

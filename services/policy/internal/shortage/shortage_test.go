@@ -140,3 +140,42 @@ func TestEventFitsTheLimitsOfTheServer(t *testing.T) {
 		t.Error("a note that the server refuses: it is empty")
 	}
 }
+
+// TestDiskThatTakesNoWritesIsOneEvent: each failure of a disk makes one Event, and one when it is over, whoever
+// leads.
+func TestDiskThatTakesNoWritesIsOneEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{names: map[string]bool{}}
+		full := map[string]string{"a": "since 10:00: the disk is full", "unknown": "since 10:00: the disk is full"}
+		const failed = "a StorageFailed: since 10:00: the disk is full: changes are not stored, and what cannot be stored is closed"
+		led(t, s, func(n *Nodes, pass func(time.Duration)) {
+			n.Upsert("a", "u1", "")
+			n.Upsert("b", "u2", "")
+			n.SetStorage(nil)
+			pass(time.Minute)
+			n.SetStorage(full)
+			pass(time.Minute)
+			n.SetStorage(full) // told again
+			pass(time.Hour)
+		})
+		led(t, s, func(n *Nodes, pass func(time.Duration)) { // another process leads
+			n.Upsert("a", "u1", "")
+			n.SetStorage(full)
+			pass(time.Minute)
+			n.SetStorage(nil)
+			pass(time.Minute)
+			n.SetStorage(nil)
+			pass(time.Minute)
+			n.SetStorage(map[string]string{"a": "since 12:00: the disk is full"})
+			pass(time.Minute)
+			n.Delete("a")
+			pass(time.Minute)
+		})
+		want := []string{
+			failed, "a StorageAvailable: the disk takes writes again", strings.Replace(failed, "10:00", "12:00", 1),
+		}
+		if !slices.Equal(s.made, want) {
+			t.Errorf("Events %q, want %q", s.made, want)
+		}
+	})
+}

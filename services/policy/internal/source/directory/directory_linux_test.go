@@ -186,7 +186,7 @@ func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p.write("a.yaml", policy("a", 5)+"---\n- a list\n")
 	const unread = " !document 2 (line 8): is not an object but a list"
 	p.want("a part that cannot be read",
-		"a.yaml: a 3"+unread, "a.yaml: b 4"+unread, "new.yaml: !document 1 (line 1): yaml: …")
+		"a.yaml: a 5"+unread, "a.yaml: b 4"+unread, "new.yaml: !document 1 (line 1): yaml: …")
 	p.write("a.yaml", policy("a", 4))
 	p.do(os.Remove(p.path("new.yaml")))
 	p.want("good again", "a.yaml: a 4")

@@ -103,7 +103,7 @@ func (a *API) RecordOnNode(ctx context.Context, e shortage.Event) error {
 	err := explained(a.post(ctx, &eventsv1.Event{
 		// Where the API server wants Events on objects without a namespace.
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: e.Name},
-		Type:       kind, Reason: e.Reason, Note: e.Note, Action: "AllocateAddress",
+		Type:       kind, Reason: e.Reason, Note: e.Note, Action: e.Action(),
 		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.UID)},
 	}))
 	if errors.Is(err, statuswriter.ErrRefused) {

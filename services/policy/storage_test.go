@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"maps"
+	"testing"
+	"time"
+
+	identities "github.com/sluice-net/sluice/services/policy/internal/client"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// TestFullDiskIsInTheReportOfTheNode has a disk that is full, another on which a write fails, and one that takes
+// writes again. The report names the first reason and since when, and is the same as long as the failure lasts.
+func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
+	failure, free, now := "", uint64(leastFree), time.Unix(1e9, 0)
+	s := &storage{
+		dir: "/var/lib/sluice/policy", now: func() time.Time { return now },
+		failure: func(context.Context) (string, error) { return failure, nil },
+		free:    func(string) (uint64, error) { return free, nil },
+	}
+	want := func(when, want string) {
+		t.Helper()
+		got, err := s.report(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case want == "" && len(got) == 0:
+		case len(got) == 1 && got[0] == identities.Refused{Key: nodeStorage, Reason: want}:
+		default:
+			t.Errorf("%s: %+v, want %q", when, got, want)
+		}
+		now = now.Add(time.Minute)
+	}
+	want("with room", "")
+	free = 0
+	full := "since 2001-09-09T01:47:40Z: the disk of /var/lib/sluice/policy is full"
+	want("full", full)
+	failure = "write policies.db: no space left on device"
+	want("a write failed, too", full)
+	failure, free = "", leastFree
+	want("with room again", "")
+	failure = "write policies.db: read-only file system"
+	want("read-only", "since 2001-09-09T01:50:40Z: write policies.db: read-only file system")
+}
+
+// TestDisksOfReportsAreNoPolicies takes a report about a disk and a policy.
+func TestDisksOfReportsAreNoPolicies(t *testing.T) {
+	k := policy.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
+	reports := identities.Reports{
+		"n1": {{Key: nodeStorage, Reason: "full"}, {Key: k, Reason: "too large"}}, "n2": {{Key: k, Reason: "too large"}},
+	}
+	if got, want := disks(reports), map[string]string{"n1": "full"}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
+		t.Errorf("%+v, want one policy on two nodes", got)
+	}
+}

@@ -239,13 +239,14 @@ func (q *query) ask(ctx context.Context, n kubectl.Node, one question) Answer {
 // follow adds the questions to other nodes that an answer leads to.
 func (q *query) follow(one question, answer Answer) {
 	x := answer.Explanation
-	if x == nil {
+	// The sender's node has answered for each backend of the Service.
+	if x == nil || one.has == "backend" {
 		return
 	}
 	for _, n := range x.NotAsked {
 		q.add(question{node: n.Node, has: n.Has, from: one.from, to: one.to, port: one.port})
 	}
-	if !x.Service.Translated() || one.has == "backend" {
+	if !x.Service.Translated() {
 		return
 	}
 	for _, b := range x.Service.Backends {

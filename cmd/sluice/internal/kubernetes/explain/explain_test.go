@@ -201,7 +201,8 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 	}
 }
 
-// TestTheNodeOfEachBackendIsAsked holds that the node of each backend of a Service explains the connection to it.
+// TestTheNodeOfEachBackendIsAsked holds that the node of each backend of a Service explains the connection to it, and
+// that the sender's node, which has done so for all backends, is not asked again.
 func TestTheNodeOfEachBackendIsAsked(t *testing.T) {
 	c := newCluster(t)
 	backend := func(address, node, verdict string) string {
@@ -215,7 +216,7 @@ func TestTheNodeOfEachBackendIsAsked(t *testing.T) {
 		backend("10.244.1.2", "node2", "forwarded"), backend("10.244.0.3", "", "forwarded"), backend("10.244.1.9", "node2",
 			"dropped"),
 	}, ",")+`]}}`)
-	c.answer("node2", "10.244.1.2", drops)
+	c.answer("node2", "10.244.1.2", lets)
 	_, out, _, executed := c.run("explain", "--from", "shop/client", "--to", "10.96.0.10", "--port", "80")
 	if len(executed) != 2 || !strings.HasPrefix(executed[1], "node2 explain --from=10.244.0.2 --to=10.244.1.2 "+
 		"--port=8080/tcp ") {

@@ -174,6 +174,9 @@ type restarted struct {
 	here, there *node
 	args        []string // of the datapaths
 	targets     []prober.Target
+	// forgets says that the next sluice-loadbalancer finds nothing about health check ports: the
+	// version before left no file. Its ports answer 503 until the datapath has subscribed.
+	forgets bool
 }
 
 // newRestarted brings the cluster up, with the programs of a directory, or else of this
@@ -413,11 +416,12 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 	}
 	wait(4)
 	statuses, errs := stop()
-	if len(statuses) > 0 {
+	loadBalancer := strings.HasPrefix(what, devnode.LoadBalancer)
+	if len(statuses) > 0 && !(loadBalancer && r.forgets) {
 		t.Errorf("%s: the health check port says %v", what, statuses)
 	}
 	// Nobody listens while sluice-loadbalancer is not there.
-	if len(errs) > 0 && !strings.HasPrefix(what, devnode.LoadBalancer) && !strings.HasPrefix(what, "all") {
+	if len(errs) > 0 && !loadBalancer && !strings.HasPrefix(what, "all") {
 		t.Errorf("%s: the health check port does not answer: %v", what, errs)
 	}
 	tried := 0

@@ -145,9 +145,10 @@ func TestNewConnectionsSucceedOverAnUpgrade(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, by packets %t", mode, packets), func(t *testing.T) {
 				_, bin := oldPrograms(t)
 				r := newRestarted(t, mode, packets, bin)
+				r.forgets = true
 				r.reach(t)
 				for _, service := range r.here.Services() {
-					r.during(t, "upgrade of "+service, func() error {
+					r.during(t, service+" becomes that of this build", func() error {
 						install(t, binDir(), bin, programs[service])
 						return r.here.Restart(t.Context(), service)
 					})

@@ -9,6 +9,7 @@
 #define SL_PROGRAM SL_PROGRAM_FROM_OVERLAY
 
 #include <sluice/admit.h>
+#include <sluice/asked.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
 #include <sluice/ipv4.h>
@@ -88,6 +89,8 @@ static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct
 		if (reason != SL_FWD_STACK || p->translated)
 			return reason;
 	}
+	if (asks_host(p) && !follow_fragments(p))
+		record_asked(p);
 	return SL_FWD_HOST;
 }
 

@@ -9,6 +9,7 @@
 
 #include <sluice/admit.h>
 #include <sluice/arp.h>
+#include <sluice/asked.h>
 #include <sluice/cut.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
@@ -130,6 +131,8 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		reason = admit_piece(skb, p);
 	if (reason)
 		return reason;
+	if (asks_host(p))
+		record_asked(p);
 	if (cfg_services && p->translated > SL_TRANSLATED_DESTINATION)
 		reason = return_to_pod(skb, p);
 	else

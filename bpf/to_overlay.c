@@ -10,6 +10,7 @@
 #define SL_PROGRAM SL_PROGRAM_TO_OVERLAY
 
 #include <sluice/admit.h>
+#include <sluice/asked.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
 #include <sluice/ipv4.h>
@@ -55,6 +56,19 @@ static __always_inline enum sl_reason find_service_sender(struct __sk_buff *skb,
 	return SL_CONTINUE;
 }
 
+/* A datagram of the host comes from what the pod has asked; its later fragments too. */
+static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct sl_packet *p)
+{
+	if (!is_datagram_of_host(skb, p) || follow_fragments(p))
+		return SL_CONTINUE;
+	answer_from_asked(p);
+	if (!p->readdressed)
+		return SL_CONTINUE;
+	if (leads_fragments(p))
+		lead_fragments(p, 0);
+	return rewrite_readdressed(skb, p) ? SL_DROP_REWRITE : SL_CONTINUE;
+}
+
 /*
  * Who sends the packet: a pod of this node, which has entered by its own device;
  * the node itself; or the world, under an address of the node.
@@ -74,7 +88,7 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 			*identity = p->family == 4 ? SL_VNI_WORLD4 : SL_VNI_WORLD6;
 			p->src_identity = world_of(p->family);
 		}
-		return SL_CONTINUE;
+		return answer_pod(skb, p);
 	}
 	src = endpoint_at(p->src_slot);
 	if (!src || entered_by(skb) != p->src_slot)

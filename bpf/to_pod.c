@@ -9,6 +9,7 @@
 #define SL_PROGRAM SL_PROGRAM_TO_POD
 
 #include <sluice/admit.h>
+#include <sluice/asked.h>
 #include <sluice/deliver.h>
 #include <sluice/endpoint.h>
 #include <sluice/ipv4.h>
@@ -27,14 +28,24 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-/* An answer of what the stack has led to, as what the pod has asked. */
+/* An answer of what the stack has led to, or of the host itself, as what the pod has asked. */
 static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p)
 {
-	enum sl_reason reason = admit_piece(skb, p);
+	enum sl_reason reason = SL_CONTINUE;
 
-	if (!reason && needs_rewrite(p) && rewrite_for_pod(skb, p))
+	if (is_datagram_of_host(skb, p)) {
+		reason = follow_fragments(p);
+		if (!reason)
+			answer_from_asked(p);
+	}
+	if (!reason)
+		reason = admit_piece(skb, p);
+	if (reason)
+		return reason;
+	if (needs_rewrite(p) ? rewrite_for_pod(skb, p)
+			     : p->readdressed && rewrite_readdressed(skb, p))
 		return SL_DROP_REWRITE;
-	return reason;
+	return SL_CONTINUE;
 }
 
 static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,

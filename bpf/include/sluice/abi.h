@@ -450,6 +450,8 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
  * together; no policy of this node is asked.
  */
 #define SL_ZONE_TRANSIT 1
+/* Which address of the host a pod has asked by UDP: asked.h. The host has the address 0. */
+#define SL_ZONE_ASKED 2
 
 /* sl_ct.flags */
 #define SL_CT_ORIG_LO 0x0001 /* the lower address began it */
@@ -503,7 +505,8 @@ struct SL_LAYOUT_NOW {
 	__u32 front; /* of the service that it began with; 0: of none */
 	__u16 nat_port; /* of SL_ZONE_TRANSIT: the source that the backend sees; 0: none yet */
 	__u16 nat_address; /* its place in sl_own, plus 1 */
-	__u16 asked_address; /* of a node port: the place of what was asked, plus 1 */
+	/* of a node port, and with SL_ZONE_ASKED: the place of what was asked, plus 1 */
+	__u16 asked_address;
 	__u16 node; /* of the far end, past whose stack packets travel; 0: none */
 	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
 	__u32 flags; /* SL_CT_... */
@@ -672,13 +675,15 @@ struct sl_packet {
 	__u32 front; /* of the service that its connection began with; 0: of none */
 	__u16 asked_port; /* with translated: dport as it arrived */
 	__u16 asked_at; /* of a node port: which address of the node, plus 1 */
-	__u8 asked[16] __attribute__((aligned(8))); /* with translated: dst as it arrived */
+	/* with translated: dst as it arrived; with readdressed: src */
+	__u8 asked[16] __attribute__((aligned(8)));
 	__u16 answer_mtu; /* what the answer "too big" says */
 	__u8 translated; /* SL_TRANSLATED_... */
 	__u8 untold; /* 1: the translation is not in its map yet */
 	__u8 zone; /* SL_ZONE_... of its connection's key */
 	__u8 answers; /* 1: it is known to answer, although its connection is not known */
-	__u8 pad4[2];
+	__u8 readdressed; /* 1: src is what a pod has asked, asked what the frame has */
+	__u8 pad4;
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */

@@ -31,7 +31,7 @@ static __always_inline bool has_ports(const struct sl_packet *p)
 static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fragment *key)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	__builtin_memcpy(key->src, p->src, sizeof(key->src));
+	__builtin_memcpy(key->src, p->readdressed ? p->asked : p->src, sizeof(key->src));
 	__builtin_memcpy(key->dst, p->translated ? p->asked : p->dst, sizeof(key->dst));
 	key->id = p->fragment_id;
 	key->proto = p->proto;

@@ -380,7 +380,8 @@ type MapsSlPacket struct {
 	Untold        uint8
 	Zone          uint8
 	Answers       uint8
-	Pad4          [2]uint8
+	Readdressed   uint8
+	Pad4          uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8

@@ -462,6 +462,9 @@ func connectionKey(t conntrack.Tuple) string {
 	if t.Transit {
 		words += " in transit"
 	}
+	if t.Asked {
+		words += " asked"
+	}
 	return words
 }
 

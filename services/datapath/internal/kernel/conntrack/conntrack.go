@@ -98,14 +98,20 @@ type Tuple struct {
 	// Transit: a service has led a sender outside to a backend that is no pod of this
 	// node.
 	Transit bool
+	// Asked: no connection, but a record of which address of the host the initiator, a pod,
+	// has asked by UDP. The responder has the address 0.
+	Asked bool
 }
 
-// zonePod and zoneTransit are SL_ZONE_POD and SL_ZONE_TRANSIT, of keys.
-const zonePod, zoneTransit = 0, 1
+// zonePod, zoneTransit and zoneAsked are SL_ZONE_POD, SL_ZONE_TRANSIT and SL_ZONE_ASKED, of keys.
+const zonePod, zoneTransit, zoneAsked = 0, 1, 2
 
 func (t Tuple) zone() uint8 {
-	if t.Transit {
+	switch {
+	case t.Transit:
 		return zoneTransit
+	case t.Asked:
+		return zoneAsked
 	}
 	return zonePod
 }
@@ -220,9 +226,9 @@ func Tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
 
 func tupleOf(lo, hi netip.AddrPort, proto, zone uint8, flags uint32) Tuple {
 	if Flags(flags)&OriginLow != 0 {
-		return Tuple{lo, hi, proto, zone == zoneTransit}
+		return Tuple{lo, hi, proto, zone == zoneTransit, zone == zoneAsked}
 	}
-	return Tuple{hi, lo, proto, zone == zoneTransit}
+	return Tuple{hi, lo, proto, zone == zoneTransit, zone == zoneAsked}
 }
 
 // Of reads the entry of a tuple.

@@ -39,7 +39,7 @@ type Filter struct {
 
 // matches says whether the connection is meant.
 func (f *Filter) matches(c *Connection) bool {
-	if f.Without[c.family()] || len(f.Protocols) > 0 && !slices.Contains(f.Protocols, c.Protocol) {
+	if c.Asked || f.Without[c.family()] || len(f.Protocols) > 0 && !slices.Contains(f.Protocols, c.Protocol) {
 		return false
 	}
 	if len(f.States) > 0 && !slices.ContainsFunc(c.Words(), func(w string) bool {

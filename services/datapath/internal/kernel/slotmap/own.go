@@ -18,13 +18,10 @@ const ownProbes = 8
 // errNoPlace says that other addresses of the host have all places that one could have.
 var errNoPlace = fmt.Errorf("%w: others have their places in map sl_own", pin.ErrFull)
 
-// placeOwn gives an address of the host its place in sl_own, where the way back of a
-// connection by a node port names it. It keeps the place that it has. An address that
+// placeOwn gives an address of the host its place in sl_own, by which connections name the
+// address that was asked. It keeps the place that it has. An address that
 // is not in want any more gives up its place to another one only.
 func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
-	if eps.own.MaxEntries() == 1 { // a node without services
-		return nil
-	}
 	place, has := -1, false
 	err := eps.probeOwn(a, func(at int, holder netip.Addr) bool {
 		if has = holder == a; !has && place < 0 && !want[holder] {
@@ -54,9 +51,6 @@ func (eps *Maps) OwnPlace(a netip.Addr) (uint16, error) {
 		return 0, err
 	}
 	defer eps.gate.RUnlock()
-	if eps.own.MaxEntries() == 1 {
-		return 0, nil
-	}
 	place := uint16(0)
 	err := eps.probeOwn(a, func(at int, holder netip.Addr) bool {
 		if holder == a {

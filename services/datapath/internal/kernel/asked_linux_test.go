@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
+)
+
+// everywhere is a port of all addresses.
+func everywhere(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Unspecified(), port) }
+
+// answerUDP runs a server that is asked for a number of bytes, on a socket that is bound to an
+// address of a namespace.
+func answerUDP(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
+	t.Helper()
+	var u *net.UDPConn
+	inNetns(t, ns, func() {
+		var err error
+		u, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		must(t, "listen", err)
+	})
+	t.Cleanup(func() { u.Close() })
+	go func() {
+		b := make([]byte, 100)
+		for {
+			n, from, err := u.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			size, _ := strconv.Atoi(string(b[:n]))
+			_, _ = u.WriteToUDPAddrPort(bytes.Repeat([]byte("x"), size), from)
+		}
+	}()
+}
+
+// addAddresses gives a node further addresses, and has its datapath know them.
+func (n *fabricNode) addAddresses(t *testing.T, addrs ...netip.Addr) {
+	t.Helper()
+	for _, a := range addrs {
+		// deprecated, so that it is no source of the tunnel
+		must(t, "add an address", n.h.AddrAdd(n.uplink, &netlink.Addr{
+			IPNet: ipNet(a), Flags: unix.IFA_F_NODAD, ValidLft: 3600,
+		}))
+		receives(t, n.h, a)
+	}
+	own := append([]netip.Addr{n.over4, n.over6, n.addr4, n.addr6}, addrs...)
+	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs(own))
+}
+
+// TestKernelHostAnswersUDPFromTheAddressThatWasAsked: a connected socket of a pod hears a
+// server of the host that is bound to all addresses, whichever address of the node it asks,
+// by a service or without one, with datagrams of every size.
+func TestKernelHostAnswersUDPFromTheAddressThatWasAsked(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		more := []netip.Addr{netip.MustParseAddr("192.0.2.101"), netip.MustParseAddr("2001:db8::101")}
+		f.a.addAddresses(t, more...)
+		for i := range more {
+			must(t, "SetRemote", f.b.k.IPCache.SetRemote(netip.PrefixFrom(more[i], more[i].BitLen()),
+				ipcache.Remote{Identity: identity.RemoteNode, Node: uint16(f.a.number), OfDevice: true}))
+		}
+		answerUDP(t, f.a.ns, everywhere(7001))
+		for i := range 2 {
+			for _, own := range []netip.Addr{
+				[]netip.Addr{f.a.addr4, f.a.addr6}[i], more[i], []netip.Addr{f.a.over4, f.a.over6}[i],
+			} {
+				for _, client := range []struct {
+					what string
+					in   *pod
+				}{{"a pod of the node", f.a.pod}, {"a pod of another node", f.b.pod}} {
+					if client.in == f.b.pod && routing == RoutingNative {
+						continue // the stack alone carries it, with the addresses of the node's own routes
+					}
+					for _, size := range []int{8, 1400, 5600} {
+						wantBytes(t, fmt.Sprintf("%s, %d bytes", client.what, size), client.in.ns, netip.AddrPortFrom(own, 7001), size)
+					}
+				}
+			}
+			vip := serviceAddr(more[i], 40)
+			n.lead(vip, feAddress, netip.AddrPortFrom(more[i], 7001))
+			wantBytes(t, "by a service", f.a.pod.ns, vip, 8)
+			wantBytes(t, "by a service, large", f.a.pod.ns, vip, 5600)
+		}
+	})
+}
+
+// wantBytes asks for an answer of a size by a connected socket, which hears one address alone.
+// The first ones may be lost to the discovery of a path.
+func wantBytes(t *testing.T, what string, ns netns.NsHandle, to netip.AddrPort, size int) {
+	t.Helper()
+	u, err := dialIn(t, ns, "udp", to)
+	must(t, "open", err)
+	defer u.Close()
+	b := make([]byte, 1<<16)
+	for range 4 {
+		must(t, "deadline", u.SetDeadline(time.Now().Add(500*time.Millisecond)))
+		_, err = u.Write([]byte(strconv.Itoa(size)))
+		must(t, "send", err)
+		var k int
+		if k, err = u.Read(b); err == nil {
+			if k != size {
+				t.Errorf("%s: %v answers %d bytes", what, to, k)
+			}
+			return
+		}
+	}
+	t.Errorf("%s: %v does not answer: %v", what, to, err)
+}
+
+// TestKernelHostKeepsTheAddressOfABoundSocket: what a socket of the host sends that is bound
+// to one of its addresses comes from that, also to a port of a pod that has asked another.
+func TestKernelHostKeepsTheAddressOfABoundSocket(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	for _, at := range []netip.Addr{f.a.addr4, f.a.over4, f.a.addr6, f.a.over6} {
+		answerUDP(t, f.a.ns, netip.AddrPortFrom(at, 7002))
+	}
+	for _, client := range []*pod{f.a.pod, f.b.pod} {
+		for _, asked := range [][]netip.Addr{{f.a.addr4, f.a.over4}, {f.a.addr6, f.a.over6}} {
+			var u *net.UDPConn
+			inNetns(t, client.ns, func() {
+				var err error
+				u, err = net.ListenUDP("udp", nil)
+				must(t, "open", err)
+			})
+			defer u.Close()
+			for round := range 4 {
+				to := netip.AddrPortFrom(asked[round%2], 7002)
+				must(t, "deadline", u.SetDeadline(time.Now().Add(servicetest.Patience)))
+				_, err := u.WriteToUDPAddrPort([]byte("8"), to)
+				must(t, "send", err)
+				_, from, err := u.ReadFromUDPAddrPort(make([]byte, 100))
+				must(t, "read", err)
+				if got := netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); got != to {
+					t.Errorf("%v asks %v, %v answers", client.IPv4, to, got)
+				}
+			}
+		}
+	}
+}
+
+// TestKernelAskedAddressIsRecordedAgain: the record of what was asked may be evicted, and
+// takes part in no list of connections.
+func TestKernelAskedAddressIsRecordedAgain(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	answerUDP(t, f.a.ns, everywhere(7001))
+	u, err := dialIn(t, f.a.pod.ns, "udp", netip.AddrPortFrom(f.a.addr4, 7001))
+	must(t, "open", err)
+	ask := func() {
+		t.Helper()
+		must(t, "deadline", u.SetDeadline(time.Now().Add(servicetest.Patience)))
+		_, err := u.Write([]byte("8"))
+		must(t, "send", err)
+		_, err = u.Read(make([]byte, 100))
+		must(t, "read", err)
+	}
+	for range 3 {
+		ask()
+		if n := len(f.a.askedRecords(t)); n != 1 {
+			t.Fatalf("%d records of what was asked, want 1", n)
+		}
+		for _, c := range f.a.askedRecords(t) {
+			if deleted, err := f.a.k.Connections.Remove(c); err != nil || deleted != 1 {
+				t.Fatalf("remove: %d, %v", deleted, err)
+			}
+		}
+	}
+	ask()
+	must(t, "list", f.a.k.Connections.List(t.Context(), conntrack.Filter{}, func(c *conntrack.Connection) error {
+		if c.Asked || !c.Responder.Addr().IsValid() || c.Responder.Addr().IsUnspecified() {
+			t.Errorf("a connection: %v", c.Tuple)
+		}
+		return nil
+	}))
+}
+
+// askedRecords are the records of which addresses of the node were asked.
+func (n *fabricNode) askedRecords(t *testing.T) (records []conntrack.Connection) {
+	t.Helper()
+	must(t, "list", n.k.Connections.Each(func(cs []conntrack.Connection) error {
+		for _, c := range cs {
+			if c.Asked {
+				records = append(records, c)
+			}
+		}
+		return nil
+	}))
+	return records
+}

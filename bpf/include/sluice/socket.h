@@ -259,6 +259,29 @@ static __always_inline bool remember(struct bpf_sock_addr *ctx, const struct sl_
 	return true;
 }
 
+/*
+ * Remembers the translation of a subflow for its MPTCP socket, too: connect runs the program
+ * for the subflow, getpeername for the socket of the process.
+ */
+static __always_inline void remember_mptcp(struct bpf_sock_addr *ctx, const struct sl_choice *c,
+					   const __u8 *asked, __u16 asked_port)
+{
+	struct mptcp_sock *mptcp;
+	struct sl_sock *s;
+
+	if (c->proto != SL_IPPROTO_TCP || !ctx->sk)
+		return;
+	mptcp = bpf_skc_to_mptcp_sock(ctx->sk);
+	if (!mptcp)
+		return;
+	s = bpf_sk_storage_get(&sl_sk, mptcp, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!s)
+		return;
+	s->proto = c->proto;
+	s->connected = 1;
+	fill_peer(&s->peer[0], c, asked, asked_port);
+}
+
 /* A connection to what is no service ends what an earlier one has left. */
 static __always_inline void forget(struct bpf_sock_addr *ctx)
 {
@@ -311,6 +334,8 @@ static __always_inline bool translate(struct bpf_sock_addr *ctx, struct sl_choic
 	error = choose(ctx, c, slot);
 	if (!error && !remember(ctx, c, asked, asked_port, connect))
 		error = SL_ENOMEM;
+	if (!error && connect)
+		remember_mptcp(ctx, c, asked, asked_port);
 	if (error) {
 		*result = refuse(error);
 		return false;

@@ -253,15 +253,16 @@ type way struct {
 	name   string
 	domain int
 	kind   int
+	proto  int // 0: the usual one of the kind
 }
 
 var (
-	tcp4  = way{"TCP over IPv4", unix.AF_INET, unix.SOCK_STREAM}
-	tcp6  = way{"TCP over IPv6", unix.AF_INET6, unix.SOCK_STREAM}
-	udp4  = way{"UDP over IPv4", unix.AF_INET, unix.SOCK_DGRAM}
-	udp6  = way{"UDP over IPv6", unix.AF_INET6, unix.SOCK_DGRAM}
-	tcp46 = way{"TCP over IPv4 in IPv6", unix.AF_INET6, unix.SOCK_STREAM}
-	udp46 = way{"UDP over IPv4 in IPv6", unix.AF_INET6, unix.SOCK_DGRAM}
+	tcp4  = way{name: "TCP over IPv4", domain: unix.AF_INET, kind: unix.SOCK_STREAM}
+	tcp6  = way{name: "TCP over IPv6", domain: unix.AF_INET6, kind: unix.SOCK_STREAM}
+	udp4  = way{name: "UDP over IPv4", domain: unix.AF_INET, kind: unix.SOCK_DGRAM}
+	udp6  = way{name: "UDP over IPv6", domain: unix.AF_INET6, kind: unix.SOCK_DGRAM}
+	tcp46 = way{name: "TCP over IPv4 in IPv6", domain: unix.AF_INET6, kind: unix.SOCK_STREAM}
+	udp46 = way{name: "UDP over IPv4 in IPv6", domain: unix.AF_INET6, kind: unix.SOCK_DGRAM}
 )
 
 // shown is how a socket of the way shows an address.
@@ -277,7 +278,7 @@ func (w way) open(t testing.TB, ns *netns.Namespace) int {
 	t.Helper()
 	var fd int
 	must(t, "open a socket", ns.Do(func() (err error) {
-		fd, err = unix.Socket(w.domain, w.kind|unix.SOCK_CLOEXEC, 0)
+		fd, err = unix.Socket(w.domain, w.kind|unix.SOCK_CLOEXEC, w.proto)
 		return err
 	}))
 	patience := unix.NsecToTimeval(servicetest.Patience.Nanoseconds())
@@ -380,6 +381,9 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 		{tcp4, vip4, backend4(1)},
 		{tcp46, vip4, backend4(1)},
 		{tcp6, vip6, backend6(1)},
+		{way{"MPTCP over IPv4", unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, vip4, backend4(1)},
+		{way{"MPTCP over IPv4 in IPv6", unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, vip4, backend4(1)},
+		{way{"MPTCP over IPv6", unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, vip6, backend6(1)},
 		{udp4, vip4, backend4(1)},
 		{udp46, vip4, backend4(1)},
 		{udp6, vip6, backend6(1)},

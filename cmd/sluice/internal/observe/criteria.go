@@ -152,7 +152,7 @@ var kinds = []kind{
 		addLabel,
 	},
 	{
-		"service", true, "events of packets that asked for the service [NAMESPACE/]NAME, before they were led to a backend",
+		"service", true, "events of packets to the service [NAMESPACE/]NAME, and of those to its backends that name no service",
 		addService,
 	},
 	{"verdict", true, "forwarded, dropped, audited or redirected", addVerdict},

@@ -41,6 +41,9 @@ type Criteria struct {
 	Selectors  []Selector
 	// Services are "shop/web", for all ports of the service.
 	Services map[string]bool
+	// Backend reports whether an address is a backend of Services: packets to it meet them,
+	// too, unless they asked for another service. Nil: no address is.
+	Backend func(at netip.AddrPort, protocol uint8) bool
 	// Source and Destination say what the sender and the receiver are; nil: anything.
 	Source, Destination *EndCriteria
 }
@@ -93,7 +96,7 @@ func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 		either(len(c.Protocols), e.Type != Repair && c.Protocols[e.Protocol], false) &&
 		either(len(c.Ports), e.hasPorts() && c.Ports[e.Source.Port()], e.hasPorts() && c.Ports[e.Destination.Port()] ||
 			e.Original.IsValid() && c.Ports[e.Original.Port()]) &&
-		either(len(c.Services), e.Service != "" && c.Services[e.serviceName()], false) &&
+		either(len(c.Services), e.Service != "" && c.Services[e.serviceName()], c.toBackend(e)) &&
 		either(len(c.Verdicts), c.Verdicts[e.Verdict], false) &&
 		either(len(c.Types), c.Types[e.Type], false) &&
 		(c.Source == nil || e.Type != Repair && c.Source.match(e, e.From, e.Source, netip.AddrPort{}, e.SourceIdentity,
@@ -102,6 +105,18 @@ func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 			c.Destination.match(e, e.To, e.Destination, e.Original, e.DestinationIdentity, labels)) &&
 		(len(c.Selectors) == 0 || selects(c.Selectors, e.SourceIdentity, labels) ||
 			selects(c.Selectors, e.DestinationIdentity, labels))
+}
+
+// toBackend reports whether the packet belongs to a connection with a backend of the services,
+// to which a socket may have been led before it sent anything.
+func (c *Criteria) toBackend(e Event) bool {
+	if c.Backend == nil || e.Original.IsValid() || e.Type == Repair {
+		return false
+	}
+	if e.Reply {
+		return c.Backend(e.Source, e.Protocol)
+	}
+	return c.Backend(e.Destination, e.Protocol)
 }
 
 // match says whether an end is as the criteria say. It may have had another address

@@ -34,6 +34,10 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 	if err != nil {
 		return statusOf(err)
 	}
+	s.findBackends(&filter.Criteria)
+	for i := range filter.Excluded {
+		s.findBackends(&filter.Excluded[i])
+	}
 	reader, known, err := s.readerOf(r)
 	if err != nil {
 		return statusOf(err)

@@ -534,7 +534,9 @@ type ObserveRequest struct {
 	Types []FlowType `protobuf:"varint,11,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
 	// Label selectors of which one must select the workload on either side.
 	Selectors []*LabelSelector `protobuf:"bytes,13,rep,name=selectors,proto3" json:"selectors,omitempty"`
-	// Events of packets that asked for one of these services, as Flow.service names it.
+	// Events of packets that asked for one of these services, as Flow.service names it,
+	// and of packets to one of their present backends that asked for no service: those
+	// of sockets, which are led there before they send anything, and direct ones.
 	Services []*ServiceName `protobuf:"bytes,14,rep,name=services,proto3" json:"services,omitempty"`
 	// Events about these Kubernetes pods of the node, on either side.
 	Pods []*PodName `protobuf:"bytes,15,rep,name=pods,proto3" json:"pods,omitempty"`
@@ -758,7 +760,7 @@ type FlowCriteria struct {
 	Types []FlowType `protobuf:"varint,10,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
 	// Label selectors, for the workload on either side.
 	Selectors []*LabelSelector `protobuf:"bytes,11,rep,name=selectors,proto3" json:"selectors,omitempty"`
-	// Services that were asked for.
+	// Services that were asked for, as in ObserveRequest.
 	Services []*ServiceName `protobuf:"bytes,12,rep,name=services,proto3" json:"services,omitempty"`
 	// What the sender is.
 	Source *FlowEndCriteria `protobuf:"bytes,13,opt,name=source,proto3" json:"source,omitempty"`

@@ -94,6 +94,18 @@ static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct
 	return SL_FWD_HOST;
 }
 
+static __always_inline enum sl_reason pass_to_pod(struct __sk_buff *skb, struct sl_packet *p,
+						  __u32 *ifindex)
+{
+	enum sl_reason reason = admit_piece(skb, p);
+
+	if (reason)
+		return reason;
+	if (p->via_stack || p->by_stack)
+		return SL_FWD_STACK;
+	return deliver_to(skb, p, ifindex);
+}
+
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   __u32 *ifindex)
 {
@@ -103,12 +115,10 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		return reason;
 	if (p->dst_slot == SL_SLOT_HOST)
 		return pass_to_host(skb, p);
-	reason = admit_piece(skb, p);
-	if (reason)
-		return reason;
-	if (p->via_stack)
-		return SL_FWD_STACK;
-	return deliver_to(skb, p, ifindex);
+	reason = pass_to_pod(skb, p, ifindex);
+	if (leads_fragments(p))
+		lead_fragments(p, lead_of(reason));
+	return reason;
 }
 
 static __always_inline enum sl_reason from_overlay4(struct __sk_buff *skb, struct sl_packet *p,

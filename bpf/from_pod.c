@@ -81,7 +81,7 @@ static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, st
 static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,
 					      __u32 *ifindex)
 {
-	if (p->dst_slot == SL_SLOT_HOST || p->via_stack ||
+	if (p->dst_slot == SL_SLOT_HOST || p->via_stack || p->by_stack ||
 	    (p->dst_slot == SL_SLOT_NONE && !p->node))
 		return forward_by_stack(skb, p);
 	if (p->dst_slot == SL_SLOT_NONE)
@@ -119,8 +119,9 @@ static __always_inline enum sl_reason fit(struct __sk_buff *skb, struct sl_packe
 	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_STACK_MTU;
 }
 
-static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
-					   const struct sl_endpoint *src, __u32 *ifindex)
+static __always_inline enum sl_reason admit_and_forward(struct __sk_buff *skb, struct sl_packet *p,
+							const struct sl_endpoint *src,
+							__u32 *ifindex)
 {
 	enum sl_reason reason = SL_CONTINUE;
 
@@ -139,6 +140,16 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		reason = forward(skb, p, ifindex);
 	if (cfg_services && p->translated && reason == SL_STACK_MTU)
 		return fit(skb, p);
+	return reason;
+}
+
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
+					   const struct sl_endpoint *src, __u32 *ifindex)
+{
+	enum sl_reason reason = admit_and_forward(skb, p, src, ifindex);
+
+	if (leads_fragments(p))
+		lead_fragments(p, lead_of(reason));
 	return reason;
 }
 

@@ -62,6 +62,18 @@ static __always_inline enum sl_reason check_fragment(const struct sl_packet *p)
 	return node_past_stack(&where) ? SL_CONTINUE : SL_FWD_STACK;
 }
 
+static __always_inline enum sl_reason admit_and_deliver(struct __sk_buff *skb, struct sl_packet *p,
+							__u32 *ifindex)
+{
+	enum sl_reason reason = admit_piece(skb, p);
+
+	if (reason)
+		return reason;
+	if (p->via_stack || p->by_stack)
+		return SL_FWD_STACK;
+	return deliver_to(skb, p, ifindex);
+}
+
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   __u32 *ifindex)
 {
@@ -69,12 +81,10 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 
 	if (reason)
 		return reason;
-	reason = admit_piece(skb, p);
-	if (reason)
-		return reason;
-	if (p->via_stack)
-		return SL_FWD_STACK;
-	return deliver_to(skb, p, ifindex);
+	reason = admit_and_deliver(skb, p, ifindex);
+	if (leads_fragments(p))
+		lead_fragments(p, lead_of(reason));
+	return reason;
 }
 
 static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_packet *p)

@@ -65,12 +65,12 @@ static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct s
 	if (!p->readdressed)
 		return SL_CONTINUE;
 	if (leads_fragments(p))
-		lead_fragments(p, 0);
+		lead_fragments(p, SL_LEAD_ON);
 	return rewrite_readdressed(skb, p) ? SL_DROP_REWRITE : SL_CONTINUE;
 }
 
 /*
- * Who sends the packet: a pod of this node, which has entered by its own device;
+ * Who sends the packet: a pod of this node, whose packet has entered by its own device;
  * the node itself; or the world, under an address of the node.
  */
 static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct sl_packet *p,
@@ -84,14 +84,14 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 	if (p->src_slot == SL_SLOT_HOST) {
 		*identity = SL_ID_REMOTE_NODE;
 		p->src_identity = SL_ID_HOST;
-		if (is_forwarded(skb)) {
+		if (is_forwarded(skb, p)) {
 			*identity = p->family == 4 ? SL_VNI_WORLD4 : SL_VNI_WORLD6;
 			p->src_identity = world_of(p->family);
 		}
 		return answer_pod(skb, p);
 	}
 	src = endpoint_at(p->src_slot);
-	if (!src || entered_by(skb) != p->src_slot)
+	if (!src || !is_from_pod(skb, p, p->src_slot))
 		return SL_DROP_SPOOFED_IP;
 	p->src_identity = identity_of(src);
 	return find_service_sender(skb, p, identity);
@@ -114,7 +114,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		p->node = where.node;
 	} else {
 		/* the stack may have translated it */
-		reason = admit_piece(skb, p);
+		reason = admit_behind_stack(skb, p);
 		if (reason)
 			return reason;
 		identity = p->src_identity;

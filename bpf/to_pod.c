@@ -39,7 +39,7 @@ static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_pack
 			answer_from_asked(p);
 	}
 	if (!reason)
-		reason = admit_piece(skb, p);
+		reason = admit_behind_stack(skb, p);
 	if (reason)
 		return reason;
 	if (needs_rewrite(p) ? rewrite_for_pod(skb, p)

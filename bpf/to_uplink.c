@@ -21,20 +21,20 @@
 #include <sluice/observe.h>
 #include <sluice/outside.h>
 
-/* Whether it is from a pod of this node, and under its address. */
-static __always_inline bool is_of_pod(struct __sk_buff *skb, struct sl_packet *p)
-{
-	p->src_slot = slot_of_address(p->src, p->family);
-	if (p->src_slot == SL_SLOT_NONE || p->src_slot == SL_SLOT_HOST)
-		return false;
-	return entered_by(skb) == p->src_slot;
-}
-
+/*
+ * A packet that sluice_from_pod has marked: under an address of the node if the stack has
+ * translated its source, else under the address of the pod that sent it.
+ */
 static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;
 	struct sl_ipcache where;
 
+	p->src_slot = slot_of_address(p->src, p->family);
+	if (p->src_slot == SL_SLOT_NONE || p->src_slot == SL_SLOT_HOST)
+		return SL_FWD_STACK;
+	if (!is_from_pod(skb, p, p->src_slot))
+		return SL_DROP_SPOOFED_IP;
 	if (cfg_services) {
 		reason = answer_outside(skb, p);
 		if (reason)
@@ -45,7 +45,7 @@ static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct 
 	where = ipcache_of(p->dst, p->family);
 	if (!node_past_stack(&where))
 		return SL_FWD_STACK;
-	reason = admit_piece(skb, p);
+	reason = admit_behind_stack(skb, p);
 	return reason ? reason : SL_FWD_NATIVE;
 }
 
@@ -69,7 +69,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	enum sl_reason reason;
 
 	if ((skb->mark & SL_MARK_MASK) == SL_MARK_POD)
-		return is_of_pod(skb, p) ? pass_of_pod(skb, p) : SL_FWD_STACK;
+		return pass_of_pod(skb, p);
 	if (!may_be_in_transit(p))
 		return SL_FWD_STACK;
 	reason = translate_source(skb, p);

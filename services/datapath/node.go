@@ -402,7 +402,9 @@ func (n *node) openDevices(cfg Config) (err error) {
 	}
 	n.sysctls = set
 	group := netdev.Group(n.instance)
-	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, netdev.MarkMask, netdev.MarkForwarded)
+	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, guard.Marks{
+		Mask: netdev.MarkMask, Pod: netdev.MarkPod, Pods: netdev.MarkLocal, Tunnel: netdev.MarkRemote, Others: netdev.MarkForwarded,
+	})
 	if err := n.guardFabric(cfg); err != nil {
 		return err
 	}
@@ -724,5 +726,5 @@ func uninstallNode(instance string, cidrs []netip.Prefix) error {
 	defer others.Close()
 	err = errors.Join(others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
 	// The firewall last: until then it drops what a device without programs sends.
-	return errors.Join(err, guard.New(home, instance, nil, 0, 0).Remove())
+	return errors.Join(err, guard.New(home, instance, nil, guard.Marks{}).Remove())
 }

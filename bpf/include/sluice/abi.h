@@ -570,13 +570,19 @@ enum sl_ct_stat {
 	SL_CT_STATS = 8,
 };
 
-/* Key of sl_frag; its value are the ports, sport << 16 | dport. */
+/*
+ * Key of sl_frag; its value are the ports, sport << 16 | dport. A datagram has one
+ * element: with SL_FRAGMENT_BY_STACK if its first fragment went to the host's stack, so
+ * that the later ones follow it there.
+ */
+#define SL_FRAGMENT_BY_STACK 0x80
+
 struct sl_fragment {
 	__u8 src[16]; /* IPv4: the first four bytes */
 	__u8 dst[16];
 	__u32 id;
 	__u8 proto;
-	__u8 family;
+	__u8 family; /* 4 or 6, and SL_FRAGMENT_BY_STACK */
 	__u16 slot; /* whose device it came from; SL_SLOT_NONE less the node whose tunnel it was */
 };
 _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
@@ -683,7 +689,7 @@ struct sl_packet {
 	__u8 zone; /* SL_ZONE_... of its connection's key */
 	__u8 answers; /* 1: it is known to answer, although its connection is not known */
 	__u8 readdressed; /* 1: src is what a pod has asked, asked what the frame has */
-	__u8 pad4;
+	__u8 by_stack; /* 1: a later fragment whose first one went to the host's stack */
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */

@@ -585,8 +585,8 @@ static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, st
 	return admit(skb, p);
 }
 
-/* Whether a packet, or a piece of one, may pass. A first piece leaves its ports to the
- * later ones if it does.
+/* Whether a packet, or a fragment of one, may pass. The caller has a first fragment lead
+ * the later ones when its path is known.
  */
 static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -599,8 +599,17 @@ static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct 
 		reason = admit_to_service(skb, p);
 	if (SL_TRANSLATES && p->untold && !reason)
 		store_translation(p);
+	return reason;
+}
+
+/* Whether a packet, or a fragment of one, that comes from the stack may pass. */
+static __always_inline enum sl_reason admit_behind_stack(struct __sk_buff *skb,
+							 struct sl_packet *p)
+{
+	enum sl_reason reason = admit_piece(skb, p);
+
 	if (leads_fragments(p))
-		lead_fragments(p, reason);
+		lead_fragments(p, reason ? SL_LEAD_NONE : SL_LEAD_ON);
 	return reason;
 }
 

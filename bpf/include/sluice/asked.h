@@ -150,7 +150,7 @@ __noinline int answer_from_asked(struct sl_packet *p)
 /* Whether the packet is a datagram that the host itself has sent. */
 static __always_inline bool is_datagram_of_host(struct __sk_buff *skb, const struct sl_packet *p)
 {
-	return p->proto == SL_UDP && !is_forwarded(skb);
+	return p->proto == SL_UDP && !is_forwarded(skb, p);
 }
 
 /* Writes the source into the frame. */

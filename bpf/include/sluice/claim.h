@@ -13,6 +13,9 @@
  *   from the stack, entered by a device     a local pod only by the pod's own
  *                                           device, never the local host; a pod
  *                                           of another node as node.h has it
+ *   from the stack, a copied fragment       as the mark of the firewall says by
+ *                                           which kind of device it entered;
+ *                                           without that mark the world
  *   from a tunnel                           whom its key names, of the node that
  *                                           sent it: see node.h
  *   from an uplink                          whom its source address names, but
@@ -22,8 +25,14 @@
  * namespace can set it (SO_MARK), rules that restore connection marks replace
  * it, and a pair of devices within one namespace carries it along. It says that
  * a program of ours has seen the packet, to the rules that stop what none has,
- * and that the stack has forwarded it: a process that sets this bit itself only
- * loses the identity of the host.
+ * and that the stack has forwarded it: a process that sets SL_MARK_FORWARDED itself
+ * only loses the identity of the host.
+ *
+ * Copied fragments: when the stack cuts a packet into new fragments, ip6_fragment (and
+ * ip_fragment before Linux 5.1) leaves skb_iif out, so ingress_ifindex is 0. Such a
+ * fragment has no socket either, because the stack takes the socket off every packet
+ * that it receives, and fragments of a local socket's packet keep the socket. The mark
+ * counts only for these: a whole packet never loses its device.
  */
 
 #include <sluice/endpoint.h>
@@ -42,14 +51,44 @@ static __always_inline __u16 entered_by(struct __sk_buff *skb)
 	return slot ? (__u16)*slot : SL_SLOT_NONE;
 }
 
-/*
- * Whether the stack has forwarded the packet. It forgets the device by which
- * IPv6 fragments came in when it has to copy them, as a sender outside can bring
- * about; the mark that the node's firewall gives to all that is forwarded stays.
- */
-static __always_inline bool is_forwarded(struct __sk_buff *skb)
+/* Whether the packet is a fragment that the stack has copied: see above. */
+static __always_inline bool is_copied(struct __sk_buff *skb, const struct sl_packet *p)
 {
-	return skb->ingress_ifindex || (skb->mark & SL_MARK_MASK) == SL_MARK_FORWARDED;
+	return !skb->ingress_ifindex && (p->fragment || p->more_fragments) && !skb->sk;
+}
+
+/* Whether nothing says where a copied fragment came from: its mark was not written, or
+ * was removed.
+ */
+static __always_inline bool is_of_unknown_origin(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	return is_copied(skb, p) && !(skb->mark & SL_MARK_MASK);
+}
+
+/*
+ * Whether the stack has forwarded the packet. A copied fragment was forwarded whatever
+ * its mark is. A whole packet without a device is the host's also without a socket: the
+ * kernel sends resets and SYN cookies by itself.
+ */
+static __always_inline bool is_forwarded(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	return skb->ingress_ifindex || (skb->mark & SL_MARK_MASK) == SL_MARK_FORWARDED ||
+	       is_copied(skb, p);
+}
+
+/*
+ * Whether a packet from the stack entered by the device of the endpoint at slot. The
+ * mark of a copied fragment says that it entered by the device of some pod, and
+ * sluice_from_pod has held its source address against that device.
+ */
+static __always_inline bool is_from_pod(struct __sk_buff *skb, const struct sl_packet *p,
+					__u16 slot)
+{
+	__u32 mark = skb->mark & SL_MARK_MASK;
+
+	if (skb->ingress_ifindex)
+		return entered_by(skb) == slot;
+	return (mark == SL_MARK_POD || mark == SL_MARK_LOCAL) && is_copied(skb, p);
 }
 
 /* What the stack forwards under an address of the local host is the world's. */
@@ -66,11 +105,14 @@ static __always_inline __u32 world_of(__u8 family)
 static __always_inline bool may_be_from(struct __sk_buff *skb, const struct sl_packet *p,
 					__u16 slot, __u32 identity)
 {
-	if (p->hook == SL_EGRESS || slot == SL_SLOT_NONE)
+	if (p->hook == SL_EGRESS)
 		return true;
+	if (slot == SL_SLOT_NONE)
+		return SL_PROGRAM != SL_PROGRAM_TO_POD || identity == world_of(p->family) ||
+		       !is_of_unknown_origin(skb, p);
 	if (slot == SL_SLOT_HOST)
-		return is_forwarded(skb) == (identity == world_of(p->family));
-	return entered_by(skb) == slot;
+		return is_forwarded(skb, p) == (identity == world_of(p->family));
+	return is_from_pod(skb, p, slot);
 }
 
 #endif

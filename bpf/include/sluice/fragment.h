@@ -9,6 +9,11 @@
  * what follows the fragment header of IPv6 may be another extension header:
  * such fragments are not followed. Ports that one local pod, or one node, leaves
  * behind serve its own fragments only.
+ *
+ * Later fragments take the path of the first one. A stack that tracks connections waits
+ * for all fragments of a datagram, so those that a program delivers past it would be
+ * missing there. A later fragment that arrives before its first one has no ports and is
+ * dropped on either path.
  */
 
 #include <sluice/ipv6.h>
@@ -44,7 +49,7 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 		key->slot = SL_SLOT_NONE;
 }
 
-/* Finds the ports of a later fragment. */
+/* Finds the ports of a later fragment, and the path of its datagram. */
 __noinline enum sl_reason find_ports(struct sl_packet *p)
 {
 	struct sl_fragment key;
@@ -56,8 +61,13 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 		return SL_CONTINUE;
 	fragment_key(p, &key);
 	found = bpf_map_lookup_elem(&sl_frag, &key);
-	if (!found)
-		return SL_DROP_FRAGMENT;
+	if (!found) {
+		key.family |= SL_FRAGMENT_BY_STACK;
+		found = bpf_map_lookup_elem(&sl_frag, &key);
+		if (!found)
+			return SL_DROP_FRAGMENT;
+		p->by_stack = 1;
+	}
 	ports = *found;
 	p->dport = (__u16)ports;
 	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6)
@@ -67,15 +77,61 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/*
- * Remembers the ports of a first fragment that passes. One that is denied takes
- * no room from those of others, and leaves its later ones none.
+/* What a first fragment leaves behind for the later ones. */
+enum sl_lead {
+	SL_LEAD_NONE = 0, /* nothing: it is dropped */
+	SL_LEAD_ON = 1, /* its ports; the path, if one is known, stays */
+	SL_LEAD_PAST_STACK = 2,
+	SL_LEAD_BY_STACK = 3,
+};
+
+/* What a first fragment leaves behind that a program chooses a path for. */
+static __always_inline enum sl_lead lead_of(enum sl_reason reason)
+{
+	switch (reason) {
+	case SL_FWD_PEER:
+	case SL_FWD_REDIRECT:
+	case SL_FWD_OVERLAY:
+	case SL_FWD_NATIVE:
+		return SL_LEAD_PAST_STACK;
+	case SL_FWD_HOST:
+	case SL_FWD_OUTSIDE:
+	case SL_FWD_STACK:
+	case SL_STACK_TTL:
+	case SL_STACK_MTU:
+		return SL_LEAD_BY_STACK;
+	case SL_REPLY_SERVICE: /* so are the later ones */
+		return SL_LEAD_ON;
+	default:
+		return SL_LEAD_NONE;
+	}
+}
+
+/* Whether an element of sl_frag is what the first fragment leaves behind; another one of
+ * its datagram's key is deleted.
  */
-__noinline int lead_fragments(struct sl_packet *p, __u32 denied)
+static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 ports, bool wanted)
+{
+	__u32 *found = bpf_map_lookup_elem(&sl_frag, key);
+
+	if (!found)
+		return false;
+	if (wanted && *found == ports)
+		return true;
+	/* an identification that is used again: values are written once */
+	bpf_map_delete_elem(&sl_frag, key);
+	return false;
+}
+
+/*
+ * Remembers the ports and the path of a first fragment that passes. One that is denied
+ * takes no room from those of others, and leaves its later ones none.
+ */
+__noinline int lead_fragments(struct sl_packet *p, __u32 lead)
 {
 	struct sl_fragment key;
-	__u32 *found, ports;
-	bool icmp;
+	bool icmp, past, by;
+	__u32 ports;
 
 	if (!p || !has_ports(p))
 		return 0;
@@ -83,14 +139,14 @@ __noinline int lead_fragments(struct sl_packet *p, __u32 denied)
 	fragment_key(p, &key);
 	ports = (__u32)(icmp ? p->echo : p->sport) << 16 |
 		(p->translated ? p->asked_port : p->dport);
-	found = bpf_map_lookup_elem(&sl_frag, &key);
-	if (found && *found == ports && !denied)
+	past = keep_fragment(&key, ports, lead == SL_LEAD_ON || lead == SL_LEAD_PAST_STACK);
+	key.family |= SL_FRAGMENT_BY_STACK;
+	by = keep_fragment(&key, ports, !past && (lead == SL_LEAD_ON || lead == SL_LEAD_BY_STACK));
+	if (past || by || lead == SL_LEAD_NONE)
 		return 0;
-	/* an identification that is used again: values are written once */
-	if (found)
-		bpf_map_delete_elem(&sl_frag, &key);
-	if (!denied)
-		bpf_map_update_elem(&sl_frag, &key, &ports, BPF_NOEXIST);
+	if (lead != SL_LEAD_BY_STACK)
+		key.family &= (__u8)~SL_FRAGMENT_BY_STACK;
+	bpf_map_update_elem(&sl_frag, &key, &ports, BPF_NOEXIST);
 	return 0;
 }
 

@@ -76,6 +76,21 @@ static __always_inline bool is_node_identity(__u32 identity)
 }
 
 /*
+ * Whether the mark of a copied fragment says that it entered where packets of other
+ * nodes' pods do: by the tunnel or, without one, by any device but those of pods.
+ */
+static __always_inline bool came_from_node(struct __sk_buff *skb, const struct sl_packet *p,
+					   __u64 way)
+{
+	__u32 mark = skb->mark & SL_MARK_MASK;
+
+	if (!is_copied(skb, p))
+		return false;
+	return mark == SL_MARK_REMOTE ||
+	       (mark == SL_MARK_FORWARDED && !(way_flags(way) & SL_WAY_OVERLAY));
+}
+
+/*
  * The node that a packet from the stack is from. An address of its pods is
  * believed only if the packet came in where those of the node do: by the tunnel
  * or, without one, by any device. The firewall of this node stops such
@@ -90,8 +105,8 @@ find_node_behind_stack(struct __sk_buff *skb, struct sl_packet *p, const struct 
 	p->node = node_past_stack(where);
 	if (!p->node)
 		return SL_CONTINUE;
-	if (!ifindex) /* forgotten for fragments: see is_forwarded */
-		return is_forwarded(skb) ? SL_CONTINUE : SL_DROP_SPOOFED_NODE;
+	if (!ifindex)
+		return came_from_node(skb, p, way) ? SL_CONTINUE : SL_DROP_SPOOFED_NODE;
 	if (way_flags(way) & SL_WAY_OVERLAY && ifindex != way_device(way))
 		return SL_DROP_SPOOFED_NODE;
 	return SL_CONTINUE;

@@ -53,7 +53,7 @@ static __always_inline enum sl_reason lead_on(struct __sk_buff *skb, struct sl_p
 					      enum sl_reason reason, enum sl_reason obstacle)
 {
 	if (leads_fragments(p))
-		lead_fragments(p, reason);
+		lead_fragments(p, reason ? SL_LEAD_NONE : SL_LEAD_ON);
 	if (reason)
 		return reason;
 	if (p->untold)
@@ -224,7 +224,7 @@ static __always_inline enum sl_reason answer_outside(struct __sk_buff *skb, stru
 	p->asked_at = asked_of_connection(ct);
 	p->reply = 1;
 	if (leads_fragments(p))
-		lead_fragments(p, 0);
+		lead_fragments(p, SL_LEAD_ON);
 	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
 }
 

@@ -76,13 +76,15 @@ static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, s
 	struct sl_ipcache where;
 	struct sl_endpoint *src;
 
-	if (p->src_slot == SL_SLOT_HOST && is_forwarded(skb)) {
+	if (p->src_slot == SL_SLOT_HOST && is_forwarded(skb, p)) {
 		p->src_identity = world_of(p->family);
 		return SL_CONTINUE;
 	}
 	if (p->src_slot == SL_SLOT_HOST || p->src_slot == SL_SLOT_NONE) {
 		where = ipcache_of(p->src, p->family);
 		p->src_identity = known ? known : where.identity;
+		if (is_of_unknown_origin(skb, p))
+			p->src_identity = world_of(p->family);
 		if (!find_node_behind_stack(skb, p, &where))
 			return SL_CONTINUE;
 		if (!was_led(p, &where))
@@ -91,7 +93,7 @@ static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, s
 		return SL_CONTINUE;
 	}
 	src = endpoint_at(p->src_slot);
-	if (!src || entered_by(skb) != p->src_slot)
+	if (!src || !is_from_pod(skb, p, p->src_slot))
 		return SL_DROP_SPOOFED_IP;
 	p->src_identity = identity_of(src);
 	return SL_CONTINUE;

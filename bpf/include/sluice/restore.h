@@ -102,7 +102,7 @@ __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_p
 	if (reason)
 		return reason;
 	if (leads_fragments(p))
-		lead_fragments(p, 0);
+		lead_fragments(p, SL_LEAD_ON);
 	return rewrite_destination(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
 }
 

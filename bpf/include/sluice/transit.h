@@ -329,7 +329,7 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 		return SL_CONTINUE;
 	p->reply = 1;
 	if (leads_fragments(p))
-		lead_fragments(p, 0);
+		lead_fragments(p, SL_LEAD_ON);
 	if (find_asked(p, &from))
 		return SL_DROP_SERVICE_CORRUPT;
 	return rewrite_end(skb, p, &from) ? SL_DROP_REWRITE : SL_FWD_STACK;
@@ -363,7 +363,7 @@ __noinline enum sl_reason translate_source(struct __sk_buff *skb, struct sl_pack
 	if (unlikely(READ_ONCE(p->reply) && !(READ_ONCE(ct->flags) & SL_CT_SEEN_REPLY)))
 		remember_transit(p);
 	if (leads_fragments(p))
-		lead_fragments(p, 0);
+		lead_fragments(p, SL_LEAD_ON);
 	if (READ_ONCE(p->reply))
 		reason = find_asked(p, &from) ? SL_DROP_SERVICE_CORRUPT : SL_CONTINUE;
 	else

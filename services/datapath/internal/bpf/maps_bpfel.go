@@ -381,7 +381,7 @@ type MapsSlPacket struct {
 	Zone          uint8
 	Answers       uint8
 	Readdressed   uint8
-	Pad4          uint8
+	ByStack       uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	Pad3          [4]uint8

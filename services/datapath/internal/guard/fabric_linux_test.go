@@ -100,7 +100,7 @@ func newFabricWorld(t *testing.T) *fabricWorld {
 		w.device(i, d.name, d.at, d.group)
 	}
 	w.markPort()
-	w.guard = New(w.home, "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+	w.guard = New(w.home, "test", []uint32{podGroup, dyingGroup}, testMarks)
 	return w
 }
 
@@ -660,7 +660,7 @@ func (w *fabricWorld) seen(from net.PacketConn, at string) netip.Addr {
 func TestKernelAnyOtherFabricIsSeenAndRepaired(t *testing.T) {
 	w := &fabricWorld{t: t}
 	for _, mode := range []string{"overlay", "overlay, tracked", "native"} {
-		guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+		guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
 		guard.SetFabric(w.fabric(mode == "native"))
 		guard.set.tracked = mode == "overlay, tracked"
 		clean := func(when string) {
@@ -724,12 +724,12 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 			}})
 		})
 	}
-	want := 12
+	want := 15
 	switch {
 	case s.fabric.Native:
-		want = 9
+		want = 11
 	case s.tracked:
-		want = 14
+		want = 17
 	}
 	if rules != want {
 		t.Errorf("%d rules were tried, want %d", rules, want)
@@ -774,7 +774,7 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
 	w := &fabricWorld{t: t}
 	ns := netnstest.New(t)
-	guard := New(ns, "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+	guard := New(ns, "test", []uint32{podGroup, dyingGroup}, testMarks)
 	guard.SetFabric(w.fabric(false))
 	if err := guard.Repair(); err != nil {
 		t.Fatal(err)
@@ -823,7 +823,7 @@ func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
 // TestKernelAnOverlayWithoutATunnelIsRefused: with group 0, devices of others would be
 // taken for the tunnel's and be cut off.
 func TestKernelAnOverlayWithoutATunnelIsRefused(t *testing.T) {
-	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
 	for _, f := range []Fabric{{TunnelPort: tunnelPort}, {TunnelGroup: tunnelGroup}} {
 		f.Own = func() []netip.Prefix { return nil }
 		guard.SetFabric(f)

@@ -9,10 +9,11 @@
 // this table drops them, those to the node itself included, which no routing
 // rule could.
 //
-// The other marks what the stack forwards to an endpoint's device. The programs
-// know such a packet by the device that it came in by, but the stack forgets
-// that of IPv6 fragments that it has to copy, and an address of the host as
-// their source would make them the host's own.
+// The other marks every packet that the stack forwards, by the kind of device that it
+// came in by: an endpoint's, the tunnel, or another one. The programs know a packet by
+// its device of arrival, which fragments lose when the stack copies them. An address
+// of the host as their source would make them the host's own; the mark says that they
+// are not.
 //
 // With a fabric, others stand between the node's devices and packets that claim to
 // come from a pod: none of this node's comes by a device that is not an endpoint's,
@@ -45,9 +46,7 @@ type Table struct {
 	home   *netns.Namespace
 	name   string
 	groups []uint32
-	mask   uint32
-
-	forwarded uint32
+	marks  Marks
 
 	kernel sync.Mutex // held while the kernel's table is compared or written; taken before mu
 	seen   *seen      // guarded by kernel; nil: it may have changed
@@ -70,15 +69,25 @@ func (t *Table) settings() settings {
 	return t.set
 }
 
-// New describes the table; Repair makes it. Packets from devices of the groups
-// are dropped unless they have a bit of mask in their mark. Those that are
-// forwarded to such devices get forwarded in place of these bits.
-func New(home *netns.Namespace, instance string, groups []uint32, mask, forwarded uint32) *Table {
+// Marks are the values of some bits of packet marks. The table writes one of the last
+// four into each packet that the stack forwards.
+type Marks struct {
+	Mask uint32 // the bits
+	Pod  uint32 // from a device of an endpoint
+	Pods uint32 // from a device of an endpoint to another one
+	// Tunnel is that of what came by the tunnel.
+	Tunnel uint32
+	Others uint32 // from a device that is neither
+}
+
+// New describes the table; Repair makes it. Packets from devices of the groups, which
+// are those of endpoints, are dropped unless they have a bit of the mask in their mark.
+func New(home *netns.Namespace, instance string, groups []uint32, marks Marks) *Table {
 	name := "sluice"
 	if instance != "" {
 		name += "-" + instance
 	}
-	return &Table{home: home, name: name, groups: groups, mask: mask, forwarded: forwarded}
+	return &Table{home: home, name: name, groups: groups, marks: marks}
 }
 
 // Name of the table.
@@ -96,10 +105,9 @@ type wall struct {
 }
 
 func (t *Table) walls(s settings, table *nftables.Table) []wall {
-	unmarked, forwarded := wall{chain: t.chain(table)}, wall{chain: t.forwardChain(table)}
+	unmarked, forwarded := wall{chain: t.chain(table)}, wall{chain: t.forwardChain(table), rules: t.forwardRules(s)}
 	for _, g := range t.groups {
 		unmarked.rules = append(unmarked.rules, t.rule(g))
-		forwarded.rules = append(forwarded.rules, t.forwardRule(g))
 	}
 	if s.fabric != nil {
 		unmarked.rules = t.fabricRules(s.fabric, unmarked.rules)
@@ -141,7 +149,7 @@ func (t *Table) rule(group uint32) []expr.Any {
 func (t *Table) unmarked() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.mask), Xor: native(0)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.marks.Mask), Xor: native(0)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(0)},
 	}
 }
@@ -156,13 +164,41 @@ func (t *Table) forwardChain(table *nftables.Table) *nftables.Chain {
 	}
 }
 
-// forwardRule is `meta oifgroup G meta mark set mark & ~M | F`.
-func (t *Table) forwardRule(group uint32) []expr.Any {
+// forwardRules mark what is forwarded, wherever it leaves. No packet passes without a
+// mark of the device that it came in by, whatever mark it has had:
+//
+//	iifgroup != G iifgroup != TUNNEL meta mark set mark & ~M | Others accept
+//	iifgroup TUNNEL meta mark set mark & ~M | Tunnel accept
+//	meta mark set mark & ~M | Pod
+//	oifgroup G meta mark set mark & ~M | Pods
+func (t *Table) forwardRules(s settings) [][]expr.Any {
+	accept, groups := []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, t.groups
+	var rules [][]expr.Any
+	if s.fabric != nil && !s.fabric.Native {
+		groups = append(slices.Clone(groups), s.fabric.TunnelGroup)
+		rules = append(rules, slices.Concat(group(expr.MetaKeyIIFGROUP, s.fabric.TunnelGroup), t.setMark(t.marks.Tunnel), accept))
+	}
+	rules = slices.Insert(rules, 0, slices.Concat(notOf(groups), t.setMark(t.marks.Others), accept))
+	rules = append(rules, t.setMark(t.marks.Pod))
+	for _, g := range t.groups {
+		rules = append(rules, slices.Concat(group(expr.MetaKeyOIFGROUP, g), t.setMark(t.marks.Pods)))
+	}
+	return rules
+}
+
+// group is `meta KEY G`.
+func group(key expr.MetaKey, g uint32) []expr.Any {
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFGROUP, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(group)},
+		&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(g)},
+	}
+}
+
+// setMark is `meta mark set mark & ~M | V`.
+func (t *Table) setMark(value uint32) []expr.Any {
+	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^t.mask), Xor: native(t.forwarded)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^t.marks.Mask), Xor: native(value)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	}
 }
@@ -175,8 +211,9 @@ func (t *Table) conn(fn func(*nftables.Conn) error) error {
 	return errors.Join(fn(c), c.CloseLasting())
 }
 
-// Repair makes the table as it should be, in one transaction: what was there
-// under its name is replaced, and there is no moment without it.
+// Repair makes the table as it should be, in one transaction. Chains that hook in where
+// they should stay and get their rules anew, so that a packet in such a chain meets its
+// former rules or its new ones, also while Repair runs.
 func (t *Table) Repair() error {
 	t.kernel.Lock()
 	defer t.kernel.Unlock()
@@ -190,26 +227,21 @@ func (t *Table) repair(p plan) error {
 	t.seen = nil
 	generation := t.generation()
 	err := t.conn(func(c *nftables.Conn) error {
-		table := t.table()
-		// added first, so that the deletion cannot fail
-		c.AddTable(table)
-		c.DelTable(table)
-		table = c.AddTable(t.table())
-		for _, s := range p.sets {
-			if err := s.add(c, table); err != nil {
-				return fmt.Errorf("firewall set %s: %w", s.name, err)
+		kept, err := t.kept(c, p)
+		if err != nil {
+			return err
+		}
+		if err := t.write(c, p, kept); err != nil {
+			return err
+		}
+		err = c.Flush()
+		if err != nil && kept != nil {
+			// Another has changed the table since it was read.
+			if err = t.write(c, p, nil); err == nil {
+				err = c.Flush()
 			}
 		}
-		walls := t.walls(p.settings, table)
-		for _, w := range walls { // before a rule leads to one
-			c.AddChain(w.chain)
-		}
-		for _, w := range walls {
-			for _, exprs := range w.rules {
-				c.AddRule(&nftables.Rule{Table: table, Chain: w.chain, Exprs: exprs})
-			}
-		}
-		if err := c.Flush(); err != nil {
+		if err != nil {
 			return fmt.Errorf("firewall table %s: %w", t.name, err)
 		}
 		return nil
@@ -218,6 +250,122 @@ func (t *Table) repair(p plan) error {
 		t.remember(p, generation, 1)
 	}
 	return err
+}
+
+// write puts the table into a transaction: as a whole in place of another one, or into
+// what is kept of it.
+func (t *Table) write(c *nftables.Conn, p plan, kept *kept) error {
+	table := t.table()
+	// added first, so that the deletion cannot fail
+	c.AddTable(table)
+	if kept == nil {
+		c.DelTable(table)
+		table = c.AddTable(t.table())
+		kept = newKept()
+	}
+	for _, s := range p.sets {
+		have, ok := kept.sets[s.name]
+		var err error
+		if ok {
+			err = set{ranges: have}.change(s).write(c, table)
+		} else {
+			err = s.add(c, table)
+		}
+		if err != nil {
+			return fmt.Errorf("firewall set %s: %w", s.name, err)
+		}
+	}
+	walls := t.walls(p.settings, table)
+	for _, w := range walls { // before a rule leads to one
+		if kept.chains[w.chain.Name] {
+			c.FlushChain(w.chain)
+		} else {
+			c.AddChain(w.chain)
+		}
+	}
+	for _, w := range walls {
+		for _, exprs := range w.rules {
+			c.AddRule(&nftables.Rule{Table: table, Chain: w.chain, Exprs: exprs})
+		}
+	}
+	return nil
+}
+
+// kept is what of the kernel's table can stay when it is repaired.
+type kept struct {
+	chains map[string]bool
+	sets   map[string][]span // and their elements
+}
+
+func newKept() *kept { return &kept{map[string]bool{}, map[string][]span{}} }
+
+// kept reads what of the kernel's table can stay; nil: nothing can, because the table is
+// not there, or has chains or sets that the plan has not or has otherwise.
+func (t *Table) kept(c *nftables.Conn, p plan) (*kept, error) {
+	if d, err := t.compareTable(c, p); d != nil || err != nil {
+		return nil, err
+	}
+	ours, err := t.chains(c)
+	if len(ours) == 0 || err != nil {
+		return nil, err
+	}
+	k := newKept()
+	for _, w := range t.walls(p.settings, t.table()) {
+		if have := ours[w.chain.Name]; have != nil {
+			if chainText(have) != chainText(w.chain) {
+				return nil, nil
+			}
+			k.chains[w.chain.Name] = true
+			delete(ours, w.chain.Name)
+		}
+	}
+	if len(ours) > 0 {
+		return nil, nil
+	}
+	whole, err := t.keptSets(c, p, k)
+	if !whole || err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// keptSets reads the sets that can stay. It is false if the table has others.
+func (t *Table) keptSets(c *nftables.Conn, p plan, k *kept) (bool, error) {
+	have, err := c.GetSets(t.table())
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, fmt.Errorf("list firewall sets: %w", err)
+	}
+	for _, h := range have {
+		at := slices.IndexFunc(p.sets, func(s set) bool { return s.name == h.Name })
+		if at < 0 || setText(h) != setText(p.sets[at].named(t.table())) {
+			return false, nil
+		}
+		elements, err := c.GetSetElements(h)
+		if err != nil {
+			return false, fmt.Errorf("list the elements of firewall set %s: %w", h.Name, err)
+		}
+		ranges, whole := spansOf(elements)
+		if !whole {
+			return false, nil
+		}
+		k.sets[h.Name] = ranges
+	}
+	return true, nil
+}
+
+// chains are those of the kernel's table.
+func (t *Table) chains(c *nftables.Conn) (map[string]*nftables.Chain, error) {
+	all, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("list firewall chains: %w", err)
+	}
+	ours := map[string]*nftables.Chain{}
+	for _, ch := range all {
+		if ch.Table.Name == t.name {
+			ours[ch.Name] = ch
+		}
+	}
+	return ours, nil
 }
 
 // table is what names it to the kernel.
@@ -251,8 +399,8 @@ func (t *Table) Check() ([]endpoint.Difference, error) {
 
 // wanted is what the table does, in words.
 func (t *Table) wanted(s settings) string {
-	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded to them",
-		t.groups, t.mask)
+	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded",
+		t.groups, t.marks.Mask)
 	if s.fabric != nil {
 		words += ", " + s.fabric.wanted(s.tracked)
 	}
@@ -315,15 +463,9 @@ func (t *Table) compareTable(c *nftables.Conn, _ plan) (*difference, error) {
 }
 
 func (t *Table) compareWalls(c *nftables.Conn, p plan) (*difference, error) {
-	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("list firewall chains: %w", err)
-	}
-	ours := map[string]*nftables.Chain{}
-	for _, ch := range chains {
-		if ch.Table.Name == t.name {
-			ours[ch.Name] = ch
-		}
+	ours, err := t.chains(c)
+	if err != nil {
+		return nil, err
 	}
 	if len(ours) == 0 {
 		return &difference{}, nil

@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
+// testMarks are those of a node.
+var testMarks = Marks{Mask: 0xf00, Pod: 0x200, Pods: 0x900, Tunnel: 0x300, Others: 0x100}
+
 // pointer gives a copy of a value a place.
 func pointer[T any](v T) *T { return &v }
 
@@ -59,10 +62,21 @@ func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any)
 	})
 }
 
+// replace changes each expression of a kind in a rule.
+func replace[E expr.Any](change func(E)) func([]expr.Any) {
+	return func(exprs []expr.Any) {
+		for _, e := range exprs {
+			if e, ok := e.(E); ok {
+				change(e)
+			}
+		}
+	}
+}
+
 // TestKernelAnyOtherFirewallIsSeenAndRepaired: a table that looks like ours and
 // drops less is no wall.
 func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
-	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, 0xf00, 0x100)
+	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, testMarks)
 	clean := func(when string) {
 		t.Helper()
 		if diffs, err := guard.Check(); err != nil || len(diffs) > 0 {
@@ -117,9 +131,11 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 		{name: "hook of what is forwarded", wall: 1, chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookOutput }},
 		{name: "priority of what is forwarded", wall: 1, chain: func(ch *nftables.Chain) { ch.Priority = nftables.ChainPriorityRaw }},
 		{name: "name of the second chain", wall: 1, chain: func(ch *nftables.Chain) { ch.Name = "other" }},
-		{name: "group of what is forwarded", wall: 1, rule: func(e []expr.Any) { e[1].(*expr.Cmp).Data = native(0x512) }},
-		{name: "mark of what is forwarded", wall: 1, rule: func(e []expr.Any) { e[3].(*expr.Bitwise).Xor = native(0x200) }},
-		{name: "bits of the mark that stay", wall: 1, rule: func(e []expr.Any) { e[3].(*expr.Bitwise).Mask = native(0xffffffff) }},
+		{name: "group of what is forwarded", wall: 1, rule: replace(func(c *expr.Cmp) { c.Data = native(0x512) })},
+		{name: "comparison of what is forwarded", wall: 1, rule: replace(func(c *expr.Cmp) { c.Op = expr.CmpOpGt })},
+		{name: "mark of what is forwarded", wall: 1, rule: replace(func(b *expr.Bitwise) { b.Xor = native(0x400) })},
+		{name: "bits of the mark that stay", wall: 1, rule: replace(func(b *expr.Bitwise) { b.Mask = native(0xffffffff) })},
+		{name: "verdict of what is forwarded", wall: 1, rule: replace(func(v *expr.Verdict) { v.Kind = expr.VerdictDrop })},
 	} {
 		if err := guard.forge(c.wall, c.chain, c.rule, c.more); err != nil {
 			t.Errorf("%s: make it: %v", c.name, err)

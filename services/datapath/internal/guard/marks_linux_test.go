@@ -60,7 +60,7 @@ func TestChangesOfThePacketMark(t *testing.T) {
 // The rule that wg-quick makes for a default route, and one behind a jump.
 func TestKernelRulesThatChangeTheMarkAreNamed(t *testing.T) {
 	home := netnstest.New(t)
-	table := New(home, "test", []uint32{7}, 0xf00, 0x100)
+	table := New(home, "test", []uint32{7}, testMarks)
 	if err := table.Repair(); err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ const (
 
 // Masquerade says which connections leave the node under its own address.
 type Masquerade struct {
-	// Mark of what pods send, within the mask of New.
+	// Mark of what pods send, within the mask of Marks.
 	Mark uint32
 	// Own are the ranges of this node's pods as they are now.
 	Own func() []netip.Prefix
@@ -58,7 +58,7 @@ func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 	leave := &expr.Verdict{Kind: expr.VerdictReturn}
 	w.rules = append(w.rules, []expr.Any{ // meta mark & M != F return
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.mask), Xor: native(0)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(t.marks.Mask), Xor: native(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(s.masquerade.Mark)},
 		leave,
 	})

@@ -26,7 +26,7 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 // the hand of another.
 func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 	own := prefixes("10.1.0.0/24", "fd00:1::/64")
-	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, 0xf00, 0x100)
+	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, testMarks)
 	guard.SetMasquerade(Masquerade{
 		Mark:   0x200,
 		Own:    func() []netip.Prefix { return own },
@@ -134,7 +134,7 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 // TestKernelClosedForwardingIsNamed has the chains of Docker and of firewalld, and
 // others that stop only some packets.
 func TestKernelClosedForwardingIsNamed(t *testing.T) {
-	guard := New(netnstest.New(t), "test", nil, 0xf00, 0x100)
+	guard := New(netnstest.New(t), "test", nil, testMarks)
 	if err := guard.Repair(); err != nil {
 		t.Fatal(err)
 	}

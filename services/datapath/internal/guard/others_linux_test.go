@@ -71,7 +71,7 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 	w := &fabricWorld{t: t}
 	for _, mode := range []string{"overlay", "native"} {
 		home := netnstest.New(t)
-		guard := New(home, "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+		guard := New(home, "test", []uint32{podGroup, dyingGroup}, testMarks)
 		f := w.fabric(mode == "native")
 		guard.SetFabric(f)
 		guard.SetMasquerade(Masquerade{Mark: 0x200, Own: f.Own, Except: prefixes("198.51.100.0/24")})
@@ -127,7 +127,7 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 		say("none", nil, nil, 1)
 		say("none again", nil, nil, 0)
 		say("300 nodes again", ranges, nodes, 1)
-		other := New(home, "other", nil, 0xf00, 0x100)
+		other := New(home, "other", nil, testMarks)
 		if err := other.Repair(); err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +259,7 @@ func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 // checks, to which none of them looks like a difference.
 func TestKernelRepairsAndJoinsDoNotUndoEachOther(t *testing.T) {
 	w := &fabricWorld{t: t}
-	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
 	guard.SetFabric(w.fabric(true))
 	if err := guard.Repair(); err != nil {
 		t.Fatal(err)
@@ -297,7 +297,7 @@ func BenchmarkSetOthers(b *testing.B) {
 	ranges, nodes := manyNodes(501)
 	for _, mode := range []string{"overlay", "native"} {
 		home := netnstest.New(b)
-		guard := New(home, "test", []uint32{podGroup, dyingGroup}, 0xf00, 0x100)
+		guard := New(home, "test", []uint32{podGroup, dyingGroup}, testMarks)
 		f := (&fabricWorld{}).fabric(mode == "native")
 		guard.SetFabric(f)
 		guard.SetMasquerade(Masquerade{Mark: 0x200, Own: f.Own})
@@ -318,7 +318,7 @@ func BenchmarkSetOthers(b *testing.B) {
 			}
 		})
 		b.Run(mode+"/one joins or leaves after a transaction of others", func(b *testing.B) {
-			other := New(home, "other", nil, 0xf00, 0x100)
+			other := New(home, "other", nil, testMarks)
 			for n := 500; b.Loop(); n ^= 1 {
 				b.StopTimer()
 				if err := other.Repair(); err != nil {

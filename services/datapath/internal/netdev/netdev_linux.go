@@ -48,9 +48,13 @@ const MarkMask = 0x0f00
 // to the host's stack.
 const MarkPod = 0x0200
 
-// MarkForwarded is what the node's firewall sets in these bits of a packet that
-// is forwarded to an endpoint.
-const MarkForwarded = 0x0100
+// Marks that the node's firewall sets in these bits of every packet that is forwarded, by
+// the device of arrival; one from an endpoint to beyond the node keeps MarkPod.
+const (
+	MarkForwarded = 0x0100 // neither an endpoint's nor the tunnel
+	MarkRemote    = 0x0300 // the tunnel; also set by programs
+	MarkLocal     = 0x0900 // an endpoint's, and the packet goes to another endpoint
+)
 
 // MarkFree covers the bits of a packet mark that the programs leave to others.
 const MarkFree = 0xf000

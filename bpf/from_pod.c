@@ -85,7 +85,7 @@ static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_p
 	    (p->dst_slot == SL_SLOT_NONE && !p->node))
 		return forward_by_stack(skb, p);
 	if (p->dst_slot == SL_SLOT_NONE)
-		return forward_remote(skb, p);
+		return is_native_by_stack() ? forward_by_stack(skb, p) : forward_remote(skb, p);
 	return deliver_to(skb, p, ifindex);
 }
 

@@ -77,8 +77,12 @@ static __always_inline enum sl_reason admit_and_deliver(struct __sk_buff *skb, s
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   __u32 *ifindex)
 {
-	enum sl_reason reason = check_fragment(p);
+	enum sl_reason reason;
 
+	/* sluice_to_pod evaluates what the stack forwards */
+	if (is_native_by_stack())
+		return SL_FWD_STACK;
+	reason = check_fragment(p);
 	if (reason)
 		return reason;
 	reason = admit_and_deliver(skb, p, ifindex);

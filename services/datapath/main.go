@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
@@ -176,6 +177,12 @@ func newServer(
 	}
 	if n.Prober != nil {
 		s.Probes = n.Prober.State
+	}
+	if n.Fabric != nil && n.Fabric.State().Mode != cluster.None {
+		s.Routing = func() *datapathv1.PodRouting {
+			f := n.Fabric.State()
+			return &datapathv1.PodRouting{Mode: string(f.Mode), ByStack: f.ByStack, Reason: f.Why}
+		}
 	}
 	if n.Frontends != nil {
 		s.Frontends, s.Ender, s.Backends = n.Frontends, n.Ender, backends{n}

@@ -43,6 +43,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/probe"
 	"github.com/sluice-net/sluice/services/datapath/internal/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
+	"github.com/sluice-net/sluice/services/datapath/internal/xfrm"
 )
 
 // publisher says when other nodes can know the addresses of an endpoint.
@@ -334,7 +335,7 @@ func (n *node) openFabric(cfg Config) (err error) {
 		Overlay:   n.Ranges.OverlayAddrs,
 		Holders:   holders, Name: n.Numbers.Name, Repair: cfg.Audit.Repair,
 		Services: cfg.LoadBalancing.on(), Place: n.Kernel.Endpoints.OwnPlace,
-		Maps: n.Kernel.Nodes, Links: n.underlay, Log: n.log,
+		Maps: n.Kernel.Nodes, Links: n.underlay, Policies: xfrm.New(n.home), Log: n.log,
 	})
 	if err == nil {
 		n.Host.Fabric = n.Fabric

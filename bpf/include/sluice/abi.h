@@ -79,6 +79,8 @@
 #define SL_WAY_LOOKUP 0x8 /* as they are; the kernel's routes name the next hop */
 #define SL_WAY_NATIVE 0x10 /* of element 0, without SL_WAY_OVERLAY */
 #define SL_WAY_PIECES 0x20 /* packets of the tunnel may be cut on their way */
+/* of element 0, with SL_WAY_NATIVE: packets between pods of two nodes go by the stack */
+#define SL_WAY_STACK 0x40
 
 /* Quarters of way6 of element 0 of sl_node, from the lowest; IPv6 is one more. */
 #define SL_SOURCE_OVERLAY 0 /* of packets into the tunnel */

@@ -13,6 +13,7 @@
  */
 
 #include <sluice/claim.h>
+#include <sluice/config.h>
 #include <sluice/endpoint.h>
 #include <sluice/maps.h>
 
@@ -48,6 +49,15 @@ static __always_inline __u64 local_way(void)
 	struct sl_node *local = node_at(0);
 
 	return local ? READ_ONCE(local->way4) : 0;
+}
+
+/*
+ * Whether packets between pods of two nodes have to go by the stack, which applies the
+ * operator's IPsec policies to them.
+ */
+static __always_inline bool is_native_by_stack(void)
+{
+	return cfg_native && way_flags(local_way()) & SL_WAY_STACK;
 }
 
 static __always_inline bool is_tunnel(__u32 ifindex)

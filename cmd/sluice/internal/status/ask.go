@@ -243,7 +243,7 @@ func (s *Node) askDatapath(ctx context.Context, service *serviceStatus,
 		d.IdentityStream = &identityStream{i.GetComplete(), i.GetError(), i.GetChanged(), i.GetPending()}
 	}
 	d.Frontends = frontendsOf(r.GetFrontendStream())
-	d.NodeProbes = probesOf(r.GetNodeProbes())
+	d.NodeProbes, d.PodRouting = probesOf(r.GetNodeProbes()), routingOf(r.GetPodRouting())
 	s.Datapath = d
 	switch why := strings.Join(textsOf(r.GetService()), "; "); {
 	case d.AddReady:

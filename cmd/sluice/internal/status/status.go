@@ -106,6 +106,7 @@ type datapathStatus struct {
 	Maps             []bpfmap.Usage    `json:"maps"`
 	IdentityStream   *identityStream   `json:"identityStream,omitempty"`
 	NodeProbes       *nodeProbes       `json:"nodeProbes,omitempty"`
+	PodRouting       *podRouting       `json:"podRouting,omitempty"`
 	Frontends        *frontendStream   `json:"frontendStream,omitempty"` // nil: it translates no service
 }
 
@@ -542,6 +543,9 @@ func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 	}
 	if p := d.NodeProbes; p != nil && p.Nodes > 0 {
 		output.Row(w, "Nodes", p.text())
+	}
+	if r := d.PodRouting; r != nil {
+		output.Row(w, "Routing", r.text())
 	}
 	if n := d.Connections; n != nil {
 		output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,

@@ -339,6 +339,41 @@ func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 	}
 }
 
+// TestStatusShowsHowPacketsTravelBetweenNodes: the mode, and with native routing the path
+// and its reason.
+func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	for _, c := range []struct {
+		routing *datapathv1.PodRouting
+		want    string
+	}{
+		{nil, ""},
+		{&datapathv1.PodRouting{Mode: "overlay"}, "Routing overlay"},
+		{&datapathv1.PodRouting{Mode: "native", Reason: "no xfrm policies"}, "Routing native, past the host's stack (no xfrm policies)"},
+		{
+			&datapathv1.PodRouting{Mode: "native", ByStack: true, Reason: "xfrm policies: 2 out"},
+			"Routing native, by the host's stack (xfrm policies: 2 out)",
+		},
+	} {
+		n.Routing = c.routing
+		out, _ := n.Want(t, 0, "status")
+		if c.want != "" {
+			nodetest.WantLines(t, out, c.want)
+		} else if strings.Contains(out, "Routing") {
+			t.Errorf("%v:\n%s", c.routing, out)
+		}
+		out, _ = n.Want(t, 0, "status", "-o", "json")
+		var s Node
+		if err := json.Unmarshal([]byte(out), &s); err != nil {
+			t.Fatal(err)
+		}
+		if r := s.Datapath.PodRouting; (r == nil) != (c.routing == nil) || r != nil && *r != *routingOf(c.routing) {
+			t.Errorf("routing %+v, want %v", r, c.routing)
+		}
+	}
+}
+
 // TestNodeIsNotReadyWithoutTheServicesOfTheCluster: a container would start without its DNS.
 func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
 	why := "datapath does not enforce 10.96.0.10:53/UDP of service kube-system/kube-dns: no room"

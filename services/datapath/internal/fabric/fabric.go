@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/xfrm"
 )
 
 // Options of a Fabric. All but Port, Holders and Devices are needed.
@@ -45,7 +46,9 @@ type Options struct {
 	Repair bool
 	Maps   Maps
 	Links  Links
-	Log    *slog.Logger
+	// Policies are asked with native routing alone; nil: there are none.
+	Policies Policies
+	Log      *slog.Logger
 }
 
 // Fabric leads packets to other nodes. What it decides depends on the nodes that it
@@ -76,6 +79,8 @@ type world struct {
 	known   bool                // the addresses of this node are
 	device  endpoint.HostDevice // of the tunnel
 	overlay []netip.Addr
+	byStack bool   // packets between pods of two nodes go by the stack
+	why     string // they do
 	sources [nodemap.Sources]uint16
 	uplinks []endpoint.HostDevice
 	routes  map[netip.Prefix]Route // of ours
@@ -143,7 +148,10 @@ const (
 func (f *Fabric) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
-	watch.Go(func() { f.watch(ctx) })
+	watch.Go(func() { f.watch(ctx, "changes of devices and routes", f.o.Links.Watch) })
+	if f.o.Mode == cluster.Native && f.o.Policies != nil {
+		watch.Go(func() { f.watch(ctx, "changes of IPsec policies", f.o.Policies.Watch) })
+	}
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	for polls := 1; ; polls++ {
@@ -167,14 +175,16 @@ func (f *Fabric) Run(ctx context.Context) error {
 	}
 }
 
-// watch has news of the kernel wake Run.
-func (f *Fabric) watch(ctx context.Context) {
+// watch wakes Run when the kernel reports changes.
+func (f *Fabric) watch(ctx context.Context, what string, watch func(context.Context, func()) error) {
 	for ctx.Err() == nil {
-		err := f.o.Links.Watch(ctx, f.poke)
+		err := watch(ctx, f.poke)
 		if ctx.Err() != nil {
 			return
 		}
-		f.o.Log.Error("changes of devices and routes not watched, trying again", log.Err(err))
+		if !errors.Is(err, xfrm.ErrAbsent) {
+			f.o.Log.Error("changes in the kernel not watched, trying again", "changes", what, log.Err(err))
+		}
 		select {
 		case <-time.After(watchPause):
 		case <-ctx.Done():
@@ -256,6 +266,7 @@ func (f *Fabric) find() bool {
 	if f.try("find the addresses of this node", err) {
 		f.addrs, f.known = addrs, true
 	}
+	f.findPolicies()
 	overlay, overlayKnown := f.o.Overlay()
 	f.overlay = overlay
 	if !f.o.Services {
@@ -275,8 +286,35 @@ func (f *Fabric) find() bool {
 // self is what the programs are to know of this node. The lock is held.
 func (f *Fabric) self() nodemap.Local {
 	return nodemap.Local{
-		Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, TunnelIfindex: f.tunnel, Sources: f.sources,
+		Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, ByStack: f.byStack,
+		TunnelIfindex: f.tunnel, Sources: f.sources,
 	}
+}
+
+// findPolicies decides whether packets between pods of two nodes go by the stack, which
+// alone applies IPsec policies. While the policies cannot be read, the last decision stays;
+// without one, packets go by the stack. The lock is held.
+func (f *Fabric) findPolicies() {
+	if f.o.Mode != cluster.Native || f.o.Policies == nil {
+		return
+	}
+	p, err := f.o.Policies.Policies()
+	if !f.try("read IPsec policies", err) {
+		if f.why == "" {
+			f.byStack, f.why = f.left(), "IPsec policies have not been read yet"
+		}
+		return
+	}
+	if was := f.byStack; p.Any() != was || f.why == "" {
+		f.o.Log.Info("path of packets between pods of two nodes", "by_stack", p.Any(), "why", p.String())
+	}
+	f.byStack, f.why = p.Any(), p.String()
+}
+
+// left is what an earlier process has decided, true if none has. The lock is held.
+func (f *Fabric) left() bool {
+	l, err := f.o.Maps.Local()
+	return err != nil || !l.Native || l.ByStack
 }
 
 // findSource finds the address of each family that packets to backends elsewhere come from:

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/xfrm"
 )
 
 func fields(text string) []string { return strings.Fields(text) }
@@ -586,4 +587,87 @@ func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
 			t.Errorf("%v: the first check of a start finds %v, %v", mode, diffs, err)
 		}
 	}
+}
+
+// fakePolicies are IPsec policies, or why they cannot be read.
+type fakePolicies struct {
+	xfrm.Policies
+	err     error
+	changed func()
+}
+
+func (p *fakePolicies) Watch(ctx context.Context, changed func()) error {
+	p.changed = changed
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// readPolicies implements Policies; its field has the name of a method of that.
+type readPolicies struct{ *fakePolicies }
+
+func (p readPolicies) Policies() (xfrm.Policies, error) { return p.fakePolicies.Policies, p.err }
+
+// TestPacketsGoByTheStackWhileItHasIPsecPolicies shows that with native routing packets go
+// by the stack while there are policies, and while nobody knows whether there are: then
+// what an earlier process decided stays.
+func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
+	p := &fakePolicies{err: errors.New("not now")}
+	r := newRig(t, cluster.Native)
+	r.o.Policies = readPolicies{p}
+	wants := func(when string, by bool) {
+		t.Helper()
+		r.look(true)
+		if l := r.maps.local; l.ByStack != by || !l.Native {
+			t.Errorf("%s: %+v, want by the stack %t", when, l, by)
+		}
+		if s := r.State(); s.ByStack != by || s.Why == "" {
+			t.Errorf("%s: state %t because %q, want %t", when, s.ByStack, s.Why, by)
+		}
+	}
+	wants("never read", true)
+	p.err = nil
+	wants("there are none", false)
+	p.Out = 1
+	wants("there is one", true)
+	p.err = errors.New("not now")
+	wants("not read again", true)
+	p.err, p.Out = nil, 0
+	wants("gone", false)
+	p.err, p.Forward = errors.New("not now"), 1
+	wants("not read again", false)
+
+	r.restart(cluster.Native)
+	r.o.Policies = readPolicies{p}
+	wants("a process that cannot read what the last one has read", false)
+	p.err = nil
+	wants("a policy of what is forwarded", true)
+
+	r = newRig(t, cluster.Overlay)
+	r.o.Policies = readPolicies{p}
+	r.look(true)
+	if r.maps.local.ByStack || r.State().Why != "" {
+		t.Errorf("overlay: %+v, %q", r.maps.local, r.State().Why)
+	}
+}
+
+// TestChangedIPsecPoliciesCountAtOnce shows that Run looks when policies change.
+func TestChangedIPsecPoliciesCountAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakePolicies{}
+		r := newRig(t, cluster.Native)
+		r.o.Policies = readPolicies{p}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		synctest.Wait()
+		p.Out = 1
+		p.changed()
+		time.Sleep(lookPause + time.Millisecond)
+		synctest.Wait()
+		if !r.State().ByStack {
+			t.Error("packets do not go by the stack")
+		}
+		cancel()
+		<-ended
+	})
 }

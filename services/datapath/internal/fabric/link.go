@@ -14,12 +14,20 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/xfrm"
 )
 
 // Tunnel says how the tunnel device is to be.
 type Tunnel struct {
 	Port uint16 // UDP
 	MTU  uint16 // bytes
+}
+
+// Policies are the IPsec policies of the node's namespace; xfrm.Reader reads them.
+type Policies interface {
+	Policies() (xfrm.Policies, error)
+	// Watch calls changed when policies may have changed, until ctx ends or it fails.
+	Watch(ctx context.Context, changed func()) error
 }
 
 // Nexthop is where packets leave the node.

@@ -23,6 +23,10 @@ type State struct {
 	Port    uint16   // of the tunnel
 	MTU     uint16   // of this node's pods, bytes
 	Uplinks []string // names
+	// ByStack says that packets between pods of two nodes go by the host's stack, and Why
+	// they do or do not; "" in modes in which they never do.
+	ByStack bool
+	Why     string
 	Peers   []PeerState
 	Failed  []string // what was tried and did not work, and why
 	// Foreign are ranges of other nodes that the node's own stack reaches by a route
@@ -62,6 +66,7 @@ func (f *Fabric) State() State {
 	defer f.mu.Unlock()
 	s := State{
 		Mode: f.mode, Tunnel: f.device.Name, Port: f.port, MTU: f.o.MTU, Foreign: maps.Clone(f.foreign),
+		ByStack: f.byStack, Why: f.why,
 	}
 	for _, d := range f.uplinks {
 		s.Uplinks = append(s.Uplinks, d.Name)

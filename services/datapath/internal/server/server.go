@@ -52,6 +52,8 @@ type Server struct {
 	Cluster func() ClusterStream
 	// Probes is what probes of other nodes found; nil: none are sent.
 	Probes func() probe.State
+	// Routing is how packets between pods of two nodes travel; nil: none do.
+	Routing func() *datapathv1.PodRouting
 	// Frontends is the stream of services; nil: they are not translated.
 	Frontends interface{ Status() frontendstream.Status }
 	// Ender ends sockets of removed backends; nil: services are not translated.

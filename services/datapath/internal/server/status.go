@@ -200,6 +200,9 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		probes, troubles := nodeProbes(s.Probes())
 		resp.NodeProbes, warnings = probes, append(warnings, troubles...)
 	}
+	if s.Routing != nil {
+		resp.PodRouting = s.Routing()
+	}
 	complete, serr := s.Owners.State()
 	resp.IdentityStream = &datapathv1.IdentityStream{
 		Complete: complete, Changed: n.Relabels, Pending: uint32(n.PendingRelabels),

@@ -63,6 +63,8 @@ type Node struct {
 	StreamError string
 	// Probes is what the datapath found of other nodes; nil: it sends none.
 	Probes *datapathv1.NodeProbes
+	// Routing is how packets between pods of two nodes travel; nil: none do.
+	Routing *datapathv1.PodRouting
 	// Balances: the datapath translates services.
 	Balances bool
 	// Connections are those of backends, unless ConnectionsError is set.

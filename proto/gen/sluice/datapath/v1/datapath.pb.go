@@ -2997,7 +2997,9 @@ type GetStatusResponse struct {
 	// a process that translates none.
 	FrontendStream *FrontendStream `protobuf:"bytes,43,opt,name=frontend_stream,json=frontendStream,proto3" json:"frontend_stream,omitempty"`
 	// What is in audit mode; unset without policies.
-	AuditMode     *AuditMode `protobuf:"bytes,50,opt,name=audit_mode,json=auditMode,proto3" json:"audit_mode,omitempty"`
+	AuditMode *AuditMode `protobuf:"bytes,50,opt,name=audit_mode,json=auditMode,proto3" json:"audit_mode,omitempty"`
+	// How packets between pods of two nodes travel; unset if none do.
+	PodRouting    *PodRouting `protobuf:"bytes,60,opt,name=pod_routing,json=podRouting,proto3" json:"pod_routing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3214,6 +3216,78 @@ func (x *GetStatusResponse) GetAuditMode() *AuditMode {
 	return nil
 }
 
+func (x *GetStatusResponse) GetPodRouting() *PodRouting {
+	if x != nil {
+		return x.PodRouting
+	}
+	return nil
+}
+
+// PodRouting is how packets between pods of two nodes travel.
+type PodRouting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// overlay or native.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// With mode native: they go by the host's stack, which applies the operator's IPsec
+	// policies, instead of past it.
+	ByStack bool `protobuf:"varint,2,opt,name=by_stack,json=byStack,proto3" json:"by_stack,omitempty"`
+	// With mode native: why they go by the stack, or past it.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodRouting) Reset() {
+	*x = PodRouting{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodRouting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodRouting) ProtoMessage() {}
+
+func (x *PodRouting) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodRouting.ProtoReflect.Descriptor instead.
+func (*PodRouting) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PodRouting) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *PodRouting) GetByStack() bool {
+	if x != nil {
+		return x.ByStack
+	}
+	return false
+}
+
+func (x *PodRouting) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // FrontendStream is how far the frontends of sluice-loadbalancer are in the kernel.
 type FrontendStream struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3245,7 +3319,7 @@ type FrontendStream struct {
 
 func (x *FrontendStream) Reset() {
 	*x = FrontendStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3331,7 @@ func (x *FrontendStream) String() string {
 func (*FrontendStream) ProtoMessage() {}
 
 func (x *FrontendStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[30]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3270,7 +3344,7 @@ func (x *FrontendStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
 func (*FrontendStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{30}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FrontendStream) GetComplete() bool {
@@ -3352,7 +3426,7 @@ type ListFrontendsRequest struct {
 
 func (x *ListFrontendsRequest) Reset() {
 	*x = ListFrontendsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3364,7 +3438,7 @@ func (x *ListFrontendsRequest) String() string {
 func (*ListFrontendsRequest) ProtoMessage() {}
 
 func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[31]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3377,7 +3451,7 @@ func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
 func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{31}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
 }
 
 // ListFrontendsResponse has one frontend.
@@ -3391,7 +3465,7 @@ type ListFrontendsResponse struct {
 
 func (x *ListFrontendsResponse) Reset() {
 	*x = ListFrontendsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3477,7 @@ func (x *ListFrontendsResponse) String() string {
 func (*ListFrontendsResponse) ProtoMessage() {}
 
 func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3490,7 @@ func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
@@ -3435,7 +3509,7 @@ type ListBackendConnectionsRequest struct {
 
 func (x *ListBackendConnectionsRequest) Reset() {
 	*x = ListBackendConnectionsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3521,7 @@ func (x *ListBackendConnectionsRequest) String() string {
 func (*ListBackendConnectionsRequest) ProtoMessage() {}
 
 func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3534,7 @@ func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 // ListBackendConnectionsResponse has one backend.
@@ -3474,7 +3548,7 @@ type ListBackendConnectionsResponse struct {
 
 func (x *ListBackendConnectionsResponse) Reset() {
 	*x = ListBackendConnectionsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3486,7 +3560,7 @@ func (x *ListBackendConnectionsResponse) String() string {
 func (*ListBackendConnectionsResponse) ProtoMessage() {}
 
 func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3499,7 +3573,7 @@ func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
@@ -3526,7 +3600,7 @@ type BackendConnections struct {
 
 func (x *BackendConnections) Reset() {
 	*x = BackendConnections{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3612,7 @@ func (x *BackendConnections) String() string {
 func (*BackendConnections) ProtoMessage() {}
 
 func (x *BackendConnections) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3625,7 @@ func (x *BackendConnections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
 func (*BackendConnections) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *BackendConnections) GetAddress() string {
@@ -3613,7 +3687,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3699,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3712,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -3721,7 +3795,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +3807,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3746,7 +3820,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -3792,7 +3866,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3804,7 +3878,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3817,7 +3891,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -3862,7 +3936,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +3948,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +3961,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -3966,7 +4040,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4052,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4065,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NodePath) GetNode() string {
@@ -4110,7 +4184,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4122,7 +4196,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4135,7 +4209,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -4194,7 +4268,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4206,7 +4280,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4219,7 +4293,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -4295,7 +4369,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4307,7 +4381,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4394,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MapUsage) GetName() string {
@@ -4373,7 +4447,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4385,7 +4459,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4398,7 +4472,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -4456,7 +4530,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4468,7 +4542,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4481,7 +4555,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -4517,7 +4591,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4603,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4616,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4595,7 +4669,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4681,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4694,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Dependency) GetName() string {
@@ -4655,7 +4729,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +4741,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +4754,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -4705,7 +4779,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4791,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4804,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -4767,7 +4841,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4779,7 +4853,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4792,7 +4866,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -4825,7 +4899,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4837,7 +4911,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4850,7 +4924,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -5030,7 +5104,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xa4\v\n" +
+	"\x10GetStatusRequest\"\xe5\v\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12?\n" +
@@ -5062,8 +5136,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"nodeProbes\x12K\n" +
 	"\x0ffrontend_stream\x18+ \x01(\v2\".sluice.datapath.v1.FrontendStreamR\x0efrontendStream\x12<\n" +
 	"\n" +
-	"audit_mode\x182 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\tauditModeJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"\xd4\x02\n" +
+	"audit_mode\x182 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\tauditMode\x12?\n" +
+	"\vpod_routing\x18< \x01(\v2\x1e.sluice.datapath.v1.PodRoutingR\n" +
+	"podRoutingJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"start_timeR\bproblems\"S\n" +
+	"\n" +
+	"PodRouting\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x19\n" +
+	"\bby_stack\x18\x02 \x01(\bR\abyStack\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xd4\x02\n" +
 	"\x0eFrontendStream\x12\x1a\n" +
 	"\bcomplete\x18\x01 \x01(\bR\bcomplete\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x12\x1a\n" +
@@ -5355,7 +5436,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
@@ -5394,146 +5475,148 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*ReclaimEndpointsResponse)(nil),       // 34: sluice.datapath.v1.ReclaimEndpointsResponse
 	(*GetStatusRequest)(nil),               // 35: sluice.datapath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),              // 36: sluice.datapath.v1.GetStatusResponse
-	(*FrontendStream)(nil),                 // 37: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),           // 38: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),          // 39: sluice.datapath.v1.ListFrontendsResponse
-	(*ListBackendConnectionsRequest)(nil),  // 40: sluice.datapath.v1.ListBackendConnectionsRequest
-	(*ListBackendConnectionsResponse)(nil), // 41: sluice.datapath.v1.ListBackendConnectionsResponse
-	(*BackendConnections)(nil),             // 42: sluice.datapath.v1.BackendConnections
-	(*KernelFrontend)(nil),                 // 43: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),              // 44: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),                  // 45: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),                     // 46: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                       // 47: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),                 // 48: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),                  // 49: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                       // 50: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),               // 51: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),             // 52: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),                  // 53: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),                     // 54: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),               // 55: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),              // 56: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),                 // 57: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),                // 58: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                       // 59: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                       // 60: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),                   // 61: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),          // 62: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),                // 63: sluice.workload.v1.PodReference
-	(v11.Protocol)(0),                      // 64: sluice.net.v1.Protocol
-	(*durationpb.Duration)(nil),            // 65: google.protobuf.Duration
-	(*v12.ServiceStatus)(nil),              // 66: sluice.status.v1.ServiceStatus
-	(v11.Direction)(0),                     // 67: sluice.net.v1.Direction
+	(*PodRouting)(nil),                     // 37: sluice.datapath.v1.PodRouting
+	(*FrontendStream)(nil),                 // 38: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 39: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 40: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 41: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 42: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 43: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 44: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 45: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 46: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 47: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 48: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 49: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 50: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 51: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 52: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 53: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 54: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 55: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 56: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 57: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 58: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 59: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 60: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 61: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 62: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 63: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 64: sluice.workload.v1.PodReference
+	(v11.Protocol)(0),                      // 65: sluice.net.v1.Protocol
+	(*durationpb.Duration)(nil),            // 66: google.protobuf.Duration
+	(*v12.ServiceStatus)(nil),              // 67: sluice.status.v1.ServiceStatus
+	(v11.Direction)(0),                     // 68: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	59, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	60, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	60, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	61, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	10, // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	10, // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	61, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	62, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	62, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	63, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	9,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	63, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	60, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	64, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	61, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
 	8,  // 10: sluice.datapath.v1.Endpoint.port_mappings:type_name -> sluice.datapath.v1.PortMapping
-	64, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
-	62, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
-	59, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	62, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	60, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	61, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	63, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	65, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
+	63, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
+	60, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	63, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	61, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	62, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	64, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	8,  // 18: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
 	7,  // 19: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	60, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	61, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	59, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	61, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	62, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	60, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	13, // 23: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
 	14, // 24: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	7,  // 25: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	59, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	60, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 27: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	59, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
-	65, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
+	60, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
+	66, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
 	21, // 30: sluice.datapath.v1.SetAuditModeResponse.mode:type_name -> sluice.datapath.v1.AuditMode
 	7,  // 31: sluice.datapath.v1.SetAuditModeResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	62, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
-	59, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	63, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
+	60, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	24, // 34: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
 	25, // 35: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 36: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	59, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	60, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 38: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 39: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 40: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	59, // 41: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	60, // 41: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	32, // 42: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	59, // 43: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	59, // 44: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	66, // 45: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	60, // 43: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	60, // 44: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	67, // 45: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	6,  // 46: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	52, // 47: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	53, // 48: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	54, // 49: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	50, // 50: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	51, // 51: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	49, // 52: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	48, // 53: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	62, // 54: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	46, // 55: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	37, // 56: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	53, // 47: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	54, // 48: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	55, // 49: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	51, // 50: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	52, // 51: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	50, // 52: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	49, // 53: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	63, // 54: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	47, // 55: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	38, // 56: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
 	21, // 57: sluice.datapath.v1.GetStatusResponse.audit_mode:type_name -> sluice.datapath.v1.AuditMode
-	43, // 58: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	42, // 59: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	64, // 60: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	64, // 61: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	44, // 62: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	44, // 63: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 64: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	45, // 65: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	47, // 66: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 67: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	62, // 68: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	62, // 69: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 70: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 71: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	67, // 72: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	24, // 73: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	11, // 74: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	15, // 75: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	17, // 76: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	19, // 77: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
-	22, // 78: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	26, // 79: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	28, // 80: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	30, // 81: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	33, // 82: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	35, // 83: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	55, // 84: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	57, // 85: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	38, // 86: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	40, // 87: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	12, // 88: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	16, // 89: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	18, // 90: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	20, // 91: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
-	23, // 92: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	27, // 93: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	29, // 94: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	31, // 95: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	34, // 96: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	36, // 97: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	56, // 98: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	58, // 99: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	39, // 100: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	41, // 101: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	88, // [88:102] is the sub-list for method output_type
-	74, // [74:88] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	37, // 58: sluice.datapath.v1.GetStatusResponse.pod_routing:type_name -> sluice.datapath.v1.PodRouting
+	44, // 59: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	43, // 60: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	65, // 61: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	65, // 62: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	45, // 63: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	45, // 64: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 65: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	46, // 66: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	48, // 67: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 68: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	63, // 69: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	63, // 70: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 71: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 72: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	68, // 73: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	24, // 74: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 75: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 76: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 77: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 78: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
+	22, // 79: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	26, // 80: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	28, // 81: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	30, // 82: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	33, // 83: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	35, // 84: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	56, // 85: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	58, // 86: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	39, // 87: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	41, // 88: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 89: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 90: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 91: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 92: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
+	23, // 93: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	27, // 94: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	29, // 95: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	31, // 96: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	34, // 97: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	36, // 98: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	57, // 99: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	59, // 100: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	40, // 101: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	42, // 102: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	89, // [89:103] is the sub-list for method output_type
+	75, // [75:89] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -5556,7 +5639,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

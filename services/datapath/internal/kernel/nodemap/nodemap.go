@@ -38,6 +38,8 @@ const (
 
 	// Pieces: the packets of the tunnel may be cut into pieces.
 	Pieces
+
+	byStack // of the element of this node
 )
 
 // Way is how packets for the pods of a node leave this one; zero: not at all.
@@ -72,6 +74,8 @@ type Local struct {
 	// Overlay or Native: how packets travel between pods of two nodes; neither: not
 	// at all.
 	Overlay, Native bool
+	// ByStack, with Native: packets between pods of two nodes go by the host's stack.
+	ByStack bool
 	// TunnelIfindex is the tunnel device, 0 without Overlay or while it is missing.
 	TunnelIfindex uint32
 	// Sources are the places, plus 1, of the addresses that packets to backends
@@ -261,6 +265,9 @@ func (m *Maps) SetLocal(l Local) error {
 		w.Flags = Overlay
 	case l.Native:
 		w = Way{Flags: native}
+		if l.ByStack {
+			w.Flags |= byStack
+		}
 	default:
 		w = Way{}
 	}
@@ -281,6 +288,7 @@ func (m *Maps) Local() (Local, error) {
 	defer m.gate.RUnlock()
 	w, sources := wayOf(atomic.LoadUint64(m.way(0, 0))), atomic.LoadUint64(m.way(0, 1))
 	l := Local{Overlay: w.Flags&Overlay != 0, Native: w.Flags&native != 0, TunnelIfindex: w.Ifindex}
+	l.ByStack = w.Flags&byStack != 0
 	for i := range l.Sources {
 		l.Sources[i] = uint16(sources >> (16 * i))
 	}

@@ -40,6 +40,9 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	if err := p.notAttached(); err != nil {
 		return err
 	}
+	if err := p.notShaped(); err != nil {
+		return err
+	}
 	p.phases.begin("settle")
 	if err := p.settle(ctx); err != nil {
 		return cniError("delete the earlier endpoint", err)

@@ -43,6 +43,8 @@ type Plugin struct {
 	in    invocation.Invocation
 	log   *slog.Logger
 	names netns.Names
+	// confDir has the configuration lists of networks.
+	confDir string
 
 	ipam, datapath unary.Client
 
@@ -61,11 +63,12 @@ const (
 // connection yet.
 func New(in invocation.Invocation, logger *slog.Logger, start time.Time) (*Plugin, error) {
 	p := &Plugin{
-		in:     in,
-		log:    logger,
-		names:  netns.NamesOf(in.Config.RunDir, in.Config.Name),
-		waits:  waiting{patience: patience(in.Command)},
-		phases: phases{start: start, name: "read", since: start},
+		in:      in,
+		log:     logger,
+		names:   netns.NamesOf(in.Config.RunDir, in.Config.Name),
+		confDir: confDir,
+		waits:   waiting{patience: patience(in.Command)},
+		phases:  phases{start: start, name: "read", since: start},
 	}
 	var err error
 	if p.ipam, err = unary.New(filepath.Join(in.Config.RunDir, "ipam", "ipam.sock"), maxRequest); err != nil {

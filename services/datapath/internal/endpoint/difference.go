@@ -33,12 +33,18 @@ const (
 	// SubjectTCX is a program that runs before ours and may end the hook. It is
 	// only reported: whoever attached it may hold it by a link.
 	SubjectTCX = "tcx program"
+	// SubjectRootQdisc is a qdisc of others at the root of a host end. It sees nothing of
+	// what programs deliver past it, and is only reported: whoever made it may make it
+	// again.
+	SubjectRootQdisc = "root qdisc"
 	// SubjectDevice is the host end itself.
 	SubjectDevice = "device"
 )
 
 // Repairable says whether Links.RepairHost acts on the difference.
-func (d Difference) Repairable() bool { return d.Subject != SubjectTCX }
+func (d Difference) Repairable() bool {
+	return d.Subject != SubjectTCX && d.Subject != SubjectRootQdisc
+}
 
 // IsNoDevice says whether the host end itself is gone.
 func (d Difference) IsNoDevice() bool { return d.Subject == SubjectDevice && d.Have == "" }

@@ -191,7 +191,7 @@ type Links interface {
 	CheckHosts(ds []Device) ([][]Difference, error)
 	CheckContainer(ns Namespace, d Device) ([]Difference, error)
 	RepairContainer(ns Namespace, d Device) error
-	// RepairHost puts right what CheckHost finds, but for SubjectTCX. It replaces
+	// RepairHost puts right what CheckHost finds, but for SubjectTCX and SubjectRootQdisc. It replaces
 	// and never removes.
 	RepairHost(d Device) error
 	// CheckFilters compares the programs of a host end of which nothing else is

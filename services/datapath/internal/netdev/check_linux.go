@@ -111,6 +111,7 @@ func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.
 		return nil, err
 	}
 	ds = append(ds, diffs...)
+	checkQdisc(&ds, l)
 	checkSettings(&ds, l, hostSettings, has6(d))
 	for i, a := range d.Addrs {
 		n.checkRoute(&ds, replies[2*i], d, a)
@@ -119,6 +120,17 @@ func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.
 		}
 	}
 	return ds, nil
+}
+
+// checkQdisc finds a qdisc of others at the root of a host end, such as one that the CNI
+// plugin bandwidth makes. A device that is down has none.
+func checkQdisc(ds *differences, l device) {
+	switch l.qdisc {
+	case "", "noqueue", "noop":
+		return
+	}
+	ds.add(endpoint.SubjectRootQdisc, l.name, "",
+		l.qdisc+", which limits nothing of what other pods send: the programs deliver it past the qdisc (tc qdisc del dev "+l.name+" root)")
 }
 
 // CheckContainer implements endpoint.Links.

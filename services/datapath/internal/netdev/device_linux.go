@@ -26,6 +26,7 @@ type device struct {
 	mtu, group  uint32
 	state       uint8 // IF_OPER of linux/if.h
 	name, kind  string
+	qdisc       string // at the root
 	addr        []byte
 	// The device's sysctls of each family; nil if it has none of the family.
 	conf4, conf6 []byte
@@ -81,6 +82,8 @@ func deviceOf(m []byte) device {
 			l.group = rtnl.Number(v)
 		case unix.IFLA_ADDRESS:
 			l.addr = v
+		case unix.IFLA_QDISC:
+			l.qdisc = unix.ByteSliceToString(v)
 		case unix.IFLA_LINKINFO:
 			rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
 				if kind == unix.IFLA_INFO_KIND {

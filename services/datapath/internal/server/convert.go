@@ -194,6 +194,7 @@ var targetKinds = map[string]datapathv1.TargetKind{
 	endpoint.SubjectQdisc:  datapathv1.TargetKind_TARGET_KIND_PROGRAM,
 	endpoint.SubjectTCX:    datapathv1.TargetKind_TARGET_KIND_PROGRAM,
 	endpoint.SubjectDevice: datapathv1.TargetKind_TARGET_KIND_DEVICE,
+	"root qdisc":           datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device state":         datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device flags":         datapathv1.TargetKind_TARGET_KIND_DEVICE,
 	"device learning":      datapathv1.TargetKind_TARGET_KIND_DEVICE,

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package attachment
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/cni-shim/internal/cni"
+)
+
+// confDir is where runtimes read network configurations, unless they are told another
+// directory.
+const confDir = "/etc/cni/net.d"
+
+// Bounds of what is read of that directory.
+const (
+	mostLists   = 64
+	mostOfAList = 1 << 20 // bytes
+)
+
+// shapers are the plugins that limit a container by a qdisc at the host end.
+var shapers = []string{"bandwidth"}
+
+// notShaped refuses a network whose configuration list has a plugin that limits what a
+// container receives or sends by a qdisc at the host end: packets of other pods are
+// delivered past the qdisc, so that it limits nothing. A plugin is not told what is
+// chained behind it, so the list is looked for by the name of the network. What cannot be
+// read is no reason to refuse: CHECK and the datapath's audit find the qdisc itself.
+func (p *Plugin) notShaped() error {
+	files, _ := filepath.Glob(filepath.Join(p.confDir, "*.conflist"))
+	for _, file := range files[:min(len(files), mostLists)] {
+		if shaper := shaperIn(file, p.in.Config.Name); shaper != "" {
+			return cni.NewError(cni.ErrInvalidConfig, "plugins: "+shaper+" is chained behind sluice-cni in "+file+
+				": its qdisc limits nothing of what other pods send; remove it from the list (docs/cni.md, Chaining)", "")
+		}
+	}
+	return nil
+}
+
+// shaperIn is the plugin of that kind in the list of a network with sluice-cni; "": there
+// is none, or the file is of another network.
+func shaperIn(file, network string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, mostOfAList))
+	if err != nil {
+		return ""
+	}
+	var list struct {
+		Name    string
+		Plugins []struct{ Type string }
+	}
+	if json.Unmarshal(text, &list) != nil || list.Name != network {
+		return ""
+	}
+	ours, shaper := false, ""
+	for _, plugin := range list.Plugins {
+		ours = ours || plugin.Type == "sluice-cni"
+		if slices.Contains(shapers, plugin.Type) {
+			shaper = plugin.Type
+		}
+	}
+	if !ours {
+		return ""
+	}
+	return shaper
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+)
+
+// TestKernelForeignQdiscIsReported shows that CHECK, the audit and status name a qdisc of
+// others at the root of a host end, which is what the CNI plugin bandwidth makes, and that
+// nothing removes it.
+func TestKernelForeignQdiscIsReported(t *testing.T) {
+	w := newWorld(t)
+	w.start(true)
+	p := w.pod("shaped")
+	if found := w.findings(true, endpoint.SubjectRootQdisc); len(found) != 0 {
+		t.Fatalf("before: %+v", found)
+	}
+	qdisc := &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: int(p.ep.Device.HostIndex), Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
+		},
+		QdiscType: "pfifo",
+	}
+	if err := w.home.Do(func() error { return netlink.QdiscAdd(qdisc) }); err != nil {
+		t.Fatal(err)
+	}
+	named := func(d endpoint.Difference) bool {
+		return d.Subject == endpoint.SubjectRootQdisc && d.Key == p.ep.Device.HostName && strings.Contains(d.Have, "pfifo")
+	}
+	diffs, err := w.node.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+	if err != nil || !slices.ContainsFunc(diffs, named) {
+		t.Errorf("check says %+v, %v", diffs, err)
+	}
+	for range 2 {
+		found := w.findings(true, endpoint.SubjectRootQdisc)
+		if len(found) != 1 || !named(found[0].Difference) || found[0].Repaired || found[0].Err == nil {
+			t.Errorf("audit says %+v, want one finding that is not repaired", found)
+		}
+	}
+	left := w.node.Core.Counts().Unrepaired
+	if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "pfifo") }) {
+		t.Errorf("status says %q", left)
+	}
+}

@@ -57,6 +57,29 @@ func TestNoPacketBelongsToTheConnectionOfAnother(t *testing.T) {
 	}
 }
 
+// TestPortThatMayHaveBeenUsedIsNotFresh asks for more ports than there are, and for more
+// flows than are remembered.
+func TestPortThatMayHaveBeenUsedIsNotFresh(t *testing.T) {
+	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	var f flows
+	for i := range ports {
+		if _, fresh := f.port(a, b, protoICMP, 8<<8); !fresh {
+			t.Fatalf("identifier number %d is not fresh", i)
+		}
+	}
+	if _, fresh := f.port(b, a, protoICMP, 8<<8); fresh {
+		t.Error("an identifier that was used is fresh")
+	}
+	for dport := range uint16(maxFlows/ports + 1) {
+		for range ports - 10 {
+			f.port(a, b, protoUDP, 60000+dport)
+		}
+	}
+	if _, fresh := f.port(a, b, protoUDP, 1); fresh {
+		t.Error("a port is fresh although flows were forgotten")
+	}
+}
+
 // listener takes what a test would say, and goes on.
 type listener struct {
 	testing.TB

@@ -357,9 +357,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), sport, uint16(q.GetPort()))
 	if !fresh {
 		// one connection, whoever began it: an earlier question's, perhaps
-		if err := n.forget(conntrack.Tuple{
-			Initiator: netip.AddrPortFrom(src, 0), Responder: netip.AddrPortFrom(dst, 0), Protocol: uint8(q.GetProtocol()),
-		}); err != nil {
+		if err := n.forget(tupleOf(src, dst, uint8(q.GetProtocol()), sport, uint16(q.GetPort()))); err != nil {
 			return verdict{}, 0, err
 		}
 	}
@@ -419,23 +417,29 @@ type flow struct {
 type flows struct {
 	last uint16
 	used map[flow]struct{}
+	// again says that flows were forgotten which may have connections in the kernel.
+	again bool
 }
 
-// maxFlows is how many are remembered: more than a case asks about, by far. What
-// is older has been bumped with the endpoints it belonged to.
+// maxFlows is how many are remembered.
 const maxFlows = 1 << 20
 
-// port returns the source port of a packet, or the identifier of one of ICMP; it
-// is not fresh if the protocol has none.
+// ports is how many source ports there are, from 1024 on.
+const ports = 60000
+
+// port returns the source port of a packet, or the identifier of one of ICMP. It is not
+// fresh if an earlier packet may have had it to the same destination: if the protocol has
+// no ports, if all ports were used, and once flows were forgotten. Then the caller removes
+// the connection of that packet.
 func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint16, fresh bool) {
 	if !hasPorts(proto) {
 		return 0, false
 	}
 	if f.used == nil || len(f.used) >= maxFlows {
-		f.used = make(map[flow]struct{})
+		f.used, f.again = make(map[flow]struct{}), f.used != nil
 	}
-	for range 60000 {
-		f.last = 1024 + (f.last-1023)%60000
+	for range ports {
+		f.last = 1024 + (f.last-1023)%ports
 		k := flow{src, dst, f.last, dport, proto}
 		if proto == protoICMP || proto == protoICMPv6 {
 			k.highPort = f.last // its type tells no connections apart
@@ -445,10 +449,21 @@ func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint
 		}
 		if _, ok := f.used[k]; !ok {
 			f.used[k] = struct{}{}
-			return f.last, true
+			return f.last, !f.again
 		}
 	}
 	return f.last, false
+}
+
+// tupleOf is the connection of a packet as the programs track it.
+func tupleOf(src, dst netip.Addr, proto uint8, sport, dport uint16) conntrack.Tuple {
+	switch {
+	case !hasPorts(proto):
+		sport, dport = 0, 0
+	case proto == protoICMP || proto == protoICMPv6:
+		dport = sport
+	}
+	return conntrack.Tuple{Initiator: netip.AddrPortFrom(src, sport), Responder: netip.AddrPortFrom(dst, dport), Protocol: proto}
 }
 
 // hasPorts says whether connections of a protocol are told apart by more than

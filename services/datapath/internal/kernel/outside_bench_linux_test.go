@@ -36,9 +36,10 @@ func BenchmarkUplink(b *testing.B) {
 	const nodePort = 30080
 	putBackend(b, k, 1, netip.AddrPortFrom(pod.IPv4, 8080), beActive, 1)
 	putFront(b, k, 1, bpf.MapsSlFront{List: putMembers(b, k, 1, 1), Port: nodePort})
+	putFront(b, k, 2, bpf.MapsSlFront{List: putMembers(b, k, 1, 1), Port: nodePort})
 	at := netip.AddrPortFrom(netip.IPv4Unspecified(), nodePort)
 	for _, proto := range []uint8{protoTCP, protoUDP} {
-		putFronts(b, k, at, proto, feNode, bpf.MapsSlFe{Inside: 1, Outside: 1})
+		putFronts(b, k, at, proto, feNode, bpf.MapsSlFe{Inside: 1, Outside: 2})
 	}
 	packet := func(src, dst netip.Addr, proto byte, payload []byte) []byte {
 		return frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: src, dst: dst, proto: proto}.with(payload))

@@ -5,9 +5,15 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"net/netip"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -16,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
@@ -43,6 +50,44 @@ func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
 				t.Errorf("%d maps take %d bytes, at most 59 and %d", len(us), sum, most)
 			}
 		})
+	}
+}
+
+// TestKernelMapsAreAsDocumented compares the number of maps that docs/datapath.md states,
+// and their memory on two processors, with the maps of a node: without services, and with
+// the tunnel, services and the socket load balancer.
+func TestKernelMapsAreAsDocumented(t *testing.T) {
+	requireKernel(t, 6, 4, "what maps really take")
+	text, err := os.ReadFile("../../../../docs/datapath.md")
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Log("no documents here") // scripts/test-kernels runs the test without the tree
+		return
+	}
+	must(t, "read docs/datapath.md", err)
+	found := regexp.MustCompile(`The (\d+) maps of an instance without endpoints take (\d+\.\d) MiB, ` +
+		`with overlay and services (\d+\.\d) MiB \(2 CPUs\)`).FindStringSubmatch(string(text))
+	if found == nil {
+		t.Fatal("docs/datapath.md does not state the number of maps")
+	}
+	for i, o := range []Options{testOptions(kerneltest.NewBPFFS(t)), testOptions(kerneltest.NewBPFFS(t))} {
+		if i == 1 {
+			o.Routing, o.Services = RoutingOverlay, true
+			o.Sockets = &sockets.Options{Cgroup: kerneltest.NewCgroup(t), Subtree: true}
+		}
+		us, err := openKernel(t, o).MapUsage()
+		must(t, "MapUsage", err)
+		var sum uint64
+		for _, u := range us {
+			sum += u.Bytes
+		}
+		maps, err := strconv.Atoi(found[1])
+		must(t, "number of maps", err)
+		mib, err := strconv.ParseFloat(found[2+i], 64)
+		must(t, "memory of maps", err)
+		have := float64(sum) / (1 << 20)
+		if len(us) != maps || ebpf.MustPossibleCPU() == 2 && math.Abs(have-mib) > 0.2 {
+			t.Errorf("docs/datapath.md states %d maps and %.1f MiB, the kernel has %d and %.1f", maps, mib, len(us), have)
+		}
 	}
 }
 

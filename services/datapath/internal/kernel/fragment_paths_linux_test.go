@@ -583,3 +583,21 @@ func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 		}
 	})
 }
+
+// TestKernelResetsOfTheHostAreTheHosts shows that a pod which may receive nothing but
+// answers learns of a closed port of its node, and of the other one: the kernel sends
+// resets of IPv6 without a socket.
+func TestKernelResetsOfTheHostAreTheHosts(t *testing.T) {
+	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
+		t.Run(routingNames[routing], func(t *testing.T) {
+			eachGuard(t, routing, func(t *testing.T, f *fabric) {
+				setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+				for _, host := range []netip.Addr{f.a.over4, f.a.over6, f.b.over4, f.b.over6} {
+					if _, err := dialIn(t, f.a.pod.ns, "tcp", netip.AddrPortFrom(host, 9)); !errors.Is(err, unix.ECONNREFUSED) {
+						t.Errorf("a closed port of %v: %v, want %v", host, err, unix.ECONNREFUSED)
+					}
+				}
+			})
+		})
+	}
+}

@@ -163,8 +163,12 @@ var All = []Bound{
 	{
 		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s",
 		Divided: PerObject,
-		Beyond:  "a change waits, after 15 s isolated; the newest labels count", Shown: "`sluice status`",
-		Tests: []string{"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers"},
+		Beyond:  "a change waits, after 15 s isolated; the newest labels count; a change that narrows needs no rate",
+		Shown:   "`sluice status`",
+		Tests: []string{
+			"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers", "TestChangeThatNarrowsWaitsForNoRate",
+			"TestQuarantineNarrows",
+		},
 	},
 	{
 		Name: "changes of the labels of the pods of one controller", Process: "sluice-identity",

@@ -108,6 +108,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Go("refused policies", func(ctx context.Context) error {
 			return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o, cfg.StateDir))
 		})
+		p.Go("waiting labels", func(ctx context.Context) error {
+			return identities.AdmitNarrowing(ctx, conn, o.Narrows, p.Log)
+		})
 		p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	}
 	if cfg.Sources.Directory != "" {

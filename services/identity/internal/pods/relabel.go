@@ -4,6 +4,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,6 +67,20 @@ type Relabeler struct {
 
 	mu      sync.Mutex
 	problem error // guarded by mu; of the last comparison
+
+	// Changes that wait for a rate, by endpoint, and what was admitted without one.
+	held     map[allocator.Holder]HeldChange // guarded by mu
+	last     uint64                          // guarded by mu; number of a change
+	admitted map[allocator.Holder]uint64     // guarded by mu; numbers of changes
+	changed  chan struct{}                   // guarded by mu; closed and replaced when held changes
+	admits   chan struct{}                   // something was admitted
+}
+
+// HeldChange is a change of labels that waits for a rate.
+type HeldChange struct {
+	Number   uint64 // in this run of the process
+	Identity identity.Numeric
+	Labels   label.Canonical
 }
 
 // waitingMove is an endpoint whose pod has other labels than it.
@@ -81,7 +96,69 @@ func NewRelabeler(s *Set, a Allocator, endpoints *watch.Hub[allocator.Holder, al
 ) *Relabeler {
 	return &Relabeler{
 		set: s, allocator: a, endpoints: endpoints, log: l, turns: newTurns(time.Now),
-		waiting: map[allocator.Holder]waitingMove{},
+		waiting: map[allocator.Holder]waitingMove{}, held: map[allocator.Holder]HeldChange{},
+		admitted: map[allocator.Holder]uint64{}, changed: make(chan struct{}), admits: make(chan struct{}, 1),
+	}
+}
+
+// Held returns the changes that wait for a rate, in the order of their numbers, and a channel
+// that is closed when others wait.
+func (r *Relabeler) Held() ([]HeldChange, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.Collect(maps.Values(r.held))
+	slices.SortFunc(all, func(a, b HeldChange) int { return cmp.Compare(a.Number, b.Number) })
+	return all, r.changed
+}
+
+// Admit carries a change out that waits for a rate, because the endpoint may do less after
+// it. A number of a change that does not wait is ignored.
+func (r *Relabeler) Admit(number uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for holder, h := range r.held {
+		if h.Number == number {
+			r.admitted[holder] = number
+			select {
+			case r.admits <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// isAdmitted reports whether the change of an endpoint to these labels needs no rate.
+func (r *Relabeler) isAdmitted(holder allocator.Holder, from identity.Numeric, to label.Canonical) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h, ok := r.held[holder]
+	return ok && r.admitted[holder] == h.Number && h.Identity == from && h.Labels.Text() == to.Text()
+}
+
+// hold notes which changes wait for a rate.
+func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocator.Endpoint) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.held
+	r.held = make(map[allocator.Holder]HeldChange, len(waiting))
+	news := false
+	for _, w := range waiting {
+		from := endpoints[w.holder].Identity.Number
+		h, ok := before[w.holder]
+		if !ok || h.Identity != from || h.Labels.Text() != w.labels.Set.Text() {
+			r.last++
+			h, news = HeldChange{Number: r.last, Identity: from, Labels: w.labels.Set}, true
+		}
+		r.held[w.holder] = h
+	}
+	for holder, number := range r.admitted {
+		if h, ok := r.held[holder]; !ok || h.Number != number {
+			delete(r.admitted, holder)
+		}
+	}
+	if news {
+		close(r.changed)
+		r.changed = make(chan struct{})
 	}
 }
 
@@ -107,6 +184,8 @@ func (r *Relabeler) Run(ctx context.Context) error {
 		case <-endpoints:
 		case <-store:
 		case <-again:
+		case <-r.admits:
+			continue // without the pause: it waited already
 		case <-ctx.Done():
 			return nil
 		}
@@ -179,7 +258,14 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 				differ[holder] = w
 				continue
 			}
-			wants = append(wants, want{holder: holder, labels: l, fresh: fresh})
+			to := want{holder: holder, labels: l, fresh: fresh}
+			if r.isAdmitted(holder, e.Identity.Number, l.Set) {
+				w.err = nil
+				differ[holder] = w
+				moves = append(moves, move{want: want{holder: holder, labels: l}, to: l.Set})
+				continue
+			}
+			wants = append(wants, to)
 		}
 	}
 	r.waiting = differ
@@ -192,6 +278,11 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 	if !later.IsZero() {
 		soonest(later)
 	}
+	turn := make(map[allocator.Holder]struct{}, len(allowed))
+	for _, w := range allowed {
+		turn[w.holder] = struct{}{}
+	}
+	r.hold(slices.DeleteFunc(slices.Clone(wants), func(w want) bool { _, ok := turn[w.holder]; return ok }), endpoints)
 	for _, w := range allowed {
 		d := differ[w.holder]
 		d.err = nil

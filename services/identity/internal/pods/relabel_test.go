@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -398,6 +399,65 @@ func TestPodsThatFlipTheirLabelsDelayNoOtherTenant(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestChangeThatNarrowsWaitsForNoRate: a pod has used up its changes, its controller the changes
+// of its pods, and the node its new label sets. A change that was admitted is carried out at
+// once; the next one, which was not, waits.
+func TestChangeThatNarrowsWaitsForNoRate(t *testing.T) {
+	relabelling(t, func(n *node) {
+		n.namespace(nil)
+		n.add(1, "web")
+		now := func() string {
+			synctest.Wait()
+			e, _ := n.endpoints.Get(holder(1))
+			return e.Identity.Labels.Text()
+		}
+		const many = 300
+		for i := range many {
+			n.add(100+i, "web")
+		}
+		for i := range podRate.burst + 1 {
+			n.pod("web-1", "u1", map[string]string{"app": "web", "at": fmt.Sprint(i)})
+			time.Sleep(time.Second)
+			n.confirm(1)
+		}
+		for i := range many { // of the node
+			n.pod(fmt.Sprint("web-", 100+i), fmt.Sprint("u", 100+i), map[string]string{"app": "web", "one": fmt.Sprint(i)})
+		}
+		time.Sleep(time.Second)
+		for i := range many {
+			n.confirm(100 + i)
+		}
+		fifth := func(h HeldChange) bool { return strings.Contains(h.Labels.Text(), "at=5") }
+		if all, _ := n.Held(); !slices.ContainsFunc(all, fifth) {
+			t.Fatalf("no change of the pod waits: %v", all)
+		}
+		_, changed := n.Held()
+		n.pod("web-1", "u1", map[string]string{"app": "web", "quarantine": "true"})
+		<-changed
+		all, _ := n.Held()
+		last := all[len(all)-1]
+		if !strings.Contains(last.Labels.Text(), "quarantine") || strings.Contains(now(), "quarantine") {
+			t.Fatalf("the newest change that waits is %s", last.Labels)
+		}
+		n.Admit(last.Number + 1000) // of no change
+		n.Admit(last.Number)
+		time.Sleep(time.Second) // by its rate, the pod would wait for 10 s
+		if got := now(); !strings.Contains(got, "quarantine") {
+			t.Fatalf("the change is admitted, and the pod has %s", got)
+		}
+		n.confirm(1)
+		n.pod("web-1", "u1", map[string]string{"app": "web"})
+		time.Sleep(time.Second)
+		if got := now(); !strings.Contains(got, "quarantine") {
+			t.Errorf("the way back is not admitted, and the pod has %s", got)
+		}
+		n.Admit(last.Number) // once
+		if got := now(); !strings.Contains(got, "quarantine") {
+			t.Errorf("an earlier change is admitted, and the pod has %s", got)
+		}
+	})
 }
 
 // TestEveryEndpointHasItsPodsLabelsOrIsIsolated: whatever fails, and for how long, an

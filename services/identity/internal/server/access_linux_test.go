@@ -61,6 +61,13 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ReleaseIdentity", err)
 	_, err = c.GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: 1})
 	note("GetIdentity", err)
+	waiting, err := c.WatchWaitingLabels(ctx, &identityv1.WatchWaitingLabelsRequest{})
+	if err == nil {
+		_, err = waiting.Recv()
+	}
+	note("WatchWaitingLabels", err)
+	_, err = c.AdmitLabels(ctx, &identityv1.AdmitLabelsRequest{Change: 1})
+	note("AdmitLabels", err)
 	_, err = c.GetStatus(ctx, &identityv1.GetStatusRequest{})
 	note("GetStatus", err)
 	list, err := c.ListIdentities(ctx, &identityv1.ListIdentitiesRequest{})
@@ -156,7 +163,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",
 		"ForgetNode", "ClaimRange", "ReturnRange", "PublishKinds", "CheckReuse",
-		"ReportRefusals", "WatchRefusals",
+		"ReportRefusals", "WatchRefusals", "WatchWaitingLabels", "AdmitLabels",
 	}
 	methods := 0
 	for _, s := range []grpc.ServiceDesc{
@@ -218,7 +225,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 				want = c.ranges
 			case "ForgetNode":
 				want = c.forgets
-			case "ReportRefusals":
+			case "ReportRefusals", "WatchWaitingLabels", "AdmitLabels":
 				if want = denied; c.uid == 0 || c.uid == 65703 {
 					want = codes.OK
 				}

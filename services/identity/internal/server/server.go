@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/instance"
@@ -115,7 +116,11 @@ func Methods() rpc.Methods {
 		identityv1.IdentityService_WatchEndpoints_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.IdentityService_ConfirmEndpoint_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		identityv1.IdentityService_GetLabelFilter_FullMethodName:  {Access: rpc.Group()},
-		identityv1.IdentityService_GetStatus_FullMethodName:       {Access: rpc.Group(), Limit: read},
+		identityv1.IdentityService_WatchWaitingLabels_FullMethodName: {
+			Access: rpc.RootAnd(instance.PolicyID), Limit: rpc.Limit{InFlight: 4},
+		},
+		identityv1.IdentityService_AdmitLabels_FullMethodName: {Access: rpc.RootAnd(instance.PolicyID), Limit: change},
+		identityv1.IdentityService_GetStatus_FullMethodName:   {Access: rpc.Group(), Limit: read},
 		sharesv1.SharesService_ListShares_FullMethodName: {
 			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32},
 		},
@@ -342,6 +347,49 @@ func (s *Server) ConfirmEndpoint(ctx context.Context,
 		return nil, statusOf(err)
 	}
 	return &identityv1.ConfirmEndpointResponse{}, nil
+}
+
+// WatchWaitingLabels implements the service.
+func (s *Server) WatchWaitingLabels(
+	_ *identityv1.WatchWaitingLabelsRequest, stream grpc.ServerStreamingServer[identityv1.WatchWaitingLabelsResponse],
+) error {
+	ctx := stream.Context()
+	if err := stream.Send(&identityv1.WatchWaitingLabelsResponse{}); err != nil {
+		return err
+	}
+	if s.Relabeler == nil { // nothing changes the labels of endpoints
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	for sent := uint64(0); ; {
+		all, changed := s.Relabeler.Held()
+		for _, h := range all {
+			if h.Number <= sent {
+				continue
+			}
+			err := stream.Send(&identityv1.WatchWaitingLabelsResponse{
+				Change: h.Number, Identity: uint32(h.Identity), Labels: wire.Labels(h.Labels.All()),
+			})
+			if err != nil {
+				return err
+			}
+			sent = h.Number
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// AdmitLabels implements the service.
+func (s *Server) AdmitLabels(_ context.Context, req *identityv1.AdmitLabelsRequest,
+) (*identityv1.AdmitLabelsResponse, error) {
+	if s.Relabeler != nil {
+		s.Relabeler.Admit(req.GetChange())
+	}
+	return &identityv1.AdmitLabelsResponse{}, nil
 }
 
 // ListShares implements SharesService.

@@ -502,29 +502,33 @@ type program struct {
 // input returns the rules of a subject in one direction. enforced is false when nothing
 // is.
 func (e *Engine) input(s *subject, d rule.Direction) (in compile.Input, enforced bool) {
-	ns, _ := e.peers[s.number].id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
-	return e.inputOf(s, d, e.groups, func(visit func(*rule.Spec)) {
+	return e.inputOf(e.peers[s.number].id, d, e.groups, e.specsOf(e.peers[s.number].id))
+}
+
+// specsOf visits the specs that may select an identity.
+func (e *Engine) specsOf(id peer.Identity) func(visit func(*rule.Spec)) {
+	ns, _ := id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
+	return func(visit func(*rule.Spec)) {
 		for _, specs := range []map[*rule.Spec]policy.Key{e.byNamespace[ns], e.clusterwide} {
 			for spec := range specs {
 				visit(spec)
 			}
 		}
-	})
+	}
 }
 
-// inputOf is input with given address groups and specs that may select the subject.
+// inputOf is input for an identity, with given address groups and specs that may select it.
 func (e *Engine) inputOf(
-	s *subject, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
+	id peer.Identity, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
 ) (in compile.Input, enforced bool) {
-	p := e.peers[s.number]
-	in = compile.Input{Direction: d, Ports: p.id.Ports, Groups: groups}
+	in = compile.Input{Direction: d, Ports: id.Ports, Groups: groups}
 	if e.config.Enforcement == EnforceNever {
 		return in, false
 	}
-	always := e.config.Enforcement == EnforceAlways || p.id.Labels.Has(label.Reserved(identity.NameInit))
+	always := e.config.Enforcement == EnforceAlways || id.Labels.Has(label.Reserved(identity.NameInit))
 	enforced, deny, selected := always, always, false
 	specs(func(spec *rule.Spec) {
-		if !spec.Selects[d] || !e.selects(spec, s) {
+		if !spec.Selects[d] || !selects(spec, id) {
 			return
 		}
 		enforced, selected = true, true
@@ -540,7 +544,7 @@ func (e *Engine) inputOf(
 	}
 	// The local node is let in by what a policy leaves open, not by enforcement
 	// without any policy.
-	if d == rule.Ingress && e.config.AllowHost && selected && p.id.Kind != identity.KindHost {
+	if d == rule.Ingress && e.config.AllowHost && selected && id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
 	}
 	return in, enforced

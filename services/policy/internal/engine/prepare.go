@@ -140,7 +140,7 @@ func (p *Preparation) Step(subjects int) bool {
 			if l := s.bound[d]; l != nil {
 				p.hold(l)
 			}
-			in, enforced := p.engine.inputOf(s, d, p.groups, p.rules(s))
+			in, enforced := p.engine.inputOf(p.engine.peers[s.number].id, d, p.groups, p.rules(s))
 			if !enforced {
 				continue
 			}

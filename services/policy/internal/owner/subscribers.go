@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
@@ -464,6 +465,20 @@ func (o *Owner) SetIdentities(ctx context.Context, set []peer.Identity, gone []i
 		return struct{}{}, nil
 	})
 	return err
+}
+
+// Narrows reports whether the policies allow an identity a part of what they allow it now, if
+// it has other labels. It is false while a source was never complete.
+func (o *Owner) Narrows(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error) {
+	next, err := peer.New(n, labels)
+	if err != nil {
+		return false, err
+	}
+	return ask(ctx, o, func() (bool, error) {
+		o.operation = opRead
+		next := next.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels)
+		return o.ready && o.engine.Narrows(n, next), nil
+	})
 }
 
 func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {

@@ -2203,6 +2203,190 @@ func (x *LabelFilterRule) GetCounts() bool {
 	return false
 }
 
+// WatchWaitingLabelsRequest is the input of WatchWaitingLabels.
+type WatchWaitingLabelsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchWaitingLabelsRequest) Reset() {
+	*x = WatchWaitingLabelsRequest{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchWaitingLabelsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchWaitingLabelsRequest) ProtoMessage() {}
+
+func (x *WatchWaitingLabelsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchWaitingLabelsRequest.ProtoReflect.Descriptor instead.
+func (*WatchWaitingLabelsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{28}
+}
+
+// WatchWaitingLabelsResponse is one change that waits.
+type WatchWaitingLabelsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the change in this run of the service; 0 in the first message.
+	Change uint64 `protobuf:"varint,1,opt,name=change,proto3" json:"change,omitempty"`
+	// Present identity of the endpoint.
+	Identity uint32 `protobuf:"varint,2,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Labels that the endpoint shall have.
+	Labels        []*v1.Label `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchWaitingLabelsResponse) Reset() {
+	*x = WatchWaitingLabelsResponse{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchWaitingLabelsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchWaitingLabelsResponse) ProtoMessage() {}
+
+func (x *WatchWaitingLabelsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchWaitingLabelsResponse.ProtoReflect.Descriptor instead.
+func (*WatchWaitingLabelsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *WatchWaitingLabelsResponse) GetChange() uint64 {
+	if x != nil {
+		return x.Change
+	}
+	return 0
+}
+
+func (x *WatchWaitingLabelsResponse) GetIdentity() uint32 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *WatchWaitingLabelsResponse) GetLabels() []*v1.Label {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// AdmitLabelsRequest is the input of AdmitLabels.
+type AdmitLabelsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// WatchWaitingLabelsResponse.change.
+	Change        uint64 `protobuf:"varint,1,opt,name=change,proto3" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitLabelsRequest) Reset() {
+	*x = AdmitLabelsRequest{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitLabelsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitLabelsRequest) ProtoMessage() {}
+
+func (x *AdmitLabelsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitLabelsRequest.ProtoReflect.Descriptor instead.
+func (*AdmitLabelsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *AdmitLabelsRequest) GetChange() uint64 {
+	if x != nil {
+		return x.Change
+	}
+	return 0
+}
+
+// AdmitLabelsResponse is the answer of AdmitLabels.
+type AdmitLabelsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitLabelsResponse) Reset() {
+	*x = AdmitLabelsResponse{}
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitLabelsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitLabelsResponse) ProtoMessage() {}
+
+func (x *AdmitLabelsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_identity_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitLabelsResponse.ProtoReflect.Descriptor instead.
+func (*AdmitLabelsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{31}
+}
+
 var File_sluice_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_identity_proto_rawDesc = "" +
@@ -2340,7 +2524,15 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"node_rules\x18\x02 \x03(\v2#.sluice.identity.v1.LabelFilterRuleR\tnodeRules\"=\n" +
 	"\x0fLabelFilterRule\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
-	"\x06counts\x18\x02 \x01(\bR\x06counts*[\n" +
+	"\x06counts\x18\x02 \x01(\bR\x06counts\"\x1b\n" +
+	"\x19WatchWaitingLabelsRequest\"\x83\x01\n" +
+	"\x1aWatchWaitingLabelsResponse\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\x04R\x06change\x12\x1a\n" +
+	"\bidentity\x18\x02 \x01(\rR\bidentity\x121\n" +
+	"\x06labels\x18\x03 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\"5\n" +
+	"\x12AdmitLabelsRequest\x12\x1f\n" +
+	"\x06change\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06change\"\x15\n" +
+	"\x13AdmitLabelsResponse*[\n" +
 	"\x05Scope\x12\x15\n" +
 	"\x11SCOPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSCOPE_RESERVED\x10\x01\x12\x11\n" +
@@ -2372,7 +2564,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"!ERROR_REASON_IPAM_SETTINGS_DIFFER\x10\x15\x12\x1e\n" +
 	"\x1aERROR_REASON_NO_FREE_RANGE\x10\x16\x12\x1b\n" +
 	"\x17ERROR_REASON_LAST_RANGE\x10\x17\x12 \n" +
-	"\x1cERROR_REASON_ADDRESS_RESTING\x10<2\xab\b\n" +
+	"\x1cERROR_REASON_ADDRESS_RESTING\x10<2\x82\n" +
+	"\n" +
 	"\x0fIdentityService\x12m\n" +
 	"\x10AllocateIdentity\x12+.sluice.identity.v1.AllocateIdentityRequest\x1a,.sluice.identity.v1.AllocateIdentityResponse\x12j\n" +
 	"\x0fReleaseIdentity\x12*.sluice.identity.v1.ReleaseIdentityRequest\x1a+.sluice.identity.v1.ReleaseIdentityResponse\x12^\n" +
@@ -2383,7 +2576,9 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0eWatchEndpoints\x12).sluice.identity.v1.WatchEndpointsRequest\x1a*.sluice.identity.v1.WatchEndpointsResponse0\x01\x12j\n" +
 	"\x0fConfirmEndpoint\x12*.sluice.identity.v1.ConfirmEndpointRequest\x1a+.sluice.identity.v1.ConfirmEndpointResponse\x12X\n" +
 	"\tGetStatus\x12$.sluice.identity.v1.GetStatusRequest\x1a%.sluice.identity.v1.GetStatusResponse\x12g\n" +
-	"\x0eGetLabelFilter\x12).sluice.identity.v1.GetLabelFilterRequest\x1a*.sluice.identity.v1.GetLabelFilterResponseB\xd7\x01\n" +
+	"\x0eGetLabelFilter\x12).sluice.identity.v1.GetLabelFilterRequest\x1a*.sluice.identity.v1.GetLabelFilterResponse\x12u\n" +
+	"\x12WatchWaitingLabels\x12-.sluice.identity.v1.WatchWaitingLabelsRequest\x1a..sluice.identity.v1.WatchWaitingLabelsResponse0\x01\x12^\n" +
+	"\vAdmitLabels\x12&.sluice.identity.v1.AdmitLabelsRequest\x1a'.sluice.identity.v1.AdmitLabelsResponseB\xd7\x01\n" +
 	"\x16com.sluice.identity.v1B\rIdentityProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -2399,107 +2594,116 @@ func file_sluice_identity_v1_identity_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_identity_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_sluice_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_sluice_identity_v1_identity_proto_goTypes = []any{
-	(Scope)(0),                       // 0: sluice.identity.v1.Scope
-	(ErrorReason)(0),                 // 1: sluice.identity.v1.ErrorReason
-	(*Identity)(nil),                 // 2: sluice.identity.v1.Identity
-	(*AllocateIdentityRequest)(nil),  // 3: sluice.identity.v1.AllocateIdentityRequest
-	(*AllocateIdentityResponse)(nil), // 4: sluice.identity.v1.AllocateIdentityResponse
-	(*ReleaseIdentityRequest)(nil),   // 5: sluice.identity.v1.ReleaseIdentityRequest
-	(*ReleaseIdentityResponse)(nil),  // 6: sluice.identity.v1.ReleaseIdentityResponse
-	(*GetIdentityRequest)(nil),       // 7: sluice.identity.v1.GetIdentityRequest
-	(*GetIdentityResponse)(nil),      // 8: sluice.identity.v1.GetIdentityResponse
-	(*HoldingEndpoint)(nil),          // 9: sluice.identity.v1.HoldingEndpoint
-	(*ListIdentitiesRequest)(nil),    // 10: sluice.identity.v1.ListIdentitiesRequest
-	(*ListIdentitiesResponse)(nil),   // 11: sluice.identity.v1.ListIdentitiesResponse
-	(*WatchIdentitiesRequest)(nil),   // 12: sluice.identity.v1.WatchIdentitiesRequest
-	(*WatchIdentitiesResponse)(nil),  // 13: sluice.identity.v1.WatchIdentitiesResponse
-	(*Bookmark)(nil),                 // 14: sluice.identity.v1.Bookmark
-	(*ResolveEndpointRequest)(nil),   // 15: sluice.identity.v1.ResolveEndpointRequest
-	(*ResolveEndpointResponse)(nil),  // 16: sluice.identity.v1.ResolveEndpointResponse
-	(*WatchEndpointsRequest)(nil),    // 17: sluice.identity.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 18: sluice.identity.v1.WatchEndpointsResponse
-	(*EndpointIdentity)(nil),         // 19: sluice.identity.v1.EndpointIdentity
-	(*ConfirmEndpointRequest)(nil),   // 20: sluice.identity.v1.ConfirmEndpointRequest
-	(*ConfirmEndpointResponse)(nil),  // 21: sluice.identity.v1.ConfirmEndpointResponse
-	(*GetStatusRequest)(nil),         // 22: sluice.identity.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 23: sluice.identity.v1.GetStatusResponse
-	(*ClusterStatus)(nil),            // 24: sluice.identity.v1.ClusterStatus
-	(*RangeOverlap)(nil),             // 25: sluice.identity.v1.RangeOverlap
-	(*LabelKeyCount)(nil),            // 26: sluice.identity.v1.LabelKeyCount
-	(*GetLabelFilterRequest)(nil),    // 27: sluice.identity.v1.GetLabelFilterRequest
-	(*GetLabelFilterResponse)(nil),   // 28: sluice.identity.v1.GetLabelFilterResponse
-	(*LabelFilterRule)(nil),          // 29: sluice.identity.v1.LabelFilterRule
-	(*v1.Label)(nil),                 // 30: sluice.workload.v1.Label
-	(*v1.Owner)(nil),                 // 31: sluice.workload.v1.Owner
-	(*v1.PodReference)(nil),          // 32: sluice.workload.v1.PodReference
-	(*StoreRevision)(nil),            // 33: sluice.identity.v1.StoreRevision
-	(*v1.NamedPort)(nil),             // 34: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),        // 35: sluice.status.v1.ServiceStatus
+	(Scope)(0),                         // 0: sluice.identity.v1.Scope
+	(ErrorReason)(0),                   // 1: sluice.identity.v1.ErrorReason
+	(*Identity)(nil),                   // 2: sluice.identity.v1.Identity
+	(*AllocateIdentityRequest)(nil),    // 3: sluice.identity.v1.AllocateIdentityRequest
+	(*AllocateIdentityResponse)(nil),   // 4: sluice.identity.v1.AllocateIdentityResponse
+	(*ReleaseIdentityRequest)(nil),     // 5: sluice.identity.v1.ReleaseIdentityRequest
+	(*ReleaseIdentityResponse)(nil),    // 6: sluice.identity.v1.ReleaseIdentityResponse
+	(*GetIdentityRequest)(nil),         // 7: sluice.identity.v1.GetIdentityRequest
+	(*GetIdentityResponse)(nil),        // 8: sluice.identity.v1.GetIdentityResponse
+	(*HoldingEndpoint)(nil),            // 9: sluice.identity.v1.HoldingEndpoint
+	(*ListIdentitiesRequest)(nil),      // 10: sluice.identity.v1.ListIdentitiesRequest
+	(*ListIdentitiesResponse)(nil),     // 11: sluice.identity.v1.ListIdentitiesResponse
+	(*WatchIdentitiesRequest)(nil),     // 12: sluice.identity.v1.WatchIdentitiesRequest
+	(*WatchIdentitiesResponse)(nil),    // 13: sluice.identity.v1.WatchIdentitiesResponse
+	(*Bookmark)(nil),                   // 14: sluice.identity.v1.Bookmark
+	(*ResolveEndpointRequest)(nil),     // 15: sluice.identity.v1.ResolveEndpointRequest
+	(*ResolveEndpointResponse)(nil),    // 16: sluice.identity.v1.ResolveEndpointResponse
+	(*WatchEndpointsRequest)(nil),      // 17: sluice.identity.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),     // 18: sluice.identity.v1.WatchEndpointsResponse
+	(*EndpointIdentity)(nil),           // 19: sluice.identity.v1.EndpointIdentity
+	(*ConfirmEndpointRequest)(nil),     // 20: sluice.identity.v1.ConfirmEndpointRequest
+	(*ConfirmEndpointResponse)(nil),    // 21: sluice.identity.v1.ConfirmEndpointResponse
+	(*GetStatusRequest)(nil),           // 22: sluice.identity.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),          // 23: sluice.identity.v1.GetStatusResponse
+	(*ClusterStatus)(nil),              // 24: sluice.identity.v1.ClusterStatus
+	(*RangeOverlap)(nil),               // 25: sluice.identity.v1.RangeOverlap
+	(*LabelKeyCount)(nil),              // 26: sluice.identity.v1.LabelKeyCount
+	(*GetLabelFilterRequest)(nil),      // 27: sluice.identity.v1.GetLabelFilterRequest
+	(*GetLabelFilterResponse)(nil),     // 28: sluice.identity.v1.GetLabelFilterResponse
+	(*LabelFilterRule)(nil),            // 29: sluice.identity.v1.LabelFilterRule
+	(*WatchWaitingLabelsRequest)(nil),  // 30: sluice.identity.v1.WatchWaitingLabelsRequest
+	(*WatchWaitingLabelsResponse)(nil), // 31: sluice.identity.v1.WatchWaitingLabelsResponse
+	(*AdmitLabelsRequest)(nil),         // 32: sluice.identity.v1.AdmitLabelsRequest
+	(*AdmitLabelsResponse)(nil),        // 33: sluice.identity.v1.AdmitLabelsResponse
+	(*v1.Label)(nil),                   // 34: sluice.workload.v1.Label
+	(*v1.Owner)(nil),                   // 35: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),            // 36: sluice.workload.v1.PodReference
+	(*StoreRevision)(nil),              // 37: sluice.identity.v1.StoreRevision
+	(*v1.NamedPort)(nil),               // 38: sluice.workload.v1.NamedPort
+	(*v11.ServiceStatus)(nil),          // 39: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
-	30, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
+	34, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
 	0,  // 1: sluice.identity.v1.Identity.scope:type_name -> sluice.identity.v1.Scope
-	30, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
+	34, // 2: sluice.identity.v1.AllocateIdentityRequest.labels:type_name -> sluice.workload.v1.Label
 	0,  // 3: sluice.identity.v1.AllocateIdentityRequest.scope:type_name -> sluice.identity.v1.Scope
 	2,  // 4: sluice.identity.v1.AllocateIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
-	31, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
+	35, // 5: sluice.identity.v1.ReleaseIdentityRequest.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 6: sluice.identity.v1.GetIdentityResponse.identity:type_name -> sluice.identity.v1.Identity
 	9,  // 7: sluice.identity.v1.GetIdentityResponse.endpoints:type_name -> sluice.identity.v1.HoldingEndpoint
-	31, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
-	32, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
+	35, // 8: sluice.identity.v1.HoldingEndpoint.owner:type_name -> sluice.workload.v1.Owner
+	36, // 9: sluice.identity.v1.HoldingEndpoint.pod:type_name -> sluice.workload.v1.PodReference
 	0,  // 10: sluice.identity.v1.ListIdentitiesRequest.scopes:type_name -> sluice.identity.v1.Scope
 	2,  // 11: sluice.identity.v1.ListIdentitiesResponse.identity:type_name -> sluice.identity.v1.Identity
 	2,  // 12: sluice.identity.v1.WatchIdentitiesResponse.upsert:type_name -> sluice.identity.v1.Identity
 	14, // 13: sluice.identity.v1.WatchIdentitiesResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	33, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	31, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	30, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	34, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	32, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	37, // 14: sluice.identity.v1.WatchIdentitiesResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	35, // 15: sluice.identity.v1.ResolveEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	34, // 16: sluice.identity.v1.ResolveEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	38, // 17: sluice.identity.v1.ResolveEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	36, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
-	34, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
+	38, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
 	19, // 21: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
-	31, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	35, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	14, // 23: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	31, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
+	35, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
 	2,  // 25: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
-	34, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
-	32, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
-	31, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	35, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	38, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
+	36, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
+	35, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	39, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	26, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	33, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	37, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	24, // 32: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
 	25, // 33: sluice.identity.v1.ClusterStatus.range_overlaps:type_name -> sluice.identity.v1.RangeOverlap
 	29, // 34: sluice.identity.v1.GetLabelFilterResponse.rules:type_name -> sluice.identity.v1.LabelFilterRule
 	29, // 35: sluice.identity.v1.GetLabelFilterResponse.node_rules:type_name -> sluice.identity.v1.LabelFilterRule
-	3,  // 36: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 37: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 38: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 39: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 40: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 41: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 42: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
-	20, // 43: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
-	22, // 44: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	27, // 45: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
-	4,  // 46: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 47: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 48: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 49: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 50: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 51: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 52: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
-	21, // 53: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
-	23, // 54: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	28, // 55: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
-	46, // [46:56] is the sub-list for method output_type
-	36, // [36:46] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	34, // 36: sluice.identity.v1.WatchWaitingLabelsResponse.labels:type_name -> sluice.workload.v1.Label
+	3,  // 37: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 38: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 39: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 40: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 41: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 42: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 43: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 44: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 45: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	27, // 46: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
+	30, // 47: sluice.identity.v1.IdentityService.WatchWaitingLabels:input_type -> sluice.identity.v1.WatchWaitingLabelsRequest
+	32, // 48: sluice.identity.v1.IdentityService.AdmitLabels:input_type -> sluice.identity.v1.AdmitLabelsRequest
+	4,  // 49: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 50: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 51: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 52: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 53: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 54: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 55: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 56: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 57: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	28, // 58: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
+	31, // 59: sluice.identity.v1.IdentityService.WatchWaitingLabels:output_type -> sluice.identity.v1.WatchWaitingLabelsResponse
+	33, // 60: sluice.identity.v1.IdentityService.AdmitLabels:output_type -> sluice.identity.v1.AdmitLabelsResponse
+	49, // [49:61] is the sub-list for method output_type
+	37, // [37:49] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }
@@ -2528,7 +2732,7 @@ func file_sluice_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_identity_proto_rawDesc), len(file_sluice_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   28,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

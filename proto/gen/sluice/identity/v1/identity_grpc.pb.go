@@ -25,16 +25,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	IdentityService_AllocateIdentity_FullMethodName = "/sluice.identity.v1.IdentityService/AllocateIdentity"
-	IdentityService_ReleaseIdentity_FullMethodName  = "/sluice.identity.v1.IdentityService/ReleaseIdentity"
-	IdentityService_GetIdentity_FullMethodName      = "/sluice.identity.v1.IdentityService/GetIdentity"
-	IdentityService_ListIdentities_FullMethodName   = "/sluice.identity.v1.IdentityService/ListIdentities"
-	IdentityService_WatchIdentities_FullMethodName  = "/sluice.identity.v1.IdentityService/WatchIdentities"
-	IdentityService_ResolveEndpoint_FullMethodName  = "/sluice.identity.v1.IdentityService/ResolveEndpoint"
-	IdentityService_WatchEndpoints_FullMethodName   = "/sluice.identity.v1.IdentityService/WatchEndpoints"
-	IdentityService_ConfirmEndpoint_FullMethodName  = "/sluice.identity.v1.IdentityService/ConfirmEndpoint"
-	IdentityService_GetStatus_FullMethodName        = "/sluice.identity.v1.IdentityService/GetStatus"
-	IdentityService_GetLabelFilter_FullMethodName   = "/sluice.identity.v1.IdentityService/GetLabelFilter"
+	IdentityService_AllocateIdentity_FullMethodName   = "/sluice.identity.v1.IdentityService/AllocateIdentity"
+	IdentityService_ReleaseIdentity_FullMethodName    = "/sluice.identity.v1.IdentityService/ReleaseIdentity"
+	IdentityService_GetIdentity_FullMethodName        = "/sluice.identity.v1.IdentityService/GetIdentity"
+	IdentityService_ListIdentities_FullMethodName     = "/sluice.identity.v1.IdentityService/ListIdentities"
+	IdentityService_WatchIdentities_FullMethodName    = "/sluice.identity.v1.IdentityService/WatchIdentities"
+	IdentityService_ResolveEndpoint_FullMethodName    = "/sluice.identity.v1.IdentityService/ResolveEndpoint"
+	IdentityService_WatchEndpoints_FullMethodName     = "/sluice.identity.v1.IdentityService/WatchEndpoints"
+	IdentityService_ConfirmEndpoint_FullMethodName    = "/sluice.identity.v1.IdentityService/ConfirmEndpoint"
+	IdentityService_GetStatus_FullMethodName          = "/sluice.identity.v1.IdentityService/GetStatus"
+	IdentityService_GetLabelFilter_FullMethodName     = "/sluice.identity.v1.IdentityService/GetLabelFilter"
+	IdentityService_WatchWaitingLabels_FullMethodName = "/sluice.identity.v1.IdentityService/WatchWaitingLabels"
+	IdentityService_AdmitLabels_FullMethodName        = "/sluice.identity.v1.IdentityService/AdmitLabels"
 )
 
 // IdentityServiceClient is the client API for IdentityService service.
@@ -139,6 +141,18 @@ type IdentityServiceClient interface {
 	// does not say which identities it means. The rules are those of the
 	// configuration: they stay the same while the service runs.
 	GetLabelFilter(ctx context.Context, in *GetLabelFilterRequest, opts ...grpc.CallOption) (*GetLabelFilterResponse, error)
+	// WatchWaitingLabels sends an empty message, and then each change of the labels of a pod
+	// that waits for a rate: those that wait now, then new ones. sluice-policy follows it and
+	// admits changes that let the pod do less.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
+	WatchWaitingLabels(ctx context.Context, in *WatchWaitingLabelsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWaitingLabelsResponse], error)
+	// AdmitLabels says that a change of labels needs no rate, because the policies of the pod
+	// allow with the new labels a part of what they allow with the present ones. A change that
+	// does not wait any more is ignored.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
+	AdmitLabels(ctx context.Context, in *AdmitLabelsRequest, opts ...grpc.CallOption) (*AdmitLabelsResponse, error)
 }
 
 type identityServiceClient struct {
@@ -276,6 +290,35 @@ func (c *identityServiceClient) GetLabelFilter(ctx context.Context, in *GetLabel
 	return out, nil
 }
 
+func (c *identityServiceClient) WatchWaitingLabels(ctx context.Context, in *WatchWaitingLabelsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWaitingLabelsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &IdentityService_ServiceDesc.Streams[3], IdentityService_WatchWaitingLabels_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchWaitingLabelsRequest, WatchWaitingLabelsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IdentityService_WatchWaitingLabelsClient = grpc.ServerStreamingClient[WatchWaitingLabelsResponse]
+
+func (c *identityServiceClient) AdmitLabels(ctx context.Context, in *AdmitLabelsRequest, opts ...grpc.CallOption) (*AdmitLabelsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdmitLabelsResponse)
+	err := c.cc.Invoke(ctx, IdentityService_AdmitLabels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IdentityServiceServer is the server API for IdentityService service.
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
@@ -378,6 +421,18 @@ type IdentityServiceServer interface {
 	// does not say which identities it means. The rules are those of the
 	// configuration: they stay the same while the service runs.
 	GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error)
+	// WatchWaitingLabels sends an empty message, and then each change of the labels of a pod
+	// that waits for a rate: those that wait now, then new ones. sluice-policy follows it and
+	// admits changes that let the pod do less.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
+	WatchWaitingLabels(*WatchWaitingLabelsRequest, grpc.ServerStreamingServer[WatchWaitingLabelsResponse]) error
+	// AdmitLabels says that a change of labels needs no rate, because the policies of the pod
+	// allow with the new labels a part of what they allow with the present ones. A change that
+	// does not wait any more is ignored.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
+	AdmitLabels(context.Context, *AdmitLabelsRequest) (*AdmitLabelsResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
 }
 
@@ -417,6 +472,12 @@ func (UnimplementedIdentityServiceServer) GetStatus(context.Context, *GetStatusR
 }
 func (UnimplementedIdentityServiceServer) GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLabelFilter not implemented")
+}
+func (UnimplementedIdentityServiceServer) WatchWaitingLabels(*WatchWaitingLabelsRequest, grpc.ServerStreamingServer[WatchWaitingLabelsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchWaitingLabels not implemented")
+}
+func (UnimplementedIdentityServiceServer) AdmitLabels(context.Context, *AdmitLabelsRequest) (*AdmitLabelsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdmitLabels not implemented")
 }
 func (UnimplementedIdentityServiceServer) mustEmbedUnimplementedIdentityServiceServer() {}
 func (UnimplementedIdentityServiceServer) testEmbeddedByValue()                         {}
@@ -598,6 +659,35 @@ func _IdentityService_GetLabelFilter_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_WatchWaitingLabels_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchWaitingLabelsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(IdentityServiceServer).WatchWaitingLabels(m, &grpc.GenericServerStream[WatchWaitingLabelsRequest, WatchWaitingLabelsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IdentityService_WatchWaitingLabelsServer = grpc.ServerStreamingServer[WatchWaitingLabelsResponse]
+
+func _IdentityService_AdmitLabels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdmitLabelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).AdmitLabels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_AdmitLabels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).AdmitLabels(ctx, req.(*AdmitLabelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // IdentityService_ServiceDesc is the grpc.ServiceDesc for IdentityService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -633,6 +723,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "GetLabelFilter",
 			Handler:    _IdentityService_GetLabelFilter_Handler,
 		},
+		{
+			MethodName: "AdmitLabels",
+			Handler:    _IdentityService_AdmitLabels_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -648,6 +742,11 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchEndpoints",
 			Handler:       _IdentityService_WatchEndpoints_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchWaitingLabels",
+			Handler:       _IdentityService_WatchWaitingLabels_Handler,
 			ServerStreams: true,
 		},
 	},

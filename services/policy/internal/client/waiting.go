@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/proto/wire"
+)
+
+// Times between two attempts to follow the changes of labels that wait.
+const (
+	waitingRetry = time.Second
+	// waitingAbsent is the pause after the identity service of an earlier version, which does not
+	// have the call.
+	waitingAbsent = time.Minute
+)
+
+// Narrows reports whether the policies allow an identity a part of what they allow it now, if
+// it has these labels.
+type Narrows func(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error)
+
+// AdmitNarrowing follows the changes of labels that wait for a rate, and admits the changes that
+// let a pod do less, until ctx ends; it then returns nil.
+func AdmitNarrowing(ctx context.Context, cc grpc.ClientConnInterface, narrows Narrows, l *slog.Logger) error {
+	client := identityv1.NewIdentityServiceClient(cc)
+	for {
+		err := followWaiting(ctx, client, narrows)
+		if ctx.Err() != nil {
+			return nil
+		}
+		pause := waitingRetry
+		if status.Code(err) == codes.Unimplemented {
+			pause = waitingAbsent
+		} else {
+			l.Debug("changes of labels that wait are not followed", log.Err(err))
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func followWaiting(ctx context.Context, client identityv1.IdentityServiceClient, narrows Narrows) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := client.WatchWaitingLabels(ctx, &identityv1.WatchWaitingLabelsRequest{})
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if m.GetChange() == 0 {
+			continue
+		}
+		ok, err := narrows(ctx, identity.Numeric(m.GetIdentity()), label.NewSet(wire.LabelsOf(m.GetLabels())...))
+		if err != nil {
+			return fmt.Errorf("compare the rules of identity %d: %w", m.GetIdentity(), err)
+		}
+		if !ok {
+			continue
+		}
+		if _, err := client.AdmitLabels(ctx, &identityv1.AdmitLabelsRequest{Change: m.GetChange()}); err != nil {
+			return err
+		}
+	}
+}

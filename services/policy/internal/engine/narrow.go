@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// Narrows reports whether the policies allow an identity a part of what they allow it now, if
+// it has other labels. It compares rules, not packets: of a change that it does not see
+// through, it says false. It is also false if the rules stay the same.
+func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
+	now := e.peers[n]
+	if now == nil || !slices.Equal(now.id.Ports, next.Ports) {
+		return false
+	}
+	differs := false
+	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		before, enforced := e.inputOf(now.id, d, e.groups, e.specsOf(now.id))
+		after, still := e.inputOf(next, d, e.groups, e.specsOf(next))
+		if !enforced { // everything is allowed
+			differs = differs || still
+			continue
+		}
+		less, same := narrower(before, after)
+		if !still || !less {
+			return false
+		}
+		differs = differs || !same
+	}
+	return differs
+}
+
+// place is a rule without what decides nothing: its source.
+type place struct {
+	tier            rule.Tier
+	priority, index int32
+	digest          rule.Digest
+}
+
+// narrower reports whether the second rules allow a part of what the first ones allow, and
+// whether they are the same. They do if they have no other allow rule, all deny rules, and the
+// same redirect and pass rules: without an allow rule, later rules decide, which cannot allow
+// more than everything.
+func narrower(before, after compile.Input) (less, same bool) {
+	for _, flag := range []table.Flags{table.DefaultAllow, table.HostAllow} {
+		if after.Flags&flag != 0 && before.Flags&flag == 0 {
+			return false, false
+		}
+	}
+	was, is := placesOf(before.Rules), placesOf(after.Rules)
+	same = before.Flags == after.Flags
+	for p, action := range is {
+		if _, ok := was[p]; ok {
+			continue
+		}
+		if action != rule.Deny {
+			return false, false
+		}
+		same = false
+	}
+	for p, action := range was {
+		if _, ok := is[p]; ok {
+			continue
+		}
+		if action != rule.Allow {
+			return false, false
+		}
+		same = false
+	}
+	return true, same
+}
+
+func placesOf(rules []*rule.Rule) map[place]rule.Action {
+	out := make(map[place]rule.Action, len(rules))
+	for _, r := range rules {
+		out[place{r.Tier, r.Priority, r.Index, r.Digest()}] = r.Action
+	}
+	return out
+}

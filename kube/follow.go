@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strconv"
 	"sync"
 	"time"
 
@@ -75,7 +76,10 @@ var backoff = wait.Backoff{
 // again for ever. Its failure is logged when it begins, changes or ends.
 func Follow[V any](ctx context.Context, c *Client, k Kind[V], h Handler[V], l *slog.Logger) error {
 	lw := cache.NewFilteredListWatchFromClient(k.Client, k.Resource, k.Namespace, func(o *metav1.ListOptions) {
-		o.FieldSelector, o.LabelSelector = k.Fields, k.Labels
+		if o.FieldSelector == "" { // else it is the question for one object
+			o.FieldSelector = k.Fields
+		}
+		o.LabelSelector = k.Labels
 	})
 	return follow(ctx, c.monitor, lw, k, h, l)
 }
@@ -84,7 +88,7 @@ func follow[V any](
 	ctx context.Context, m *monitor, lw *cache.ListWatch, k Kind[V], h Handler[V], l *slog.Logger,
 ) error {
 	s := &store[V]{kind: k, handler: h, log: l.With("kind", k.Resource), names: map[types.NamespacedName]struct{}{}}
-	s.follower = &follower{kind: k.Resource, first: k.First, last: k.Last, restored: s.restored}
+	s.follower = &follower{kind: k.Resource, first: k.First, last: k.Last, restored: s.restored, find: find(lw, k.Fields)}
 	m.follow(s.follower)
 	defer s.follower.leave()
 	for ctx.Err() == nil {
@@ -102,6 +106,33 @@ func follow[V any](
 		ended.Wait()
 	}
 	return nil
+}
+
+// find returns a function that reads the revision of one object from the store; 0: the kind
+// does not have it.
+func find(lw *cache.ListWatch, fields string) func(context.Context, types.NamespacedName) (uint64, error) {
+	return func(ctx context.Context, name types.NamespacedName) (uint64, error) {
+		selector := "metadata.name=" + name.Name
+		if name.Namespace != "" {
+			selector += ",metadata.namespace=" + name.Namespace
+		}
+		if fields != "" {
+			selector += "," + fields
+		}
+		list, err := lw.ListWithContext(ctx, metav1.ListOptions{FieldSelector: selector})
+		if err != nil {
+			return 0, err
+		}
+		var revision uint64
+		err = meta.EachListItem(list, func(o runtime.Object) error {
+			m, err := meta.Accessor(o)
+			if err == nil && m.GetName() == name.Name && m.GetNamespace() == name.Namespace {
+				revision, err = strconv.ParseUint(m.GetResourceVersion(), 10, 64)
+			}
+			return err
+		})
+		return revision, err
+	}
 }
 
 // follow lists the kind, and watches it until ctx is done.
@@ -194,6 +225,7 @@ func (s *store[V]) note(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
+	s.follower.fails(err != nil)
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w", verb, s.kind.Resource, err)
 		s.follower.monitor.disturbed()
@@ -269,6 +301,7 @@ func (s *store[V]) Add(object any) error {
 	}
 	s.names[name] = struct{}{}
 	s.handler.Upsert(name, s.kind.Trim(o))
+	s.follower.witnesses(name, o, false)
 	return nil
 }
 
@@ -277,12 +310,13 @@ func (s *store[V]) Update(object any) error { return s.Add(object) }
 
 // Delete implements cache.ReflectorStore.
 func (s *store[V]) Delete(object any) error {
-	name, _, err := s.name(object)
+	name, o, err := s.name(object)
 	if err != nil {
 		return err
 	}
 	delete(s.names, name)
 	s.handler.Delete(name)
+	s.follower.witnesses(name, o, true)
 	return nil
 }
 

@@ -45,6 +45,7 @@ type server struct {
 	mu       sync.Mutex
 	revision int               // guarded by mu
 	values   map[string]string // guarded by mu
+	modified map[string]int    // guarded by mu; revisions of values
 	watchers []*watcher        // guarded by mu
 	history  []watch.Event     // guarded by mu
 	listErr  error             // guarded by mu
@@ -57,6 +58,7 @@ type server struct {
 	size     int               // guarded by mu; number of Nodes
 	asked    []time.Time       // guarded by mu; when origin was asked
 	listed   []time.Time       // guarded by mu; when a listing began
+	began    time.Time         // guarded by mu; when the newest watch began
 }
 
 // watcher gets the events of later revisions.
@@ -113,6 +115,9 @@ func (s *server) restore(to int, values map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.revision, s.values = to, values
+	for name, at := range s.modified {
+		s.modified[name] = min(at, to)
+	}
 	s.history = slices.DeleteFunc(s.history, func(e watch.Event) bool { return revision(e.Object) > to })
 }
 
@@ -126,7 +131,7 @@ func revision(o runtime.Object) int {
 
 func (s *server) pod(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "n", Name: name, ResourceVersion: strconv.Itoa(s.revision), Labels: map[string]string{"v": s.values[name]},
+		Namespace: "n", Name: name, ResourceVersion: strconv.Itoa(max(1, s.modified[name])), Labels: map[string]string{"v": s.values[name]},
 	}}
 }
 
@@ -136,6 +141,15 @@ func (s *server) list(_ context.Context, o metav1.ListOptions) (runtime.Object, 
 	s.calls++
 	if err := cmp.Or(s.kindErr, s.listErr); err != nil {
 		return nil, err
+	}
+	if o.FieldSelector != "" { // of one object, as it is in the store
+		l := &corev1.PodList{}
+		for name := range s.values {
+			if o.FieldSelector == "metadata.name="+name+",metadata.namespace=n" {
+				l.Items = append(l.Items, *s.pod(name))
+			}
+		}
+		return l, nil
 	}
 	s.listed = append(s.listed, time.Now())
 	if o.ResourceVersion == "0" {
@@ -179,11 +193,24 @@ func (s *server) watch(_ context.Context, o metav1.ListOptions) (watch.Interface
 		w.from = from
 		w.send(s.history...)
 	}
-	s.watchers = append(s.watchers, w)
+	s.watchers, s.began = append(s.watchers, w), time.Now()
 	if o.TimeoutSeconds != nil {
 		time.AfterFunc(time.Duration(*o.TimeoutSeconds)*time.Second, w.Stop)
 	}
 	return w, nil
+}
+
+// early waits until the watch is not about to end in order: a watch runs for 5 to 10 minutes.
+func (s *server) early() {
+	for {
+		s.mu.Lock()
+		age := time.Since(s.began)
+		s.mu.Unlock()
+		if age > 2*time.Second && age < 4*time.Minute { // a client lists again after a watch of less than a second
+			return
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 // set changes an object; without a value it removes it.
@@ -191,6 +218,10 @@ func (s *server) set(name, value string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.revision++
+	if s.modified == nil {
+		s.modified = make(map[string]int)
+	}
+	s.modified[name] = s.revision
 	_, had := s.values[name]
 	before := s.pod(name)
 	delete(s.values, name)

@@ -4,17 +4,21 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -25,10 +29,12 @@ import (
 // So a client of an API server whose store was restored from an older backup, or
 // that was replaced by the server of another cluster, gets no events and no error.
 // A monitor compares the revision of the store and the UID of kube-system with
-// what this process has seen, and makes Follow list everything again.
+// what this process has seen, and makes Follow list everything again. A restored store may
+// have passed the revision that this process has seen; so after watches ended before their
+// time, it also reads the objects that changed last before that.
 //
 // Times of a monitor. With four processes on each of 5,000 nodes the checks are 74
-// requests per second, and 100 for 200 s after every watch of the cluster ended at once.
+// requests per second, and 300 for 200 s after every watch of the cluster ended at once.
 // Listings of up to 12 kinds on each node are 240 requests per second; each kind that is
 // last adds 5.
 const (
@@ -108,6 +114,7 @@ type monitor struct {
 	due, last time.Time              // guarded by mu; of checks
 	hurried   bool                   // guarded by mu; due was moved since the last check
 	followers map[*follower]struct{} // guarded by mu
+	suspects  []suspect              // guarded by mu; to be read when the server answers
 	listing   *RestoredError         // guarded by mu; why followers list again; nil: none has to
 	changed   chan struct{}          // guarded by mu; closed when a follower listed again, or has to
 }
@@ -131,7 +138,46 @@ type follower struct {
 	old      bool   // guarded by monitor.mu; its objects are of before the restore
 	begun    bool   // guarded by monitor.mu; a listing of after the restore has begun
 	ahead    bool   // guarded by monitor.mu; it was ahead of the store at the last check
-	apart    bool   // guarded by monitor.mu; the kind is in a store of its own
+	failing  bool   // guarded by monitor.mu; the kind cannot be listed or watched
+
+	// find reads the revision of an object from the store; 0: the kind does not have it.
+	find    func(context.Context, types.NamespacedName) (uint64, error)
+	witness witness // guarded by monitor.mu; the last change of an object
+	apart   bool    // guarded by monitor.mu; the kind is in a store of its own
+}
+
+// witness is a change of an object that a watch or a listing has shown.
+type witness struct {
+	name     types.NamespacedName
+	revision uint64 // of the change; 0: there was none
+	deleted  bool
+}
+
+// witnesses notes a change of an object.
+func (f *follower) witnesses(name types.NamespacedName, o runtime.Object, deleted bool) {
+	m, err := meta.Accessor(o)
+	if err != nil {
+		return
+	}
+	revision, err := strconv.ParseUint(m.GetResourceVersion(), 10, 64)
+	if err != nil {
+		return
+	}
+	f.monitor.mu.Lock()
+	defer f.monitor.mu.Unlock()
+	f.monitor.suspects = slices.DeleteFunc(f.monitor.suspects, func(x suspect) bool {
+		return x.f == f && x.name == name // it is followed in this store
+	})
+	if revision >= f.witness.revision {
+		f.witness = witness{name, revision, deleted}
+	}
+}
+
+// fails notes whether the kind can be listed and watched.
+func (f *follower) fails(yes bool) {
+	f.monitor.mu.Lock()
+	defer f.monitor.mu.Unlock()
+	f.failing = yes
 }
 
 // follow registers a kind. The caller calls leave.
@@ -146,6 +192,7 @@ func (f *follower) leave() {
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
 	delete(f.monitor.followers, f)
+	f.monitor.suspects = slices.DeleteFunc(f.monitor.suspects, func(x suspect) bool { return x.f == f })
 	f.monitor.notify()
 }
 
@@ -153,7 +200,7 @@ func (f *follower) leave() {
 func (f *follower) begin() {
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
-	f.revision, f.begun = 0, true
+	f.revision, f.begun, f.witness = 0, true, witness{}
 }
 
 // sees notes the revision of an event or a listing.
@@ -184,7 +231,73 @@ func (f *follower) listed() {
 func (m *monitor) disturbed() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.suspect()
 	m.soon(time.Now())
+}
+
+// suspect is the last change of a kind before watches ended: a store that was restored to an
+// earlier state does not have it.
+type suspect struct {
+	f *follower
+	witness
+	missing bool // the last check did not find the object
+}
+
+// maxSuspects bounds the requests of a check.
+const maxSuspects = 2
+
+// suspect notes the last changes of all kinds, unless it has some to read. Called with mu held.
+func (m *monitor) suspect() {
+	if len(m.suspects) > 0 || m.listing != nil {
+		return
+	}
+	for f := range m.followers {
+		if !f.apart && f.find != nil && f.witness.revision > 0 {
+			m.suspects = append(m.suspects, suspect{f: f, witness: f.witness})
+		}
+	}
+	slices.SortFunc(m.suspects, func(a, b suspect) int { return cmp.Compare(b.revision, a.revision) })
+	m.suspects = m.suspects[:min(len(m.suspects), maxSuspects)]
+}
+
+// confirm reads the last changes before watches ended, after the server has answered. It
+// reports whether a round of listings has to be started.
+//
+// An object whose revision is lower than that of its last change belongs to an earlier state.
+// An object that is missing may have been deleted, which its watch says by the next check.
+func (m *monitor) confirm(ctx context.Context) (restored bool) {
+	m.mu.Lock()
+	suspects := slices.Clone(m.suspects)
+	m.mu.Unlock()
+	for _, x := range suspects {
+		ask, cancel := context.WithTimeout(ctx, checkTimeout)
+		revision, err := x.f.find(ask, x.name)
+		cancel()
+		m.mu.Lock()
+		i := slices.IndexFunc(m.suspects, func(y suspect) bool { return y.f == x.f && y.witness == x.witness })
+		switch {
+		case i < 0: // its watch said what became of it
+		case err != nil, x.f.failing:
+			m.soon(time.Now())
+		case revision == 0 && !x.deleted && !x.missing:
+			m.suspects[i].missing = true
+			m.soon(time.Now())
+		case revision == 0 && x.deleted, revision >= x.revision:
+			m.suspects = slices.Delete(m.suspects, i, i+1)
+		default:
+			has := "does not exist"
+			if revision > 0 {
+				has = fmt.Sprintf("has the revision %d", revision)
+			}
+			restored = m.restored(fmt.Sprintf("the Kubernetes API was restored to an older state: %s %s %s, and had %d",
+				x.f.kind, x.name, has, x.revision))
+		}
+		m.mu.Unlock()
+		if restored {
+			break
+		}
+	}
+	return restored
 }
 
 // soon makes a check due at a random moment of the next spread, and not before the
@@ -221,6 +334,9 @@ func (m *monitor) run(ctx context.Context) {
 	var said string
 	for ctx.Err() == nil {
 		hurried, restored, err := m.check(ctx)
+		if err == nil && !restored {
+			restored = m.confirm(ctx)
+		}
 		if ctx.Err() != nil {
 			break
 		}
@@ -345,6 +461,7 @@ func wentBack(now, before uint64) string {
 // started. Called with mu held.
 func (m *monitor) restored(why string) bool {
 	under := m.listing != nil
+	m.suspects = nil
 	m.listing = &RestoredError{why: why, within: listSpread(m.size())}
 	m.log.Warn("every kind of the Kubernetes API is listed again", log.Err(m.listing))
 	for f := range m.followers {

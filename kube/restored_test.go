@@ -75,6 +75,13 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 				s.set("old", "1")
 			}
 		}, soon},
+		"the revision is passed before the check": {func(s *server) {
+			s.restore(20, map[string]string{"b": "0", "old": "0"})
+			s.end(nil)
+			for range 200 {
+				s.set("old", "1")
+			}
+		}, 2*soon + 10*time.Second},
 		"another cluster with a higher revision": {func(s *server) {
 			s.restore(5000, map[string]string{"b": "0", "old": "1"})
 			s.mu.Lock()
@@ -107,6 +114,7 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 					s.set("b", fmt.Sprint(i))
 				}
 				time.Sleep(3 * checkEvery)
+				s.early()
 				h.want(t, "before", "a=1 b=109")
 				if h.warned(t) {
 					t.Error("Failed was called for a restore that did not happen")
@@ -144,6 +152,68 @@ func TestRestoreIsNoticedByWhatAWatchHasShown(t *testing.T) {
 		h.want(t, "afterwards", "b=50")
 		if !h.warned(t) {
 			t.Error("Failed was not called for the restore")
+		}
+	})
+}
+
+// TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange restores a store that has passed the revision of before
+// when its watches end. The object that changed last before is older there, does not exist, or exists again.
+func TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange(t *testing.T) {
+	for name, last := range map[string]func(*server){
+		"changed": func(s *server) { s.set("b", "2") },
+		"created": func(s *server) { s.set("c", "1") },
+		"deleted": func(s *server) { s.set("b", "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			following(t, func(t *testing.T, s *server, h *seen) {
+				for range 100 {
+					s.set("a", "1")
+				}
+				last(s)
+				time.Sleep(3 * checkEvery)
+				s.early()
+				h.warned(t)
+				s.restore(20, map[string]string{"a": "1", "b": "1"})
+				s.end(nil)
+				for range 200 {
+					s.set("other", "1")
+				}
+				time.Sleep(time.Minute)
+				h.want(t, "afterwards", "a=1 b=1 other=1")
+				if !h.warned(t) {
+					t.Error("Failed was not called for the restore")
+				}
+			})
+		})
+	}
+}
+
+// TestChangesBesideBrokenWatchesAreNoRestore changes and deletes the objects that changed last, while watches end
+// all the time.
+func TestChangesBesideBrokenWatchesAreNoRestore(t *testing.T) {
+	following(t, func(t *testing.T, s *server, h *seen) {
+		time.Sleep(3 * checkEvery)
+		for i := range 200 {
+			name := fmt.Sprint("x", i%7)
+			s.set(name, "1")
+			s.end(nil)
+			switch i % 3 {
+			case 0:
+				s.set(name, "")
+			case 1:
+				s.set(name, "2")
+			}
+			time.Sleep(rand.N(20 * time.Second))
+			if i%20 == 0 {
+				s.failKinds(refused)
+				s.set(name, "")
+				time.Sleep(time.Minute)
+				s.failKinds(nil)
+			}
+		}
+		time.Sleep(time.Hour)
+		if h.warned(t) {
+			t.Error("Failed was called for a restore that did not happen")
 		}
 	})
 }

@@ -328,3 +328,17 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		wrote()
 	})
 }
+
+// TestNewLeaderAsksKindsWithoutAStatusAgain: what the last leader was told of a kind may be over.
+func TestNewLeaderAsksKindsWithoutAStatusAgain(t *testing.T) {
+	answers := map[string]error{"a": ErrNoStatus}
+	steps(t, owner.Judged{InForce: true}, answers, func(t *testing.T, w *Writer, wrote func(...string)) {
+		apply(t, w, told(ciliumPolicy, "a", "u", "1", ""))
+		stop := lead(t, w)
+		wrote("status a@1")
+		stop()
+		stop = lead(t, w)
+		wrote("status a@1")
+		stop()
+	})
+}

@@ -290,6 +290,9 @@ func startSluice(t testing.TB, o cluster.Options) *cluster.Cluster {
 	return startSluiceAs(t, "cluster", o)
 }
 
+// joinsLater is a label of nodes without a network at first.
+const joinsLater = "joins-later"
+
 // startSluiceAs has Sluice as a directory of testdata says, on a cluster in which
 // other objects were made before.
 func startSluiceAs(
@@ -313,7 +316,7 @@ func startSluiceAs(
 	}
 	for _, args := range [][]string{
 		{"--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice"},
-		{"wait", "--for=condition=Ready", "--timeout=2m", "node", "--all"},
+		{"wait", "--for=condition=Ready", "--timeout=2m", "node", "--selector=!" + joinsLater},
 		{"--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns"},
 	} {
 		if _, err := c.Kubectl(t.Context(), args...); err != nil {

@@ -88,13 +88,12 @@ test-faults: build ## Kill every process at every step of ADD and DEL, all by al
 	@scripts/tools gotestsum
 	@SLUICE_TEST_FAULTS=all scripts/test --only-node '^TestFault'
 
-# The last commit without traffic between nodes.
-FROM ?= 4eb52c1
-K8S_FROM ?= 7b0f05f
-# The first that connects pods of several nodes of a cluster.
-K8S_NODES_FROM ?= d5dfbc5a
+# The versions from which an upgrade is tested.
+FROM ?= b7deab4c
+K8S_FROM ?= b7deab4c
+K8S_NODES_FROM ?= b7deab4c
 .PHONY: test-upgrade
-test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (4eb52c1) to these, and back (root)
+test-upgrade: build ## Upgrade a node with open connections from the programs of the commit FROM (b7deab4c) to these, and back (root)
 	@scripts/test-upgrade $(FROM)
 
 RESTARTS ?= 20
@@ -164,7 +163,7 @@ bin/test/sluice-k8s:
 .PHONY: test-k8s-api
 test-k8s-api: bin/sluice-devetcd bin/sluice-identity bin/sluice-ipam bin/sluice-policy bin/sluice-loadbalancer bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster, of 1.36 or of KUBERNETES=1.33, 1.34, 1.35 (the first build takes long)
 	@scripts/k8s-binaries kube-apiserver$(KUBERNETES:%=-%) kubectl
-	@cd test/k8s && GOWORK=off SLUICE_KUBERNETES=$(KUBERNETES) go test -count=1 -v -run '^TestAPI' .
+	@cd test/k8s && GOWORK=off SLUICE_KUBERNETES=$(KUBERNETES) go test -count=1 -v -timeout=30m -run '^TestAPI' .
 
 # Those of a cluster; the tests of Kubernetes and containerd 2 are built where
 # they are asked for.
@@ -233,7 +232,7 @@ test-k8s-critest: k8s ## Run the specs of critest about networks on a node whose
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestCritest' .
 
 .PHONY: test-k8s-upgrade
-test-k8s-upgrade: k8s ## Upgrade a cluster of one node from the images of the commit K8S_FROM (7b0f05f) to these, and one of two from K8S_NODES_FROM (d5dfbc5a), and back (root)
+test-k8s-upgrade: k8s ## Upgrade a cluster of one node from the images of the commit K8S_FROM (b7deab4c) to these, and one of two from K8S_NODES_FROM (b7deab4c), and back (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@scripts/test-k8s-upgrade $(K8S_FROM) $(K8S_NODES_FROM)
 

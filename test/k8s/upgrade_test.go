@@ -26,7 +26,7 @@ func TestClusterIsUpgraded(t *testing.T) {
 		images = append(images, filepath.Join(os.Getenv("SLUICE_BIN"), "images", name+"-"+runtime.GOARCH+".tar"),
 			filepath.Join(old, "upgrade", name+"-earlier.tar"))
 	}
-	c := start(t, cluster.Options{NoCNI: true, KubeProxy: true, Mounts: []string{programs()}, Images: images})
+	c := start(t, cluster.Options{NoCNI: true, Mounts: []string{programs()}, Images: images})
 	n := sluiceNode{t, c, 0}
 	apply := func(kustomization string) {
 		n.Helper()
@@ -42,7 +42,7 @@ func TestClusterIsUpgraded(t *testing.T) {
 	s := n.pair()
 	client := n.ready("pair", "client")
 	for i, step := range []struct{ name, kustomization string }{
-		{"to this version", "testdata/upgrade"}, {"back", earlier}, {"to this version again", "testdata/upgrade"},
+		{"to this version", "testdata/cluster"}, {"back", earlier}, {"to this version again", "testdata/cluster"},
 	} {
 		// Of a version that the other one does not have.
 		n.kubectl("--namespace=sluice-system", "delete", "deployment", "sluice-status", "--ignore-not-found")

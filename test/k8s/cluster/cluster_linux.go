@@ -55,8 +55,6 @@ type Options struct {
 	// NoCNI leaves the nodes without a network and without kube-proxy: they are not
 	// Ready, and Start does not wait for that.
 	NoCNI bool
-	// KubeProxy leaves kube-proxy on nodes without a network.
-	KubeProxy bool
 	// Detached leaves the cluster running when this process ends.
 	Detached bool
 	// Mounts are directories of the host that nodes have, read-only.
@@ -124,7 +122,7 @@ func Start(ctx context.Context, o Options) (_ *Cluster, err error) {
 		return nil, fmt.Errorf("the cluster is there already: %w", err)
 	}
 	c := &Cluster{ended: make(chan struct{}), config: machine.Config{
-		Dir: o.Dir, Nodes: cmp.Or(o.Nodes, 1), Mounts: o.Mounts, KubeProxy: !o.NoCNI || o.KubeProxy,
+		Dir: o.Dir, Nodes: cmp.Or(o.Nodes, 1), Mounts: o.Mounts, KubeProxy: !o.NoCNI,
 		Binaries: filepath.Join(dir, "k8s"), Etcd: filepath.Join(dir, "sluice-devetcd"),
 		Containerd: cmp.Or(o.Containerd, "/usr/bin/containerd"),
 	}}

@@ -51,26 +51,76 @@ static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64
 	return read_backend(c, backend) && c->gen == (__u8)(word >> 24);
 }
 
+/* What is remembered of the client, NULL: nothing. */
+static __always_inline __u64 *find_affinity(const struct sl_choice *c, __u16 group)
+{
+	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = group };
+	struct sl_aff_key6 key6 = { .group = group };
+
+	if (c->family == 4)
+		return bpf_map_lookup_elem(&sl_aff4, &key4);
+	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
+	return bpf_map_lookup_elem(&sl_aff6, &key6);
+}
+
+static __always_inline long insert_affinity(const struct sl_choice *c, __u16 group, __u64 word)
+{
+	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = group };
+	struct sl_aff_key6 key6 = { .group = group };
+
+	if (c->family == 4)
+		return bpf_map_update_elem(&sl_aff4, &key4, &word, BPF_NOEXIST);
+	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
+	return bpf_map_update_elem(&sl_aff6, &key6, &word, BPF_NOEXIST);
+}
+
+/* Whether a front with such a list has affinity. */
+static __always_inline bool has_affinity(const struct sl_front *front, __u64 list)
+{
+	return front->timeout && list_count(list) <= SL_AFFINITY_MEMBERS;
+}
+
 /*
- * Chooses by affinity: what the client has, or the backend "fresh", which it has
- * from then on. Of two sockets of one client that choose at the same time the
- * later one takes what the earlier one has stored.
+ * Chooses the backend that the client has, for a packet of which it is not known yet
+ * whether it may pass: nothing is stored. False: it has none.
+ */
+static __always_inline bool recall_affinity(struct sl_choice *c, const struct sl_front *front,
+					    __u64 list)
+{
+	__u64 *at = find_affinity(c, front->group);
+
+	return at && read_affinity(c, READ_ONCE(*at), list, front->timeout, now_seconds());
+}
+
+/* The client of a packet that may pass has the backend from now on. */
+static __always_inline void keep_affinity(const struct sl_choice *c, const struct sl_front *front)
+{
+	__u64 *at = find_affinity(c, front->group), word;
+	__u64 mine = affinity_word(c->backend, c->gen, now_seconds());
+
+	if (!at) {
+		insert_affinity(c, front->group, mine);
+		return;
+	}
+	word = READ_ONCE(*at);
+	if (word != mine)
+		__sync_val_compare_and_swap(at, word, mine);
+}
+
+/*
+ * Chooses by affinity for a socket: what the client has, or the backend "fresh", which it
+ * has from then on. Of two sockets of one client that choose at the same time the later one
+ * takes what the earlier one has stored.
  */
 static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct sl_front *front,
 					       __u64 list, __u32 fresh)
 {
-	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = front->group };
-	struct sl_aff_key6 key6 = { .group = front->group };
 	__u32 timeout = front->timeout, now = now_seconds();
 	__u64 *at, word, mine;
 	int i;
 
-	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
 	for (i = 0; i < 2; i++) {
-		if (c->family == 4)
-			at = bpf_map_lookup_elem(&sl_aff4, &key4);
-		else
-			at = bpf_map_lookup_elem(&sl_aff6, &key6);
+		at = find_affinity(c, front->group);
 		word = at ? READ_ONCE(*at) : 0;
 		if (at && read_affinity(c, word, list, timeout, now)) {
 			mine = affinity_word(c->backend, c->gen, now);
@@ -81,17 +131,9 @@ static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct
 		if (!read_backend(c, fresh))
 			return false;
 		mine = affinity_word(c->backend, c->gen, now);
-		if (at) {
-			if (__sync_val_compare_and_swap(at, word, mine) == word)
-				return true;
-			continue;
-		}
-		if (c->family == 4) {
-			if (!bpf_map_update_elem(&sl_aff4, &key4, &mine, BPF_NOEXIST))
-				return true;
-		} else if (!bpf_map_update_elem(&sl_aff6, &key6, &mine, BPF_NOEXIST)) {
+		if (at ? __sync_val_compare_and_swap(at, word, mine) == word
+		       : !insert_affinity(c, front->group, mine))
 			return true;
-		}
 	}
 	return true; /* c has "fresh" */
 }

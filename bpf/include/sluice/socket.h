@@ -190,7 +190,7 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c
 		if (!list_count(list))
 			return list_flags(list) & SL_FRONT_DROP ? SL_EHOSTUNREACH : SL_ECONNREFUSED;
 		backend = next_by_socket(c, list);
-		if (front->timeout && list_count(list) <= SL_AFFINITY_MEMBERS) {
+		if (has_affinity(front, list)) {
 			if (choose_by_affinity(c, front, list, backend))
 				return 0;
 		} else if (read_backend(c, backend)) {

@@ -257,12 +257,9 @@ static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl
 			return list_flags(list) & SL_FRONT_DROP ? SL_DROP_NO_LOCAL_BACKEND
 								: SL_DROP_NO_BACKEND;
 		backend = next_member(c, list);
-		if (front->timeout && list_count(list) <= SL_AFFINITY_MEMBERS) {
-			if (!choose_by_affinity(c, front, list, backend))
-				continue;
-		} else if (!read_backend(c, backend)) {
+		if (!(has_affinity(front, list) && recall_affinity(c, front, list)) &&
+		    !read_backend(c, backend))
 			continue;
-		}
 		if (p->proto == SL_SCTP && c->port != p->asked_port)
 			return SL_DROP_SERVICE_PORT;
 		if (!is_in_use(p, c))
@@ -377,6 +374,26 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 	return SL_CONTINUE;
 }
 
+/* The sender of a packet that may pass keeps the backend where the service asks for it. */
+__noinline int keep_backend(const struct sl_packet *p)
+{
+	struct sl_packet *own = own_packet();
+	struct sl_choice c = {};
+	struct sl_front *front;
+
+	if (!p || !own)
+		return 0;
+	front = front_at(own->xl.front);
+	if (!front || !has_affinity(front, READ_ONCE(front->list)))
+		return 0;
+	c.family = p->family;
+	c.backend = own->xl.backend;
+	c.gen = own->xl.gen;
+	__builtin_memcpy(c.client, p->src, sizeof(c.client));
+	keep_affinity(&c, front);
+	return 0;
+}
+
 /*
  * Stores what was chosen for a packet that may pass. Two CPUs choose alike, unless
  * the list has changed between: the first one counts from the next packet on.
@@ -388,6 +405,7 @@ __noinline int store_translation(struct sl_packet *p)
 
 	if (!p || !own)
 		return 0;
+	keep_backend(p);
 	xl = find_translation(p->family);
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&
 	    xl->front == own->xl.front)

@@ -45,6 +45,7 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 		}
 		return o.allFrontends()[k]
 	}
+	const nodePort = "port %d/TCP of the IPv4 node addresses of evil/wide exceeds the share inside reject"
 	want := func(when string, first uint16) {
 		t.Helper()
 		for _, c := range []struct {
@@ -54,8 +55,8 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 		}{
 			{"10.96.2.1", 80, "10.96.2.1:80/TCP of evil/wide exceeds the share inside reject"},
 			{"203.0.113.1", 80, "203.0.113.1:80/TCP of evil/wide exceeds the share inside reject"},
-			{"", first, fmt.Sprintf("port %d/TCP of the IPv4 node addresses of evil/wide exceeds the share inside reject", first)},
-			{"", first + 2, fmt.Sprintf("port %d/TCP of the IPv4 node addresses of evil/wide exceeds the share inside reject", first+2)},
+			{"", first, fmt.Sprintf(nodePort, first)},
+			{"", first + 2, fmt.Sprintf(nodePort, first+2)},
 			{"198.51.100.1", 80, ""},
 		} {
 			if got := at(c.addr, c.port); got != c.want {

@@ -107,15 +107,17 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 		}
 	}
 	const (
-		webLed, webClosed = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080", "10.96.0.1:80/TCP of shop/web inside reject"
-		dbLed             = "10.96.0.2:80/TCP of shop/db inside 10.244.0.6:8080"
+		webLed    = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
+		webClosed = "10.96.0.1:80/TCP of shop/web inside reject"
+		dbLed     = "10.96.0.2:80/TCP of shop/db inside 10.244.0.6:8080"
 	)
 	set(good["web"], good["ends"], good["db"], good["dbend"])
 	want("good", webLed, dbLed)
 
 	badPort := strings.Replace(good["web"], "port: 80", "port: 800000", 1)
 	set(badPort, good["ends"], good["db"], good["dbend"])
-	want("a Service with a wrong port", webClosed, dbLed, "all.yaml: document 1, line 1, Service shop/web: spec.ports[0].port")
+	want("a Service with a wrong port", webClosed, dbLed,
+		"all.yaml: document 1, line 1, Service shop/web: spec.ports[0].port")
 	o.stop()
 	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
 	f = o.Feed(SourceFile)
@@ -145,14 +147,16 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	want("a file with a Service of another file", webLed, dbLed, "more.yaml: document 1: Service shop/db is in all.yaml already")
+	want("a file with a Service of another file", webLed, dbLed,
+		"more.yaml: document 1: Service shop/db is in all.yaml already")
 }
 
 // TestUnreadableServiceOfANewFileRefuses takes a Service that was never in force and cannot be read: connections
 // to its address are refused instead of leaving the node.
 func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), SourceFile)
-	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n", "spec:\n  sessionAffinity: Sometimes\n", 1)
+	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n",
+		"spec:\n  sessionAffinity: Sometimes\n", 1)
 	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,8 @@ func claimEverything(t *testing.T, etcd *clientv3.Client, liar string, others []
 	}
 	var blocks []string
 	for i := range 1 << (blockLength - 24) {
-		block := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 197, 0, byte(i << (32 - blockLength))}), blockLength).String()
+		first := netip.AddrFrom4([4]byte{10, 197, 0, byte(i << (32 - blockLength))})
+		block := netip.PrefixFrom(first, blockLength).String()
 		blocks = append(blocks, block)
 		put(fmt.Sprintf("/ip/%s/range/ipv4-%d", liar, i), map[string]any{"range": block})
 		put("/ip/"+liar+"/rest/"+strings.ReplaceAll(block, "/", "_"), map[string]any{"node": liar, "quarantine": true})
@@ -75,9 +76,10 @@ func claimEverything(t *testing.T, etcd *clientv3.Client, liar string, others []
 	put("/ip/"+liar+"/node", record)
 }
 
-// TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a node that was taken claims the whole pool in etcd, twice. Nodes
-// of before keep their blocks, also those whose services start again. Nodes that join get blocks, their pods have
-// addresses that no other pod has, and reach the pods of all other nodes.
+// TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a node that was taken claims the whole
+// pool in etcd, twice. Nodes of before keep their blocks, also those whose services start
+// again. Nodes that join get blocks, their pods have addresses that no other pod has, and reach
+// the pods of all other nodes.
 func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
 	c := newPoolCluster(t, 1)

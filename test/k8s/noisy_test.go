@@ -203,9 +203,10 @@ func (v *labelledTenant) exceeded(limits ...string) {
 	}
 }
 
-// TestTenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, one after the other, from 500
-// namespaces of a tenant without a label. A tenant with the label uses policies, Services, rolling updates, label changes
-// and pods of two nodes meanwhile. Then all processes start again, and a node joins.
+// TestTenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, one after the
+// other, from 500 namespaces of a tenant without a label. A tenant with the label uses policies,
+// Services, rolling updates, label changes and pods of two nodes meanwhile. Then all processes
+// start again, and a node joins.
 func TestTenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 	late := func(c *cluster.Cluster) {
 		if _, err := c.Kubectl(t.Context(), "label", "node", "node3", joinsLater+"=yes"); err != nil {

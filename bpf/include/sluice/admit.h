@@ -603,8 +603,7 @@ static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct 
 }
 
 /* Whether a packet, or a fragment of one, that comes from the stack may pass. */
-static __always_inline enum sl_reason admit_behind_stack(struct __sk_buff *skb,
-							 struct sl_packet *p)
+static __always_inline enum sl_reason admit_behind_stack(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason = admit_piece(skb, p);
 

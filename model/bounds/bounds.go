@@ -13,6 +13,8 @@ type Divided string
 const (
 	// ByTenant divides by the rule of package shares.
 	ByTenant Divided = "tenant"
+	// BySender divides by the address of senders outside the cluster, or their /64 of IPv6.
+	BySender Divided = "sender outside"
 	// PerObject is a limit of one object: no tenant can use up what another needs.
 	PerObject Divided = "object"
 	// ByRoot is a limit that only calls and files of root use. Tenants have no part of it.
@@ -224,6 +226,23 @@ var All = []Bound{
 		Name: "identity classes", Process: datapath, Default: "32,767", Divided: Undivided,
 		Beyond: "an identity of a new class is unknown to every table", Shown: "`sluice_datapath_policy_waiting_identities`",
 		Tests: []string{"TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom"},
+	},
+	{
+		Name: "ports of the node to one backend elsewhere", Process: "sluice-datapath",
+		Default: "10,000 of TCP, 10,000 of UDP", Divided: BySender,
+		Beyond: "half-open TCP and UDP replace each other, the oldest first; " +
+			"a sender above its share is refused (`nat-share`)",
+		Shown: "`observe`, `sluice_packets_total` (`nat-share`, `nat-exhausted`)",
+		Tests: []string{
+			"TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers", "TestKernelHalfOpenConnectionsGiveWay",
+			"TestKernelDatagramsOfOneSenderLeavePortsToOthers", "TestKernelEndedConnectionsFreeTheirPorts",
+			"TestSurplusOfOpenConnections",
+		},
+	},
+	{
+		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,
+		Beyond: "a new sender has at most 64 ports to a backend while half of them are in use",
+		Shown:  "`sluice_packets_total` (`nat-share`)",
 	},
 }
 

@@ -671,10 +671,19 @@ func (n *node) replay(ctx context.Context, s *record.Spool) error {
 // serviceInterval is how often numbers of removed frontends and backends are freed.
 const serviceInterval = 30 * time.Second
 
+// portInterval is how often the ports of the node are looked at.
+const portInterval = 5 * time.Second
+
 // collectServices removes translations whose connections are gone, and frees the
-// numbers of removed frontends and backends, at intervals.
+// numbers of removed frontends and backends, at intervals, and early where ports of the
+// node run out.
 func (n *node) collectServices(ctx context.Context) error {
-	return n.every(ctx, serviceInterval, "free numbers of services", func() error {
+	var due time.Time
+	return n.every(ctx, portInterval, "free numbers of services", func() error {
+		if time.Now().Before(due) && !n.Kernel.Translations.Pressed() {
+			return nil
+		}
+		due = time.Now().Add(serviceInterval)
 		now := conntrack.MonotonicSeconds()
 		if _, err := n.Kernel.Translations.Collect(now, n.Kernel.Connections, n.timeouts); err != nil {
 			return err

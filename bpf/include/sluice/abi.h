@@ -20,6 +20,11 @@
 #define SL_MAX_ADDRESSES 16384
 #define SL_MAX_IPCACHE 524288
 #define SL_MAX_REASONS 64
+/* Cells of sl_limits beyond the reasons', for limits of other things. */
+#define SL_LIMIT_ANSWERS_TO_PODS SL_MAX_REASONS
+#define SL_LIMIT_ANSWERS_OUTSIDE (SL_MAX_REASONS + 1)
+#define SL_LIMIT_TOO_BIG (SL_MAX_REASONS + 2)
+#define SL_MAX_LIMITS (SL_MAX_REASONS + 8)
 #define SL_MAX_TABLES 4096
 #define SL_MAX_PORT_NODES 16384
 #define SL_MAX_CLASSES 65536
@@ -244,6 +249,8 @@ enum sl_reason {
 	SL_DROP_NAT_SOURCE = 59, /* the node has no address for that way; the sender is told */
 	SL_DROP_SERVICE_INSIDE = 60, /* from outside, to a service of the cluster alone */
 	SL_DROP_NO_SERVICE_PORT = 61, /* at an address of services alone; a pod is told */
+	/* the sender has its share of the node's ports to the backend; it is told */
+	SL_DROP_NAT_SHARE = 62,
 };
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the
@@ -641,6 +648,21 @@ enum sl_program {
 	SL_PROGRAM_TO_UPLINK = 5,
 };
 
+/* What a search for a port of the node knows; see nat_port.h. */
+struct sl_search {
+	__u64 hash; /* of the next port */
+	__u64 word; /* of the claim that was looked at */
+	__u32 best; /* how good the best port so far is; 0: none is */
+	__u32 sender; /* in shares */
+	__u32 loser; /* the sender of the claim that was looked at */
+	__u16 port; /* the best so far */
+	__u8 over; /* 1: the sender has all that it may have */
+	__u8 midway; /* 1: the connection began before */
+	__u32 unclaimed; /* ports that nobody has, among those looked at */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct sl_search) == 40, "no padding");
+
 /* What one run of a program knows about its packet; packet.h says where it lies. */
 struct sl_packet {
 	__u8 src[16]; /* IPv4: the first four bytes */
@@ -707,6 +729,7 @@ struct sl_packet {
 	struct sl_xl xl; /* of one that begins with a service */
 	struct sl_xl_key4 xl4; /* of its translation, of its family: as it arrived */
 	struct sl_xl_key6 xl6;
+	struct sl_search search; /* for a port of the node */
 } __attribute__((aligned(8)));
 
 /* sl_packet.translated */

@@ -252,7 +252,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SL_MAX_REASONS);
+	__uint(max_entries, SL_MAX_LIMITS);
 	__type(key, __u32);
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");

@@ -24,10 +24,11 @@
 
 #define SL_ANSWER_TTL 64
 
-/* Cell of sl_limits for the answers, one for pods and one for what is outside, which is
- * that of a reason that is never told, and how many a CPU gives in a second.
+/* Cell of sl_limits for the answers, one for pods and one for what is outside, and how
+ * many a CPU gives in a second.
  */
-#define SL_LIMIT_ANSWERS (SL_PROGRAM == SL_PROGRAM_FROM_POD ? SL_MAX_REASONS - 2 : SL_ASK_SERVICE)
+#define SL_LIMIT_ANSWERS \
+	(SL_PROGRAM == SL_PROGRAM_FROM_POD ? SL_LIMIT_ANSWERS_TO_PODS : SL_LIMIT_ANSWERS_OUTSIDE)
 #define SL_ANSWER_RATE 1000
 
 enum sl_answer_kind {
@@ -265,6 +266,7 @@ static __always_inline bool is_refusal(enum sl_reason reason)
 	case SL_DROP_NO_BACKEND:
 	case SL_DROP_SERVICE_IN_USE:
 	case SL_DROP_NAT_EXHAUSTED:
+	case SL_DROP_NAT_SHARE:
 	case SL_DROP_NAT_SOURCE:
 		return true;
 	case SL_DROP_NO_SERVICE_PORT:

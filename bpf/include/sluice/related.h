@@ -50,10 +50,9 @@ static __always_inline bool is_too_big(const struct sl_packet *p)
 	return p->proto == SL_ICMPV6 && p->family == 6 && p->dport >> 8 == 2;
 }
 
-/* Cell of sl_limits for those about no connection, and how many a CPU lets
- * through in a second: any sender can make them up.
+/* How many of those about no connection a CPU lets through in a second, under
+ * SL_LIMIT_TOO_BIG: any sender can make them up.
  */
-#define SL_LIMIT_TOO_BIG (SL_MAX_REASONS - 1)
 #define SL_TOO_BIG_RATE 100
 
 /* Whether this CPU may let another one of a kind through in this second. */

@@ -25,23 +25,51 @@ static __always_inline bool may_be_claimed(const struct sl_packet *p)
 	return p->proto == SL_SCTP;
 }
 
-/* Whether a socket of the node receives what a remote end sends to a local one. */
-static __noinline bool has_socket(struct __sk_buff *skb, const struct sl_packet *p,
-				  const struct sl_end *remote, const struct sl_end *local)
+/* struct bpf_sock.state: connected, UDP too; and listening */
+#define SL_SOCKET_NONE 0
+#define SL_SOCKET_ESTABLISHED 1
+#define SL_SOCKET_LISTENS 10
+
+/* The state of the socket that a tuple finds. Two functions: the verifier refuses one load
+ * from what both kinds of look-ups return.
+ */
+static __noinline __u32 udp_socket_state(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 size)
+{
+	struct bpf_sock *sk = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
+	__u32 state;
+
+	if (!sk)
+		return SL_SOCKET_NONE;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state;
+}
+
+static __noinline __u32 tcp_socket_state(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 size)
+{
+	struct bpf_sock *sk = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
+	__u32 state;
+
+	if (!sk)
+		return SL_SOCKET_NONE;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state;
+}
+
+/* The state of the node's socket that receives what a remote end sends to a local one. */
+static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_packet *p,
+				     const struct sl_end *remote, const struct sl_end *local)
 {
 	struct bpf_sock_tuple tuple = {};
-	struct bpf_sock *sk;
 	__u32 size = write_tuple(&tuple, p->family, remote->addr, remote->port, local->addr,
 				 local->port);
 
 	if (p->proto == SL_UDP)
-		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	else
-		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
+		return udp_socket_state(skb, &tuple, size);
+	return tcp_socket_state(skb, &tuple, size);
 }
 
 /*
@@ -63,7 +91,7 @@ static __always_inline bool lacks_claim(struct __sk_buff *skb, const struct sl_p
 		return false;
 	__builtin_memcpy(remote.addr, p->src, sizeof(remote.addr));
 	__builtin_memcpy(local.addr, p->dst, sizeof(local.addr));
-	return !has_socket(skb, p, &remote, &local);
+	return socket_state(skb, p, &remote, &local) == SL_SOCKET_NONE;
 }
 
 /*

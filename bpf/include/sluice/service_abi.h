@@ -249,9 +249,56 @@ struct sl_xl {
 	__u8 back; /* 1: the answers of a pod to itself, which go to the service */
 	__u16 pad;
 	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
-	__u32 pad2;
-};
+	__u32 born; /* of a claim: when it was made, in ms; one word with last_s */
+} __attribute__((aligned(8)));
 _Static_assert(sizeof(struct sl_xl) == 40, "no padding");
+
+/* Seconds without a packet after which an open TCP connection holds its port no longer. */
+#define SL_PORT_IDLE_LIFE 8000
+
+/*
+ * Key of sl_share: a sender outside that uses the ports of the node to a backend, or all
+ * senders together. Only senders with more than SL_SHARE_SMALL ports have one.
+ */
+struct sl_share_key {
+	__u8 addr[16]; /* the backend's; IPv4: the first four bytes, the rest 0 */
+	__u16 port; /* host order */
+	__u8 proto;
+	__u8 family; /* 4 or 6 */
+	__u32 sender; /* hash of its address or /64; 0: all of them */
+};
+_Static_assert(sizeof(struct sl_share_key) == 24, "no padding");
+
+/* Value of sl_share, changed by atomic additions. The collector writes what it has found. */
+struct sl_share {
+	__u32 ports; /* of a sender */
+	__u32 senders; /* of all: how many have a share */
+};
+_Static_assert(sizeof(struct sl_share) == 8, "one word");
+
+#define SL_MAX_SHARES 8192
+#define SL_SHARE_SMALL 64
+
+/* Cells of sl_count. A cell may be shared by backends, or senders, of the same hash. */
+#define SL_COUNT_SEED 0 /* of all hashes in shares: two cells */
+#define SL_COUNT_TIME 2 /* when the collector has last counted, in seconds */
+#define SL_COUNT_BACKENDS 8 /* claims of ports to a backend */
+#define SL_COUNTED_BACKENDS 8192
+#define SL_COUNT_SENDERS (SL_COUNT_BACKENDS + SL_COUNTED_BACKENDS) /* and those of one sender */
+#define SL_COUNTED_SENDERS 16384
+#define SL_COUNTS (SL_COUNT_SENDERS + SL_COUNTED_SENDERS)
+
+#define SL_COUNTERS 8
+
+/* Value of sl_count: several counters, because the kernel rounds elements up to 8 bytes. */
+struct sl_counters {
+	__u32 n[SL_COUNTERS];
+};
+_Static_assert(sizeof(struct sl_counters) == 32, "no padding");
+_Static_assert(SL_COUNTS % SL_COUNTERS == 0, "whole elements");
+
+/* Seconds for which counts hold without a collector. */
+#define SL_COUNT_LIFE 150
 
 /*
  * Value of sl_own: an address of this node, at which its node ports answer. It stands

@@ -114,6 +114,24 @@ struct {
 	__type(value, struct sl_xl);
 } sl_xl6 SEC(".maps");
 
+/* counters of what bounds are shared by; see count.h */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_COUNTS / SL_COUNTERS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_counters);
+} sl_count SEC(".maps");
+
+/* backend and sender -> ports of the node that it has there */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SL_MAX_SHARES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sl_share_key);
+	__type(value, struct sl_share);
+} sl_share SEC(".maps");
+
 /* addresses of this node, by their hash */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -14,22 +14,19 @@
  *   from_uplink/_overlay  backend -> node:20000    becomes  backend -> client
  *   to_uplink             backend -> client        becomes  node:30080 -> client
  *
- * The port is claimed by an element of sl_xl under the answer as it arrives, inserted if
- * there is none. It is looked for from the hash of the connection on, so that a claim that
- * the map has evicted is found, or made, again at the same port.
+ * nat_port.h says how the port is found. It is looked for from the hash of the connection
+ * on, so that a claim that the map has evicted is found, or made, again at the same port.
  */
 
 #include <sluice/answers.h>
 #include <sluice/conntrack.h>
 #include <sluice/fragment.h>
+#include <sluice/nat_port.h>
 #include <sluice/node.h>
 #include <sluice/quote.h>
 #include <sluice/restore.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
-
-/* Ports that are tried before the claim fails. */
-#define SL_NAT_TRIES 8
 
 /* Makes the entry of a connection in transit. */
 static __always_inline enum sl_reason open_transit(struct sl_packet *p)
@@ -98,95 +95,37 @@ static __always_inline __u16 source_place(const struct sl_packet *p)
 	return local ? (__u16)(READ_ONCE(local->way6) >> 16 * (at + (p->family == 6))) : 0;
 }
 
-/* Whether a socket of the node uses the port, to the backend or as a server. */
-static __noinline bool is_port_of_host(struct __sk_buff *skb, const struct sl_packet *p,
-				       const struct sl_end *from)
-{
-	struct sl_end backend = { .port = p->dport };
-
-	__builtin_memcpy(backend.addr, p->dst, sizeof(backend.addr));
-	return has_socket(skb, p, &backend, from);
-}
-
-/* The key of the answers to a source, and whom they are for. */
-static __always_inline void write_claim(struct sl_packet *p, const struct sl_end *from)
-{
-	if (p->family == 4) {
-		p->xl4.src = *(const __be32 *)p->dst;
-		p->xl4.dst = *(const __be32 *)from->addr;
-		p->xl4.sport = p->dport;
-		p->xl4.dport = from->port;
-		p->xl4.proto = p->proto;
-		p->xl4.zone = SL_XL_NAT;
-		p->xl4.pad = 0;
-	} else {
-		__builtin_memcpy(p->xl6.src, p->dst, sizeof(p->xl6.src));
-		__builtin_memcpy(p->xl6.dst, from->addr, sizeof(p->xl6.dst));
-		p->xl6.sport = p->dport;
-		p->xl6.dport = from->port;
-		p->xl6.proto = p->proto;
-		p->xl6.zone = SL_XL_NAT;
-		p->xl6.pad = 0;
-	}
-	__builtin_memset(&p->xl, 0, sizeof(p->xl));
-	__builtin_memcpy(p->xl.addr, p->src, sizeof(p->xl.addr));
-	p->xl.port = p->sport;
-	p->xl.front = p->front;
-	p->xl.last_s = now_seconds();
-}
-
-/* Whether answers to the source are the connection's, if they are anybody's. */
-static __always_inline bool is_own_claim(const struct sl_packet *p, const struct sl_xl *xl)
-{
-	return xl && xl->port == p->sport && equal16(xl->addr, p->src);
-}
-
-/* Whether the source is the connection's, or is now. */
-static __noinline bool claim(struct __sk_buff *skb, struct sl_packet *p, const struct sl_end *from,
-			     bool fresh)
+/* Whether the source is the connection's, or is again: its claim may have been evicted. */
+static __always_inline bool hold_claim(struct sl_packet *p, const struct sl_end *from)
 {
 	struct sl_xl *xl;
-	long err;
 
 	write_claim(p, from);
 	xl = find_translation(p->family);
 	if (xl)
 		return is_own_claim(p, xl);
-	if (fresh && p->proto != SL_SCTP && is_port_of_host(skb, p, from))
-		return false;
-	err = insert_translation(p->family);
-	if (err != -SL_EEXIST)
-		return !err;
-	return is_own_claim(p, find_translation(p->family));
+	return !insert_translation(p->family) || is_own_claim(p, find_translation(p->family));
 }
 
 /* Finds a port of the node for the connection, whose entry keeps it. */
 __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 };
-	__u64 hash, old, new, *word;
+	enum sl_reason reason;
+	__u64 old, new, *word;
 	struct sl_ct *ct;
 	__u16 place;
-	__u32 i;
 
 	if (!p)
 		return SL_DROP_NAT_EXHAUSTED;
 	place = source_place(p);
 	if (!place || own_address(from.addr, place, p->family))
 		return SL_DROP_NAT_SOURCE;
-	hash = hash_of(p);
-	from.port = p->sport;
-	for (i = 0; i < SL_NAT_TRIES; i++) {
-		if (p->proto != SL_SCTP)
-			from.port = SL_NAT_FIRST + (__u32)(hash >> 8) % SL_NAT_PORTS;
-		if (claim(skb, p, &from, true))
-			break;
-		if (p->proto == SL_SCTP)
-			return SL_DROP_NAT_EXHAUSTED;
-		hash = scramble(hash + 1);
-	}
-	if (i == SL_NAT_TRIES)
-		return SL_DROP_NAT_EXHAUSTED;
+	reason = find_port(skb, p, &from);
+	if (reason)
+		return reason;
+	/* the search has looked at entries of others */
+	write_key(p);
 	ct = look_up_connection(p);
 	if (!ct)
 		return SL_DROP_CT_INVALID;
@@ -215,9 +154,12 @@ static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, stru
 	from->port = (__u16)word;
 	if (own_address(from->addr, (__u16)(word >> 16), p->family))
 		return SL_DROP_NAT_SOURCE;
-	if (READ_ONCE(ct->last_s) != now_seconds() && !claim(skb, p, from, false))
-		return SL_DROP_NAT_EXHAUSTED;
-	return SL_CONTINUE;
+	if (READ_ONCE(ct->last_s) == now_seconds() || hold_claim(p, from))
+		return SL_CONTINUE;
+	/* the port of what has ended, or gave way, is another connection's by now */
+	if (has_ended(READ_ONCE(ct->flags)))
+		return SL_DROP_CT_INVALID;
+	return SL_DROP_NAT_EXHAUSTED;
 }
 
 /* The connection that the error quotes, in a zone; whether the quoted packet is of its

@@ -20,12 +20,14 @@ const (
 	ListSocketsMapSlAff6             = "sl_aff6"
 	ListSocketsMapSlBe4              = "sl_be4"
 	ListSocketsMapSlBe6              = "sl_be6"
+	ListSocketsMapSlCount            = "sl_count"
 	ListSocketsMapSlFe4              = "sl_fe4"
 	ListSocketsMapSlFe6              = "sl_fe6"
 	ListSocketsMapSlFront            = "sl_front"
 	ListSocketsMapSlMember           = "sl_member"
 	ListSocketsMapSlNs               = "sl_ns"
 	ListSocketsMapSlOwn              = "sl_own"
+	ListSocketsMapSlShare            = "sl_share"
 	ListSocketsMapSlSk               = "sl_sk"
 	ListSocketsMapSlSrc4             = "sl_src4"
 	ListSocketsMapSlSrc6             = "sl_src6"
@@ -87,12 +89,14 @@ type ListSocketsMapSpecs struct {
 	SlAff6   *ebpf.MapSpec `ebpf:"sl_aff6"`
 	SlBe4    *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6    *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlCount  *ebpf.MapSpec `ebpf:"sl_count"`
 	SlFe4    *ebpf.MapSpec `ebpf:"sl_fe4"`
 	SlFe6    *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFront  *ebpf.MapSpec `ebpf:"sl_front"`
 	SlMember *ebpf.MapSpec `ebpf:"sl_member"`
 	SlNs     *ebpf.MapSpec `ebpf:"sl_ns"`
 	SlOwn    *ebpf.MapSpec `ebpf:"sl_own"`
+	SlShare  *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk     *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4   *ebpf.MapSpec `ebpf:"sl_src4"`
 	SlSrc6   *ebpf.MapSpec `ebpf:"sl_src6"`
@@ -130,12 +134,14 @@ type ListSocketsMaps struct {
 	SlAff6   *ebpf.Map `ebpf:"sl_aff6"`
 	SlBe4    *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6    *ebpf.Map `ebpf:"sl_be6"`
+	SlCount  *ebpf.Map `ebpf:"sl_count"`
 	SlFe4    *ebpf.Map `ebpf:"sl_fe4"`
 	SlFe6    *ebpf.Map `ebpf:"sl_fe6"`
 	SlFront  *ebpf.Map `ebpf:"sl_front"`
 	SlMember *ebpf.Map `ebpf:"sl_member"`
 	SlNs     *ebpf.Map `ebpf:"sl_ns"`
 	SlOwn    *ebpf.Map `ebpf:"sl_own"`
+	SlShare  *ebpf.Map `ebpf:"sl_share"`
 	SlSk     *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4   *ebpf.Map `ebpf:"sl_src4"`
 	SlSrc6   *ebpf.Map `ebpf:"sl_src6"`
@@ -149,12 +155,14 @@ func (m *ListSocketsMaps) Close() error {
 		m.SlAff6,
 		m.SlBe4,
 		m.SlBe6,
+		m.SlCount,
 		m.SlFe4,
 		m.SlFe6,
 		m.SlFront,
 		m.SlMember,
 		m.SlNs,
 		m.SlOwn,
+		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,
 		m.SlSrc6,

@@ -101,6 +101,11 @@ type MapsSlCounter struct {
 	Bytes   uint64
 }
 
+type MapsSlCounters struct {
+	_ structs.HostLayout
+	N [8]uint32
+}
+
 type MapsSlCt struct {
 	_            structs.HostLayout
 	Epochs       uint64
@@ -394,6 +399,19 @@ type MapsSlPacket struct {
 	Xl            MapsSlXl
 	Xl4           MapsSlXlKey4
 	Xl6           MapsSlXlKey6
+	Search        struct {
+		_         structs.HostLayout
+		Hash      uint64
+		Word      uint64
+		Best      uint32
+		Sender    uint32
+		Loser     uint32
+		Port      uint16
+		Over      uint8
+		Midway    uint8
+		Unclaimed uint32
+		Pad       uint32
+	}
 }
 
 type MapsSlPeerKey struct {
@@ -510,6 +528,7 @@ const (
 	MapsSlReasonSL_DROP_NAT_SOURCE       MapsSlReason = 59
 	MapsSlReasonSL_DROP_SERVICE_INSIDE   MapsSlReason = 60
 	MapsSlReasonSL_DROP_NO_SERVICE_PORT  MapsSlReason = 61
+	MapsSlReasonSL_DROP_NAT_SHARE        MapsSlReason = 62
 )
 
 type MapsSlRevoked struct {
@@ -539,6 +558,21 @@ const (
 	MapsSlScopeSL_SCOPE_OUTSIDE MapsSlScope = 2
 	MapsSlScopeSL_SCOPES        MapsSlScope = 3
 )
+
+type MapsSlShare struct {
+	_       structs.HostLayout
+	Ports   uint32
+	Senders uint32
+}
+
+type MapsSlShareKey struct {
+	_      structs.HostLayout
+	Addr   [16]uint8
+	Port   uint16
+	Proto  uint8
+	Family uint8
+	Sender uint32
+}
 
 type MapsSlSide struct {
 	_       structs.HostLayout
@@ -634,7 +668,7 @@ type MapsSlXl struct {
 	Back    uint8
 	Pad     uint16
 	LastS   uint32
-	Pad2    uint32
+	Born    uint32
 }
 
 type MapsSlXlKey4 struct {
@@ -672,6 +706,7 @@ const (
 	MapsMapSlCidr6    = "sl_cidr6"
 	MapsMapSlClass    = "sl_class"
 	MapsMapSlClassKey = "sl_class_key"
+	MapsMapSlCount    = "sl_count"
 	MapsMapSlCt4      = "sl_ct4"
 	MapsMapSlCt6      = "sl_ct6"
 	MapsMapSlCtStats  = "sl_ct_stats"
@@ -705,6 +740,7 @@ const (
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
+	MapsMapSlShare    = "sl_share"
 	MapsMapSlSk       = "sl_sk"
 	MapsMapSlSrc4     = "sl_src4"
 	MapsMapSlSrc6     = "sl_src6"
@@ -771,6 +807,7 @@ type MapsMapSpecs struct {
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
 	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
@@ -804,6 +841,7 @@ type MapsMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
@@ -848,6 +886,7 @@ type MapsMaps struct {
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.Map `ebpf:"sl_class"`
 	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount    *ebpf.Map `ebpf:"sl_count"`
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
@@ -881,6 +920,7 @@ type MapsMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlShare    *ebpf.Map `ebpf:"sl_share"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
@@ -901,6 +941,7 @@ func (m *MapsMaps) Close() error {
 		m.SlCidr6,
 		m.SlClass,
 		m.SlClassKey,
+		m.SlCount,
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
@@ -934,6 +975,7 @@ func (m *MapsMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,
 		m.SlSrc6,

@@ -25,6 +25,7 @@ const (
 	SocketLBMapSlCidr6             = "sl_cidr6"
 	SocketLBMapSlClass             = "sl_class"
 	SocketLBMapSlClassKey          = "sl_class_key"
+	SocketLBMapSlCount             = "sl_count"
 	SocketLBMapSlCt4               = "sl_ct4"
 	SocketLBMapSlCt6               = "sl_ct6"
 	SocketLBMapSlCtStats           = "sl_ct_stats"
@@ -56,6 +57,7 @@ const (
 	SocketLBMapSlRevoked6          = "sl_revoked6"
 	SocketLBMapSlRule              = "sl_rule"
 	SocketLBMapSlRun               = "sl_run"
+	SocketLBMapSlShare             = "sl_share"
 	SocketLBMapSlSk                = "sl_sk"
 	SocketLBMapSlSrc4              = "sl_src4"
 	SocketLBMapSlSrc6              = "sl_src6"
@@ -149,6 +151,7 @@ type SocketLBMapSpecs struct {
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
 	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
@@ -180,6 +183,7 @@ type SocketLBMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
@@ -235,6 +239,7 @@ type SocketLBMaps struct {
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.Map `ebpf:"sl_class"`
 	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount    *ebpf.Map `ebpf:"sl_count"`
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
@@ -266,6 +271,7 @@ type SocketLBMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlShare    *ebpf.Map `ebpf:"sl_share"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
@@ -286,6 +292,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlCidr6,
 		m.SlClass,
 		m.SlClassKey,
+		m.SlCount,
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
@@ -317,6 +324,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,
 		m.SlSrc6,

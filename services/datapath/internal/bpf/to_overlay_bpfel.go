@@ -25,6 +25,7 @@ const (
 	ToOverlayMapSlCidr6             = "sl_cidr6"
 	ToOverlayMapSlClass             = "sl_class"
 	ToOverlayMapSlClassKey          = "sl_class_key"
+	ToOverlayMapSlCount             = "sl_count"
 	ToOverlayMapSlCt4               = "sl_ct4"
 	ToOverlayMapSlCt6               = "sl_ct6"
 	ToOverlayMapSlCtStats           = "sl_ct_stats"
@@ -58,6 +59,7 @@ const (
 	ToOverlayMapSlRevoked6          = "sl_revoked6"
 	ToOverlayMapSlRule              = "sl_rule"
 	ToOverlayMapSlRun               = "sl_run"
+	ToOverlayMapSlShare             = "sl_share"
 	ToOverlayMapSlSk                = "sl_sk"
 	ToOverlayMapSlSrc4              = "sl_src4"
 	ToOverlayMapSlSrc6              = "sl_src6"
@@ -136,6 +138,7 @@ type ToOverlayMapSpecs struct {
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
 	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
@@ -169,6 +172,7 @@ type ToOverlayMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
@@ -223,6 +227,7 @@ type ToOverlayMaps struct {
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.Map `ebpf:"sl_class"`
 	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount    *ebpf.Map `ebpf:"sl_count"`
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
@@ -256,6 +261,7 @@ type ToOverlayMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlShare    *ebpf.Map `ebpf:"sl_share"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
@@ -276,6 +282,7 @@ func (m *ToOverlayMaps) Close() error {
 		m.SlCidr6,
 		m.SlClass,
 		m.SlClassKey,
+		m.SlCount,
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
@@ -309,6 +316,7 @@ func (m *ToOverlayMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,
 		m.SlSrc6,

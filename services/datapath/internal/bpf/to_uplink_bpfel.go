@@ -25,6 +25,7 @@ const (
 	ToUplinkMapSlCidr6             = "sl_cidr6"
 	ToUplinkMapSlClass             = "sl_class"
 	ToUplinkMapSlClassKey          = "sl_class_key"
+	ToUplinkMapSlCount             = "sl_count"
 	ToUplinkMapSlCt4               = "sl_ct4"
 	ToUplinkMapSlCt6               = "sl_ct6"
 	ToUplinkMapSlCtStats           = "sl_ct_stats"
@@ -58,6 +59,7 @@ const (
 	ToUplinkMapSlRevoked6          = "sl_revoked6"
 	ToUplinkMapSlRule              = "sl_rule"
 	ToUplinkMapSlRun               = "sl_run"
+	ToUplinkMapSlShare             = "sl_share"
 	ToUplinkMapSlSk                = "sl_sk"
 	ToUplinkMapSlSrc4              = "sl_src4"
 	ToUplinkMapSlSrc6              = "sl_src6"
@@ -136,6 +138,7 @@ type ToUplinkMapSpecs struct {
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
 	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
@@ -169,6 +172,7 @@ type ToUplinkMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
@@ -223,6 +227,7 @@ type ToUplinkMaps struct {
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.Map `ebpf:"sl_class"`
 	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount    *ebpf.Map `ebpf:"sl_count"`
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
@@ -256,6 +261,7 @@ type ToUplinkMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlShare    *ebpf.Map `ebpf:"sl_share"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
@@ -276,6 +282,7 @@ func (m *ToUplinkMaps) Close() error {
 		m.SlCidr6,
 		m.SlClass,
 		m.SlClassKey,
+		m.SlCount,
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
@@ -309,6 +316,7 @@ func (m *ToUplinkMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,
 		m.SlSrc6,

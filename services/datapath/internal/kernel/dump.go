@@ -109,6 +109,12 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlXl4:  translations(translation.Of4),
 	bpf.MapsMapSlXl6:  translations(translation.Of6),
 	bpf.MapsMapSlOwn:  array(number, slotmap.DescribeOwn),
+	bpf.MapsMapSlShare: entries(translation.DescribeShareKey, func(v *bpf.MapsSlShare) string {
+		return fmt.Sprintf("ports %d, senders with shares %d", v.Ports, v.Senders)
+	}),
+	bpf.MapsMapSlCount: array(number, func(v *bpf.MapsSlCounters) string {
+		return fmt.Sprint(v.N)
+	}),
 	bpf.MapsMapSlFrag: entries(fragmentKey, func(v *uint32) string {
 		return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff)
 	}),

@@ -322,7 +322,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.Namespaces = sockets.OpenNamespaces(k.Pins)
 	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
 	k.Events = event.Open(k.Pins)
-	k.Translations = translation.Open(k.Pins)
+	if k.Translations, err = translation.Open(k.Pins); err != nil {
+		return nil, err
+	}
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
 		Endpoints: k.Endpoints, Worlds: o.worlds(), Log: o.Log,
 	})

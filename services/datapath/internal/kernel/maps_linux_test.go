@@ -774,6 +774,8 @@ func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 		"conntrack/remover.go":   {"FnMapDeleteElem": 1},
 		"replica/replica.go":     {".Put(": 2, ".Delete(": 1},
 		"slotmap/own.go":         {".Put(": 1}, // at a place that nothing names
+		// a count, which a program that misses it makes again
+		"translation/ports.go": {"UpdateExist": 1},
 	}
 	files, err := filepath.Glob("*.go")
 	must(t, "list files", err)

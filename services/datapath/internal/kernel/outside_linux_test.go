@@ -386,9 +386,9 @@ func readLine(c net.Conn) (string, error) {
 	}
 }
 
-// holdPorts has sockets of a namespace, which release closes, have all ports of a protocol
-// for the way to backends elsewhere.
-func holdPorts(t *testing.T, ns netns.NsHandle, network string) (release func()) {
+// holdPorts has sockets of a namespace, which release closes, listen at all ports of a protocol
+// for the way to backends elsewhere, or, of UDP, be connected to one.
+func holdPorts(t *testing.T, ns netns.NsHandle, network string, to netip.AddrPort) (release func()) {
 	t.Helper()
 	const first, ports = 20000, 10000
 	var held []io.Closer
@@ -403,7 +403,9 @@ func holdPorts(t *testing.T, ns netns.NsHandle, network string) (release func())
 		for port := first; port < first+ports; port++ {
 			var c io.Closer
 			var err error
-			if network == "udp" {
+			if to.IsValid() {
+				c, err = net.DialUDP(network, &net.UDPAddr{Port: port}, net.UDPAddrFromAddrPort(to))
+			} else if network == "udp" {
 				c, err = net.ListenUDP(network, &net.UDPAddr{Port: port})
 			} else {
 				c, err = net.ListenTCP(network, &net.TCPAddr{Port: port})
@@ -436,13 +438,14 @@ func (f *fabric) wantRefused(t *testing.T, network string, asked netip.AddrPort,
 	}
 }
 
-// TestKernelOutsideTakesNoPortOfTheHost: while sockets of the node have all ports for the
-// way to backends elsewhere, a sender outside is refused at once, and so it is while the node
-// has no address for that way; then it is served.
+// TestKernelOutsideTakesNoPortOfTheHost: sockets of the node that listen at all ports for the
+// way to backends elsewhere, or are bound to them, keep no sender outside away. While they
+// are connected to the backend, a sender is refused at once, and so it is while the node has
+// no address for that way; then it is served.
 func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
-		var asked []netip.AddrPort
+		var asked, backends []netip.AddrPort
 		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
 			// by the tunnel, if there is one, and by the uplink
 			for j, backend := range []netip.Addr{f.b.pod.Addrs()[i], []netip.Addr{f.b.addr4, f.b.addr6}[i]} {
@@ -453,7 +456,7 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 				n.lead(vip, feAddress, at)
 				nodePort := netip.AddrPortFrom(own, 30080+uint16(j))
 				n.lead(nodePort, feNode, at)
-				asked = append(asked, vip, nodePort)
+				asked, backends = append(asked, vip, nodePort), append(backends, at)
 			}
 		}
 		local, err := n.k.Nodes.Local()
@@ -461,9 +464,10 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 		without := local
 		without.Sources = [4]uint16{}
 		for _, network := range []string{"tcp", "udp"} {
-			release := holdPorts(t, f.a.ns, network)
+			release := holdPorts(t, f.a.ns, network, netip.AddrPort{})
 			for _, a := range asked {
-				f.wantRefused(t, network, a, event.DropNATExhausted)
+				askUDP(t, f.outsider, a, 64)
+				askTCP(t, f.outsider, a, 64)
 			}
 			release()
 			must(t, "take the addresses away", n.k.Nodes.SetLocal(without))
@@ -475,6 +479,13 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 				}
 			}
 			must(t, "give them back", n.k.Nodes.SetLocal(local))
+		}
+		for i, at := range backends {
+			release := holdPorts(t, f.a.ns, "udp", at)
+			for _, a := range asked[2*i : 2*i+2] {
+				f.wantRefused(t, "udp", a, event.DropNATExhausted)
+			}
+			release()
 		}
 		for _, a := range asked {
 			askUDP(t, f.outsider, a, 64)

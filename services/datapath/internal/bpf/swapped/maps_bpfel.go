@@ -25,6 +25,7 @@ const (
 	MapsMapSlCidr6    = "sl_cidr6"
 	MapsMapSlClass    = "sl_class"
 	MapsMapSlClassKey = "sl_class_key"
+	MapsMapSlCount    = "sl_count"
 	MapsMapSlCt4      = "sl_ct4"
 	MapsMapSlCt6      = "sl_ct6"
 	MapsMapSlCtStats  = "sl_ct_stats"
@@ -58,6 +59,7 @@ const (
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
+	MapsMapSlShare    = "sl_share"
 	MapsMapSlSk       = "sl_sk"
 	MapsMapSlSrc4     = "sl_src4"
 	MapsMapSlSrc6     = "sl_src6"
@@ -124,6 +126,7 @@ type MapsMapSpecs struct {
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
 	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
 	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
@@ -157,6 +160,7 @@ type MapsMapSpecs struct {
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
@@ -201,6 +205,7 @@ type MapsMaps struct {
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
 	SlClass    *ebpf.Map `ebpf:"sl_class"`
 	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount    *ebpf.Map `ebpf:"sl_count"`
 	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
@@ -234,6 +239,7 @@ type MapsMaps struct {
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
+	SlShare    *ebpf.Map `ebpf:"sl_share"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
 	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
@@ -254,6 +260,7 @@ func (m *MapsMaps) Close() error {
 		m.SlCidr6,
 		m.SlClass,
 		m.SlClassKey,
+		m.SlCount,
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
@@ -287,6 +294,7 @@ func (m *MapsMaps) Close() error {
 		m.SlRevoked6,
 		m.SlRule,
 		m.SlRun,
+		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,
 		m.SlSrc6,

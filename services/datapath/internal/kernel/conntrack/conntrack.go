@@ -440,6 +440,15 @@ func (ct *Connections) Counters() (Counters, error) {
 	return c, nil
 }
 
+// End removes a connection that is still as it was read, and counts it as expired.
+func (ct *Connections) End(c Connection) (bool, error) {
+	deleted, err := ct.Remove(c)
+	if err != nil || deleted == 0 {
+		return false, err
+	}
+	return true, ct.countExpired(1)
+}
+
 // countExpired counts what the collector removed, or a flush.
 func (ct *Connections) countExpired(n uint64) error {
 	if err := ct.gate.RLock(); err != nil {

@@ -76,6 +76,7 @@ const (
 	DropNATSource      = Reason(bpf.MapsSlReasonSL_DROP_NAT_SOURCE)
 	DropServiceInside  = Reason(bpf.MapsSlReasonSL_DROP_SERVICE_INSIDE)
 	DropNoServicePort  = Reason(bpf.MapsSlReasonSL_DROP_NO_SERVICE_PORT)
+	DropNATShare       = Reason(bpf.MapsSlReasonSL_DROP_NAT_SHARE)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -149,6 +150,7 @@ var reasonNames = map[Reason]string{
 	DropNATSource:      "nat-no-source",
 	DropServiceInside:  "service-inside",
 	DropNoServicePort:  "no-service-port",
+	DropNATShare:       "nat-share",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

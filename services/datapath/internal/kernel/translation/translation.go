@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -31,14 +32,21 @@ const Keep = 15 * time.Minute
 type Maps struct {
 	gate     pin.Gate
 	xl4, xl6 *ebpf.Map
+	share    *ebpf.Map
+	counts   *count.Counts
 }
 
 // Open finds the maps among all.
-func Open(pm *pin.Maps) *Maps {
+func Open(pm *pin.Maps) (*Maps, error) {
+	counts, err := count.Open(pm)
+	if err != nil {
+		return nil, err
+	}
 	return &Maps{
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
-		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
-	}
+		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6), share: pm.Map(bpf.MapsMapSlShare),
+		counts: counts,
+	}, nil
 }
 
 // Close refuses every later call.
@@ -131,11 +139,12 @@ func of(v *bpf.MapsSlXl, a netip.Addr) Translation {
 	}
 }
 
-// entry is a translation and its key in one of the maps.
+// entry is a translation, its key in one of the maps, and the value that it was read with.
 type entry struct {
 	Translation
-	in  *ebpf.Map
-	key any
+	in    *ebpf.Map
+	key   any
+	value bpf.MapsSlXl
 }
 
 // each visits all translations, some at a time.
@@ -148,7 +157,7 @@ func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translati
 	return pin.EachEntry(in, m.gate.Look, func(keys []K, values []bpf.MapsSlXl) error {
 		es := make([]entry, len(keys))
 		for i := range keys {
-			es[i] = entry{read(&keys[i], &values[i]), in, keys[i]}
+			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i]}
 		}
 		return visit(es)
 	})
@@ -170,40 +179,84 @@ func (m *Maps) Each(visit func(Translation) error) error {
 type Pass struct {
 	// Live translations afterwards, and those that were removed.
 	Live, Removed int
+	// Ended is how many idle connections of senders outside were ended, because nearly
+	// all ports of the node to their backend were in use.
+	Ended int
 }
 
 // Collect removes the translations whose connection has ended, at a time in seconds of
-// CLOCK_MONOTONIC. One whose connection was evicted or flushed stays, so that the connection
-// goes on, for as long as Keep. Those of a pod to itself have no connection, and go when they
-// have been idle for as long as one may be. What is removed while a packet comes is
-// chosen again by that packet.
+// CLOCK_MONOTONIC, and counts the ports of the node in use. One whose connection was evicted or
+// flushed stays, so that the connection goes on, for as long as Keep. Those of a pod to itself
+// have no connection, and go when they have been idle for as long as one may be. What is
+// removed while a packet comes is chosen again by that packet.
 func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
-	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: func(t conntrack.Tuple) (bool, error) {
-		_, found, err := ct.Lookup(t)
-		return found, err
+	ports, err := m.beginPorts()
+	if err != nil {
+		return p, err
+	}
+	var last conntrack.Connection
+	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: func(t conntrack.Tuple) (there bool, err error) {
+		last, there, err = ct.Lookup(t)
+		return there, err
 	}}
 	var over []entry
 	err = m.each(func(es []entry) error {
 		for _, e := range es {
-			gone, err := c.isOver(e.Translation)
-			if err != nil {
+			last = conntrack.Connection{}
+			idle, err := c.isOver(e.Translation)
+			switch {
+			case err != nil:
 				return err
-			}
-			if gone {
+			case idle:
 				over = append(over, e)
-			} else {
-				p.Live++
+				continue
 			}
+			p.Live++
+			ports.add(e, last)
 		}
 		return nil
 	})
 	for _, e := range over {
-		if err := pin.DeleteKey(e.in, e.key); err != nil {
+		what, err := e.remove()
+		switch {
+		case err != nil:
 			return p, errors.Join(err, fmt.Errorf("remove %v: %w", e.Translation, err))
+		case what == removed:
+			p.Removed++
+		case what == changed:
+			p.Live++
+			ports.add(e, conntrack.Connection{})
 		}
-		p.Removed++
 	}
+	if err != nil {
+		return p, err
+	}
+	p.Ended, err = ports.finish(now, ct)
 	return p, err
+}
+
+// What remove has found.
+type removal int
+
+const (
+	removed removal = iota
+	changed         // in use again, maybe by another connection
+	gone
+)
+
+// remove deletes the entry, unless it has another value by now.
+func (e *entry) remove() (removal, error) {
+	var v bpf.MapsSlXl
+	err := e.in.Lookup(e.key, &v)
+	switch {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return gone, nil
+	case err != nil:
+		return gone, err
+	case v != e.value:
+		return changed, nil
+	}
+	return removed, pin.DeleteKey(e.in, e.key)
 }
 
 // collection is what a collection decides by.

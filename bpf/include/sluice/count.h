@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_COUNT_H
+#define SLUICE_COUNT_H
+
+/*
+ * Counts by which bounds are shared: plain arrays of 32-bit counters in sl_count, changed
+ * by atomic additions when an entry is made, never per packet. The collector writes what
+ * it has found at each pass. Hashes use a random seed, which the datapath writes into the
+ * first cells, so that no sender can choose whose counter it shares.
+ */
+
+#include <sluice/clock.h>
+#include <sluice/maps.h>
+#include <sluice/service.h>
+
+static __always_inline __u32 *count_at(__u32 at)
+{
+	__u32 element = at / SL_COUNTERS;
+	struct sl_counters *counters = bpf_map_lookup_elem(&sl_count, &element);
+
+	return counters ? &counters->n[at & (SL_COUNTERS - 1)] : NULL;
+}
+
+static __always_inline __u32 counted(__u32 at)
+{
+	__u32 *count = count_at(at);
+
+	return count ? READ_ONCE(*count) : 0;
+}
+
+static __always_inline void add_to_count(__u32 at, __u32 n)
+{
+	__u32 *count = count_at(at);
+
+	if (count)
+		__sync_fetch_and_add(count, n);
+}
+
+static __always_inline __u64 count_seed(void)
+{
+	return (__u64)counted(SL_COUNT_SEED + 1) << 32 | counted(SL_COUNT_SEED);
+}
+
+/* Whether a collector has written the counts lately. Without one, evictions that no
+ * program sees make them too large.
+ */
+static __always_inline bool is_recounted(void)
+{
+	return now_seconds() - counted(SL_COUNT_TIME) < SL_COUNT_LIFE;
+}
+
+/* The number of a sender outside in shares: that of its address, or of its /64. Never 0. */
+static __always_inline __u32 sender_number(const __u8 *addr, __u8 family, __u64 seed)
+{
+	__u64 a = family == 4 ? *(const __u32 *)addr : *(const __u64 *)addr;
+
+	return (__u32)(scramble(a ^ seed) >> 16) | 1;
+}
+
+#endif

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package count is the Go side of sl_count: counters by which endpoints and senders
+// share bounds. Programs add to them when they make an entry; collectors correct them.
+package count
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Cells of sl_count, as service_abi.h has them.
+const (
+	cellSeed     = 0
+	cellTime     = 2
+	cellBackends = 8
+	// Backends and Senders are numbers of cells of their kind.
+	Backends    = 8192
+	cellSenders = cellBackends + Backends
+	Senders     = 16384
+	// Cells is how many there are.
+	Cells = cellSenders + Senders
+)
+
+// IsCounter reports whether a cell counts something.
+func IsCounter(at uint32) bool { return at >= cellBackends && at < Cells }
+
+// Counts are the counters. Their methods may be called concurrently.
+type Counts struct {
+	memory []byte // nil: the node has no services
+	seed   uint64
+}
+
+// Open finds the counters among all maps. The first process that may write draws the seed
+// of the hashes, which stays for as long as the map.
+func Open(pm *pin.Maps) (*Counts, error) {
+	c := &Counts{}
+	if pm.Map(bpf.MapsMapSlCount).MaxEntries() == 1 {
+		return c, nil
+	}
+	c.memory = pm.Memory(bpf.MapsMapSlCount)
+	if !pm.ValidateOnly && atomic.LoadUint64(pin.Word(c.memory, cellSeed)) == 0 {
+		var b [8]byte
+		if _, err := rand.Read(b[:]); err != nil {
+			return nil, fmt.Errorf("draw the seed of shares: %w", err)
+		}
+		low := uint64(binary.NativeEndian.Uint32(b[:4]))
+		high := uint64(binary.NativeEndian.Uint32(b[4:]))
+		atomic.StoreUint32(c.cell(cellSeed), uint32(low)|1)
+		atomic.StoreUint32(c.cell(cellSeed+1), uint32(high))
+	}
+	c.seed = uint64(c.Get(cellSeed+1))<<32 | uint64(c.Get(cellSeed))
+	return c, nil
+}
+
+// Enabled reports whether there are counters.
+func (c *Counts) Enabled() bool { return c.memory != nil }
+
+func (c *Counts) cell(at uint32) *uint32 { return pin.Word32(c.memory, int(at)*4) }
+
+// Get reads a counter.
+func (c *Counts) Get(at uint32) uint32 { return atomic.LoadUint32(c.cell(at)) }
+
+// Add changes a counter. What programs have added meanwhile stays.
+func (c *Counts) Add(at, n uint32) { atomic.AddUint32(c.cell(at), n) }
+
+// Recounted tells the programs when a collector has counted, in seconds of CLOCK_MONOTONIC.
+func (c *Counts) Recounted(now uint32) { atomic.StoreUint32(c.cell(cellTime), now) }
+
+// Sender is the number of a sender outside in shares: that of its address, or of its /64.
+func (c *Counts) Sender(a netip.Addr) uint32 {
+	var word uint64
+	if a.Is4() {
+		b := a.As4()
+		word = uint64(binary.NativeEndian.Uint32(b[:]))
+	} else {
+		b := a.As16()
+		word = binary.NativeEndian.Uint64(b[:8])
+	}
+	return uint32(scramble(word^c.seed)>>16) | 1
+}
+
+func (c *Counts) backend(at netip.AddrPort, protocol uint8) uint64 {
+	var b [16]byte
+	copy(b[:], at.Addr().AsSlice())
+	d0, d1 := binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])
+	return scramble(scramble(d0^c.seed) ^ d1 ^ uint64(at.Port())<<16 ^ uint64(protocol))
+}
+
+// OfBackend is the counter of the ports to a backend.
+func (c *Counts) OfBackend(at netip.AddrPort, protocol uint8) uint32 {
+	return cellBackends + uint32(c.backend(at, protocol)&(Backends-1))
+}
+
+// OfSender is the counter of a sender's ports to a backend.
+func (c *Counts) OfSender(at netip.AddrPort, protocol uint8, sender uint32) uint32 {
+	return cellSenders + uint32(scramble(c.backend(at, protocol)^uint64(sender))&(Senders-1))
+}
+
+// AnyBackend reports whether the counter of a backend is as asked.
+func (c *Counts) AnyBackend(is func(uint32) bool) bool {
+	for at := range uint32(Backends) {
+		if is(c.Get(cellBackends + at)) {
+			return true
+		}
+	}
+	return false
+}
+
+// scramble is that of service.h.
+func scramble(x uint64) uint64 {
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	x ^= x >> 33
+	x *= 0xc4ceb9fe1a85ec53
+	x ^= x >> 33
+	return x
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package kernel
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
+)
+
+// nodePortElsewhere leads a node port of a to the pod of b, and returns it.
+func nodePortElsewhere(t *testing.T, f *fabric) netip.AddrPort {
+	t.Helper()
+	at := netip.AddrPortFrom(f.b.pod.IPv4, 8080)
+	tell(t, f.b.pod.ns, at)
+	nodePort := netip.AddrPortFrom(f.a.addr4, 30080)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	n.lead(nodePort, feNode, at)
+	return nodePort
+}
+
+// asOutside sends IPv4 packets to a from the outsider.
+func (f *fabric) asOutside(t *testing.T, packets [][]byte) {
+	t.Helper()
+	inNetns(t, f.outsider, func() {
+		l, err := netlink.LinkByName("up0")
+		must(t, "find", err)
+		dst, src := [6]byte(f.a.uplink.Attrs().HardwareAddr), [6]byte(l.Attrs().HardwareAddr)
+		frames := make([][]byte, len(packets))
+		for i := range packets {
+			frames[i] = frame(dst, src, etherIPv4, packets[i])
+		}
+		sendRaw(t, "up0", frames...)
+	})
+}
+
+// silent is one of many addresses that do not answer.
+func silent(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
+}
+
+// wantAllServed makes connections from b, of which none is refused.
+func (f *fabric) wantAllServed(t *testing.T, what string, to netip.AddrPort, connections int) {
+	t.Helper()
+	before := f.a.counters(t)
+	for i := range connections {
+		c, err := dialIn(t, f.b.ns, "tcp", to)
+		if err != nil {
+			t.Errorf("%s: connection %d of %d: %v; %v", what, i, connections, err, f.a.gained(t, before))
+			return
+		}
+		_, err = readLine(c)
+		must(t, "read", err)
+		c.Close()
+	}
+}
+
+// TestKernelEndedConnectionsFreeTheirPorts: more short connections to a backend elsewhere
+// than the node has ports for it are all made, without a collector and with one.
+func TestKernelEndedConnectionsFreeTheirPorts(t *testing.T) {
+	for name, collects := range map[string]bool{"no collector": false, "collector": true} {
+		t.Run(name, func(t *testing.T) {
+			f := newFabric(t, RoutingOverlay, false)
+			if collects {
+				col, err := f.a.k.Connections.NewCollector(conntrack.CollectorOptions{})
+				must(t, "make a collector", err)
+				go func() { _ = col.Run(t.Context()) }()
+			}
+			nodePort := nodePortElsewhere(t, f)
+			before := f.a.counters(t)
+			inNetns(t, f.outsider, func() {
+				for i := range translation.Ports + translation.Ports/2 {
+					c, err := net.DialTimeout("tcp", nodePort.String(), 5*time.Second)
+					if err != nil {
+						t.Errorf("connection %d: %v; %v", i, err, f.a.gained(t, before))
+						return
+					}
+					_, _ = readLine(c)
+					c.Close()
+				}
+			})
+		})
+	}
+}
+
+// TestKernelHalfOpenConnectionsGiveWay: SYNs without end, of one sender, of 30 and of
+// strangers, take the ports to a backend from nobody who answers.
+func TestKernelHalfOpenConnectionsGiveWay(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		source func(f *fabric, i int) netip.Addr
+	}{
+		{"one sender", func(f *fabric, _ int) netip.Addr { return f.outside }},
+		{"30 senders", func(_ *fabric, i int) netip.Addr { return silent(i % 30) }},
+		{"strangers", func(_ *fabric, i int) netip.Addr { return silent(i) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFabric(t, RoutingOverlay, false)
+			nodePort := nodePortElsewhere(t, f)
+			kept, err := dialIn(t, f.b.ns, "tcp", nodePort)
+			must(t, "connect", err)
+			_, err = readLine(kept)
+			must(t, "read", err)
+			for round := range 4 {
+				var packets [][]byte
+				for i := range 8000 {
+					at := round*8000 + i
+					packets = append(packets, ip4Header{src: c.source(f, at), dst: f.a.addr4, proto: protoTCP}.with(
+						tcp(uint16(1024+at), nodePort.Port(), flagSYN)))
+				}
+				f.asOutside(t, packets)
+				f.wantAllServed(t, c.name, nodePort, 50)
+			}
+			_, err = kept.Write([]byte("on\n"))
+			must(t, "write", err)
+			if got, err := readLine(kept); err != nil || got != "on" {
+				t.Errorf("an open connection: %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestKernelDatagramsOfOneSenderLeavePortsToOthers: one sender that asks from 28,000 ports,
+// twice each, has half of the ports to a backend, and others are answered as before.
+func TestKernelDatagramsOfOneSenderLeavePortsToOthers(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	nodePort := nodePortElsewhere(t, f)
+	ask := func(what string) {
+		t.Helper()
+		for range 40 {
+			askUDP(t, f.b.ns, nodePort, 64)
+		}
+	}
+	for round := range 3 {
+		var packets [][]byte
+		for i := range 28_000 {
+			one := ip4Header{src: f.outside, dst: f.a.addr4, proto: protoUDP}.with(udp(uint16(2000+i), nodePort.Port()))
+			packets = append(packets, one, one)
+		}
+		f.asOutside(t, packets)
+		ask("after the flood")
+		if round == 1 {
+			_, err := f.a.k.Translations.Collect(conntrack.MonotonicSeconds(), f.a.k.Connections, conntrack.DefaultTimeouts())
+			must(t, "collect", err)
+			ask("after a pass")
+		}
+	}
+	held := 0
+	must(t, "list", f.a.k.Translations.Each(func(tr translation.Translation) error {
+		if tr.Answer && tr.Backend.Addr() == f.outside {
+			held++
+		}
+		return nil
+	}))
+	if limit := translation.Ports * 6 / 10; held > limit {
+		t.Errorf("one sender has %d of %d ports, more than %d", held, translation.Ports, limit)
+	}
+}
+
+// listenOnly has the kernel answer connections that nobody accepts.
+func listenOnly(t *testing.T, ns netns.NsHandle, at netip.AddrPort, backlog int) {
+	t.Helper()
+	inNetns(t, ns, func() {
+		most := []byte(strconv.Itoa(backlog))
+		for _, name := range []string{"core/somaxconn", "ipv4/tcp_max_syn_backlog"} {
+			must(t, "allow a backlog", os.WriteFile("/proc/sys/net/"+name, most, 0))
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		must(t, "open a socket", err)
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		must(t, "bind", unix.Bind(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}))
+		must(t, "listen", unix.Listen(fd, backlog))
+	})
+}
+
+// TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers: a sender that answers and keeps
+// its connections open is refused beyond its share, for that reason, and others are not.
+func TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	// a server that accepts nothing: the test may not open twice as many files
+	at, nodePort := netip.AddrPortFrom(f.b.pod.IPv4, 8081), netip.AddrPortFrom(f.a.addr4, 30081)
+	listenOnly(t, f.b.pod.ns, at, translation.Ports)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	n.lead(nodePort, feNode, at)
+	var conns []io.Closer
+	t.Cleanup(func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	before := f.a.counters(t)
+	refused := 0
+	inNetns(t, f.outsider, func() {
+		for range translation.Ports/2 + 1000 {
+			c, err := net.DialTimeout("tcp", nodePort.String(), 5*time.Second)
+			switch {
+			case errors.Is(err, syscall.ECONNREFUSED):
+				refused++
+			case err != nil:
+				t.Errorf("connect: %v", err)
+				return
+			default:
+				conns = append(conns, c)
+			}
+		}
+	})
+	got := f.a.gained(t, before)
+	if share := got[cell{event.DropNATShare, event.Egress}]; refused == 0 || share != uint64(refused) {
+		t.Errorf("%d connections open, %d refused; %v", len(conns), refused, got)
+	}
+	if len(conns) < translation.Ports/2 {
+		t.Errorf("%d connections are open, fewer than half of the ports", len(conns))
+	}
+	for range 100 {
+		c, err := dialIn(t, f.b.ns, "tcp", nodePort)
+		must(t, "connect from another sender", err)
+		must(t, "close", c.Close())
+	}
+}

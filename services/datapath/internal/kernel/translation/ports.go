@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package translation
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+const (
+	// Ports is how many ports of the node lead to one backend elsewhere, of TCP and of UDP.
+	Ports = 10_000
+	// smallShare is how many of them a sender may have uncounted.
+	smallShare = 64
+	// openPorts is how many may have open TCP connections. The rest is for those that begin.
+	openPorts = Ports - Ports/16
+)
+
+// backend is where ports of the node lead.
+type backend struct {
+	at       netip.AddrPort
+	protocol uint8
+}
+
+// claim is a port whose TCP connection is open.
+type claim struct {
+	entry
+	connection conntrack.Connection
+}
+
+// ports counts the claims of one pass.
+type ports struct {
+	m *Maps
+	// before are the counters and shares when the pass began: what programs add meanwhile
+	// stays.
+	before []uint32
+	shares map[bpf.MapsSlShareKey]bpf.MapsSlShare
+	found  []uint32
+	held   map[bpf.MapsSlShareKey]uint32
+	open   map[backend]map[uint32][]claim // by sender
+}
+
+// beginPorts returns nil if the node has no services.
+func (m *Maps) beginPorts() (*ports, error) {
+	if !m.counts.Enabled() {
+		return nil, nil
+	}
+	p := &ports{
+		m: m, before: make([]uint32, count.Cells), found: make([]uint32, count.Cells),
+		shares: map[bpf.MapsSlShareKey]bpf.MapsSlShare{}, held: map[bpf.MapsSlShareKey]uint32{},
+		open: map[backend]map[uint32][]claim{},
+	}
+	for i := range p.before {
+		p.before[i] = m.counts.Get(uint32(i))
+	}
+	err := pin.EachEntry(m.share, m.gate.Look, func(keys []bpf.MapsSlShareKey, values []bpf.MapsSlShare) error {
+		for i, k := range keys {
+			p.shares[k] = values[i]
+		}
+		return nil
+	})
+	return p, err
+}
+
+// add counts the port of an answer, with its connection as far as there is one.
+func (p *ports) add(e entry, connection conntrack.Connection) {
+	if p == nil || !e.Answer || e.Copy || e.Protocol == unix.IPPROTO_SCTP {
+		return
+	}
+	sender := p.m.counts.Sender(e.Backend.Addr())
+	p.found[p.m.counts.OfBackend(e.Source, e.Protocol)]++
+	p.found[p.m.counts.OfSender(e.Source, e.Protocol, sender)]++
+	p.held[shareKey(e.Source, e.Protocol, sender)]++
+	if e.Protocol != unix.IPPROTO_TCP || connection.Flags&conntrack.Established == 0 || connection.Flags.Closing() {
+		return
+	}
+	at := backend{e.Source, e.Protocol}
+	if p.open[at] == nil {
+		p.open[at] = map[uint32][]claim{}
+	}
+	p.open[at][sender] = append(p.open[at][sender], claim{e, connection})
+}
+
+func shareKey(at netip.AddrPort, protocol uint8, sender uint32) bpf.MapsSlShareKey {
+	k := bpf.MapsSlShareKey{Port: at.Port(), Proto: protocol, Family: 6, Sender: sender}
+	if at.Addr().Is4() {
+		k.Family = 4
+	}
+	copy(k.Addr[:], at.Addr().AsSlice())
+	return k
+}
+
+// DescribeShareKey puts a backend and a sender into words.
+func DescribeShareKey(k *bpf.MapsSlShareKey) string {
+	a := netip.AddrFrom16(k.Addr)
+	if k.Family == 4 {
+		a = netip.AddrFrom4([4]byte(k.Addr[:4]))
+	}
+	return fmt.Sprintf("protocol %d to %v, sender %#x", k.Proto, netip.AddrPortFrom(a, k.Port), k.Sender)
+}
+
+// finish ends what is too much, corrects the counters, and returns how many connections it
+// has ended.
+func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err error) {
+	if p == nil {
+		return 0, nil
+	}
+	for _, open := range p.open {
+		for _, c := range surplus(open, now) {
+			removed, err := c.end(ct)
+			if err != nil {
+				return ended, fmt.Errorf("end %v: %w", c.connection.Tuple, err)
+			}
+			if removed {
+				ended++
+			}
+		}
+	}
+	for i := range p.found {
+		if at := uint32(i); count.IsCounter(at) && p.found[i] != p.before[i] {
+			p.m.counts.Add(at, p.found[i]-p.before[i])
+		}
+	}
+	if err := p.correctShares(); err != nil {
+		return ended, err
+	}
+	p.m.counts.Recounted(now)
+	return ended, nil
+}
+
+// correctShares writes what each counted sender has, and forgets those that have little.
+func (p *ports) correctShares() error {
+	senders := map[bpf.MapsSlShareKey]uint32{}
+	for k := range p.shares {
+		if k.Sender == 0 {
+			continue
+		}
+		if p.held[k] <= smallShare {
+			if err := pin.DeleteKey(p.m.share, k); err != nil {
+				return fmt.Errorf("forget a share: %w", err)
+			}
+			continue
+		}
+		all := k
+		all.Sender = 0
+		senders[all]++
+		if err := p.correct(k, func(v *bpf.MapsSlShare) { v.Ports += p.held[k] - p.shares[k].Ports }); err != nil {
+			return err
+		}
+	}
+	for k, v := range p.shares {
+		if k.Sender != 0 {
+			continue
+		}
+		if senders[k] == 0 {
+			if err := pin.DeleteKey(p.m.share, k); err != nil {
+				return fmt.Errorf("forget shares: %w", err)
+			}
+			continue
+		}
+		if err := p.correct(k, func(now *bpf.MapsSlShare) { now.Senders += senders[k] - v.Senders }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// correct changes a share. What a program adds between the two calls is lost until the next
+// pass.
+func (p *ports) correct(k bpf.MapsSlShareKey, change func(*bpf.MapsSlShare)) error {
+	var v bpf.MapsSlShare
+	err := p.m.share.Lookup(k, &v)
+	if err == nil {
+		change(&v)
+		// in place: a program that misses the share makes it again, with a small count
+		err = p.m.share.Update(k, v, ebpf.UpdateExist)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("correct a share: %w", err)
+	}
+	return nil
+}
+
+// surplus chooses what is ended so that no more than openPorts are left: of the sender that
+// has most, the connection that has been idle longest, and so on.
+func surplus(open map[uint32][]claim, now uint32) []claim {
+	total := 0
+	var senders [][]claim
+	for _, claims := range open {
+		total += len(claims)
+		slices.SortFunc(claims, func(a, b claim) int { // the last one is idle longest
+			return cmp.Compare(now-a.connection.LastSeen, now-b.connection.LastSeen)
+		})
+		senders = append(senders, claims)
+	}
+	var chosen []claim
+	for ; total > openPorts; total-- {
+		most := 0
+		for i := range senders {
+			if len(senders[i]) > len(senders[most]) {
+				most = i
+			}
+		}
+		last := len(senders[most]) - 1
+		chosen = append(chosen, senders[most][last])
+		senders[most] = senders[most][:last]
+	}
+	return chosen
+}
+
+// end removes a connection and its claim, unless a packet has come since it was read.
+func (c *claim) end(ct *conntrack.Connections) (bool, error) {
+	removed, err := ct.End(c.connection)
+	if err != nil || !removed {
+		return false, err
+	}
+	_, err = c.remove()
+	return true, err
+}
+
+// Pressed reports whether nearly all ports to a backend are in use, so that a pass may end
+// connections.
+func (m *Maps) Pressed() bool {
+	return m.counts.Enabled() && m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })
+}

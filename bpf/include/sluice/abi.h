@@ -478,6 +478,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_ESTABLISHED 0x1000 /* its initiator went on after an answer */
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
+#define SL_CT_IN_RING 0x10000 /* from outside, and gives way to the next: see ring.h */
 
 /* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
 #define SL_EPOCHS_BUSY 0xffffffff
@@ -537,6 +538,34 @@ struct SL_LAYOUT_BEFORE {
 	__u32 reserved[2];
 };
 _Static_assert(sizeof(struct SL_LAYOUT_BEFORE) == 48, "six words");
+
+/*
+ * Values of sl_ring4 and sl_ring6, at a position of a ring: the connection that has it.
+ * The ring of UDP stands behind the one of TCP.
+ */
+struct sl_ring4 {
+	struct sl_ct_key4 key; /* zero: none */
+	__u32 seen; /* last_s of its entry when the ring last came by */
+	__u32 skips; /* how often it was passed over */
+};
+_Static_assert(sizeof(struct sl_ring4) == 24, "no padding");
+
+struct sl_ring6 {
+	struct sl_ct_key6 key;
+	__u32 seen;
+	__u32 skips;
+};
+_Static_assert(sizeof(struct sl_ring6) == 48, "no padding");
+
+/* A quarter of what senders outside have, which is half of a map, and the half for TCP that
+ * is proven.
+ */
+#define SL_RING4 (SL_MAX_CT4 / 8)
+#define SL_RING6 (SL_MAX_CT6 / 8)
+#define SL_PROVEN4 (SL_MAX_CT4 / 4)
+#define SL_PROVEN6 (SL_MAX_CT6 / 4)
+_Static_assert(!(SL_RING4 & (SL_RING4 - 1)) && !(SL_RING6 & (SL_RING6 - 1)), "powers of two");
+#define SL_RING_SKIPS 4
 
 /*
  * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has
@@ -719,7 +748,8 @@ struct sl_packet {
 	 */
 	struct sl_question question __attribute__((aligned(8))); /* of evaluate() */
 	struct sl_side side; /* its answer */
-	__u8 pad3[4];
+	__u8 in_ring; /* 1: its connection begins in a ring; within_budget writes it */
+	__u8 pad3[3];
 	__u64 src_pol; /* of both ends, as judge_sides() has read them */
 	__u64 dst_pol;
 	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */

@@ -21,6 +21,7 @@
 #include <sluice/packet.h>
 #include <sluice/policy.h>
 #include <sluice/previous.h>
+#include <sluice/ring.h>
 #include <sluice/transport.h>
 
 #define SL_EEXIST 17
@@ -83,15 +84,6 @@ static __always_inline void ask_otherwise(const struct sl_packet *p, struct sl_c
 		(__typeof__(ct->SL_CT_ASKED))p->asked_at;
 	/* the next answer is the first one again */
 	__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
-}
-
-static __always_inline void count_connection(enum sl_ct_stat stat)
-{
-	__u32 at = stat;
-	__u64 *n = bpf_map_lookup_elem(&sl_ct_stats, &at);
-
-	if (n)
-		(*n)++;
 }
 
 /*
@@ -435,17 +427,22 @@ static __always_inline bool renew_budget(struct sl_budget *budget, __u64 begun, 
 /*
  * Takes a connection out of the budget of the sender whose packet makes the
  * entry, so that no endpoint uses up another's. What the host forwards under its
- * own address comes from outside.
+ * own address comes from outside. TCP and UDP from outside have rings, not a budget.
  */
-static __always_inline bool within_budget(const struct sl_packet *p)
+static __always_inline bool within_budget(struct sl_packet *p)
 {
 	__u32 slot = p->src_slot, at, limit;
 	struct sl_budget *budget;
 	__u64 begun;
 
+	p->in_ring = 0;
 	if (slot == SL_SLOT_NONE ||
 	    (slot == SL_SLOT_HOST && p->src_identity == world_of(p->family)))
 		slot = SL_BUDGET_OUTSIDE;
+	if (slot == SL_BUDGET_OUTSIDE && has_ring(p)) {
+		join_ring(p);
+		return true;
+	}
 	at = slot << 1 | (p->family == 6);
 	budget = bpf_map_lookup_elem(&sl_budget, &at);
 	if (!budget)
@@ -504,7 +501,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	ct->last_s = now_seconds();
 	ct->rule_eg = p->egress.rule;
 	ct->rule_in = p->ingress.rule;
-	ct->flags = flags | steps_of(p);
+	ct->flags = flags | steps_of(p) | ring_flag(p);
 	ct->SL_CT_NODE = p->node;
 	if (p->translated || p->answers) {
 		ct->SL_CT_ASKED = p->asked_at;
@@ -625,6 +622,7 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 	}
 	if (set) {
 		__sync_fetch_and_or(&ct->flags, set);
+		leave_ring(p, ct, flags, set);
 		flags |= set;
 		if (set & SL_CT_ENDED && has_ended(flags))
 			report_end(p, ct);

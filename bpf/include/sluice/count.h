@@ -14,6 +14,15 @@
 #include <sluice/maps.h>
 #include <sluice/service.h>
 
+static __always_inline void count_connection(enum sl_ct_stat stat)
+{
+	__u32 at = stat;
+	__u64 *n = bpf_map_lookup_elem(&sl_ct_stats, &at);
+
+	if (n)
+		(*n)++;
+}
+
 static __always_inline __u32 *count_at(__u32 at)
 {
 	__u32 element = at / SL_COUNTERS;

@@ -210,6 +210,21 @@ struct {
 	__type(value, struct sl_revoked);
 } sl_revoked6 SEC(".maps");
 
+/* position of a ring -> connection from outside that has it */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * SL_RING4);
+	__type(key, __u32);
+	__type(value, struct sl_ring4);
+} sl_ring4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * SL_RING6);
+	__type(key, __u32);
+	__type(value, struct sl_ring6);
+} sl_ring6 SEC(".maps");
+
 /* slot and family -> connections begun, and how many may be */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -282,11 +282,16 @@ _Static_assert(sizeof(struct sl_share) == 8, "one word");
 /* Cells of sl_count. A cell may be shared by backends, or senders, of the same hash. */
 #define SL_COUNT_SEED 0 /* of all hashes in shares: two cells */
 #define SL_COUNT_TIME 2 /* when the collector has last counted, in seconds */
+#define SL_COUNT_RINGS 4 /* next positions of rings: of IPv4 TCP, UDP, of IPv6 TCP, UDP */
 #define SL_COUNT_BACKENDS 8 /* claims of ports to a backend */
 #define SL_COUNTED_BACKENDS 8192
 #define SL_COUNT_SENDERS (SL_COUNT_BACKENDS + SL_COUNTED_BACKENDS) /* and those of one sender */
 #define SL_COUNTED_SENDERS 16384
-#define SL_COUNTS (SL_COUNT_SENDERS + SL_COUNTED_SENDERS)
+/* Proven TCP connections from outside: all of a family, and by the hash of the sender */
+#define SL_COUNT_PROVEN (SL_COUNT_SENDERS + SL_COUNTED_SENDERS)
+#define SL_COUNT_PROVEN_BY (SL_COUNT_PROVEN + 8)
+#define SL_PROVEN_BUCKETS 1024 /* of each family */
+#define SL_COUNTS (SL_COUNT_PROVEN_BY + 2 * SL_PROVEN_BUCKETS)
 
 #define SL_COUNTERS 8
 

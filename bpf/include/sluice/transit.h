@@ -45,7 +45,7 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	ct->id_init = p->src_identity;
 	ct->id_resp = p->dst_identity;
 	ct->last_s = now_seconds();
-	ct->flags = steps_of(p) | SL_CT_VIA_STACK | (p->low ? SL_CT_ORIG_LO : 0);
+	ct->flags = steps_of(p) | ring_flag(p) | SL_CT_VIA_STACK | (p->low ? SL_CT_ORIG_LO : 0);
 	if (p->proto == SL_TCP && !begins(p))
 		ct->flags |= SL_CT_PICKED_UP;
 	ct->node = p->node;

@@ -57,6 +57,8 @@ const (
 	FromOverlayMapSlPrev6             = "sl_prev6"
 	FromOverlayMapSlRevoked4          = "sl_revoked4"
 	FromOverlayMapSlRevoked6          = "sl_revoked6"
+	FromOverlayMapSlRing4             = "sl_ring4"
+	FromOverlayMapSlRing6             = "sl_ring6"
 	FromOverlayMapSlRule              = "sl_rule"
 	FromOverlayMapSlRun               = "sl_run"
 	FromOverlayMapSlShare             = "sl_share"
@@ -170,6 +172,8 @@ type FromOverlayMapSpecs struct {
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
@@ -259,6 +263,8 @@ type FromOverlayMaps struct {
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
@@ -314,6 +320,8 @@ func (m *FromOverlayMaps) Close() error {
 		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlShare,

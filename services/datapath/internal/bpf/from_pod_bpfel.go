@@ -57,6 +57,8 @@ const (
 	FromPodMapSlPrev6             = "sl_prev6"
 	FromPodMapSlRevoked4          = "sl_revoked4"
 	FromPodMapSlRevoked6          = "sl_revoked6"
+	FromPodMapSlRing4             = "sl_ring4"
+	FromPodMapSlRing6             = "sl_ring6"
 	FromPodMapSlRule              = "sl_rule"
 	FromPodMapSlRun               = "sl_run"
 	FromPodMapSlShare             = "sl_share"
@@ -170,6 +172,8 @@ type FromPodMapSpecs struct {
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
@@ -259,6 +263,8 @@ type FromPodMaps struct {
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
@@ -314,6 +320,8 @@ func (m *FromPodMaps) Close() error {
 		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlShare,

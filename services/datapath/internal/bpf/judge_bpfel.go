@@ -44,6 +44,8 @@ const (
 	JudgeMapSlPorts      = "sl_ports"
 	JudgeMapSlRevoked4   = "sl_revoked4"
 	JudgeMapSlRevoked6   = "sl_revoked6"
+	JudgeMapSlRing4      = "sl_ring4"
+	JudgeMapSlRing6      = "sl_ring6"
 	JudgeMapSlRule       = "sl_rule"
 	JudgeMapSlRun        = "sl_run"
 	JudgeMapSlTable      = "sl_table"
@@ -128,6 +130,8 @@ type JudgeMapSpecs struct {
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
@@ -188,6 +192,8 @@ type JudgeMaps struct {
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlTable    *ebpf.Map `ebpf:"sl_table"`
@@ -224,6 +230,8 @@ func (m *JudgeMaps) Close() error {
 		m.SlPorts,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlTable,

@@ -389,7 +389,8 @@ type MapsSlPacket struct {
 	ByStack       uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
-	Pad3          [4]uint8
+	InRing        uint8
+	Pad3          [3]uint8
 	SrcPol        uint64
 	DstPol        uint64
 	Key4          MapsSlCtKey4
@@ -535,6 +536,20 @@ type MapsSlRevoked struct {
 	_     structs.HostLayout
 	LastS uint32
 	Flags uint32
+}
+
+type MapsSlRing4 struct {
+	_     structs.HostLayout
+	Key   MapsSlCtKey4
+	Seen  uint32
+	Skips uint32
+}
+
+type MapsSlRing6 struct {
+	_     structs.HostLayout
+	Key   MapsSlCtKey6
+	Seen  uint32
+	Skips uint32
 }
 
 type MapsSlRule struct {
@@ -738,6 +753,8 @@ const (
 	MapsMapSlPrev6    = "sl_prev6"
 	MapsMapSlRevoked4 = "sl_revoked4"
 	MapsMapSlRevoked6 = "sl_revoked6"
+	MapsMapSlRing4    = "sl_ring4"
+	MapsMapSlRing6    = "sl_ring6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
 	MapsMapSlShare    = "sl_share"
@@ -839,6 +856,8 @@ type MapsMapSpecs struct {
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
@@ -918,6 +937,8 @@ type MapsMaps struct {
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
@@ -973,6 +994,8 @@ func (m *MapsMaps) Close() error {
 		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlShare,

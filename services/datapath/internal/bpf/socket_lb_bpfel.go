@@ -55,6 +55,8 @@ const (
 	SocketLBMapSlPorts             = "sl_ports"
 	SocketLBMapSlRevoked4          = "sl_revoked4"
 	SocketLBMapSlRevoked6          = "sl_revoked6"
+	SocketLBMapSlRing4             = "sl_ring4"
+	SocketLBMapSlRing6             = "sl_ring6"
 	SocketLBMapSlRule              = "sl_rule"
 	SocketLBMapSlRun               = "sl_run"
 	SocketLBMapSlShare             = "sl_share"
@@ -181,6 +183,8 @@ type SocketLBMapSpecs struct {
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
@@ -269,6 +273,8 @@ type SocketLBMaps struct {
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
@@ -322,6 +328,8 @@ func (m *SocketLBMaps) Close() error {
 		m.SlPorts,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlShare,

@@ -57,6 +57,8 @@ const (
 	ToUplinkMapSlPrev6             = "sl_prev6"
 	ToUplinkMapSlRevoked4          = "sl_revoked4"
 	ToUplinkMapSlRevoked6          = "sl_revoked6"
+	ToUplinkMapSlRing4             = "sl_ring4"
+	ToUplinkMapSlRing6             = "sl_ring6"
 	ToUplinkMapSlRule              = "sl_rule"
 	ToUplinkMapSlRun               = "sl_run"
 	ToUplinkMapSlShare             = "sl_share"
@@ -170,6 +172,8 @@ type ToUplinkMapSpecs struct {
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
@@ -259,6 +263,8 @@ type ToUplinkMaps struct {
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
@@ -314,6 +320,8 @@ func (m *ToUplinkMaps) Close() error {
 		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlShare,

@@ -672,7 +672,7 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 }
 
 // What comes from outside has a budget of its own, also under an address of the
-// host, and leaves half of the map to the endpoints.
+// host, and leaves half of the map to the endpoints. TCP and UDP have rings instead.
 func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -687,13 +687,15 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	}
 	began := time.Now()
 	set(2)
+	th.expect(t, say("world", "a", ping(false, 1), event.ForwardFromStack))
+	th.expect(t, say("host", "a", ping(false, 1), event.ForwardFromStack).forwarded())
+	th.expect(t, say("world", "a", ping(false, 2), event.DropConnectionBudget))
+	th.expect(t, say("host", "a", ping(false, 2), event.DropConnectionBudget).forwarded())
+	th.expect(t, say("router", "b", ping(false, 2), event.DropConnectionBudget))
+	th.expect(t, say("world", "a", ping(false, 1), event.ForwardFromStack))
+	th.expect(t, say("host", "a", ping(false, 2), event.ForwardFromStack))
 	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardFromStack))
-	th.expect(t, say("host", "a", datagram(1, 53), event.ForwardFromStack).forwarded())
-	th.expect(t, say("world", "a", datagram(2, 53), event.DropConnectionBudget))
-	th.expect(t, say("host", "a", datagram(2, 53), event.DropConnectionBudget).forwarded())
-	th.expect(t, say("router", "b", segment(2, 53, flagSYN), event.DropConnectionBudget))
-	th.expect(t, say("world", "a", datagram(1, 53), event.ForwardFromStack))
-	th.expect(t, say("host", "a", datagram(2, 53), event.ForwardFromStack))
+	th.expect(t, say("router", "b", segment(2, 53, flagSYN), event.ForwardFromStack))
 	th.expect(t, say("a", "world", datagram(2, 53), event.ForwardOutside))
 	cl.now.Store(conntrack.MonotonicSeconds())
 	const second = time.Second // what the programs write is whole seconds

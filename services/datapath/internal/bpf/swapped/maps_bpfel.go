@@ -57,6 +57,8 @@ const (
 	MapsMapSlPrev6    = "sl_prev6"
 	MapsMapSlRevoked4 = "sl_revoked4"
 	MapsMapSlRevoked6 = "sl_revoked6"
+	MapsMapSlRing4    = "sl_ring4"
+	MapsMapSlRing6    = "sl_ring6"
 	MapsMapSlRule     = "sl_rule"
 	MapsMapSlRun      = "sl_run"
 	MapsMapSlShare    = "sl_share"
@@ -158,6 +160,8 @@ type MapsMapSpecs struct {
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
@@ -237,6 +241,8 @@ type MapsMaps struct {
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule     *ebpf.Map `ebpf:"sl_rule"`
 	SlRun      *ebpf.Map `ebpf:"sl_run"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
@@ -292,6 +298,8 @@ func (m *MapsMaps) Close() error {
 		m.SlPrev6,
 		m.SlRevoked4,
 		m.SlRevoked6,
+		m.SlRing4,
+		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
 		m.SlShare,

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -103,6 +104,7 @@ type Collector struct {
 	ct     *Connections
 	o      CollectorOptions
 	budget []byte // memory of sl_budget
+	counts *count.Counts
 
 	mu   sync.Mutex
 	last Pass // guarded by mu
@@ -123,6 +125,9 @@ type Pass struct {
 	// Idle or closed ones that were removed, and those of endpoints that are
 	// gone.
 	Expired, Orphaned int
+	// Ended are open TCP connections from outside that were idle longest, of the senders
+	// that had most of them, when nearly all room for those was in use.
+	Ended int
 	// Kept are those that were about to be removed when a packet came.
 	Kept int
 	// Batches that were read, and how long all of it took.
@@ -180,8 +185,12 @@ func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 		return nil, err
 	}
 	defer ct.gate.RUnlock()
+	counts, err := count.Open(ct.pins)
+	if err != nil {
+		return nil, err
+	}
 	return &Collector{
-		ct: ct, o: o, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.Now(),
+		ct: ct, o: o, counts: counts, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.Now(),
 	}, nil
 }
 
@@ -312,7 +321,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		timeouts[f] = c.o.Timeouts
 		timeouts[f].TCPClosing = closingTime(c.o.Timeouts.TCPClosing, previous.Live[f], capacity[f])
 	}
-	s := sorting{ct: c.ct, pass: &p, owned: make([][2]int, Outside+1)}
+	s := sorting{ct: c.ct, pass: &p, owned: make([][2]int, Outside+1), proven: c.beginProven(capacity)}
 	var passed func([]netip.Addr)
 	if c.o.Wanted != nil {
 		s.wanted, passed = c.o.Wanted()
@@ -349,7 +358,10 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		}
 		return s.flush()
 	})
-	if n := uint64(p.Expired + p.Orphaned); n > 0 {
+	if err == nil {
+		err = s.proven.finish(&p, c.o.Now())
+	}
+	if n := uint64(p.Expired + p.Orphaned + p.Ended); n > 0 {
 		err = errors.Join(err, c.ct.countExpired(n))
 	}
 	if err != nil {
@@ -421,6 +433,7 @@ type sorting struct {
 	// each that is idle or closed, and none for an orphan.
 	over   []Connection
 	lapsed uint32
+	proven *proven
 	// wanted are addresses that are looked for, inUse those that connections have.
 	wanted, inUse map[netip.Addr]struct{}
 }
@@ -439,7 +452,11 @@ func (s *sorting) stays(conn *Connection) {
 		}
 	}
 	s.open[f]++
-	s.owned[conn.charged(s.ct)][f]++
+	owner := conn.charged(s.ct)
+	s.owned[owner][f]++
+	if owner == Outside {
+		s.proven.add(conn)
+	}
 }
 
 // goes takes a connection to be removed, at the latest by flush.

@@ -43,6 +43,7 @@ const (
 	Established       Flags = 0x1000
 	Terminated        Flags = 0x2000
 	ByResponderReset  Flags = 0x4000
+	InRing            Flags = 0x10000
 )
 
 // Closing says whether both ends have finished, or one has reset: nothing but

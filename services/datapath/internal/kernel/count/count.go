@@ -6,10 +6,12 @@
 package count
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
@@ -25,27 +27,27 @@ const (
 	Backends    = 8192
 	cellSenders = cellBackends + Backends
 	Senders     = 16384
+	cellProven  = cellSenders + Senders
+	cellBuckets = cellProven + 8
+	// Buckets is how many buckets of senders there are in each family.
+	Buckets = 1024
 	// Cells is how many there are.
-	Cells = cellSenders + Senders
+	Cells = cellBuckets + 2*Buckets
 )
 
-// IsCounter reports whether a cell counts something.
-func IsCounter(at uint32) bool { return at >= cellBackends && at < Cells }
+// IsOfPorts reports whether a cell counts ports of the node.
+func IsOfPorts(at uint32) bool { return at >= cellBackends && at < cellProven }
 
 // Counts are the counters. Their methods may be called concurrently.
 type Counts struct {
-	memory []byte // nil: the node has no services
+	memory []byte
 	seed   uint64
 }
 
 // Open finds the counters among all maps. The first process that may write draws the seed
 // of the hashes, which stays for as long as the map.
 func Open(pm *pin.Maps) (*Counts, error) {
-	c := &Counts{}
-	if pm.Map(bpf.MapsMapSlCount).MaxEntries() == 1 {
-		return c, nil
-	}
-	c.memory = pm.Memory(bpf.MapsMapSlCount)
+	c := &Counts{memory: pm.Memory(bpf.MapsMapSlCount)}
 	if !pm.ValidateOnly && atomic.LoadUint64(pin.Word(c.memory, cellSeed)) == 0 {
 		var b [8]byte
 		if _, err := rand.Read(b[:]); err != nil {
@@ -59,9 +61,6 @@ func Open(pm *pin.Maps) (*Counts, error) {
 	c.seed = uint64(c.Get(cellSeed+1))<<32 | uint64(c.Get(cellSeed))
 	return c, nil
 }
-
-// Enabled reports whether there are counters.
-func (c *Counts) Enabled() bool { return c.memory != nil }
 
 func (c *Counts) cell(at uint32) *uint32 { return pin.Word32(c.memory, int(at)*4) }
 
@@ -104,6 +103,18 @@ func (c *Counts) OfSender(at netip.AddrPort, protocol uint8, sender uint32) uint
 	return cellSenders + uint32(scramble(c.backend(at, protocol)^uint64(sender))&(Senders-1))
 }
 
+// IsOfProven reports whether a cell counts proven connections.
+func IsOfProven(at uint32) bool { return at >= cellProven && at < Cells }
+
+// ProvenOf is the counter of all proven TCP connections from outside in a family.
+func ProvenOf(family int) uint32 { return cellProven + uint32(family) }
+
+// Proven is the counter of proven TCP connections from outside in a family (0 IPv4, 1 IPv6),
+// and that of a sender's bucket.
+func (c *Counts) Proven(family int, sender netip.Addr) (all, bucket uint32) {
+	return ProvenOf(family), cellBuckets + uint32(family)*Buckets + c.Sender(sender)/2%Buckets
+}
+
 // AnyBackend reports whether the counter of a backend is as asked.
 func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 	for at := range uint32(Backends) {
@@ -112,6 +123,38 @@ func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 		}
 	}
 	return false
+}
+
+// Surplus chooses what is ended so that no more than keep are left: of the sender that has
+// most, what has been idle longest at a time in seconds, and so on.
+func Surplus[T any](held map[uint32][]T, keep int, now uint32, lastSeen func(T) uint32) []T {
+	total := 0
+	senders := make([][]T, 0, len(held))
+	for _, of := range held {
+		total += len(of)
+		senders = append(senders, of)
+	}
+	if total <= keep {
+		return nil
+	}
+	for _, of := range senders {
+		slices.SortFunc(of, func(a, b T) int { // the last one is idle longest
+			return cmp.Compare(now-lastSeen(a), now-lastSeen(b))
+		})
+	}
+	chosen := make([]T, 0, total-keep)
+	for ; total > keep; total-- {
+		most := 0
+		for i := range senders {
+			if len(senders[i]) > len(senders[most]) {
+				most = i
+			}
+		}
+		last := len(senders[most]) - 1
+		chosen = append(chosen, senders[most][last])
+		senders[most] = senders[most][:last]
+	}
+	return chosen
 }
 
 // scramble is that of service.h.

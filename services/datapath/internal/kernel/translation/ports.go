@@ -4,11 +4,9 @@
 package translation
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -40,6 +38,8 @@ type claim struct {
 	connection conntrack.Connection
 }
 
+func (c claim) lastSeen() uint32 { return c.connection.LastSeen }
+
 // ports counts the claims of one pass.
 type ports struct {
 	m *Maps
@@ -52,11 +52,7 @@ type ports struct {
 	open   map[backend]map[uint32][]claim // by sender
 }
 
-// beginPorts returns nil if the node has no services.
 func (m *Maps) beginPorts() (*ports, error) {
-	if !m.counts.Enabled() {
-		return nil, nil
-	}
 	p := &ports{
 		m: m, before: make([]uint32, count.Cells), found: make([]uint32, count.Cells),
 		shares: map[bpf.MapsSlShareKey]bpf.MapsSlShare{}, held: map[bpf.MapsSlShareKey]uint32{},
@@ -76,7 +72,7 @@ func (m *Maps) beginPorts() (*ports, error) {
 
 // add counts the port of an answer, with its connection as far as there is one.
 func (p *ports) add(e entry, connection conntrack.Connection) {
-	if p == nil || !e.Answer || e.Copy || e.Protocol == unix.IPPROTO_SCTP {
+	if !e.Answer || e.Copy || e.Protocol == unix.IPPROTO_SCTP {
 		return
 	}
 	sender := p.m.counts.Sender(e.Backend.Addr())
@@ -114,11 +110,8 @@ func DescribeShareKey(k *bpf.MapsSlShareKey) string {
 // finish ends what is too much, corrects the counters, and returns how many connections it
 // has ended.
 func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err error) {
-	if p == nil {
-		return 0, nil
-	}
 	for _, open := range p.open {
-		for _, c := range surplus(open, now) {
+		for _, c := range count.Surplus(open, openPorts, now, claim.lastSeen) {
 			removed, err := c.end(ct)
 			if err != nil {
 				return ended, fmt.Errorf("end %v: %w", c.connection.Tuple, err)
@@ -129,7 +122,7 @@ func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err er
 		}
 	}
 	for i := range p.found {
-		if at := uint32(i); count.IsCounter(at) && p.found[i] != p.before[i] {
+		if at := uint32(i); count.IsOfPorts(at) && p.found[i] != p.before[i] {
 			p.m.counts.Add(at, p.found[i]-p.before[i])
 		}
 	}
@@ -193,33 +186,6 @@ func (p *ports) correct(k bpf.MapsSlShareKey, change func(*bpf.MapsSlShare)) err
 	return nil
 }
 
-// surplus chooses what is ended so that no more than openPorts are left: of the sender that
-// has most, the connection that has been idle longest, and so on.
-func surplus(open map[uint32][]claim, now uint32) []claim {
-	total := 0
-	var senders [][]claim
-	for _, claims := range open {
-		total += len(claims)
-		slices.SortFunc(claims, func(a, b claim) int { // the last one is idle longest
-			return cmp.Compare(now-a.connection.LastSeen, now-b.connection.LastSeen)
-		})
-		senders = append(senders, claims)
-	}
-	var chosen []claim
-	for ; total > openPorts; total-- {
-		most := 0
-		for i := range senders {
-			if len(senders[i]) > len(senders[most]) {
-				most = i
-			}
-		}
-		last := len(senders[most]) - 1
-		chosen = append(chosen, senders[most][last])
-		senders[most] = senders[most][:last]
-	}
-	return chosen
-}
-
 // end removes a connection and its claim, unless a packet has come since it was read.
 func (c *claim) end(ct *conntrack.Connections) (bool, error) {
 	removed, err := ct.End(c.connection)
@@ -233,5 +199,5 @@ func (c *claim) end(ct *conntrack.Connections) (bool, error) {
 // Pressed reports whether nearly all ports to a backend are in use, so that a pass may end
 // connections.
 func (m *Maps) Pressed() bool {
-	return m.counts.Enabled() && m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })
+	return m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })
 }

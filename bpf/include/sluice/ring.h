@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_RING_H
+#define SLUICE_RING_H
+
+/*
+ * TCP and UDP that senders outside begin have half of sl_ct4 and of sl_ct6, in three parts:
+ *
+ *   TCP, not proven  a quarter: a ring of keys. A new connection takes the next position,
+ *                    and the entry whose key stands there is deleted.
+ *   UDP              a quarter, likewise. An entry that was used since the ring last came
+ *                    by is passed over, at most SL_RING_SKIPS times.
+ *   TCP, proven      half: the initiator went on after an answer. While more than half of
+ *                    the part is in use, the senders of one bucket may have an eighth of
+ *                    it. What finds no room stays in the ring.
+ *
+ * So forged sources replace each other, and nobody is refused. The entry of a connection
+ * in a ring has SL_CT_IN_RING.
+ */
+
+#include <sluice/count.h>
+#include <sluice/packet.h>
+#include <sluice/transport.h>
+
+static __always_inline bool has_ring(const struct sl_packet *p)
+{
+	return p->proto == SL_TCP || p->proto == SL_UDP;
+}
+
+static __always_inline __u32 ring_flag(const struct sl_packet *p)
+{
+	return p->in_ring ? SL_CT_IN_RING : 0;
+}
+
+/* Whether an entry, with its position's words, is passed over. */
+static __always_inline bool is_in_use_since(const struct sl_ct *ct, __u32 *seen, __u32 *skips)
+{
+	__u32 last = READ_ONCE(ct->last_s);
+
+	if (last == *seen || *skips >= SL_RING_SKIPS)
+		return false;
+	*seen = last;
+	++*skips;
+	return true;
+}
+
+/* Takes a position for the connection of the run; skip: unless its entry is in use. */
+__noinline int enter_ring4(struct sl_packet *p, __u32 at, __u32 skip)
+{
+	struct sl_ring4 *ring = bpf_map_lookup_elem(&sl_ring4, &at);
+	struct sl_ct *ct;
+
+	if (!p || !ring)
+		return 1;
+	ct = ring->key.proto ? bpf_map_lookup_elem(&sl_ct4, &ring->key) : NULL;
+	if (ct && READ_ONCE(ct->flags) & SL_CT_IN_RING) {
+		if (skip && is_in_use_since(ct, &ring->seen, &ring->skips))
+			return 0;
+		if (!bpf_map_delete_elem(&sl_ct4, &ring->key))
+			count_connection(SL_CT_STAT_DELETED);
+	}
+	ring->key = p->key4;
+	ring->seen = now_seconds();
+	ring->skips = 0;
+	return 1;
+}
+
+__noinline int enter_ring6(struct sl_packet *p, __u32 at, __u32 skip)
+{
+	struct sl_ring6 *ring = bpf_map_lookup_elem(&sl_ring6, &at);
+	struct sl_ct *ct;
+
+	if (!p || !ring)
+		return 1;
+	ct = ring->key.proto ? bpf_map_lookup_elem(&sl_ct6, &ring->key) : NULL;
+	if (ct && READ_ONCE(ct->flags) & SL_CT_IN_RING) {
+		if (skip && is_in_use_since(ct, &ring->seen, &ring->skips))
+			return 0;
+		if (!bpf_map_delete_elem(&sl_ct6, &ring->key))
+			count_connection(SL_CT_STAT_DELETED);
+	}
+	ring->key = p->key6;
+	ring->seen = now_seconds();
+	ring->skips = 0;
+	return 1;
+}
+
+/* Gives the connection that begins a position of its ring. Its key is written already. */
+__noinline int join_ring(struct sl_packet *p)
+{
+	__u32 udp, *next, at, i;
+
+	if (!p)
+		return 0;
+	p->in_ring = 1;
+	udp = p->proto == SL_UDP;
+	next = count_at(SL_COUNT_RINGS + 2 * (p->family == 6) + udp);
+	if (!next)
+		return 0;
+	for (i = 0; i <= SL_RING_SKIPS; i++) {
+		bool skip = udp && i < SL_RING_SKIPS;
+
+		at = __sync_fetch_and_add(next, 1);
+		if (p->family == 4) {
+			if (enter_ring4(p, udp * SL_RING4 + at % SL_RING4, skip))
+				break;
+		} else if (enter_ring6(p, udp * SL_RING6 + at % SL_RING6, skip)) {
+			break;
+		}
+	}
+	return 0;
+}
+
+/* Whether there is room for the packet's connection among the proven ones. */
+__noinline int prove(struct sl_packet *p)
+{
+	__u32 six, part, *all, *own, sender;
+
+	if (!p)
+		return 0;
+	six = p->family == 6;
+	part = six ? SL_PROVEN6 : SL_PROVEN4;
+	sender = sender_number(p->reply ? p->dst : p->src, p->family, count_seed());
+	sender = sender / 2 % SL_PROVEN_BUCKETS + six * SL_PROVEN_BUCKETS;
+	all = count_at(SL_COUNT_PROVEN + six);
+	own = count_at(SL_COUNT_PROVEN_BY + sender);
+	if (!all || !own || READ_ONCE(*all) >= part)
+		return 0;
+	if (READ_ONCE(*all) >= part / 2 && READ_ONCE(*own) >= part / 8)
+		return 0;
+	__sync_fetch_and_add(all, 1);
+	__sync_fetch_and_add(own, 1);
+	return 1;
+}
+
+/* Takes a connection out of its ring when a packet proves it. The caller does not look: one
+ * branch more there doubles what the verifier walks.
+ */
+static __noinline int leave_ring(struct sl_packet *p, struct sl_ct *ct, __u32 flags, __u32 set)
+{
+	if (set & SL_CT_ESTABLISHED && flags & SL_CT_IN_RING && !(flags & SL_CT_RST) && prove(p))
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_IN_RING);
+	return 0;
+}
+
+#endif

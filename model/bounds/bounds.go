@@ -244,7 +244,8 @@ var All = []Bound{
 		Default: "65,536 of IPv4, 32,768 of IPv6", Divided: BySender,
 		Beyond: "connections that are not proven, and UDP, replace each other, the oldest first; " +
 			"the longest idle proven ones of the senders with most of them are ended",
-		Shown: "`sluice conntrack list`", Tests: []string{"TestKernelSilentSendersReplaceEachOther", "TestSurplusOfOpenConnections"},
+		Shown: "`sluice conntrack list`",
+		Tests: []string{"TestKernelSilentSendersReplaceEachOther", "TestSurplusOfOpenConnections"},
 	},
 	{
 		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,

@@ -136,6 +136,12 @@ var All = []Bound{
 		Shown:  "`service get`, `sluice status`",
 	},
 	{
+		Name: "host ports of containers", Process: "sluice-loadbalancer",
+		Default: "elements of the maps of frontends", Divided: Undivided,
+		Beyond: "they are not subtracted from the capacity that the datapath reports; a frontend without room is refused",
+		Shown:  "`service get`, `sluice status`",
+	},
+	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",
 		Default: "262,144 places of lists and tables", Divided: Undivided,
 		Beyond: "a frontend whose table has no place is refused", Shown: "`service get`, `sluice status`",

@@ -477,8 +477,12 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 		b.rules, b.names = nil, 0
 	}
 	m.names += b.names
-	list[st.Direction].leave()
+	before := list[st.Direction]
 	list[st.Direction] = b
+	if before.table == b.table && before.tenant == b.tenant {
+		return nil
+	}
+	before.leave()
 	if b.table != nil {
 		b.table.charge.join(st)
 	}

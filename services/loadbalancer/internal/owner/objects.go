@@ -529,22 +529,37 @@ func (h held) same(o held) bool {
 // apply makes an edit, and marks the frontends that it changes for the subscribers.
 func (o *Owner) apply(e *edit) {
 	touched := sorted(e.touched, service.Name.Compare)
-	admitted := o.admit(e)
 	keys := make(map[frontend.Key]struct{})
 	for _, name := range touched {
-		for _, j := range []*joined{o.services[name], admitted.after[name]} {
-			if j != nil {
-				for _, k := range o.keys(j) {
-					keys[k] = struct{}{}
-				}
+		if j := o.services[name]; j != nil {
+			for _, k := range o.keys(j) {
+				keys[k] = struct{}{}
 			}
 		}
 	}
 	before := o.held(keys, touched)
+	// The services leave by the keys with which they have entered: an admission may change
+	// what their shares count, and so the keys.
 	for _, name := range touched {
 		if j := o.services[name]; j != nil {
 			o.leave(j)
 			o.tally(j, -1)
+		}
+	}
+	admitted := o.admit(e)
+	for _, name := range touched {
+		j := admitted.after[name]
+		if j == nil {
+			continue
+		}
+		for _, k := range o.keys(j) {
+			if _, ok := keys[k]; ok {
+				continue
+			}
+			keys[k] = struct{}{}
+			if w := o.winners[k]; w != nil {
+				before[k] = held{by: w.name}
+			}
 		}
 	}
 	if e.content {

@@ -617,3 +617,32 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 		t.Error("an object that was withdrawn does not come back")
 	}
 }
+
+// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services that exceed a share have frontends
+// when a datapath subscribes, from which moment on shares count elements of its maps. Their
+// removal then leaves nothing.
+func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
+	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 1000, BackendsPerService: 500})
+	var keys []service.ObjectKey
+	for i := range 6 {
+		name := fmt.Sprint("s", i)
+		o.give(serviceText("evil", name, fmt.Sprint("10.96.1.", i+1), 10))
+		keys = append(keys, keyOf(service.KindService, "evil", name))
+	}
+	o.complete()
+	o.level()
+	if _, err := o.Subscribe(t.Context(), Subscription{
+		Name: "datapath", Enforces: true,
+		Capacity: &Capacity{Frontends: 30, Backends: 1000, Members: 1000, BackendsPerList: 100},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	o.level()
+	for _, k := range keys {
+		o.remove(k)
+		o.level()
+	}
+	if all := o.allFrontends(); len(all) > 0 || len(o.winners) > 0 || len(o.contested) > 0 {
+		t.Errorf("without services there are the frontends %v, %d winners, %d contested", all, len(o.winners), len(o.contested))
+	}
+}

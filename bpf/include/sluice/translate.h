@@ -351,8 +351,8 @@ static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct 
 /* Finds out whether the packet asks for a service, and where it goes then. */
 __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *p)
 {
-	__u32 now = now_seconds();
 	struct sl_xl *xl;
+	__u32 now;
 
 	if (!p || (p->proto != SL_TCP && p->proto != SL_UDP && p->proto != SL_SCTP))
 		return SL_CONTINUE;
@@ -360,6 +360,7 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 	xl = find_translation(p->family);
 	if (!xl || (begins(p) && !xl->back) || !leads_on(p, xl))
 		return ask_service(skb, p);
+	now = now_seconds();
 	if (!xl->back && is_answer_by_now(skb, p, READ_ONCE(xl->last_s) == now)) {
 		delete_translation(p->family);
 		return SL_CONTINUE;

@@ -42,7 +42,8 @@ func BenchmarkUplink(b *testing.B) {
 		putFronts(b, k, at, proto, feNode, bpf.MapsSlFe{Inside: 1, Outside: 2})
 	}
 	packet := func(src, dst netip.Addr, proto byte, payload []byte) []byte {
-		return frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: src, dst: dst, proto: proto}.with(payload))
+		// for the device of a test run, which has no Ethernet address
+		return frame([6]byte{}, a.MAC, etherIPv4, ip4Header{src: src, dst: dst, proto: proto}.with(payload))
 	}
 	toNode := func(proto byte, payload []byte) []byte { return packet(world4, host4, proto, payload) }
 	for _, c := range []struct {
@@ -64,6 +65,10 @@ func BenchmarkUplink(b *testing.B) {
 		{
 			name: "from_uplink/node port, first of a connection", prog: k.program(program.FromUplink),
 			in: toNode(6, tcp(1, nodePort, flagSYN)), first: true, led: true,
+		},
+		{
+			name: "from_uplink/node port, first datagram", prog: k.program(program.FromUplink),
+			in: toNode(17, udp(1, nodePort, make([]byte, 64)...)), first: true, led: true,
 		},
 		{name: "from_uplink/no service", prog: k.program(program.FromUplink), in: toNode(6, tcp(1, 22, flagACK))},
 		{

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/boottime"
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
@@ -168,15 +169,19 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 		Gather:   10 * time.Millisecond,
 		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second,
 		RetryRanges: time.Minute, HoldLosses: time.Minute, NodeLabels: c.Kubernetes.Enabled(),
-		StaleMappings: c.Cluster.StaleMappings, Log: l,
+		StaleMappings: c.Cluster.StaleMappings, BootTime: boottime.Now, Log: l,
 	}
 }
 
 // listen is how often the service asks whether it missed changes: often enough
 // that an answer from memory is never refused for the question alone.
 func (c *Config) listen() time.Duration {
-	return min(time.Minute, max(c.GC.Quarantine/4, 100*time.Millisecond))
+	return min(heardEvery, max(c.GC.Quarantine/4, 100*time.Millisecond), max(c.Cluster.StaleMappings/4, 100*time.Millisecond))
 }
+
+// heardEvery is how often the service asks at least: other nodes take one that has not
+// heard from etcd for a minute for one that is cut off.
+const heardEvery = 15 * time.Second
 
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {

@@ -19,6 +19,8 @@ import (
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+	"github.com/sluice-net/sluice/services/identity/internal/confirmed"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/kinds"
@@ -80,7 +82,12 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	store.Observe(reg.Observe)
 	store.Keep(dir)
 	store.Spread(func() time.Duration { return spread(reg.Status().Nodes) })
+	exchange := confirmed.New(confirmed.Options{
+		Store: etcd.Confirmed{Store: store}, Node: mappings{reg, dir}, Incarnation: last.Incarnation, Rest: reg.Rest(),
+		Log: p.Log,
+	})
 	settings := cfg.allocator(p.Log)
+	settings.Leading = exchange.Lead
 	var set *pods.Set
 	if kubernetes != nil {
 		set = pods.New(cfg.Node, cfg.Cluster.Name, filter)
@@ -106,7 +113,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			Registry: reg, Hub: nodes, Node: cfg.Node, NodeFilter: nodeFilter,
 			Connected: func() bool { up, _ := alloc.Connected(); return up },
 			Kinds:     kinds.New(store, p.Log),
-			Refusals:  store,
+			Refusals:  store, Confirming: exchange.Err,
 		},
 	}
 	if set != nil {
@@ -119,6 +126,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("allocator", alloc.Run)
 	p.Go("registry", func(ctx context.Context) error { return reg.Run(ctx, alloc.Connected) })
+	p.Go("confirmations", exchange.Run)
 	p.Go("state", dir.Watch)
 	p.Go("kinds of policy", service.Cluster.Kinds.Run)
 	if kubernetes != nil {
@@ -143,6 +151,34 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	})
 	return p.Serve(ctx, srv)
+}
+
+// mappings is what this node has of others, for the confirmations of removals.
+type mappings struct {
+	*registry.Registry
+	dir *snapshot.Dir
+}
+
+// Applied returns the point up to which both the kernel and the files of this node have
+// every removal.
+func (m mappings) Applied() cluster.Point {
+	at, saved := m.Registry.Applied(), m.dir.Saved()
+	if saved.Cluster != at.Cluster {
+		saved.Revision = 0
+	}
+	at.Revision = min(at.Revision, saved.Revision)
+	return at
+}
+
+// Wants returns the revision that the other nodes are asked to confirm.
+func (m mappings) Wants() int64 { return m.WantsConfirmed() }
+
+// Nodes returns how many other nodes there are.
+func (m mappings) Nodes() int { return m.Status().Nodes }
+
+// SetConfirmed takes what all nodes have confirmed.
+func (m mappings) SetConfirmed(s confirmed.Summary) {
+	m.Registry.SetConfirmed(registry.Confirmed{Cluster: s.Cluster, Revision: s.Revision})
 }
 
 // spread is how long a listing may wait, by how many other nodes are known:

@@ -59,6 +59,9 @@ type Config struct {
 	Log          *slog.Logger
 	// Tenant returns the tenant of a namespace. Nil: each namespace is a tenant.
 	Tenant func(namespace string) shares.Tenant
+	// Leading is called in each round with whether this node is the collecting one. It does
+	// not wait. Nil: it is not called.
+	Leading func(leads bool)
 }
 
 func (c *Config) tenant(namespace string) shares.Tenant {

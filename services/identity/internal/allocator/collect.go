@@ -97,6 +97,9 @@ func (c *collector) round(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.cfg.Leading != nil {
+		a.cfg.Leading(lead)
+	}
 	if !lead {
 		c.rest()
 		return nil

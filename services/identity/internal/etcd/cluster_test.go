@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/confirmed"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/server"
@@ -45,11 +46,15 @@ type node struct {
 	store   *Store
 	dir     string
 	stop    func()
+
+	files    *snapshot.Dir
+	exchange *confirmed.Exchange
 }
 
 type nodeConfig struct {
 	allocator.Config
 	ttl, aliveTTL, holdLosses time.Duration
+	stale                     time.Duration  // StaleMappings
 	client                    session.Client // with what etcd asks for; without endpoints
 }
 
@@ -88,8 +93,14 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	n.reg = registry.New(registry.Config{
 		Node: name, Incarnation: last.Incarnation, Version: "test", Timeout: cfg.StoreTimeout, Pause: time.Millisecond,
 		RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax, RetryRanges: cfg.Reconcile, HoldLosses: cfg.holdLosses,
-		Log: cfg.Log,
+		StaleMappings: cfg.stale, Log: cfg.Log,
 	}, store, files, n.cluster, last.Registration)
+	n.files = files
+	n.exchange = confirmed.New(confirmed.Options{
+		Store: Confirmed{store}, Node: mappings{n}, Incarnation: last.Incarnation, Rest: 100 * time.Millisecond,
+		Interval: 50 * time.Millisecond, Log: cfg.Log,
+	})
+	cfg.Leading = n.exchange.Lead
 	store.Observe(n.reg.Observe)
 	store.Keep(files)
 	n.Allocator, err = allocator.New(cfg.Config, store, files, n.hub,
@@ -103,6 +114,7 @@ func startNode(t testing.TB, endpoint, name, dir string, cfg nodeConfig) *node {
 	var running sync.WaitGroup
 	running.Go(func() { n.Run(ctx) })                  //nolint:errcheck // nil
 	running.Go(func() { n.reg.Run(ctx, n.Connected) }) //nolint:errcheck // nil
+	running.Go(func() { n.exchange.Run(ctx) })         //nolint:errcheck // nil
 	n.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()

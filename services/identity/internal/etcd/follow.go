@@ -139,6 +139,7 @@ func (f *following) complete(at cluster.Point, asked time.Time) {
 func (f *following) deliver(keep func() error) {
 	f.u.Cluster, f.u.Revision = f.at.Cluster, f.at.Revision
 	f.nodes.Cluster, f.nodes.Revision, f.changed.At = f.at.Cluster, f.at.Revision, f.at
+	f.nodes.Heard = f.u.Heard
 	f.u.Beside = len(f.changed.Put)+len(f.changed.Drop) > 0
 	f.sink(f.u)
 	if f.mirror != nil {

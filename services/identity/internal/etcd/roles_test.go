@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/confirmed"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
@@ -133,6 +134,22 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	if err := led.store.PublishNumbers(t.Context(), allocator.Numbers{Used: 1}); err != nil {
 		t.Errorf("with the documented role: %v", err)
 	}
+	confirms := Confirmed{led.store}
+	if err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 1}); err != nil {
+		t.Errorf("publish a summary with the documented role: %v", err)
+	}
+	if err := confirms.Report(t.Context(), confirmed.Report{Cluster: 1}); err != nil {
+		t.Errorf("confirm with the documented role: %v", err)
+	}
+	own := testPrefix + "/report/" + led.store.cfg.Node + "/"
+	if _, err := admin.RoleRevokePermission(t.Context(), "sluice-"+led.store.cfg.Node, own,
+		clientv3.GetPrefixRangeEnd(own)); err != nil {
+		t.Fatal(err)
+	}
+	if err := confirms.Report(t.Context(), confirmed.Report{Cluster: 1}); !errors.Is(err, confirmed.ErrDenied) ||
+		!strings.Contains(err.Error(), own) {
+		t.Errorf("confirm without the grant: %v", err)
+	}
 	if _, err := admin.RoleRevokePermission(t.Context(), "sluice", testPrefix+"/cluster/",
 		clientv3.GetPrefixRangeEnd(testPrefix+"/cluster/")); err != nil {
 		t.Fatal(err)
@@ -140,6 +157,9 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	if err := led.store.PublishNumbers(t.Context(), allocator.Numbers{Used: 2}); !errors.Is(err, allocator.ErrDenied) ||
 		!strings.Contains(err.Error(), testPrefix+"/cluster/") {
 		t.Errorf("without the grant: %v", err)
+	}
+	if err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 2}); !errors.Is(err, confirmed.ErrDenied) {
+		t.Errorf("publish a summary without the grant: %v", err)
 	}
 
 	a := s.As("a")

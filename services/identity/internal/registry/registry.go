@@ -252,7 +252,10 @@ type Removal struct {
 
 // Update is a listing of the store or a change of it.
 type Update struct {
-	Complete  bool // Nodes and Addresses are everything at Revision
+	Complete bool // Nodes and Addresses are everything at Revision
+	// Heard is when the store had nothing that this node does not have with the update;
+	// zero: not known.
+	Heard     time.Time
 	Cluster   uint64
 	Revision  int64
 	Nodes     []NodeKey
@@ -383,7 +386,7 @@ func (g Registration) equal(h Registration) bool {
 		(g.Ranges == nil || slices.Equal(*g.Ranges, *h.Ranges))
 }
 
-// Config of a Registry. Every field is required.
+// Config of a Registry. Every field but the last is required.
 type Config struct {
 	Node        string
 	Incarnation string
@@ -406,6 +409,9 @@ type Config struct {
 	// with labels wait for it.
 	NodeLabels bool
 	Log        *slog.Logger
+	// BootTime is a clock that goes on while the machine sleeps; nil, which is for tests: that
+	// of package time.
+	BootTime func() time.Duration
 }
 
 // Registry is the core. Its methods may be called concurrently.
@@ -437,6 +443,11 @@ type Registry struct {
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
 	mappings     mappings             // guarded by mu
+	current      time.Duration        // guarded by mu; this node had everything that the store had then, by BootTime; 0: never
+	// guarded by mu; up to which the kernel has every change of nodes and mappings; zero: that is not known
+	applied cluster.Point
+	// guarded by mu; losses were held back up to this revision, so what was applied before may lack their removals
+	lagged int64
 	// guarded by mu; the store had no record of this node at this revision; 0: it always had
 	lost        int64
 	reached     func()        // guarded by mu; tells readers how far they are; nil: they know
@@ -789,7 +800,7 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 			if c.Value != nil {
 				addresses = c.Value.Addresses
 			}
-			r.mappings.wrote(c.Endpoint, addresses, time.Now())
+			r.mappings.wrote(c.Endpoint, addresses, removal{time.Now(), revision})
 		}
 		if err != nil {
 			r.dirty[c.Endpoint] = struct{}{}
@@ -912,10 +923,18 @@ func (r *Registry) Observe(u Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.compareOwn(u)
+	if u.Complete && r.view.rebuilt(u) {
+		r.mappings.rebuilt()
+		r.applied = cluster.Point{}
+	}
 	if r.view.apply(u) {
 		r.relabel()
 	}
+	r.noteFreed(u.Revision)
 	r.noteHeard(r.up)
+	if !u.Heard.IsZero() {
+		r.current = max(r.current, r.bootTime()-time.Since(u.Heard))
+	}
 	if u.Complete {
 		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {
 			r.cfg.Log.Error("the store lacks most of what it had; what is missing stays in effect for a while",
@@ -944,6 +963,7 @@ func (r *Registry) obey() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := r.view.release(); n > 0 {
+		r.lagged = r.observed
 		r.cfg.Log.Warn("what the store lacked is still missing and is taken out of effect", "nodes and mappings", n)
 	}
 	r.publish()

@@ -16,18 +16,30 @@ import (
 // With native routing other nodes know the identity of a packet by its source address
 // alone. A node that cannot reach etcd goes on with the mappings that it has, so an address
 // rests until no node can have its last mapping: since the store has no mapping of it any
-// more, StaleMappings and a minute have passed. With a tunnel each packet names its identity.
+// more, StaleMappings and a minute have passed, or every node has confirmed that it knows
+// of the removal. With a tunnel each packet names its identity.
 
 // ErrResting: other nodes may still have an earlier mapping of the address.
 var ErrResting = errors.New("other nodes may still take the address for that of an earlier endpoint")
 
-// margin is how long this node must have heard from the store without a break before it
-// lets an address go, and how much longer than StaleMappings an address rests: a minute,
-// or StaleMappings if that is shorter.
+// margin is how much longer than StaleMappings an address rests: a minute, or
+// StaleMappings if that is shorter.
 func (r *Registry) margin() time.Duration { return min(time.Minute, r.cfg.StaleMappings) }
+
+// unbroken is how long this node must have heard from the store without a break before it
+// lets an address go. A node that is cut off may rely that long on the answer to a probe
+// in which this node said that it was cut off, too: a minute, or in a large cluster two
+// rounds of probes, of 40 addresses a second. It runs with mu held.
+func (r *Registry) unbroken() time.Duration {
+	return max(r.margin(), time.Duration(len(r.view.nodes))*time.Second/10)
+}
 
 // rest is how long an address rests after its last mapping left the store.
 func (r *Registry) rest() time.Duration { return r.cfg.StaleMappings + r.margin() }
+
+// Rest returns how long an address rests if not all nodes confirm the removal of its last
+// mapping.
+func (r *Registry) Rest() time.Duration { return r.rest() }
 
 // Reuse says whether an address of this node may be given to another endpoint.
 type Reuse struct {
@@ -44,17 +56,35 @@ type mappings struct {
 	// written are the addresses of each endpoint that a transaction was tried with and that
 	// no later one has removed.
 	written map[string]map[netip.Addr]struct{}
-	count   map[netip.Addr]int       // endpoints in written that have the address
-	removed map[netip.Addr]time.Time // when the store had no mapping of the address any more
+	count   map[netip.Addr]int     // endpoints in written that have the address
+	removed map[netip.Addr]removal // when the store had no mapping of the address any more
 	// since is when this process had both a listing and the store for the first time: what
 	// was removed before is not known. Zero: it has not.
-	since time.Time
+	since removal
 	heard time.Time // since when the store answers without a break; zero: it does not
+
+	confirmed Confirmed               // what all nodes confirmed last
+	scarce    bool                    // few addresses are free, so the nodes are asked to confirm
+	asked     map[netip.Addr]struct{} // the addresses of the last CheckReuse that were refused
+}
+
+// removal is when the store had no mapping any more.
+type removal struct {
+	at       time.Time
+	revision int64 // of the store; 0: of a store that was rebuilt since
+}
+
+// Confirmed is a revision of the store up to which each node that may have mappings has
+// every removal.
+type Confirmed struct {
+	Cluster  uint64
+	Revision int64
 }
 
 func newMappings() mappings {
 	return mappings{
-		written: map[string]map[netip.Addr]struct{}{}, count: map[netip.Addr]int{}, removed: map[netip.Addr]time.Time{},
+		written: map[string]map[netip.Addr]struct{}{}, count: map[netip.Addr]int{}, removed: map[netip.Addr]removal{},
+		asked: map[netip.Addr]struct{}{},
 	}
 }
 
@@ -74,8 +104,9 @@ func (m *mappings) try(endpoint string, addresses []netip.Addr) {
 	}
 }
 
-// wrote notes that the store has these addresses of an endpoint and no others.
-func (m *mappings) wrote(endpoint string, addresses []netip.Addr, now time.Time) {
+// wrote notes that the store has these addresses of an endpoint and no others, since a
+// write.
+func (m *mappings) wrote(endpoint string, addresses []netip.Addr, since removal) {
 	for a := range m.written[endpoint] {
 		if slices.Contains(addresses, a) {
 			continue
@@ -83,7 +114,7 @@ func (m *mappings) wrote(endpoint string, addresses []netip.Addr, now time.Time)
 		delete(m.written[endpoint], a)
 		if m.count[a]--; m.count[a] == 0 {
 			delete(m.count, a)
-			m.removed[a] = now
+			m.removed[a] = since
 		}
 	}
 	if len(m.written[endpoint]) == 0 {
@@ -91,13 +122,35 @@ func (m *mappings) wrote(endpoint string, addresses []netip.Addr, now time.Time)
 	}
 }
 
-// prune forgets removals that are older than any that matters.
-func (m *mappings) prune(before time.Time) {
-	for a, at := range m.removed {
-		if at.Before(before) {
-			delete(m.removed, a)
+// prune forgets removals that are older than any that matters, once the store has told of
+// them. It runs with mu held.
+func (r *Registry) prune(before time.Time) {
+	for a, gone := range r.mappings.removed {
+		if gone.at.Before(before) && !r.mapped(a, "") {
+			delete(r.mappings.removed, a)
 		}
 	}
+}
+
+// rebuilt forgets the revisions of a store that was rebuilt.
+func (m *mappings) rebuilt() {
+	for a, r := range m.removed {
+		m.removed[a] = removal{at: r.at}
+	}
+	m.since.revision, m.confirmed = 0, Confirmed{}
+}
+
+// noteFreed notes the addresses of this node whose mappings the store has no more although
+// this process did not remove them: another node has forgotten this one. It runs with mu
+// held.
+func (r *Registry) noteFreed(revision int64) {
+	now := time.Now()
+	for _, a := range r.view.freed {
+		if _, noted := r.mappings.removed[a]; !noted && !r.mapped(a, "") {
+			r.mappings.removed[a] = removal{now, revision}
+		}
+	}
+	r.view.freed = nil
 }
 
 // noteHeard notes whether the store answers. It runs with mu held.
@@ -109,16 +162,60 @@ func (r *Registry) noteHeard(up bool) {
 	case r.mappings.heard.IsZero():
 		r.mappings.heard = now
 	}
-	if up && r.view.listed && r.mappings.since.IsZero() {
-		r.mappings.since = now
+	if up && r.view.listed && r.mappings.since.at.IsZero() {
+		r.mappings.since = removal{now, r.view.at.Revision}
 	}
 }
 
-// CheckReuse says how packets travel to this node's pods, as far as the datapath has said
-// it, and, with native routing, which addresses may be given to another endpoint.
-func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, known bool, all []Reuse) {
+// SetConfirmed notes what all nodes have confirmed.
+func (r *Registry) SetConfirmed(c Confirmed) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.mappings.confirmed = c
+}
+
+// WantsConfirmed returns the revision of the store that all nodes should confirm, so that
+// addresses of this node may be reused before their time; 0: none is wanted.
+func (r *Registry) WantsConfirmed() (revision int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := &r.mappings
+	if u := r.registration.Underlay; !m.scarce || u == nil || u.Mode != ModeNative {
+		return 0
+	}
+	now := time.Now()
+	for a := range m.asked {
+		if gone := m.gone(a); !r.mapped(a, "") && gone.revision > revision && !r.rested(gone, now) {
+			revision = gone.revision
+		}
+	}
+	return revision
+}
+
+// gone returns when the store had no mapping of an address any more.
+func (m *mappings) gone(a netip.Addr) removal {
+	if gone, ok := m.removed[a]; ok {
+		return gone
+	}
+	return m.since
+}
+
+// rested reports whether no node can have a mapping that was removed from the store. It
+// runs with mu held.
+func (r *Registry) rested(gone removal, now time.Time) bool {
+	c := r.mappings.confirmed
+	return now.Sub(gone.at) >= r.rest() ||
+		gone.revision > 0 && c.Cluster == r.view.at.Cluster && gone.revision <= c.Revision
+}
+
+// CheckReuse says how packets travel to this node's pods, as far as the datapath has said
+// it, and, with native routing, which addresses may be given to another endpoint. If
+// addresses are scarce, the other nodes are asked to confirm that they have no mapping of
+// those that may not.
+func (r *Registry) CheckReuse(addresses []netip.Addr, scarce bool) (mode RoutingMode, known bool, all []Reuse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mappings.scarce, r.mappings.asked = scarce, map[netip.Addr]struct{}{}
 	u := r.registration.Underlay
 	if u == nil || u.Mode != ModeNative {
 		if u != nil {
@@ -127,7 +224,7 @@ func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, known b
 		return mode, u != nil, nil
 	}
 	now := time.Now()
-	r.mappings.prune(now.Add(-r.rest()))
+	r.prune(now.Add(-r.rest()))
 	held := map[netip.Addr]struct{}{}
 	for _, d := range r.desired {
 		for _, a := range d.Addresses {
@@ -141,7 +238,11 @@ func (r *Registry) CheckReuse(addresses []netip.Addr) (mode RoutingMode, known b
 			all = append(all, Reuse{Address: a, OK: true})
 			continue
 		}
-		all = append(all, r.reuse(a, now))
+		decided := r.reuse(a, now)
+		if !decided.OK {
+			r.mappings.asked[a] = struct{}{}
+		}
+		all = append(all, decided)
 	}
 	return ModeNative, true, all
 }
@@ -157,19 +258,15 @@ func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
 	switch {
 	case r.mapped(a, ""):
 		return wait(0, "etcd still has the mapping of its last endpoint")
-	case m.heard.IsZero() || m.since.IsZero():
+	case m.heard.IsZero() || m.since.at.IsZero():
 		return wait(0, "etcd does not answer, so it is not known what other nodes have of it")
 	}
-	gone, ok := m.removed[a]
-	if !ok {
-		gone = m.since
+	if gone := m.gone(a); !r.rested(gone, now) {
+		return wait(r.rest()-now.Sub(gone.at),
+			"its last mapping left etcd less than %s ago, and a node without etcd may still have it", r.rest())
 	}
-	if rest := r.rest() - now.Sub(gone); rest > 0 {
-		return wait(rest, "its last mapping left etcd less than %s ago, and a node without etcd may still have it",
-			r.rest())
-	}
-	if rest := r.margin() - now.Sub(m.heard); rest > 0 {
-		return wait(rest, "etcd answers for less than %s", r.margin())
+	if least := r.unbroken(); now.Sub(m.heard) < least {
+		return wait(least-now.Sub(m.heard), "etcd answers for less than %s", least)
 	}
 	out.OK = true
 	return out
@@ -215,7 +312,7 @@ func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
 		switch {
 		case r.mapped(a, endpoint):
 			return fmt.Errorf("%w: %s: etcd still has its mapping", ErrResting, a)
-		case gone && now.Sub(removed) < r.rest():
+		case gone && !r.rested(removed, now):
 			return fmt.Errorf("%w: %s: its mapping left etcd less than %s ago", ErrResting, a, r.rest())
 		}
 	}

@@ -55,7 +55,7 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		check := func(when string, a netip.Addr, want bool, why string) {
 			t.Helper()
 			synctest.Wait()
-			_, _, all := r.CheckReuse([]netip.Addr{a})
+			_, _, all := r.CheckReuse([]netip.Addr{a}, false)
 			if len(all) != 1 || all[0].OK != want || !strings.Contains(all[0].Reason, why) {
 				t.Errorf("%s: %+v, want %v, %q", when, all, want, why)
 			}
@@ -71,7 +71,7 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		if err := r.MayUse("e", []netip.Addr{a}); err != nil {
 			t.Errorf("the endpoint that has it: %v", err)
 		}
-		_, _, all := r.CheckReuse([]netip.Addr{a})
+		_, _, all := r.CheckReuse([]netip.Addr{a}, false)
 		if !all[0].OK || !errors.Is(r.MayUse("other", []netip.Addr{a}), ErrResting) {
 			t.Errorf("an address that an endpoint has is not that endpoint's alone: %+v", all)
 		}
@@ -89,13 +89,13 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		down.Store(true)
 		changed <- struct{}{}
 		synctest.Wait()
-		if _, _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
+		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
 			t.Errorf("while the store is away: %+v", all)
 		}
 		down.Store(false)
 		changed <- struct{}{}
 		synctest.Wait()
-		if _, _, all := r.CheckReuse([]netip.Addr{a}); all[0].OK || all[0].Wait == 0 {
+		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); all[0].OK || all[0].Wait == 0 {
 			t.Errorf("when the store is just back: %+v", all)
 		}
 		time.Sleep(time.Minute)
@@ -147,7 +147,7 @@ func TestWhatAnEarlierProcessPublishedRests(t *testing.T) {
 		free := func(when string, want ...bool) {
 			t.Helper()
 			synctest.Wait()
-			_, _, all := r.CheckReuse(addresses)
+			_, _, all := r.CheckReuse(addresses, false)
 			for i, reuse := range all {
 				if reuse.OK != want[i] {
 					t.Errorf("%s: %+v", when, reuse)
@@ -169,16 +169,103 @@ func TestTunnelNeedsNoRest(t *testing.T) {
 	r, _ := newRegistry(t, time.Hour)
 	a := []netip.Addr{netip.MustParseAddr("10.0.1.5")}
 	r.registration.Underlay = nil
-	if _, known, _ := r.CheckReuse(a); known {
+	if _, known, _ := r.CheckReuse(a, false); known {
 		t.Error("the mode is known before the datapath has said it")
 	}
 	for _, mode := range []RoutingMode{ModeUnset, ModeOverlay} {
 		r.registration.Underlay = &Underlay{Mode: mode}
-		if got, known, all := r.CheckReuse(a); got != mode || !known || all != nil {
+		if got, known, all := r.CheckReuse(a, false); got != mode || !known || all != nil {
 			t.Errorf("mode %q: %q, %+v", mode, got, all)
 		}
 		if err := r.MayUse("e", a); err != nil {
 			t.Errorf("mode %q: %v", mode, err)
 		}
 	}
+}
+
+// TestConfirmedAddressIsReusedBeforeItsTime: once all nodes have confirmed the revision of its removal, if that is of
+// the same store. Nothing is wanted while addresses are not scarce, or of addresses that may be reused.
+func TestConfirmedAddressIsReusedBeforeItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		store := &failing{}
+		r.store, r.cfg.Timeout, r.cfg.StaleMappings = store, time.Second, 15*time.Minute
+		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}, Ranges: &[]netip.Prefix{}}
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return true, nil }) //nolint:errcheck // nil
+		r.Observe(Update{Complete: true, Cluster: 7, Revision: 6, Nodes: []NodeKey{node("own", 1)}})
+		time.Sleep(time.Hour)
+		a := netip.MustParseAddr("10.0.1.5")
+		use := func() {
+			r.Set("e", []netip.Addr{a}, 300)
+			time.Sleep(time.Minute)
+			r.Remove("e")
+			time.Sleep(time.Minute)
+		}
+		check := func(when string, scarce, want bool) (wanted int64) {
+			t.Helper()
+			_, _, all := r.CheckReuse([]netip.Addr{a}, scarce)
+			if all[0].OK != want {
+				t.Errorf("%s: %+v", when, all[0])
+			}
+			if err := r.MayUse("other", []netip.Addr{a}); errors.Is(err, ErrResting) == want {
+				t.Errorf("%s: another endpoint: %v", when, err)
+			}
+			return r.WantsConfirmed()
+		}
+		use()
+		if w := check("addresses are not scarce", false, false); w != 0 {
+			t.Errorf("revision %d is wanted", w)
+		}
+		wanted := check("addresses are scarce", true, false)
+		if wanted == 0 {
+			t.Error("no revision is wanted")
+		}
+		r.SetConfirmed(Confirmed{Cluster: 7, Revision: wanted - 1})
+		check("all have confirmed an earlier revision", true, false)
+		r.SetConfirmed(Confirmed{Cluster: 8, Revision: wanted})
+		check("all have confirmed a revision of another store", true, false)
+		r.SetConfirmed(Confirmed{Cluster: 7, Revision: wanted})
+		if w := check("all have confirmed", true, true); w != 0 {
+			t.Errorf("revision %d is wanted of an address that may be reused", w)
+		}
+		r.SetConfirmed(Confirmed{})
+		use()
+		check("used again", true, false)
+		// The store goes back to an older state: what was confirmed was of another history.
+		r.SetConfirmed(Confirmed{Cluster: 7, Revision: 1 << 40})
+		r.Observe(Update{Complete: true, Cluster: 7, Revision: 4, Nodes: []NodeKey{node("own", 1)}})
+		r.SetConfirmed(Confirmed{Cluster: 7, Revision: 1 << 40})
+		if w := check("after the store was rebuilt", true, false); w != 0 {
+			t.Errorf("revision %d of another store is wanted", w)
+		}
+		time.Sleep(16 * time.Minute)
+		check("after its time", true, true)
+	})
+}
+
+// TestAddressRestsWhoeverRemovedItsMapping: another node removes a mapping that a process before this one wrote, as
+// ForgetNode does, while its endpoint ends here. This process has removed nothing, and the address rests all the same.
+func TestAddressRestsWhoeverRemovedItsMapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		r.store, r.cfg.Timeout, r.cfg.StaleMappings = &failing{}, time.Second, 15*time.Minute
+		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}, Ranges: &[]netip.Prefix{}}
+		a := netip.MustParseAddr("10.0.1.5")
+		was := at("own", 1, "10.0.1.5")
+		was.Value.Incarnation = "i"
+		r.Set(was.Endpoint, was.Value.Addresses, was.Value.Identity)
+		go r.Run(t.Context(), func() (bool, <-chan struct{}) { return true, nil }) //nolint:errcheck // nil
+		r.Observe(Update{Complete: true, Revision: 6, Nodes: []NodeKey{node("own", 1)}, Addresses: []AddressesKey{was}})
+		time.Sleep(time.Hour)
+		r.Observe(Update{Revision: 7, Removed: []Removal{{Node: "own", Endpoint: was.Endpoint, Revision: 7}}})
+		r.Remove(was.Endpoint)
+		time.Sleep(2 * time.Minute)
+		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); all[0].OK {
+			t.Errorf("two minutes later: %+v", all[0])
+		}
+		time.Sleep(16 * time.Minute)
+		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); !all[0].OK {
+			t.Errorf("after its time: %+v", all[0])
+		}
+	})
 }

@@ -45,6 +45,7 @@ type view struct {
 
 	touched map[Key]struct{} // to be compared with what was published
 	counted map[string]int   // node → mappings of its endpoints that are published
+	freed   []netip.Addr     // of endpoints of this node that the store has no more, until Observe takes them
 	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
 	until   time.Time        // when the losses in held take effect
 	listed  bool             // a complete listing came
@@ -279,6 +280,9 @@ func (v *view) touchAll(n *nodeView) {
 func (v *view) drop(n *nodeView, endpoint string) {
 	for _, a := range n.endpoints.remove(endpoint) {
 		v.touch(mappingKey(a))
+		if n.name == v.own {
+			v.freed = append(v.freed, a)
+		}
 	}
 }
 

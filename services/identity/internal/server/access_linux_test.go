@@ -92,6 +92,8 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ReturnRange", err)
 	_, err = cluster.CheckReuse(ctx, &identityv1.CheckReuseRequest{Addresses: []string{"10.9.9.1"}})
 	note("CheckReuse", err)
+	_, err = cluster.ConfirmMappings(ctx, &identityv1.ConfirmMappingsRequest{})
+	note("ConfirmMappings", err)
 	_, err = cluster.ReportRefusals(ctx, &identityv1.ReportRefusalsRequest{})
 	note("ReportRefusals", err)
 	refused, err := cluster.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{})
@@ -163,7 +165,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 	changes := []string{
 		"AllocateIdentity", "ConfirmEndpoint", "ResolveEndpoint", "ReleaseIdentity", "RegisterNode", "WaitForPublication",
 		"ForgetNode", "ClaimRange", "ReturnRange", "PublishKinds", "CheckReuse",
-		"ReportRefusals", "WatchRefusals", "WatchWaitingLabels", "AdmitLabels",
+		"ReportRefusals", "WatchRefusals", "WatchWaitingLabels", "AdmitLabels", "ConfirmMappings",
 	}
 	methods := 0
 	for _, s := range []grpc.ServiceDesc{

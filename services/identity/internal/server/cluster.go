@@ -100,6 +100,9 @@ type Cluster struct {
 	Kinds *kinds.Board
 	// Refusals keeps which policies nodes do not enforce as written.
 	Refusals refusals.Store
+	// Confirming returns why this node cannot confirm mappings, or ask others to; nil:
+	// nothing is wrong.
+	Confirming func() error
 }
 
 // RegisterNode implements the service.

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
@@ -132,7 +133,7 @@ func (c *Cluster) CheckReuse(_ context.Context, req *identityv1.CheckReuseReques
 		}
 		addresses = append(addresses, a)
 	}
-	mode, known, all := c.Registry.CheckReuse(addresses)
+	mode, known, all := c.Registry.CheckReuse(addresses, req.GetScarce())
 	out := &identityv1.CheckReuseResponse{Mode: toMode(mode), ModeKnown: known}
 	for _, r := range all {
 		m := &identityv1.AddressReuse{Address: r.Address.String(), Reusable: r.OK, Reason: r.Reason}
@@ -140,6 +141,18 @@ func (c *Cluster) CheckReuse(_ context.Context, req *identityv1.CheckReuseReques
 			m.Wait = durationpb.New(r.Wait)
 		}
 		out.Addresses = append(out.Addresses, m)
+	}
+	return out, nil
+}
+
+// ConfirmMappings implements the service.
+func (c *Cluster) ConfirmMappings(_ context.Context, req *identityv1.ConfirmMappingsRequest,
+) (*identityv1.ConfirmMappingsResponse, error) {
+	at := req.GetApplied()
+	silence, ok := c.Registry.NoteApplied(cluster.Point{Cluster: at.GetClusterId(), Revision: at.GetRevision()})
+	out := &identityv1.ConfirmMappingsResponse{StaleMappings: durationpb.New(c.Registry.StaleMappings())}
+	if ok {
+		out.Silence = durationpb.New(silence)
 	}
 	return out, nil
 }

@@ -133,7 +133,8 @@ func Methods() rpc.Methods {
 		identityv1.ClusterService_WatchRefusals_FullMethodName: {
 			Access: rpc.RootAnd(instance.StatusID), Limit: rpc.Limit{InFlight: 4},
 		},
-		identityv1.ClusterService_CheckReuse_FullMethodName: {Access: rpc.RootAnd(instance.IPAMID), Limit: read},
+		identityv1.ClusterService_CheckReuse_FullMethodName:      {Access: rpc.RootAnd(instance.IPAMID), Limit: read},
+		identityv1.ClusterService_ConfirmMappings_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: read},
 		identityv1.ClusterService_WaitForPublication_FullMethodName: {
 			Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 256},
 		},
@@ -431,6 +432,15 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 	}
 	cluster := s.Cluster.Registry.Status()
 	resp.Cluster = toClusterStatus(cluster)
+	if s.Cluster.Confirming != nil {
+		if err := s.Cluster.Confirming(); err != nil {
+			resp.Cluster.ConfirmationError = err.Error()
+			resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
+				Reason: statusv1.ProblemReason_PROBLEM_REASON_STORE,
+				Text:   "released addresses are reused only after their whole time: " + err.Error(),
+			})
+		}
+	}
 	for _, text := range rangeProblems(cluster) {
 		resp.Service.Problems = append(resp.Service.Problems, &statusv1.Problem{
 			Reason: statusv1.ProblemReason_PROBLEM_REASON_SERVICE, Text: text,

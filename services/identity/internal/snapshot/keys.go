@@ -48,6 +48,16 @@ type keys struct {
 	// guarded by mu; identities that the holds did not take: number → text, empty for a removal
 	identities map[identity.Numeric]string
 	broken     bool // guarded by mu; a listing was not written: known has what was before
+	// guarded by mu; up to which known has the keys, so that no later process has fewer; zero: not known
+	saved cluster.Point
+}
+
+// Saved returns the point up to which the keys of nodes survive a loss of power: no later
+// process begins with what was removed up to there. Zero: that is not known.
+func (d *Dir) Saved() cluster.Point {
+	d.keys.mu.Lock()
+	defer d.keys.mu.Unlock()
+	return d.keys.saved
 }
 
 // keysChange is a part of keys that is being written to known.
@@ -114,7 +124,7 @@ func (d *Dir) ReplaceKeys(k cluster.Keys) error {
 	defer d.cache.Unlock()
 	d.keys.mu.Lock()
 	defer d.keys.mu.Unlock()
-	d.keys.of, d.keys.changed, d.keys.unnoted = k.Of, nil, nil
+	d.keys.of, d.keys.changed, d.keys.unnoted, d.keys.saved = k.Of, nil, nil, cluster.Point{}
 	next := d.keys.generation + 1
 	if err := d.update(d.known, func(t *store.Tx) error { return replaceKeys(t, k, next) }); err != nil {
 		d.keys.broken = true

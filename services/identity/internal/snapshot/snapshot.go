@@ -635,6 +635,11 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 		d.keys.giveBack(k)
 		return err
 	}
+	d.keys.mu.Lock()
+	if k.at.Revision != 0 && k.at.Cluster == d.keys.at.Cluster && k.at.Revision <= d.keys.at.Revision {
+		d.keys.saved = k.at
+	}
+	d.keys.mu.Unlock()
 	// What the cache has need not be noted, unless it changed again.
 	if len(c.Put)+len(c.Drop)+len(k.changed) == 0 {
 		return nil // the time and the point alone

@@ -106,8 +106,8 @@ func (i *Identity) Return(ctx context.Context, p netip.Prefix) error {
 }
 
 // CheckReuse implements cluster.Registry.
-func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr) (out cluster.Reuse, err error) {
-	req := &identityv1.CheckReuseRequest{}
+func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr, scarce bool) (out cluster.Reuse, err error) {
+	req := &identityv1.CheckReuseRequest{Scarce: scarce}
 	for _, a := range addresses {
 		req.Addresses = append(req.Addresses, a.String())
 	}

@@ -105,8 +105,9 @@ type Registry interface {
 	Claim(ctx context.Context, f ipam.Family, known []netip.Prefix) (netip.Prefix, error)
 	// Return gives one back. It may be repeated.
 	Return(ctx context.Context, p netip.Prefix) error
-	// CheckReuse says which released addresses may be given out again.
-	CheckReuse(ctx context.Context, addresses []netip.Addr) (Reuse, error)
+	// CheckReuse says which released addresses may be given out again. If addresses are
+	// scarce, the cluster tries to let them go before their time.
+	CheckReuse(ctx context.Context, addresses []netip.Addr, scarce bool) (Reuse, error)
 }
 
 // Reuse is the answer of CheckReuse.
@@ -345,7 +346,7 @@ const mostAsked = 4096
 func (a *Agent) reuse(ctx context.Context) (known bool, _ error) {
 	sum := a.Ranges.Summary()
 	waiting := sum.Waiting[:min(len(sum.Waiting), mostAsked)]
-	r, err := a.Registry.CheckReuse(ctx, waiting)
+	r, err := a.Registry.CheckReuse(ctx, waiting, scarce(sum))
 	if err != nil {
 		r = Reuse{Asks: a.said == nil || *a.said, Why: err.Error()}
 	}
@@ -357,6 +358,16 @@ func (a *Agent) reuse(ctx context.Context) (known bool, _ error) {
 		a.said = &r.Asks
 	}
 	return !r.Unknown, a.Ranges.SetReuse(ctx, r.Asks, r.Free, r.Why)
+}
+
+// scarce reports whether fewer than a quarter of the addresses of a family are free.
+func scarce(sum *ipam.Summary) bool {
+	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
+		if b := blocksOf(sum, f); b.usable > 0 && b.free < b.usable/4 {
+			return true
+		}
+	}
+	return false
 }
 
 // AwaitStep waits until the agent has asked the cluster again.

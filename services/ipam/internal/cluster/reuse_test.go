@@ -20,13 +20,14 @@ import (
 // answers is a registry that says which addresses may be given out again.
 type answers struct {
 	Registry
-	asked [][]netip.Addr
-	reuse Reuse
-	err   error
+	asked  [][]netip.Addr
+	scarce bool // in the last call
+	reuse  Reuse
+	err    error
 }
 
-func (r *answers) CheckReuse(_ context.Context, addresses []netip.Addr) (Reuse, error) {
-	r.asked = append(r.asked, addresses)
+func (r *answers) CheckReuse(_ context.Context, addresses []netip.Addr, scarce bool) (Reuse, error) {
+	r.asked, r.scarce = append(r.asked, addresses), scarce
 	return r.reuse, r.err
 }
 
@@ -93,13 +94,31 @@ func TestReleasedAddressesAreAskedAbout(t *testing.T) {
 			t.Errorf("%s: the reason is %q, want %q", what, sum.Why, why)
 		}
 	}
-	first, second := release("a"), release("b")
+	first := release("a")
+	registry.reuse = Reuse{Asks: true}
+	if _, err := a.reuse(t.Context()); err != nil || registry.scarce {
+		t.Errorf("with 4 of 5 addresses free, addresses are scarce: %t, %v", registry.scarce, err)
+	}
+	second := release("b")
 	step("no answer", Reuse{}, errors.New("identity is away"), first, second)
 	step("none is free", Reuse{Asks: true, Why: "etcd is away"}, nil, first, second)
 	step("one is free", Reuse{Asks: true, Free: []netip.Addr{second}, Why: "it is too young"}, nil, first)
 	step("the other one, too", Reuse{Asks: true, Free: []netip.Addr{first}}, nil)
 	if last := registry.asked[len(registry.asked)-1]; !slices.Equal(last, []netip.Addr{first}) {
 		t.Errorf("asked about %v", last)
+	}
+	for _, name := range []string{"f", "g", "h", "i", "j"} {
+		if _, err := alloc.Allocate(t.Context(), ipam.Request{Owner: owner(name)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.reuse(t.Context()); err != nil || !registry.scarce {
+		t.Errorf("without a free address, addresses are scarce: %t, %v", registry.scarce, err)
+	}
+	for _, name := range []string{"f", "g", "h", "i", "j"} {
+		if _, err := alloc.Release(t.Context(), owner(name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	step("in a tunnel", Reuse{}, nil)
 	release("c")

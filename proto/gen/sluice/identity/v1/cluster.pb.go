@@ -1647,7 +1647,11 @@ func (x *WatchKindsResponse) GetKinds() []string {
 type CheckReuseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses of this node that no endpoint has.
-	Addresses     []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Fewer than a quarter of the addresses of this node are free: the service asks the
+	// other nodes to confirm that they do not have the mappings of released addresses any
+	// more, so that these may be reused before their time.
+	Scarce        bool `protobuf:"varint,220,opt,name=scarce,proto3" json:"scarce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1687,6 +1691,13 @@ func (x *CheckReuseRequest) GetAddresses() []string {
 		return x.Addresses
 	}
 	return nil
+}
+
+func (x *CheckReuseRequest) GetScarce() bool {
+	if x != nil {
+		return x.Scarce
+	}
+	return false
 }
 
 // CheckReuseResponse is the answer of CheckReuse.
@@ -2102,6 +2113,110 @@ func (x *WatchRefusalsResponse) GetComplete() bool {
 	return false
 }
 
+// ConfirmMappingsRequest is the input of ConfirmMappings.
+type ConfirmMappingsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Revision of the store up to which the kernel has every change of nodes and
+	// mappings: store_revision of WatchClusterResponse. Unset: that is not known.
+	Applied       *StoreRevision `protobuf:"bytes,1,opt,name=applied,proto3" json:"applied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmMappingsRequest) Reset() {
+	*x = ConfirmMappingsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmMappingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmMappingsRequest) ProtoMessage() {}
+
+func (x *ConfirmMappingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmMappingsRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmMappingsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ConfirmMappingsRequest) GetApplied() *StoreRevision {
+	if x != nil {
+		return x.Applied
+	}
+	return nil
+}
+
+// ConfirmMappingsResponse is the answer of ConfirmMappings.
+type ConfirmMappingsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long ago this node had everything that the store had then. Unset: the service
+	// has not heard from the store since it started.
+	Silence *durationpb.Duration `protobuf:"bytes,1,opt,name=silence,proto3" json:"silence,omitempty"`
+	// How long a node that does not hear from the store believes the mappings of other
+	// nodes: cluster.staleMappings of the service.
+	StaleMappings *durationpb.Duration `protobuf:"bytes,2,opt,name=stale_mappings,json=staleMappings,proto3" json:"stale_mappings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmMappingsResponse) Reset() {
+	*x = ConfirmMappingsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmMappingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmMappingsResponse) ProtoMessage() {}
+
+func (x *ConfirmMappingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmMappingsResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmMappingsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ConfirmMappingsResponse) GetSilence() *durationpb.Duration {
+	if x != nil {
+		return x.Silence
+	}
+	return nil
+}
+
+func (x *ConfirmMappingsResponse) GetStaleMappings() *durationpb.Duration {
+	if x != nil {
+		return x.StaleMappings
+	}
+	return nil
+}
+
 var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
@@ -2209,9 +2324,10 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x11WatchKindsRequest\"H\n" +
 	"\x12WatchKindsResponse\x12\x1c\n" +
 	"\tpublished\x18\x01 \x01(\bR\tpublished\x12\x14\n" +
-	"\x05kinds\x18\x02 \x03(\tR\x05kinds\"F\n" +
+	"\x05kinds\x18\x02 \x03(\tR\x05kinds\"_\n" +
 	"\x11CheckReuseRequest\x121\n" +
-	"\taddresses\x18\x01 \x03(\tB\x13\xbaH\x10\x92\x01\r\x10\x80 \"\br\x06\xba\x01\x01%p\x01R\taddresses\"\xa8\x01\n" +
+	"\taddresses\x18\x01 \x03(\tB\x13\xbaH\x10\x92\x01\r\x10\x80 \"\br\x06\xba\x01\x01%p\x01R\taddresses\x12\x17\n" +
+	"\x06scarce\x18\xdc\x01 \x01(\bR\x06scarce\"\xa8\x01\n" +
 	"\x12CheckReuseResponse\x123\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1f.sluice.identity.v1.RoutingModeR\x04mode\x12>\n" +
 	"\taddresses\x18\x02 \x03(\v2 .sluice.identity.v1.AddressReuseR\taddresses\x12\x1d\n" +
@@ -2237,7 +2353,12 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\x04node\x18\xa0\x01 \x01(\tR\x04node\x12>\n" +
 	"\brefusals\x18\xa1\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalR\brefusals\x12\x19\n" +
 	"\aomitted\x18\xa2\x01 \x01(\rR\aomitted\x12\x1b\n" +
-	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete*^\n" +
+	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete\"U\n" +
+	"\x16ConfirmMappingsRequest\x12;\n" +
+	"\aapplied\x18\x01 \x01(\v2!.sluice.identity.v1.StoreRevisionR\aapplied\"\x90\x01\n" +
+	"\x17ConfirmMappingsResponse\x123\n" +
+	"\asilence\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\asilence\x12@\n" +
+	"\x0estale_mappings\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\rstaleMappings*^\n" +
 	"\vRoutingMode\x12\x1c\n" +
 	"\x18ROUTING_MODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ROUTING_MODE_OVERLAY\x10\x01\x12\x17\n" +
@@ -2245,7 +2366,7 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\x81\v\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\xed\v\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
@@ -2264,7 +2385,8 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"CheckReuse\x12%.sluice.identity.v1.CheckReuseRequest\x1a&.sluice.identity.v1.CheckReuseResponse\x12g\n" +
 	"\x0eReportRefusals\x12).sluice.identity.v1.ReportRefusalsRequest\x1a*.sluice.identity.v1.ReportRefusalsResponse\x12f\n" +
-	"\rWatchRefusals\x12(.sluice.identity.v1.WatchRefusalsRequest\x1a).sluice.identity.v1.WatchRefusalsResponse0\x01B\xd6\x01\n" +
+	"\rWatchRefusals\x12(.sluice.identity.v1.WatchRefusalsRequest\x1a).sluice.identity.v1.WatchRefusalsResponse0\x01\x12j\n" +
+	"\x0fConfirmMappings\x12*.sluice.identity.v1.ConfirmMappingsRequest\x1a+.sluice.identity.v1.ConfirmMappingsResponseB\xd6\x01\n" +
 	"\x16com.sluice.identity.v1B\fClusterProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -2280,7 +2402,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -2317,80 +2439,87 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*PolicyRefusal)(nil),              // 32: sluice.identity.v1.PolicyRefusal
 	(*WatchRefusalsRequest)(nil),       // 33: sluice.identity.v1.WatchRefusalsRequest
 	(*WatchRefusalsResponse)(nil),      // 34: sluice.identity.v1.WatchRefusalsResponse
-	nil,                                // 35: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 36: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 37: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 38: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 39: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 40: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 41: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 42: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 43: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 44: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 45: sluice.identity.v1.ReturnRangeResponse
+	(*ConfirmMappingsRequest)(nil),     // 35: sluice.identity.v1.ConfirmMappingsRequest
+	(*ConfirmMappingsResponse)(nil),    // 36: sluice.identity.v1.ConfirmMappingsResponse
+	nil,                                // 37: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 38: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 39: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 40: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 41: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 42: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 43: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 44: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 45: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 46: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 47: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	35, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	37, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
 	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
 	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	36, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	38, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	37, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	39, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	38, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	39, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	40, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	41, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
 	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	40, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	41, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	43, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
 	0,  // 23: sluice.identity.v1.CheckReuseResponse.mode:type_name -> sluice.identity.v1.RoutingMode
 	29, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
-	41, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
+	43, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
 	32, // 26: sluice.identity.v1.ReportRefusalsRequest.refusals:type_name -> sluice.identity.v1.PolicyRefusal
 	32, // 27: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
-	7,  // 28: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 29: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 30: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 31: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 32: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
-	19, // 33: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	21, // 34: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	42, // 35: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	43, // 36: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	23, // 37: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
-	25, // 38: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
-	27, // 39: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
-	30, // 40: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
-	33, // 41: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
-	8,  // 42: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 43: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 44: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 45: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 46: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 47: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 48: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	44, // 49: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	45, // 50: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // 51: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
-	26, // 52: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
-	28, // 53: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
-	31, // 54: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
-	34, // 55: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
-	42, // [42:56] is the sub-list for method output_type
-	28, // [28:42] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	41, // 28: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
+	43, // 29: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
+	43, // 30: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
+	7,  // 31: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 32: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 33: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 34: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 35: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	19, // 36: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	21, // 37: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	44, // 38: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	45, // 39: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	23, // 40: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	25, // 41: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	27, // 42: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
+	30, // 43: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
+	33, // 44: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
+	35, // 45: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
+	8,  // 46: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 47: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 48: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 49: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 50: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 51: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 52: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	46, // 53: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	47, // 54: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // 55: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	26, // 56: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	28, // 57: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
+	31, // 58: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
+	34, // 59: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
+	36, // 60: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
+	46, // [46:61] is the sub-list for method output_type
+	31, // [31:46] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -2407,7 +2536,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   35,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

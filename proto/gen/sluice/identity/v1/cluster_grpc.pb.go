@@ -36,6 +36,7 @@ const (
 	ClusterService_CheckReuse_FullMethodName         = "/sluice.identity.v1.ClusterService/CheckReuse"
 	ClusterService_ReportRefusals_FullMethodName     = "/sluice.identity.v1.ClusterService/ReportRefusals"
 	ClusterService_WatchRefusals_FullMethodName      = "/sluice.identity.v1.ClusterService/WatchRefusals"
+	ClusterService_ConfirmMappings_FullMethodName    = "/sluice.identity.v1.ClusterService/ConfirmMappings"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -173,6 +174,14 @@ type ClusterServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root, the user of the writer of status nor
 	// listed in socket.alsoRoot of the service.
 	WatchRefusals(ctx context.Context, in *WatchRefusalsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRefusalsResponse], error)
+	// ConfirmMappings says up to which revision of the store the datapath has applied
+	// what WatchCluster sent, and returns how long ago this node had everything that the
+	// store has. Other nodes reuse addresses sooner when all nodes confirm; see
+	// CheckReuse. The datapath repeats the call every few seconds.
+	//
+	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
+	// socket.alsoRoot of the service.
+	ConfirmMappings(ctx context.Context, in *ConfirmMappingsRequest, opts ...grpc.CallOption) (*ConfirmMappingsResponse, error)
 }
 
 type clusterServiceClient struct {
@@ -368,6 +377,16 @@ func (c *clusterServiceClient) WatchRefusals(ctx context.Context, in *WatchRefus
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ClusterService_WatchRefusalsClient = grpc.ServerStreamingClient[WatchRefusalsResponse]
 
+func (c *clusterServiceClient) ConfirmMappings(ctx context.Context, in *ConfirmMappingsRequest, opts ...grpc.CallOption) (*ConfirmMappingsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmMappingsResponse)
+	err := c.cc.Invoke(ctx, ClusterService_ConfirmMappings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
@@ -503,6 +522,14 @@ type ClusterServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root, the user of the writer of status nor
 	// listed in socket.alsoRoot of the service.
 	WatchRefusals(*WatchRefusalsRequest, grpc.ServerStreamingServer[WatchRefusalsResponse]) error
+	// ConfirmMappings says up to which revision of the store the datapath has applied
+	// what WatchCluster sent, and returns how long ago this node had everything that the
+	// store has. Other nodes reuse addresses sooner when all nodes confirm; see
+	// CheckReuse. The datapath repeats the call every few seconds.
+	//
+	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
+	// socket.alsoRoot of the service.
+	ConfirmMappings(context.Context, *ConfirmMappingsRequest) (*ConfirmMappingsResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -554,6 +581,9 @@ func (UnimplementedClusterServiceServer) ReportRefusals(context.Context, *Report
 }
 func (UnimplementedClusterServiceServer) WatchRefusals(*WatchRefusalsRequest, grpc.ServerStreamingServer[WatchRefusalsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchRefusals not implemented")
+}
+func (UnimplementedClusterServiceServer) ConfirmMappings(context.Context, *ConfirmMappingsRequest) (*ConfirmMappingsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmMappings not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -793,6 +823,24 @@ func _ClusterService_WatchRefusals_Handler(srv interface{}, stream grpc.ServerSt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ClusterService_WatchRefusalsServer = grpc.ServerStreamingServer[WatchRefusalsResponse]
 
+func _ClusterService_ConfirmMappings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmMappingsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).ConfirmMappings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_ConfirmMappings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).ConfirmMappings(ctx, req.(*ConfirmMappingsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -835,6 +883,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReportRefusals",
 			Handler:    _ClusterService_ReportRefusals_Handler,
+		},
+		{
+			MethodName: "ConfirmMappings",
+			Handler:    _ClusterService_ConfirmMappings_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1807,6 +1807,9 @@ type ClusterStatus struct {
 	RangeOverlaps []*RangeOverlap `protobuf:"bytes,60,rep,name=range_overlaps,json=rangeOverlaps,proto3" json:"range_overlaps,omitempty"`
 	// How many there are.
 	RangeOverlapCount uint32 `protobuf:"varint,61,opt,name=range_overlap_count,json=rangeOverlapCount,proto3" json:"range_overlap_count,omitempty"`
+	// Why this node cannot confirm to other nodes which mappings it has, or cannot ask
+	// them: released addresses rest for their whole time. Empty: nothing is wrong.
+	ConfirmationError string `protobuf:"bytes,220,opt,name=confirmation_error,json=confirmationError,proto3" json:"confirmation_error,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1902,6 +1905,13 @@ func (x *ClusterStatus) GetRangeOverlapCount() uint32 {
 		return x.RangeOverlapCount
 	}
 	return 0
+}
+
+func (x *ClusterStatus) GetConfirmationError() string {
+	if x != nil {
+		return x.ConfirmationError
+	}
+	return ""
 }
 
 // RangeOverlap is a range of another node about which this node and the store, or that
@@ -2494,7 +2504,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeys\x12H\n" +
 	"\x0estore_revision\x18\v \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\x12;\n" +
 	"\acluster\x18\f \x01(\v2!.sluice.identity.v1.ClusterStatusR\aclusterJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
-	"start_time\"\x8c\x03\n" +
+	"start_time\"\xbc\x03\n" +
 	"\rClusterStatus\x12\x1e\n" +
 	"\n" +
 	"registered\x18\x01 \x01(\bR\n" +
@@ -2506,7 +2516,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x14pending_publications\x18\x06 \x01(\rR\x13pendingPublications\x12+\n" +
 	"\x11publication_error\x18\a \x01(\tR\x10publicationError\x12G\n" +
 	"\x0erange_overlaps\x18< \x03(\v2 .sluice.identity.v1.RangeOverlapR\rrangeOverlaps\x12.\n" +
-	"\x13range_overlap_count\x18= \x01(\rR\x11rangeOverlapCount\"\xb2\x01\n" +
+	"\x13range_overlap_count\x18= \x01(\rR\x11rangeOverlapCount\x12.\n" +
+	"\x12confirmation_error\x18\xdc\x01 \x01(\tR\x11confirmationError\"\xb2\x01\n" +
 	"\fRangeOverlap\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aclaimed\x18\x02 \x01(\bR\aclaimed\x12\x16\n" +

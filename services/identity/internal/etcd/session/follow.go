@@ -246,11 +246,13 @@ type head struct {
 func (s *Session) listen(ctx context.Context, heads chan<- head) {
 	tick := time.NewTicker(s.cfg.Listen)
 	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+	for first := true; ; first = false {
+		if !first { // a reader that goes on where it was has to know soon whether it has everything
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
 		}
 		asked := time.Now()
 		limited, cancel := context.WithTimeout(ctx, s.cfg.Timeout)

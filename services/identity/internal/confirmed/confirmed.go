@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package confirmed finds the revision of the store up to which every node that may have
+// mappings has heard of their removals, so that addresses may be reused before the time
+// after which no node believes a removed mapping anyway.
+//
+// A node that wants a revision confirmed says so in its report. The collecting node reads
+// all reports and publishes which revision is wanted. Each node then reports the revision
+// that it has applied, at a random moment of an interval. The collecting node publishes
+// the least of them. While no node wants anything, no node writes.
+package confirmed
+
+import (
+	"context"
+	"errors"
+
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+)
+
+// ErrDenied says that the role of this node in the store lacks a grant.
+var ErrDenied = errors.New("the store refuses the write")
+
+// Report is what one node reports.
+type Report struct {
+	// Incarnation of the node: another machine of the same name has another one.
+	Incarnation string `json:"incarnation"`
+	Cluster     uint64 `json:"cluster,string"`
+	// Revision up to which the node has every removal of a mapping.
+	Revision int64 `json:"revision"`
+	// Wants is the revision that the node wants all nodes to confirm; 0: none.
+	Wants int64 `json:"wants,omitempty"`
+}
+
+// Summary is what the collecting node publishes.
+type Summary struct {
+	Cluster uint64 `json:"cluster,string"`
+	// Revision up to which every node that may have mappings has confirmed; 0: not known.
+	Revision int64 `json:"revision"`
+	// Wanted is the revision that nodes are to confirm; 0: none.
+	Wanted int64 `json:"wanted,omitempty"`
+}
+
+// Store keeps reports and summary.
+type Store interface {
+	// Report replaces the report of this node. It ends with the lease of the node.
+	// ErrDenied if the role of the node lacks the grant.
+	Report(ctx context.Context, r Report) error
+	// Publish replaces the summary if this node is the collecting one. ErrDenied as
+	// Report.
+	Publish(ctx context.Context, s Summary) error
+	// FollowSummary calls sink with the summary and after every change, until ctx ends or
+	// the store fails. listed is true for the first call, and after the store lost its
+	// history.
+	FollowSummary(ctx context.Context, sink func(s Summary, listed bool)) error
+	// FollowNodes tells the tracker which nodes are alive, until ctx ends or the store
+	// fails.
+	FollowNodes(ctx context.Context, t *Tracker) error
+	// FollowReports tells the tracker what nodes report, as FollowNodes.
+	FollowReports(ctx context.Context, t *Tracker) error
+}
+
+// Node is this node.
+type Node interface {
+	// Applied returns the point up to which the node has every removal of a mapping, so
+	// that it does not go back behind it after a restart; zero: not known.
+	Applied() cluster.Point
+	// Wants returns the revision that all nodes should confirm; 0: none.
+	Wants() int64
+	// Nodes returns how many nodes the cluster has.
+	Nodes() int
+	// SetConfirmed takes what is published.
+	SetConfirmed(Summary)
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package confirmed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// Exchange reports what this node confirmed, and publishes the summary while this node is
+// the collecting one.
+type Exchange struct {
+	Options
+	leads chan bool // capacity 1: whether this node is the collecting one, the newest
+
+	mu      sync.Mutex
+	summary Summary   // guarded by mu; as it is published
+	last    Report    // guarded by mu; as the store has it, as far as it is known
+	due     time.Time // guarded by mu; when this node reports next; zero: it need not
+	asked   time.Time // guarded by mu; when Wants was reported last
+	denied  error     // guarded by mu; of the last write
+}
+
+// Options of an Exchange. All but Interval are needed.
+type Options struct {
+	Store       Store
+	Node        Node
+	Incarnation string        // of this node
+	Rest        time.Duration // how long an address rests without confirmations
+	// Interval is the shortest one in which each node reports once, and the least time
+	// between two summaries; 10 s if 0.
+	Interval time.Duration
+	Log      *slog.Logger
+}
+
+// New returns an Exchange that does nothing before Run.
+func New(o Options) *Exchange {
+	o.Interval = cmp.Or(o.Interval, 10*time.Second)
+	return &Exchange{Options: o, leads: make(chan bool, 1)}
+}
+
+// spread is the time over which the reports of all nodes are spread.
+func (e *Exchange) spread() time.Duration {
+	return max(e.Interval, time.Duration(e.Node.Nodes())*time.Second/50)
+}
+
+// Lead says whether this node is the collecting one. It does not wait.
+func (e *Exchange) Lead(leads bool) {
+	for {
+		select {
+		case e.leads <- leads:
+			return
+		default:
+		}
+		select {
+		case <-e.leads:
+		default:
+		}
+	}
+}
+
+// Err returns why this node cannot report or publish; nil if nothing is wrong with its
+// role in the store.
+func (e *Exchange) Err() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.denied
+}
+
+// Run works until ctx ends; it then returns nil.
+func (e *Exchange) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		e.follow(ctx, func(ctx context.Context) error { return e.Store.FollowSummary(ctx, e.take) })
+	})
+	wg.Go(func() { e.collect(ctx) })
+	tick := time.NewTicker(min(time.Second, e.Interval)) // it looks at memory alone
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			e.step(ctx, time.Now())
+		case <-ctx.Done():
+			wg.Wait()
+			return nil
+		}
+	}
+}
+
+// retry is the shortest pause after the store failed.
+const retry = 2 * time.Second
+
+func (e *Exchange) follow(ctx context.Context, f func(context.Context) error) {
+	for {
+		err := f(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		e.Log.Debug("following what nodes confirm", log.Err(err))
+		select {
+		case <-time.After(retry + rand.N(retry)):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// take is the sink of the summary.
+func (e *Exchange) take(s Summary, listed bool) {
+	e.mu.Lock()
+	if listed {
+		e.last, e.due = Report{}, time.Time{} // the store may have lost it
+	}
+	e.summary = s
+	e.mu.Unlock()
+	e.Node.SetConfirmed(s)
+}
+
+// step reports if it is time to.
+func (e *Exchange) step(ctx context.Context, now time.Time) {
+	at, wants := e.Node.Applied(), e.Node.Wants()
+	e.mu.Lock()
+	next := Report{Incarnation: e.Incarnation, Cluster: at.Cluster, Revision: at.Revision, Wants: wants}
+	asks := wants != e.last.Wants && now.Sub(e.asked) >= e.Interval
+	confirms := e.summary.Wanted > 0 &&
+		(e.last.Cluster != e.summary.Cluster || e.last.Revision < e.summary.Wanted)
+	switch {
+	case !confirms:
+		e.due = time.Time{}
+	case e.due.IsZero():
+		e.due = now.Add(rand.N(e.spread()))
+	}
+	reports := confirms && !now.Before(e.due) && at.Cluster == e.summary.Cluster && at.Revision >= e.summary.Wanted
+	e.mu.Unlock()
+	if !asks && !reports {
+		return
+	}
+	err := e.Store.Report(ctx, next)
+	e.note(err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.asked = now
+	if err == nil {
+		e.last = next
+		return
+	}
+	e.due = now.Add(rand.N(e.spread()))
+}
+
+// note keeps whether the store lacks a grant.
+func (e *Exchange) note(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrDenied):
+		if e.denied == nil {
+			e.Log.Warn("released addresses rest for their whole time", log.Err(err))
+		}
+		e.denied = err
+	case err == nil:
+		e.denied = nil
+	default:
+		e.Log.Debug("confirming mappings", log.Err(err))
+	}
+}
+
+// collect publishes the summary while this node is the collecting one.
+func (e *Exchange) collect(ctx context.Context) {
+	stop := func() {}
+	defer func() { stop() }()
+	var tracker *Tracker
+	tick := time.NewTicker(e.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case leads := <-e.leads:
+			switch {
+			case leads && tracker == nil:
+				tracker = NewTracker(e.Rest)
+				stop = e.watch(ctx, tracker)
+			case !leads && tracker != nil:
+				stop()
+				tracker, stop = nil, func() {}
+			}
+			continue
+		case <-tick.C:
+		}
+		if tracker != nil {
+			e.publish(ctx, tracker.Summary())
+		}
+	}
+}
+
+// publish publishes a summary if it says more than the last one.
+func (e *Exchange) publish(ctx context.Context, s Summary) {
+	e.mu.Lock()
+	last := e.summary
+	e.mu.Unlock()
+	if s.Cluster == 0 || s.Wanted == 0 && last.Wanted == 0 {
+		return // nobody asks
+	}
+	if s.Cluster == last.Cluster {
+		s.Revision = max(s.Revision, last.Revision) // what all nodes confirmed once stays confirmed
+	}
+	if s == last {
+		return
+	}
+	err := e.Store.Publish(ctx, s)
+	e.note(err)
+}
+
+// watch follows leases and reports until stop is called.
+func (e *Exchange) watch(ctx context.Context, t *Tracker) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { e.follow(ctx, func(ctx context.Context) error { return e.Store.FollowNodes(ctx, t) }) })
+	wg.Go(func() { e.follow(ctx, func(ctx context.Context) error { return e.Store.FollowReports(ctx, t) }) })
+	return func() { cancel(); wg.Wait() }
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package confirmed
+
+import (
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+)
+
+// machine is one node with one state directory.
+type machine struct{ node, incarnation string }
+
+// Tracker knows which nodes had a lease in the last time and what they confirmed. It is
+// the collecting node's.
+type Tracker struct {
+	// rest is how long a node counts after its lease has ended, and how long the tracker
+	// watches leases before it says anything.
+	rest time.Duration
+
+	mu       sync.Mutex
+	since    time.Time             // guarded by mu; since when leases are watched without a gap; zero: they are not
+	nodesAt  cluster.Point         // guarded by mu; up to which they are known
+	alive    map[string]string     // guarded by mu; node → incarnation
+	listing  map[string]string     // guarded by mu; alive as it is being listed
+	gone     map[machine]time.Time // guarded by mu; when the lease ended
+	reported cluster.Point         // guarded by mu; up to which reports are known; zero: they are not
+	reports  map[string]Report     // guarded by mu; by node
+	// guarded by mu; the largest revision that a machine confirmed in the cluster of nodesAt
+	has map[machine]int64
+}
+
+// NewTracker returns a tracker that says nothing before it has watched for rest.
+func NewTracker(rest time.Duration) *Tracker {
+	return &Tracker{
+		rest: rest, alive: map[string]string{}, gone: map[machine]time.Time{}, reports: map[string]Report{},
+		has: map[machine]int64{},
+	}
+}
+
+// BeginNodes begins a listing of the leases: what happened before is not known.
+func (t *Tracker) BeginNodes() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.since, t.nodesAt, t.listing = time.Time{}, cluster.Point{}, map[string]string{}
+}
+
+// Node takes the lease of a node: from the listing, or as it was written.
+func (t *Tracker) Node(node, incarnation string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.listing != nil {
+		t.listing[node] = incarnation
+		return
+	}
+	if was, ok := t.alive[node]; ok && was != incarnation {
+		t.gone[machine{node, was}] = time.Now()
+	}
+	t.alive[node] = incarnation
+	delete(t.gone, machine{node, incarnation})
+}
+
+// NodeGone takes the end of a lease.
+func (t *Tracker) NodeGone(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if was, ok := t.alive[node]; ok {
+		t.gone[machine{node, was}] = time.Now()
+		delete(t.alive, node)
+	}
+}
+
+// ReachNodes says up to which point leases are known. It completes a listing.
+func (t *Tracker) ReachNodes(at cluster.Point) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.listing != nil {
+		t.alive, t.listing = t.listing, nil
+		clear(t.gone) // they are older than rest once the tracker says something
+		clear(t.has)
+		t.since = time.Now()
+		t.nodesAt = at
+		for node, r := range t.reports {
+			t.confirm(node, r)
+		}
+	}
+	t.nodesAt = at
+}
+
+// BeginReports begins a listing of the reports.
+func (t *Tracker) BeginReports() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reported = cluster.Point{}
+	clear(t.reports)
+}
+
+// Report takes the report of a node, which was written at a revision of the store.
+func (t *Tracker) Report(node string, r Report, revision int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.Revision > revision || r.Revision < 0 || r.Wants > revision || r.Wants < 0 {
+		delete(t.reports, node) // about another history of the store
+		return
+	}
+	t.reports[node] = r
+	t.confirm(node, r)
+}
+
+// confirm notes what a machine confirmed. It runs with mu held.
+func (t *Tracker) confirm(node string, r Report) {
+	if m := (machine{node, r.Incarnation}); r.Cluster == t.nodesAt.Cluster {
+		t.has[m] = max(t.has[m], r.Revision)
+	}
+}
+
+// ReportGone takes the end of a report. What the node confirmed stays.
+func (t *Tracker) ReportGone(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.reports, node)
+}
+
+// ReachReports says up to which point reports are known.
+func (t *Tracker) ReachReports(at cluster.Point) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reported = at
+}
+
+// Summary returns what is to be published. It has no revision while the leases of the
+// last time are not known, or some node of that time has confirmed nothing.
+func (t *Tracker) Summary() Summary {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := Summary{Cluster: t.nodesAt.Cluster}
+	if t.nodesAt.Revision == 0 || t.reported.Revision == 0 || t.reported.Cluster != t.nodesAt.Cluster {
+		return s
+	}
+	for node := range t.alive {
+		if r := t.reports[node]; r.Cluster == s.Cluster {
+			s.Wanted = max(s.Wanted, r.Wants)
+		}
+	}
+	now := time.Now()
+	if t.since.IsZero() || now.Sub(t.since) < t.rest {
+		return s
+	}
+	// A node that got its lease later has listed the store later, too.
+	s.Revision = min(t.nodesAt.Revision, t.reported.Revision)
+	for node, incarnation := range t.alive {
+		s.Revision = min(s.Revision, t.has[machine{node, incarnation}])
+	}
+	for m, at := range t.gone {
+		if now.Sub(at) >= t.rest {
+			delete(t.gone, m)
+			delete(t.has, m)
+			continue
+		}
+		s.Revision = min(s.Revision, t.has[m])
+	}
+	for m := range t.has {
+		_, gone := t.gone[m]
+		if !gone && t.alive[m.node] != m.incarnation && t.reports[m.node].Incarnation != m.incarnation {
+			delete(t.has, m)
+		}
+	}
+	return s
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+)
+
+// NoteApplied notes up to which point the datapath of this node has applied nodes and
+// mappings, and returns how long ago this node had everything that the store had; ok is
+// false if that was not so since the process started.
+func (r *Registry) NoteApplied(at cluster.Point) (silence time.Duration, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at.Cluster == r.view.at.Cluster {
+		r.applied = at
+	}
+	return r.bootTime() - r.current, r.current != 0
+}
+
+func (r *Registry) bootTime() time.Duration {
+	if r.cfg.BootTime == nil {
+		return time.Duration(time.Now().UnixNano())
+	}
+	return r.cfg.BootTime()
+}
+
+// StaleMappings returns how long a node without the store believes the mappings of
+// others.
+func (r *Registry) StaleMappings() time.Duration { return r.cfg.StaleMappings }
+
+// Applied returns the point up to which this node believes no mapping that was removed
+// from the store: its datapath has applied everything up to there. Revision 0 says that
+// this is not known.
+func (r *Registry) Applied() cluster.Point {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at := r.view.at
+	switch u := r.registration.Underlay; {
+	case len(r.view.held) > 0 || len(r.view.touched) > 0:
+		return cluster.Point{Cluster: at.Cluster} // readers were not told of everything
+	case u == nil || u.Mode == ModeUnset:
+		return at // no packets travel to other nodes
+	case r.applied.Cluster != at.Cluster || r.applied.Revision <= r.lagged:
+		return cluster.Point{Cluster: at.Cluster}
+	}
+	return r.applied
+}

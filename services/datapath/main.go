@@ -247,6 +247,9 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 		p.Go("fabric", n.Fabric.Run)
 	}
 	p.Go("cluster", n.Follower.Run)
+	if n.Beliefs != nil {
+		p.Go("beliefs", n.Beliefs.Run)
+	}
 	p.Go("registration", n.Registrar.Run)
 	if n.Prober != nil {
 		p.Go("probes", n.Prober.Run)
@@ -318,6 +321,7 @@ func openState(p *process.Process, cfg Config, called services) (*record.Store, 
 		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
 		cluster: called.cluster, registry: called.cluster, publisher: called.cluster,
 		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
+		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
 	}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {

@@ -13,10 +13,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/boottime"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/belief"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
@@ -68,6 +70,8 @@ type around struct {
 	publisher  publisher        // nil: nothing says when others know an endpoint
 	registry   cluster.Registry // nil: the node is not registered
 	numbers    string           // file of the numbers of nodes; "": none
+	hearing    belief.Service   // nil: nothing says when the node heard from the store
+	beliefs    string           // file of what is believed of other nodes; "": none
 	identities endpoint.Identities
 	records    endpoint.Records
 
@@ -104,6 +108,7 @@ type node struct {
 	Follower   *cluster.Follower  // nil without a source
 	Registrar  *cluster.Registrar // nil without a registry
 	Prober     *probe.Prober      // nil: other nodes are not probed
+	Beliefs    *belief.Beliefs    // nil without a source
 	Fabric     *fabric.Fabric     // nil if no packets travel to other nodes
 
 	unpublished atomic.Uint64 // creations that ended before others could know the addresses
@@ -156,7 +161,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *node, err error) {
 	if err := n.openFabric(cfg); err != nil {
 		return nil, err
 	}
-	n.Prober = newProber(cfg, n.home, n.log)
+	n.Prober = newProber(cfg, n.home, n.log, n.silence)
 	if err := n.openCluster(cfg); err != nil {
 		return nil, err
 	}
@@ -242,6 +247,7 @@ func (n *node) openCluster(cfg Config) error {
 		if n.Fabric != nil && n.Fabric.State().Mode != cluster.None {
 			n.Follower.Fabric = n.Fabric
 		}
+		n.openBeliefs(cfg)
 	}
 	if n.registry == nil {
 		return nil
@@ -265,6 +271,39 @@ func (n *node) openCluster(cfg Config) error {
 		n.Follower.Away, n.Follower.Back = n.Registrar.Lost, n.Registrar.Changed
 	}
 	return nil
+}
+
+// openBeliefs prepares the confirmations, and with native routing the doubts about nodes
+// that hear from the store while this one does not.
+func (n *node) openBeliefs(cfg Config) {
+	if n.hearing == nil {
+		return
+	}
+	n.Beliefs = belief.Open(belief.Options{
+		Service: n.hearing, Applied: n.Follower.Applied, Changed: n.Follower.Reconsider, Path: n.beliefs,
+		BootID: n.bootID, Now: boottime.Now, Log: n.log.With("source", "cluster"),
+		Peers: func() map[string]belief.Peer {
+			peers := map[string]belief.Peer{}
+			if n.Prober == nil {
+				return peers
+			}
+			for name, s := range n.Prober.Silences() {
+				peers[name] = belief.Peer{Silence: s.For, Valid: s.Valid, Said: s.Said}
+			}
+			return peers
+		},
+	})
+	if cluster.Mode(cfg.Routing.Mode) == cluster.Native {
+		n.Follower.Believes = n.Beliefs.Believes
+	}
+}
+
+// silence is how long ago this node heard from the store.
+func (n *node) silence() (time.Duration, bool) {
+	if n.Beliefs == nil {
+		return 0, false
+	}
+	return n.Beliefs.Silence()
 }
 
 // probe has the other nodes probed, with packets as large as those that carry the

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/watch"
@@ -20,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/belief"
 	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 )
 
@@ -81,7 +84,11 @@ func (c *Cluster) events(m *identityv1.WatchClusterResponse) iter.Seq[watch.Even
 				return
 			}
 		}
-		yield(event{Kind: watch.Bookmark, SnapshotComplete: m.GetBookmark().GetSnapshotComplete(), Token: m.GetResumeToken()})
+		at := m.GetStoreRevision()
+		yield(event{
+			Kind: watch.Bookmark, SnapshotComplete: m.GetBookmark().GetSnapshotComplete(), Token: m.GetResumeToken(),
+			Origin: watch.Origin{Store: at.GetClusterId(), Revision: at.GetRevision()},
+		})
 	}
 }
 
@@ -148,4 +155,24 @@ func (c *Cluster) Register(ctx context.Context, u cluster.Underlay) error {
 		c.name.Store(&name)
 	}
 	return c.translate(err)
+}
+
+// Confirm implements belief.Service.
+func (c *Cluster) Confirm(ctx context.Context, applied watch.Origin) (a belief.Answer, err error) {
+	req := &identityv1.ConfirmMappingsRequest{}
+	if applied.Revision != 0 {
+		req.Applied = &identityv1.StoreRevision{ClusterId: applied.Store, Revision: applied.Revision}
+	}
+	resp, err := c.client.ConfirmMappings(ctx, req)
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return a, belief.ErrUnsupported
+	case err != nil:
+		return a, c.translate(err)
+	}
+	a.Stale = resp.GetStaleMappings().AsDuration()
+	if a.Heard = resp.GetSilence() != nil; a.Heard {
+		a.Silence = resp.GetSilence().AsDuration()
+	}
+	return a, nil
 }

@@ -98,6 +98,7 @@ type Entries interface {
 	SetRemote(p netip.Prefix, r ipcache.Remote) error
 	RemoveRemote(p netip.Prefix) error
 	Renumber(from, to uint16) error
+	Doubt(nodes map[uint16]struct{}) error
 	Keep(keep func(netip.Prefix) bool) error
 	InUse(number uint16) bool
 }
@@ -136,6 +137,9 @@ type Follower struct {
 	// before; nil: it is not.
 	Known func(nodes map[string]Node)
 
+	// Believes reports whether the mappings of a node are believed; nil: all are.
+	Believes func(node string) bool
+
 	// Moved is told all ranges and addresses of other nodes when they may not be
 	// those of before; nil: it is not.
 	Moved func(ranges []netip.Prefix, nodes []netip.Addr) error
@@ -147,6 +151,8 @@ type Follower struct {
 	refused  map[Key]string            // guarded by mu; what is not believed, and why
 	complete bool                      // guarded by mu; the source has said everything, and is there
 	err      error                     // guarded by mu; why not
+	applied  watch.Origin              // guarded by mu; up to which the ipcache has everything; zero: not known
+	doubted  map[uint16]struct{}       // guarded by mu; numbers of the nodes that are not believed
 }
 
 // NewFollower prepares a follower. It does nothing before Run.
@@ -188,12 +194,13 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			}
 		}
 	}
-	f.doubt(c.Upserts, ranges)
+	f.checkRanges(c.Upserts, ranges)
 	moved := f.numbers.Set(installed)
 	f.join(installed, ranges)
 	for from, to := range moved {
 		errs = append(errs, f.entries.Renumber(from, to))
 	}
+	errs = append(errs, f.doubt())
 	f.save()
 	// before a packet goes there by a name
 	errs = append(errs, f.tell(changed))
@@ -226,7 +233,47 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 		f.Fabric.Leave(left)
 	}
 	f.save()
-	return errors.Join(append(errs, f.tell(gone))...)
+	err := errors.Join(append(errs, f.tell(gone))...)
+	if err == nil {
+		f.applied = c.Origin
+	}
+	return err
+}
+
+// Applied returns the point of the store up to which the ipcache has everything; zero: that
+// is not known.
+func (f *Follower) Applied() watch.Origin {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.applied
+}
+
+// Reconsider asks again which nodes are believed.
+func (f *Follower) Reconsider() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.doubt()
+}
+
+// doubt makes the ipcache doubt the nodes that are not believed. It runs with mu held.
+func (f *Follower) doubt() error {
+	if f.Believes == nil {
+		return nil
+	}
+	doubted := map[uint16]struct{}{}
+	for name, number := range f.numbers.Names() {
+		if !f.Believes(name) {
+			doubted[number] = struct{}{}
+		}
+	}
+	if maps.Equal(doubted, f.doubted) {
+		return nil
+	}
+	err := f.entries.Doubt(doubted)
+	if err == nil {
+		f.doubted = doubted
+	}
+	return err
 }
 
 // join tells the fabric which nodes have what is about to be published.
@@ -340,8 +387,8 @@ func (f *Follower) believed(k Key, n Node) Node {
 	return n
 }
 
-// doubt looks again at the ranges that hold an address of a node that came or changed.
-func (f *Follower) doubt(upserts map[Key]Item, ranges map[netip.Prefix]struct{}) {
+// checkRanges looks again at the ranges that hold an address of a node that came or changed.
+func (f *Follower) checkRanges(upserts map[Key]Item, ranges map[netip.Prefix]struct{}) {
 	for _, item := range upserts {
 		if item.Node == nil {
 			continue

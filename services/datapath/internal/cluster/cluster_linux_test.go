@@ -108,7 +108,7 @@ type process struct {
 	stop     func()
 }
 
-func start(t testing.TB, dir place, s *source, now func() time.Time) *process {
+func start(t testing.TB, dir place, s *source, now func() time.Time, prepare ...func(*cluster.Follower)) *process {
 	t.Helper()
 	k, err := kernel.Open(t.Context(), kernel.Options{Dir: dir.bpffs, PodCIDRs: []netip.Prefix{ownRange}})
 	must(t, err)
@@ -120,6 +120,9 @@ func start(t testing.TB, dir place, s *source, now func() time.Time) *process {
 	})
 	p.opened = p.numbers.Err()
 	p.follower = cluster.NewFollower(s, k.IPCache, p.numbers, log.Discard())
+	for _, f := range prepare {
+		f(p.follower)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- p.follower.Run(ctx) }()

@@ -59,6 +59,8 @@ func (o *order) Renumber(from, to uint16) error {
 	return nil
 }
 
+func (o *order) Doubt(map[uint16]struct{}) error { return nil }
+
 func (o *order) Keep(keep func(netip.Prefix) bool) error {
 	maps.DeleteFunc(o.remotes, func(p netip.Prefix, _ uint16) bool { return !keep(p) })
 	return nil

@@ -20,9 +20,11 @@ type noEntries struct{}
 
 func (noEntries) SetRemote(netip.Prefix, ipcache.Remote) error { return nil }
 func (noEntries) RemoveRemote(netip.Prefix) error              { return nil }
-func (noEntries) Renumber(uint16, uint16) error                { return nil }
-func (noEntries) Keep(func(netip.Prefix) bool) error           { return nil }
-func (noEntries) InUse(uint16) bool                            { return false }
+func (noEntries) Doubt(map[uint16]struct{}) error              { return nil }
+
+func (noEntries) Renumber(uint16, uint16) error      { return nil }
+func (noEntries) Keep(func(netip.Prefix) bool) error { return nil }
+func (noEntries) InUse(uint16) bool                  { return false }
 
 // TestMovedIsToldOfJoinsAddressesAndLeaves has nodes come, change and go.
 func TestMovedIsToldOfJoinsAddressesAndLeaves(t *testing.T) {

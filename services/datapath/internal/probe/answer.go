@@ -69,6 +69,9 @@ func (p *Prober) receive(b []byte, from netip.AddrPort, to netip.Addr, now time.
 		return drop(TooMany)
 	case got.kind == question:
 		got.kind = answer
+		if p.o.Silence != nil {
+			got.silence = silenceOf(p.o.Silence())
+		}
 		return outgoing{packet: got, to: from, from: to}, true
 	}
 	q := p.asked[got.nonce]
@@ -79,6 +82,7 @@ func (p *Prober) receive(b []byte, from netip.AddrPort, to netip.Addr, now time.
 		got.size != q.size-overhead[q.path.family]:
 		return drop(Forged)
 	}
+	q.path.silence = got.silence
 	p.accept(q, now)
 	return outgoing{}, false
 }

@@ -6,6 +6,8 @@ package probe
 import (
 	"encoding/binary"
 	"errors"
+	"math"
+	"time"
 )
 
 // A packet is a UDP payload, integers in network byte order:
@@ -17,12 +19,16 @@ import (
 //	8   run of the asking process, random
 //	16  sequence number of the question in that run
 //	24  nonce, random
-//	40  zeros up to the length
+//	40  of an answer: how long ago the answering node heard from the store, in seconds
+//	    and one more; 0: it does not say so
+//	44  zeros up to the length
 //
-// An answer is the question with another kind: what only the asker knows comes
-// back, and it is exactly as large.
+// An answer is the question with another kind and its own bytes 40 to 44: what only the
+// asker knows comes back, and it is exactly as large. Datapaths of earlier versions send
+// questions of 40 bytes, and zeros in their answers.
 const (
-	headerSize = 40
+	headerSize = 44
+	formerSize = 40
 	maxPayload = 1<<16 - 1 - 8 - 20 // of UDP over IPv4
 	version    = 1
 )
@@ -47,6 +53,7 @@ type packet struct {
 	run      uint64
 	sequence uint64
 	nonce    nonce
+	silence  uint32 // of an answer; see above
 }
 
 // Why a payload is no probe.
@@ -59,7 +66,7 @@ var (
 // but for the zeros, which are not looked at.
 func parse(b []byte) (p packet, err error) {
 	switch {
-	case len(b) < headerSize || len(b) > maxPayload || binary.BigEndian.Uint32(b) != magic:
+	case len(b) < formerSize || len(b) > maxPayload || binary.BigEndian.Uint32(b) != magic:
 		return p, errMalformed
 	case b[4] != version:
 		return p, errVersion
@@ -70,6 +77,9 @@ func parse(b []byte) (p packet, err error) {
 		kind: kind(b[5]), size: len(b), run: binary.BigEndian.Uint64(b[8:]), sequence: binary.BigEndian.Uint64(b[16:]),
 	}
 	copy(p.nonce[:], b[24:])
+	if p.kind == answer && len(b) >= headerSize {
+		p.silence = binary.BigEndian.Uint32(b[formerSize:])
+	}
 	return p, nil
 }
 
@@ -81,5 +91,17 @@ func (p packet) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, p.run)
 	b = binary.BigEndian.AppendUint64(b, p.sequence)
 	b = append(b, p.nonce[:]...)
+	if p.size < headerSize {
+		return append(b, make([]byte, p.size-formerSize)...)
+	}
+	b = binary.BigEndian.AppendUint32(b, p.silence)
 	return append(b, make([]byte, p.size-headerSize)...)
+}
+
+// silenceOf is how an answer says how long ago its node heard from the store.
+func silenceOf(d time.Duration, known bool) uint32 {
+	if !known {
+		return 0
+	}
+	return uint32(min(d/time.Second, math.MaxUint32-1)) + 1 //nolint:gosec // bounded
 }

@@ -63,6 +63,7 @@ type path struct {
 	history      uint64 // of the last small questions, the newest in bit 0; 1: lost
 	rounds       int    // in history, at most 64
 	failure      string // why the last question could not be sent; "": it was
+	silence      uint32 // of the last answer, as in a packet
 
 	sizes   sizes
 	suspect int // size of a lost question that counts once a small one is answered; 0: none

@@ -16,8 +16,9 @@
 // second and never with more than they sent. An answer counts once, from the address
 // that was asked, and with the number that only the asked one was sent.
 //
-// The package changes nothing in the kernel, and nothing that it finds changes what
-// packets do.
+// An answer says how long ago its node heard from the store. That is the only finding
+// that has an effect on packets: a node that is cut off from the store doubts the mappings
+// of nodes that are not (package belief). The package itself changes nothing in the kernel.
 package probe
 
 import (
@@ -103,6 +104,9 @@ type Options struct {
 	Port uint16
 	// Listen opens the socket of a family.
 	Listen func(Family) (Conn, error)
+	// Silence returns how long ago this node heard from the store, for answers; known is
+	// false if it does not know. Nil: it never knows. It must not call the Prober.
+	Silence func() (d time.Duration, known bool)
 	// Log; nothing is logged if nil.
 	Log *slog.Logger
 }
@@ -266,8 +270,13 @@ func (p *Prober) drop(way *path) {
 // interval between two rounds of one path, with jitter, so that nodes that begin
 // together do not stay together. mu is held.
 func (p *Prober) interval() time.Duration {
-	d := max(p.timing.interval, time.Duration(p.used[IPv4]+p.used[IPv6])*time.Second/usualRate)
+	d := p.pause()
 	return d - d/10 + mathrand.N(d/5)
+}
+
+// pause is the interval without jitter. mu is held.
+func (p *Prober) pause() time.Duration {
+	return max(p.timing.interval, time.Duration(p.used[IPv4]+p.used[IPv6])*time.Second/usualRate)
 }
 
 // outgoing is a packet to send.

@@ -4,16 +4,20 @@
 package probe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -234,6 +238,63 @@ func TestNodeThatGoesAndComesIsSeen(t *testing.T) {
 	})
 }
 
+// TestAnswersSayHowLongAgoTheNodeHeardFromTheStore, and nothing while the node does not know it, or is of an earlier
+// version. An answer from long ago is not valid.
+func TestAnswersSayHowLongAgoTheNodeHeardFromTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork()
+		b := n.node(t, addrB, Peer{"a", []netip.Addr{addrA}, 1500})
+		var silence atomic.Int64 // in ns; -1: not known
+		silence.Store(-1)
+		b.o.Silence = func() (time.Duration, bool) { d := silence.Load(); return time.Duration(d), d >= 0 }
+		a := n.node(t, addrA, Peer{"b", []netip.Addr{addrB}, 1500})
+		check := func(when string, want Silence) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			if got := a.Silences(); len(got) != 1 || got["b"] != want {
+				t.Errorf("%s: %+v, want %+v", when, got, want)
+			}
+		}
+		check("not known", Silence{Said: true})
+		for _, d := range []time.Duration{0, time.Second, 90 * time.Second, 400 * 24 * time.Hour} {
+			silence.Store(int64(d))
+			check(d.String(), Silence{For: d, Valid: true, Said: true})
+		}
+		silence.Store(math.MaxInt64)
+		check("never", Silence{For: (math.MaxUint32 - 1) * time.Second, Valid: true, Said: true})
+		silence.Store(0)
+		time.Sleep(time.Minute)
+		n.set(func(netip.Addr, netip.Addr, int) (time.Duration, bool) { return 0, false })
+		time.Sleep(time.Minute)
+		check("two minutes without an answer", Silence{Said: true})
+	})
+}
+
+// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: its questions have 40 bytes, and its answers have zeros.
+func TestDatapathOfAnEarlierVersionAnswersAndIsAnswered(t *testing.T) {
+	p := New(Options{Port: port, Silence: func() (time.Duration, bool) { return time.Minute, true }})
+	if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, 1500}}); err != nil {
+		t.Fatal(err)
+	}
+	former := packet{kind: question, size: formerSize, run: 7, sequence: 8, nonce: nonce{9}}.append(nil)
+	out, ok := p.receive(former, netip.AddrPortFrom(addrB, port), addrA, time.Now())
+	if !ok {
+		t.Fatal("its question is not answered")
+	}
+	want := slices.Clone(former)
+	want[5] = byte(answer)
+	if got := out.append(nil); !bytes.Equal(got, want) {
+		t.Errorf("answer %x, want %x", got, want)
+	}
+	asked, _ := p.step(time.Now())
+	back := asked[0].append(nil)
+	back[5] = byte(answer)
+	p.receive(back, netip.AddrPortFrom(addrB, port), addrA, time.Now())
+	if got := p.Silences()["b"]; got != (Silence{Said: true}) {
+		t.Errorf("its answer says %+v", got)
+	}
+}
+
 // TestPathMTUIsFoundAndHeals walks through paths that carry more and less, in one
 // direction and in both: what is reported depends on the path as it is at last.
 func TestPathMTUIsFoundAndHeals(t *testing.T) {
@@ -242,7 +303,7 @@ func TestPathMTUIsFoundAndHeals(t *testing.T) {
 			n := newNetwork()
 			p := n.pair(t)
 			time.Sleep(time.Second)
-			for _, mtu := range []int{1400, 1500, 1280, 1499, 1281, 1279, 600, 1500, 70, 1450} {
+			for _, mtu := range []int{1400, 1500, 1280, 1499, 1281, 1279, 600, 1500, 74, 1450} {
 				n.set(func(from, _ netip.Addr, size int) (time.Duration, bool) {
 					return time.Millisecond, size <= mtu || direction == "there" == (from == addrB) && size <= 1500
 				})

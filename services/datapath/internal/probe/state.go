@@ -104,6 +104,40 @@ type State struct {
 	Counts  Counts
 }
 
+// Silence is what a node said of itself in its last answer.
+type Silence struct {
+	For time.Duration // how long ago it had heard from the store
+	// Valid says that the answer came within a minute or, where nodes are asked less often,
+	// within two rounds.
+	Valid bool
+	Said  bool // it has answered this process, and said it
+}
+
+// Silences returns what each peer said last.
+func (p *Prober) Silences() map[string]Silence {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	valid := max(time.Minute, 2*p.pause())
+	out := make(map[string]Silence, len(p.peers))
+	for name, n := range p.peers {
+		var last *path
+		for _, way := range n.paths {
+			if way != nil && !way.seen.IsZero() && (last == nil || way.seen.After(last.seen)) {
+				last = way
+			}
+		}
+		if last == nil || last.silence == 0 {
+			out[name] = Silence{Said: last != nil}
+			continue
+		}
+		out[name] = Silence{
+			For: time.Duration(last.silence-1) * time.Second, Valid: now.Sub(last.seen) <= valid, Said: true,
+		}
+	}
+	return out
+}
+
 // State of everything.
 func (p *Prober) State() State {
 	s := p.look()

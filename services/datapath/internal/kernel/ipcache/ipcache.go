@@ -42,6 +42,9 @@ type Cache struct {
 	known   map[identity.Numeric]struct{}                  // guarded by mu
 	waiting map[identity.Numeric]map[netip.Prefix]struct{} // guarded by mu; of remote, by an identity that is not known
 
+	// doubted are the numbers of nodes whose endpoints may have other addresses by now.
+	doubted map[uint16]struct{} // guarded by mu
+
 	unwritten map[netip.Prefix]struct{} // guarded by mu; prefixes of which the last write has failed
 }
 
@@ -194,7 +197,7 @@ func (c *Cache) want(p netip.Prefix) (ipmap.Info, bool) {
 		return ipmap.Info{}, false
 	case r.Node == 0:
 		return ipmap.Info{Identity: r.Identity, Flags: ipmap.Outside}, true
-	case unknown:
+	case unknown || c.doubts(p, r):
 		return ipmap.Info{Identity: identity.UnknownInCluster, Node: r.Node, Flags: r.flags()}, true
 	}
 	return ipmap.Info{Identity: r.Identity, Node: r.Node, Flags: r.flags()}, true

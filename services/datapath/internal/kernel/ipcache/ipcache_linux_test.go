@@ -53,18 +53,21 @@ type state struct {
 	ranges map[netip.Prefix]bool
 	remote map[netip.Prefix]ipcache.Remote
 	known  map[identity.Numeric]bool
+	// doubted are the numbers of nodes whose endpoints are not believed.
+	doubted map[uint16]struct{}
 }
 
 func (s *state) entries() (all []ipmap.Entry) {
 	out := map[netip.Prefix]ipmap.Info{}
 	for p, r := range s.remote {
 		hidden := r.Identity > identity.MaxReserved && !s.known[r.Identity]
+		_, doubted := s.doubted[r.Node]
 		switch {
 		case r.Node == 0 && hidden:
 			continue
 		case r.Node == 0:
 			out[p] = ipmap.Info{Identity: r.Identity, Flags: ipmap.Outside}
-		case hidden:
+		case hidden, doubted && p.IsSingleIP() && r.Identity >= 256 && r.Identity < 65536:
 			out[p] = ipmap.Info{Identity: 255, Node: r.Node}
 		default:
 			out[p] = ipmap.Info{Identity: r.Identity, Node: r.Node}
@@ -102,6 +105,7 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 			map[netip.Prefix]bool{},
 			map[netip.Prefix]ipcache.Remote{},
 			map[identity.Numeric]bool{},
+			nil,
 		}
 		ids := []identity.Numeric{6, 7, 300, 301, 302, identity.MinNodeLocal}
 		anyID := func() identity.Numeric { return ids[r.IntN(len(ids))] }
@@ -124,7 +128,7 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 			return p
 		}
 		for step := range 600 {
-			switch r.IntN(13) {
+			switch r.IntN(14) {
 			case 0, 1:
 				a, id := addr(), anyID()
 				must(t, c.SetLocal(a, id))
@@ -165,6 +169,12 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 						s.remote[p] = ipcache.Remote{Identity: rem.Identity, Node: to}
 					}
 				}
+			case 13:
+				s.doubted = map[uint16]struct{}{}
+				for range r.IntN(3) {
+					s.doubted[uint16(1+r.IntN(3))] = struct{}{}
+				}
+				must(t, c.Doubt(s.doubted))
 			case 12:
 				drop := prefix(8, 24)
 				must(t, c.Keep(func(p netip.Prefix) bool { return !drop.Overlaps(p) }))
@@ -196,6 +206,7 @@ func restart(t *testing.T, c opened, dir string, s *state) opened {
 	for a, id := range s.local { // the audit of endpoints
 		must(t, c.SetLocal(a, id))
 	}
+	must(t, c.Doubt(s.doubted))
 	if got, err := c.maps.List(); err != nil || !slices.Equal(got, s.entries()) {
 		t.Fatalf("after a restart, before the source speaks:\n got %v, %v\nwant %v", got, err, s.entries())
 	}

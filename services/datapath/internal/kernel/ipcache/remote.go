@@ -143,6 +143,31 @@ func (c *Cache) Renumber(from, to uint16) error {
 	return errors.Join(errs...)
 }
 
+// doubts reports whether the identity of a prefix is not believed: the prefix is the
+// address of an endpoint of a doubted node.
+func (c *Cache) doubts(p netip.Prefix, r Remote) bool {
+	_, ok := c.doubted[r.Node]
+	return ok && p.IsSingleIP() && r.Identity.Scope() == identity.ScopeCluster
+}
+
+// Doubt makes the addresses of endpoints of the given nodes unknown-in-cluster, until a
+// later call no longer names the node. Connections with them are evaluated again.
+func (c *Cache) Doubt(nodes map[uint16]struct{}) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.doubted
+	c.doubted = nodes
+	var errs []error
+	for p, r := range c.remote {
+		_, was := before[r.Node]
+		_, failed := c.unwritten[p]
+		if _, is := nodes[r.Node]; is != was || failed {
+			errs = append(errs, c.write(p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Gate makes the prefixes of the cluster wait at unknown-in-cluster until the
 // tables know their identity: those of ids do so now, and no other.
 func (c *Cache) Gate(ids []identity.Numeric) error {

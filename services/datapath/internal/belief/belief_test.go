@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package belief
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/watch"
+)
+
+// machine is a node whose clock, service and peers a test sets.
+type machine struct {
+	t       *testing.T
+	now     time.Duration
+	boot    string
+	answer  Answer
+	err     error
+	peers   map[string]Peer
+	changed int
+	path    string
+	*Beliefs
+}
+
+func (m *machine) Confirm(context.Context, watch.Origin) (Answer, error) { return m.answer, m.err }
+
+func newMachine(t *testing.T) *machine {
+	m := &machine{
+		t: t, now: time.Hour, boot: "boot-1", path: filepath.Join(t.TempDir(), "belief.json"),
+		answer: Answer{Heard: true, Stale: 15 * time.Minute}, peers: map[string]Peer{},
+	}
+	m.start()
+	return m
+}
+
+// start starts a process.
+func (m *machine) start() {
+	m.Beliefs = Open(Options{
+		Service: m, Applied: func() watch.Origin { return watch.Origin{} },
+		Peers: func() map[string]Peer { return m.peers }, Changed: func() error { m.changed++; return nil },
+		Path: m.path, BootID: m.boot, Now: func() time.Duration { return m.now },
+	})
+}
+
+// pass lets time pass, with a step every 5 s.
+func (m *machine) pass(d time.Duration) {
+	for end := m.now + d; m.now < end; {
+		m.now += 5 * time.Second
+		m.step(m.t.Context())
+	}
+}
+
+func (m *machine) expect(when string, want map[string]bool) {
+	m.t.Helper()
+	for node, believed := range want {
+		if got := m.Believes(node); got != believed {
+			m.t.Errorf("%s: node %s is believed: %t", when, node, got)
+		}
+	}
+}
+
+var (
+	hears = Peer{Said: true, Valid: true, Silence: 3 * time.Second}
+	cut   = Peer{Said: true, Valid: true, Silence: time.Minute}
+)
+
+// TestNodeThatIsCutOffDoubtsNodesThatAreNot: after 15 minutes, whether the service has gone or says that it hears
+// nothing, and until it hears. A node that has not answered lately, or does not say, is doubted too.
+func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
+	for name, away := range map[string]func(m *machine){
+		"the service is away":              func(m *machine) { m.err = errors.New("away") },
+		"the service has started anew":     func(m *machine) { m.answer.Heard = false },
+		"the service hears from no store":  func(m *machine) {},
+		"the clock of the service stopped": func(m *machine) { m.answer.Silence = time.Second; m.err = errors.New("away") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.peers = map[string]Peer{
+				"hears": hears, "cut": cut, "almost": {Said: true, Valid: true, Silence: time.Minute - time.Second},
+				"long ago": {Said: true, Silence: time.Hour}, "earlier version": {Said: true}, "no answer": {},
+			}
+			all := map[string]bool{
+				"hears": true, "cut": true, "almost": true, "long ago": true, "earlier version": true, "no answer": true,
+			}
+			m.pass(time.Hour)
+			m.expect("while it hears", all)
+			if m.changed != 0 {
+				t.Errorf("asked %d times for what is believed", m.changed)
+			}
+			away(m)
+			silent := func(d time.Duration) {
+				for end := m.now + d; m.now < end; m.pass(5 * time.Second) {
+					m.answer.Silence += 5 * time.Second
+				}
+			}
+			silent(14 * time.Minute)
+			m.expect("after 14 minutes", all)
+			silent(90 * time.Second)
+			none := map[string]bool{
+				"hears": false, "cut": true, "almost": false, "long ago": false, "earlier version": false, "no answer": false,
+				"unheard of": false,
+			}
+			m.expect("after more than 15 minutes", none)
+			m.start()
+			m.expect("in a new process", map[string]bool{"hears": false, "cut": true, "no answer": false})
+			silent(time.Minute)
+			m.expect("a minute later", none)
+			m.answer, m.err = Answer{Heard: true, Stale: 15 * time.Minute}, nil
+			m.pass(5 * time.Second)
+			m.expect("when it hears again", all)
+		})
+	}
+}
+
+// TestWhenANodeHeardSurvivesProcesses, so that processes which come and go believe no longer than one that stays. After
+// a reboot the node has not heard, and nothing is assumed of a node whose file is damaged. Without a file, as after an
+// update, the time begins.
+func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
+	m := newMachine(t)
+	m.peers = map[string]Peer{"hears": hears}
+	m.pass(time.Hour)
+	m.err = errors.New("away")
+	for range 14 {
+		m.pass(time.Minute)
+		m.start()
+		m.expect("in the first minutes", map[string]bool{"hears": true})
+	}
+	m.pass(2 * time.Minute)
+	m.expect("after 16 minutes of many processes", map[string]bool{"hears": false})
+	m.now += 24 * time.Hour // it slept
+	m.err = nil
+	m.pass(5 * time.Second)
+	m.expect("when it hears", map[string]bool{"hears": true})
+
+	m.boot, m.now, m.err = "boot-2", time.Second, errors.New("away")
+	m.start()
+	m.pass(5 * time.Second)
+	m.expect("after a reboot", map[string]bool{"hears": false})
+	if d, known := m.Silence(); !known || d < 1000*time.Hour {
+		t.Errorf("after a reboot it heard %s ago, known %t", d, known)
+	}
+	if err := os.WriteFile(m.path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	m.pass(5 * time.Second)
+	m.expect("with a damaged file", map[string]bool{"hears": false})
+	if err := os.Remove(m.path); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	m.pass(14 * time.Minute)
+	m.expect("without a file", map[string]bool{"hears": true})
+	if _, known := m.Silence(); known {
+		t.Error("without a file and an answer it knows when it heard")
+	}
+	m.pass(2 * time.Minute)
+	m.expect("without a file, later", map[string]bool{"hears": false})
+}
+
+// TestServiceOfAnEarlierVersionLeavesEverythingAsItWas.
+func TestServiceOfAnEarlierVersionLeavesEverythingAsItWas(t *testing.T) {
+	m := newMachine(t)
+	m.peers, m.err = map[string]Peer{"hears": hears}, ErrUnsupported
+	m.pass(time.Hour)
+	m.expect("after an hour", map[string]bool{"hears": true})
+	if _, known := m.Silence(); known {
+		t.Error("it tells other nodes when it heard")
+	}
+}

@@ -9,16 +9,25 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
+// current is a time at which a reader had everything that the store had then.
+type current struct {
+	at       time.Duration // by BootTime; 0: never
+	revision int64         // that the store had
+}
+
 // NoteApplied notes up to which point the datapath of this node has applied nodes and
-// mappings, and returns how long ago this node had everything that the store had; ok is
-// false if that was not so since the process started.
+// mappings, and returns how long ago it had everything that the store had; ok is false if
+// that was not so since the process started.
 func (r *Registry) NoteApplied(at cluster.Point) (silence time.Duration, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if at.Cluster == r.view.at.Cluster {
 		r.applied = at
+		if at.Revision >= r.current.revision && len(r.view.held) == 0 && len(r.view.touched) == 0 {
+			r.heard = r.current
+		}
 	}
-	return r.bootTime() - r.current, r.current != 0
+	return r.bootTime() - r.heard.at, r.heard.at != 0
 }
 
 func (r *Registry) bootTime() time.Duration {

@@ -443,7 +443,8 @@ type Registry struct {
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
 	mappings     mappings             // guarded by mu
-	current      time.Duration        // guarded by mu; this node had everything that the store had then, by BootTime; 0: never
+	current      current              // guarded by mu; when this process had everything that the store had
+	heard        current              // guarded by mu; when the kernel had, too
 	// guarded by mu; up to which the kernel has every change of nodes and mappings; zero: that is not known
 	applied cluster.Point
 	// guarded by mu; losses were held back up to this revision, so what was applied before may lack their removals
@@ -925,7 +926,7 @@ func (r *Registry) Observe(u Update) {
 	r.compareOwn(u)
 	if u.Complete && r.view.rebuilt(u) {
 		r.mappings.rebuilt()
-		r.applied = cluster.Point{}
+		r.applied, r.current = cluster.Point{}, current{}
 	}
 	if r.view.apply(u) {
 		r.relabel()
@@ -933,7 +934,7 @@ func (r *Registry) Observe(u Update) {
 	r.noteFreed(u.Revision)
 	r.noteHeard(r.up)
 	if !u.Heard.IsZero() {
-		r.current = max(r.current, r.bootTime()-time.Since(u.Heard))
+		r.current = current{r.bootTime() - time.Since(u.Heard), u.Revision}
 	}
 	if u.Complete {
 		if until, lost := r.view.holdBack(r.pub.Keys, r.cfg.HoldLosses); lost != "" {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
 // failing is a Store whose publications fail at will.
@@ -266,6 +268,42 @@ func TestAddressRestsWhoeverRemovedItsMapping(t *testing.T) {
 		time.Sleep(16 * time.Minute)
 		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); !all[0].OK {
 			t.Errorf("after its time: %+v", all[0])
+		}
+	})
+}
+
+// TestNodeHasHeardOnceItsDatapathHasApplied what the store had then: a datapath that lags has not heard, however often
+// the service has.
+func TestNodeHasHeardOnceItsDatapathHasApplied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newRegistry(t, time.Hour)
+		r.registration = Registration{Underlay: &Underlay{Mode: ModeNative}}
+		note := func(revision int64, want time.Duration) {
+			t.Helper()
+			silence, ok := r.NoteApplied(cluster.Point{Cluster: 7, Revision: revision})
+			if ok != (want >= 0) || ok && silence != want {
+				t.Errorf("applied up to %d: silent for %s, %t, want %s", revision, silence, ok, want)
+			}
+		}
+		const never = -1
+		note(0, never)
+		r.Observe(Update{Complete: true, Cluster: 7, Revision: 6, Heard: time.Now()})
+		note(5, never)
+		if at := r.Applied(); at.Revision != 5 {
+			t.Errorf("applied up to %+v", at)
+		}
+		note(6, 0)
+		time.Sleep(time.Minute)
+		r.Observe(Update{Cluster: 7, Revision: 9, Heard: time.Now()})
+		note(6, time.Minute)
+		note(9, 0)
+		time.Sleep(time.Minute)
+		r.Observe(Update{Cluster: 7, Revision: 10}) // a change, after which there may be others
+		note(10, time.Minute)
+		r.Observe(Update{Complete: true, Cluster: 8, Revision: 3, Heard: time.Now()})
+		note(10, time.Minute) // of the store before
+		if at := r.Applied(); at.Revision != 0 {
+			t.Errorf("applied up to %+v of the store before", at)
 		}
 	})
 }

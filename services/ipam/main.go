@@ -47,7 +47,9 @@ type settings struct {
 	Quarantine time.Duration `config:"quarantine" was:"rest" help:"how long a released address is not given out, 0 to 24h"`
 	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
 
-	Identity    string            `config:"identity" help:"unix socket of the identity service, which registers the ranges with the cluster; empty for a node on its own"`
+	Identity         string `config:"identity" help:"unix socket of the identity service, which registers the ranges with the cluster; empty for a node on its own"`
+	MaxBlocksPerNode int    `config:"maxBlocksPerNode" help:"in mode pool, blocks of a family that one node may have, 1 to 64; what etcd has counts for all nodes"`
+
 	ClusterPool poolSettings      `config:"clusterPool"`
 	Kubernetes  kube.NodeSettings `config:"kubernetes"`
 
@@ -60,14 +62,11 @@ type poolSettings struct {
 	Prefixes  []string `config:"prefixes" help:"in mode pool, prefixes that all nodes of the cluster take blocks from; the same on all nodes, as what follows"`
 	IPv4Block int      `config:"ipv4Block" help:"length of the blocks of IPv4 prefixes"`
 	IPv6Block int      `config:"ipv6Block" help:"length of the blocks of IPv6 prefixes"`
-	MaxBlocks int      `config:"maxBlocks" help:"blocks of a family that one node may have, 1 to 32"`
+	MaxBlocks int      `config:"maxBlocks" help:"former name of maxBlocksPerNode; 0: not set"`
 }
 
 // check reads the pool.
 func (s *poolSettings) check(p *config.Problems) (prefixes []netip.Prefix, err error) {
-	if s.MaxBlocks < 1 || s.MaxBlocks > 32 {
-		p.Addf("clusterPool.maxBlocks", "%d is not between 1 and 32", s.MaxBlocks)
-	}
 	if prefixes, err = pool.ParseRanges("clusterPool.prefixes", s.Prefixes); err != nil {
 		return nil, err
 	}
@@ -84,15 +83,29 @@ func (s *poolSettings) check(p *config.Problems) (prefixes []netip.Prefix, err e
 	return prefixes, nil
 }
 
+// maxBlocks returns how many blocks of a family a node may have. The former name of the
+// setting counts if it is set.
+func (s *settings) maxBlocks(p *config.Problems) int {
+	name, n := "maxBlocksPerNode", s.MaxBlocksPerNode
+	if s.ClusterPool.MaxBlocks != 0 {
+		name, n = "clusterPool.maxBlocks", s.ClusterPool.MaxBlocks
+	}
+	if n < 1 || n > 64 {
+		p.Addf(name, "%d is not between 1 and 64", n)
+	}
+	return n
+}
+
 func defaults(p instance.Paths) settings {
 	return settings{
 		Mode: modeStatic,
 		// For one node on its own; a node of a cluster is told its ranges.
-		Pools:      []string{"10.244.0.0/24", "fd00:244::/64"},
-		Lease:      ipam.DefaultLease,
-		Quarantine: ipam.DefaultQuarantine,
+		Pools:            []string{"10.244.0.0/24", "fd00:244::/64"},
+		Lease:            ipam.DefaultLease,
+		Quarantine:       ipam.DefaultQuarantine,
+		MaxBlocksPerNode: 16,
 		ClusterPool: poolSettings{
-			Prefixes: []string{"10.244.0.0/16", "fd00:244::/48"}, IPv4Block: 24, IPv6Block: 64, MaxBlocks: 8,
+			Prefixes: []string{"10.244.0.0/16", "fd00:244::/48"}, IPv4Block: 24, IPv6Block: 64,
 		},
 		StateDir:   p.ServiceStateDir(service),
 		Kubernetes: kube.NodeDefaults(),
@@ -137,7 +150,8 @@ func (s *settings) Validate() error {
 			p.Addf("identity", "needed in mode pool")
 		}
 		pool := &s.ClusterPool
-		s.agreed.IPv4Block, s.agreed.IPv6Block, s.agreed.MaxBlocks = pool.IPv4Block, pool.IPv6Block, pool.MaxBlocks
+		s.agreed.IPv4Block, s.agreed.IPv6Block = pool.IPv4Block, pool.IPv6Block
+		s.agreed.MaxBlocks = s.maxBlocks(&p)
 		s.agreed.Prefixes, perr = s.ClusterPool.check(&p)
 	}
 	var err, xerr error
@@ -152,6 +166,9 @@ func (s *settings) Validate() error {
 func main() { os.Exit(process.Run(service, defaults, run)) }
 
 func run(ctx context.Context, p *process.Process, cfg settings) error {
+	if cfg.ClusterPool.MaxBlocks != 0 {
+		fmt.Fprintln(os.Stderr, "clusterPool.maxBlocks was renamed to maxBlocksPerNode; the former name works until 0.2.0")
+	}
 	started := time.Now()
 	state, err := process.Phase(p, "open-state", func() (*store.Store, error) { return store.Open(cfg.StateDir) })
 	if err != nil {

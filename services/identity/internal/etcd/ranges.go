@@ -61,9 +61,11 @@ func (b *claiming) agree(have *mvccpb.KeyValue) {
 }
 
 // differ names both settings if those of the cluster are not those of the node; "" if
-// they are.
+// they are. How many blocks a node may have is not compared: what the cluster has counts
+// for all nodes.
 func differ(mine registry.IPAM, have *mvccpb.KeyValue) string {
 	other, err := readSettings(have)
+	mine.MaxBlocks = other.MaxBlocks
 	switch {
 	case err != nil:
 		return fmt.Sprintf("this node's ipam has %s, the cluster (%s) %q, which cannot be read", mine, have.Key, have.Value)
@@ -163,9 +165,15 @@ func (s *Store) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 	for slot := range s.own.slots {
 		used[slot] = true
 	}
+	most := c.IPAM.MaxBlocks
+	if s.own.ipam != nil {
+		if theirs, err := readSettings(s.own.ipam); err == nil {
+			most = theirs.MaxBlocks // beyond them no other node believes a claim
+		}
+	}
 	slot, ok := freeSlot(c.IPv6, used)
-	if !ok || slot.Number >= c.IPAM.MaxBlocks {
-		return p, 0, fmt.Errorf("%w: %d", registry.ErrMaxRanges, c.IPAM.MaxBlocks)
+	if !ok || slot.Number >= most {
+		return p, 0, fmt.Errorf("%w: %d", registry.ErrMaxRanges, most)
 	}
 	var taken map[netip.Prefix]*mvccpb.KeyValue // nil: not listed yet
 	for range maxRaces {

@@ -549,3 +549,32 @@ func TestBlocksOfPools(t *testing.T) {
 		}
 	}
 }
+
+// TestNumberOfBlocksIsTheClusters: a node with another limit than the cluster's, as of another version, keeps its ranges
+// and gets further ones, up to the cluster's limit.
+func TestNumberOfBlocksIsTheClusters(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s := etcdtest.Start(t)
+	settings := blocks(64)
+	settings.MaxBlocks = 2
+	a := startNode(t, s.Endpoint, "a", t.TempDir(), quick())
+	a.connected()
+	a.claim(settings, nil...)
+	for _, most := range []int{1, 16} {
+		name := fmt.Sprint("b", most)
+		b := startNode(t, s.Endpoint, name, t.TempDir(), quick())
+		b.connected()
+		other := settings
+		other.MaxBlocks = most
+		var known []netip.Prefix
+		for range 2 {
+			known = append(known, b.claim(other, known...))
+		}
+		if _, err := b.reg.ClaimRange(t.Context(), other, false, known); !errors.Is(err, registry.ErrMaxRanges) {
+			t.Errorf("a third block with a limit of %d: %v", most, err)
+		}
+		if st := b.reg.Status(); len(st.Ranges) > 0 {
+			t.Errorf("with a limit of %d: %+v", most, st.Ranges)
+		}
+	}
+}

@@ -176,7 +176,8 @@ func (c *Config) registry(incarnation string, l *slog.Logger) registry.Config {
 // listen is how often the service asks whether it missed changes: often enough
 // that an answer from memory is never refused for the question alone.
 func (c *Config) listen() time.Duration {
-	return min(heardEvery, max(c.GC.Quarantine/4, 100*time.Millisecond), max(c.Cluster.StaleMappings/4, 100*time.Millisecond))
+	const least = 100 * time.Millisecond
+	return min(heardEvery, max(c.GC.Quarantine/4, least), max(c.Cluster.StaleMappings/4, least))
 }
 
 // heardEvery is how often the service asks at least: other nodes take one that has not

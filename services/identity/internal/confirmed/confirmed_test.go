@@ -216,10 +216,12 @@ func TestRemovalThatAllNodesConfirmIsKnownSoon(t *testing.T) {
 			t.Errorf("known after %s", took)
 		}
 		moments := map[time.Time]int{}
+		synctest.Wait()
 		for _, w := range s.writes {
 			moments[w]++
 		}
-		if len(s.writes) != len(names) || len(moments) < 5 {
+		// The node that asks may have taken its request back already.
+		if n := len(s.writes); n != len(names) && n != len(names)+1 || len(moments) < 5 {
 			t.Errorf("%d reports of %d nodes at %d moments", len(s.writes), len(names), len(moments))
 		}
 		time.Sleep(time.Hour)

@@ -104,7 +104,7 @@ func play(t *testing.T, seed uint64) (byTime, byConfirmation int) {
 		case 2, 3:
 			n.lagging = !n.lagging
 		case 4: // its process restarts with what the disk has; nobody has told it how old that is
-			n.watched, n.applied = min(n.watched, n.saved), n.applied
+			n.watched = min(n.watched, n.saved)
 		case 5: // the machine reboots: it has not heard until it hears
 			n.watched, n.applied, n.heard = n.saved, n.saved, time.Time{}
 		case 6: // another machine takes the name, and the former one goes on

@@ -112,6 +112,14 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlShare: entries(translation.DescribeShareKey, func(v *bpf.MapsSlShare) string {
 		return fmt.Sprintf("ports %d, senders with shares %d", v.Ports, v.Senders)
 	}),
+	bpf.MapsMapSlRing4: array(number, func(v *bpf.MapsSlRing4) string {
+		k := v.Key
+		return ringWords(pin.Addr4(k.Lo), k.Plo, pin.Addr4(k.Hi), k.Phi, k.Proto, v.Seen, v.Skips)
+	}),
+	bpf.MapsMapSlRing6: array(number, func(v *bpf.MapsSlRing6) string {
+		k := v.Key
+		return ringWords(netip.AddrFrom16(k.Lo), k.Plo, netip.AddrFrom16(k.Hi), k.Phi, k.Proto, v.Seen, v.Skips)
+	}),
 	bpf.MapsMapSlCount: array(number, func(v *bpf.MapsSlCounters) string {
 		return fmt.Sprint(v.N)
 	}),
@@ -298,6 +306,13 @@ func limitName(i *uint32) string {
 func cellName(i *uint32) string {
 	return fmt.Sprintf("%s %s", event.Reason(*i>>1), event.Direction(*i&1+1))
 }
+
+// ringWords puts a position of a ring into words.
+func ringWords(lo netip.Addr, plo uint16, hi netip.Addr, phi uint16, protocol uint8, seen, skips uint32) string {
+	return fmt.Sprintf("protocol %d between %v and %v, seen at %d s, passed over %d times",
+		protocol, netip.AddrPortFrom(lo, plo), netip.AddrPortFrom(hi, phi), seen, skips)
+}
+
 func bitsOf(a netip.Addr, bits uint32) string { return fmt.Sprintf("%v/%d", a, bits) }
 
 // cidrKey names a prefix of a set. The set counts with the prefix, and travels in

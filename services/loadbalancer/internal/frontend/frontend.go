@@ -83,7 +83,8 @@ type List struct {
 	Backends  []Backend // sorted by address and port, each once
 	WhenEmpty EmptyAction
 	// Draining are the endpoints that are not in Backends and that serve or terminate:
-	// they keep the connections that they have. Sorted as Backends.
+	// they keep the connections that they have. Those of UDP have to serve if there are
+	// Backends. Sorted as Backends.
 	Draining []Backend
 	// Table asks for a rendezvous table, by which one of the backends is chosen.
 	Table bool
@@ -212,7 +213,7 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*Frontend {
 			if !v.Service.Closed {
 				all = n.merge(ends, v.Service.Ports[f.port], f.Key.IPv6, notes)
 			}
-			l = newLists(n, v.Service, all)
+			l = newLists(n, v.Service, v.Service.Ports[f.port].Protocol, all)
 			lists[at] = l
 		}
 		l.give(f)
@@ -476,11 +477,11 @@ type lists struct {
 	external *List // for outside callers of the other kinds; nil: as cluster
 }
 
-func newLists(n *Node, s *service.Service, all []candidate) *lists {
+func newLists(n *Node, s *service.Service, protocol service.Protocol, all []candidate) *lists {
 	c := n.Categorize(all)
-	cluster, local := c.list(c.Cluster, all), (*List)(nil)
+	cluster, local := c.list(protocol, c.Cluster, all), (*List)(nil)
 	if s.InternalLocal || s.ExternalLocal {
-		local = c.list(c.Local, all)
+		local = c.list(protocol, c.Local, all)
 	}
 	for _, l := range []*List{cluster, local} {
 		if l != nil {
@@ -573,8 +574,10 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-// list is that of the chosen ones among all.
-func (c *Categories) list(of, all []candidate) *List {
+// list returns the list of the chosen endpoints. Other endpoints that serve or terminate drain. An
+// endpoint that terminates and does not serve drains UDP only if no endpoint is chosen: a UDP flow
+// has no end that the endpoint could finish, and would be refused while others serve.
+func (c *Categories) list(protocol service.Protocol, of, all []candidate) *List {
 	out := &List{WhenEmpty: Reject}
 	if c.Any {
 		out.WhenEmpty = Drop
@@ -590,6 +593,7 @@ func (c *Categories) list(of, all []candidate) *List {
 		switch {
 		case len(rest) > 0 && rest[0].at == x.at:
 			rest = rest[1:]
+		case protocol == service.UDP && len(of) > 0 && x.State&service.Serving == 0:
 		case x.State.Keeps():
 			out.Draining = append(out.Draining, Backend{x.at, x.State&service.Terminating != 0})
 		}

@@ -229,6 +229,54 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	}
 }
 
+// TestUDPLeavesEndpointsThatDoNotServe where others do: an endpoint that terminates and does not
+// serve keeps TCP connections, and UDP flows only if nothing else is there.
+func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		protocol  service.Protocol
+		local     bool
+		endpoints []string // "10.0.0.N node"
+		states    []service.State
+		drains    string // for callers outside
+	}{
+		{"TCP", service.TCP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, ready}, "1t"},
+		{"UDP", service.UDP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, ready}, ""},
+		{"UDP, serving", service.UDP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{draining, ready}, "1t"},
+		{"UDP, alone", service.UDP, false, []string{"10.0.0.1 here"}, []service.State{ending}, "1t"},
+		{"UDP, beside one that drains", service.UDP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, draining}, ""},
+		{"UDP, local, ready here", service.UDP, true, []string{"10.0.0.1 here", "10.0.0.2 here"}, []service.State{ending, ready}, ""},
+		{"UDP, local, ready there", service.UDP, true, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, ready}, "1t 2"},
+	} {
+		v := View{
+			Service: balanced(func(s *service.Service) { s.ExternalLocal, s.Ports[0].Protocol = c.local, c.protocol }),
+		}
+		var es []service.Endpoint
+		for i, at := range c.endpoints {
+			es = append(es, ep(t, at, c.states[i]))
+		}
+		x := slice("a", es...)
+		x.Ports[0].Protocol = c.protocol
+		v.Slices = []*service.Slice{x}
+		for _, f := range here.Of(v, nil) {
+			l := f.Outside
+			if l == nil {
+				l = f.Inside
+			}
+			if f.Kind == ClusterIP && c.local {
+				continue
+			}
+			got := ""
+			if len(l.Draining) > 0 {
+				got = short(&List{Backends: l.Draining})
+			}
+			if got != c.drains {
+				t.Errorf("%s: %v drains %q, want %q", c.name, f.Key, got, c.drains)
+			}
+		}
+	}
+}
+
 func TestNodeWithoutNameOrZoneHasNoLocalEndpoint(t *testing.T) {
 	nowhere := Node{}
 	got := nowhere.Of(View{

@@ -191,14 +191,14 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Keeps: n.Kernel.Services.Keeps,
 		})
 		n.HostPorts = hostport.New(hostport.Options{
-			Kernel: n.Kernel.Frontends(), Ender: n.Ender, Own: n.isOwn, Closed: cfg.reservedPorts(), Log: n.log,
+			Kernel: n.Kernel.Frontends(), Ender: flowEnder{n}, Own: n.isOwn, Closed: cfg.reservedPorts(), Log: n.log,
 		})
 		var capacity frontendstream.Capacity
 		if c, ok := n.Kernel.Services.Capacity(); ok {
 			capacity = frontendstream.Capacity(c)
 		}
 		n.Frontends = frontendstream.New(frontendstream.Options{
-			Name: service, Service: n.frontends, Kernel: n.HostPorts.Services(), Ender: n.Ender, Memory: n.frontendState,
+			Name: service, Service: n.frontends, Kernel: n.HostPorts.Services(), Ender: flowEnder{n}, Memory: n.frontendState,
 			Freed: n.HostPorts.Freed(), Capacity: capacity, Log: n.log,
 		})
 	}
@@ -212,6 +212,16 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 	}
 	n.Collector, err = n.Kernel.Connections.NewCollector(o)
 	return err
+}
+
+// flowEnder ends what still sends UDP to a removed backend: connected sockets, and flows by packets,
+// which choose another backend of their Service.
+type flowEnder struct{ *node }
+
+// End implements frontendstream.Ender and hostport.Ender.
+func (e flowEnder) End(ctx context.Context) error {
+	_, err := e.Kernel.Translations.Release(ctx, e.Kernel.Services.Keeps)
+	return errors.Join(err, e.Ender.End(ctx))
 }
 
 // isOwn says whether an address is the node's, so that host ports may answer there.

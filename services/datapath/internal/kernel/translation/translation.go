@@ -6,6 +6,7 @@
 package translation
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -173,6 +174,44 @@ func (m *Maps) Each(visit func(Translation) error) error {
 		}
 		return nil
 	})
+}
+
+// protocolUDP is IPPROTO_UDP.
+const protocolUDP = 17
+
+// Keeps says whether a front still leads to a backend of a generation, or drains it.
+type Keeps func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
+
+// Release removes the translations of UDP whose front does not keep their backend, and returns how
+// many there were. The next packet of such a flow chooses a backend of the front again. A flow of
+// UDP has no end: without Release it would stay with a backend that its Service has removed for as
+// long as another Service has it. TCP connections stay. If every program run has ended that may
+// have found the backend in the front's list, none is left when Release returns without an error.
+// Release may be called concurrently with every other method.
+func (m *Maps) Release(ctx context.Context, keeps Keeps) (released int, err error) {
+	var left []entry
+	err = m.each(func(es []entry) error {
+		for _, e := range es {
+			if e.leaves(keeps) {
+				left = append(left, e)
+			}
+		}
+		return ctx.Err()
+	})
+	for _, e := range left {
+		if failed := pin.DeleteKey(e.in, e.key); failed != nil {
+			return released, errors.Join(err, fmt.Errorf("remove %v: %w", e.Translation, failed))
+		}
+		released++
+	}
+	return released, err
+}
+
+// leaves reports whether the flow has to choose a backend again. The records of answers and the
+// claims of ports name no backend.
+func (t *Translation) leaves(keeps Keeps) bool {
+	return t.Protocol == protocolUDP && !t.Back && !t.Answer && !t.Record &&
+		!keeps(t.Front, t.Backend.Addr().Is6(), t.Number, t.Generation)
 }
 
 // Pass is what one collection found and did.

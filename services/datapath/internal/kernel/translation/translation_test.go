@@ -88,3 +88,42 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 		t.Errorf("a connection that cannot be looked for: over %t, %v", over, err)
 	}
 }
+
+// TestFlowsLeaveABackendThatTheirFrontDoesNotKeep, and nothing else does: TCP, the answers of a pod
+// to itself, claims of ports and records of answers stay.
+func TestFlowsLeaveABackendThatTheirFrontDoesNotKeep(t *testing.T) {
+	at := netip.MustParseAddrPort
+	udp := Translation{
+		Source: at("192.0.2.7:40000"), Asked: at("192.0.2.1:30080"), Backend: at("10.244.1.3:53"), Protocol: 17,
+		Front: 7, Number: 3, Generation: 2,
+	}
+	with := func(change func(*Translation)) Translation {
+		x := udp
+		change(&x)
+		return x
+	}
+	keeps := func(front uint32, ipv6 bool, number uint32, generation uint8) bool {
+		return front == 7 && !ipv6 && number == 4 && generation == 2
+	}
+	for _, c := range []struct {
+		what   string
+		t      Translation
+		leaves bool
+	}{
+		{"a backend that the front lost", udp, true},
+		{"a backend that it keeps", with(func(x *Translation) { x.Number = 4 }), false},
+		{"another front", with(func(x *Translation) { x.Number, x.Front = 4, 8 }), true},
+		{"an earlier generation", with(func(x *Translation) { x.Number, x.Generation = 4, 1 }), true},
+		{"IPv6", with(func(x *Translation) { x.Number, x.Backend = 4, at("[fd00::3]:53") }), true},
+		{"TCP", with(func(x *Translation) { x.Protocol = 6 }), false},
+		{"SCTP", with(func(x *Translation) { x.Protocol = 132 }), false},
+		{"back to a pod itself", with(func(x *Translation) { x.Back = true }), false},
+		{"the claim of a port", with(func(x *Translation) { x.Answer = true }), false},
+		{"the copy of a claim", with(func(x *Translation) { x.Answer, x.Copy = true, true }), false},
+		{"a record of answers", with(func(x *Translation) { x.Record = true }), false},
+	} {
+		if got := c.t.leaves(keeps); got != c.leaves {
+			t.Errorf("%s: leaves %t, want %t", c.what, got, c.leaves)
+		}
+	}
+}

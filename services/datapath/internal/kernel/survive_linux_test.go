@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -245,6 +246,74 @@ func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
 				t.Errorf("round %d: %v asks %v: %v", round, own, to, err)
 			}
 			must(t, "close", c.Close())
+		}
+	}
+}
+
+// TestKernelServiceMadeAgainServesFlowsThatGoOn: a client that keeps its port and never pauses is
+// served again when its Service was deleted and is there again, also while the backend goes on
+// sending.
+func TestKernelServiceMadeAgainServesFlowsThatGoOn(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	local := f.a.newPod(t, 20)
+	apply := func(change func(*frontend.Transaction)) {
+		t.Helper()
+		tx := &frontend.Transaction{Partial: true}
+		change(tx)
+		res, err := n.k.Frontends().Apply(t.Context(), tx)
+		must(t, "apply", err)
+		if len(res.Refused) > 0 {
+			t.Fatalf("refused: %v", res.Refused)
+		}
+	}
+	port := uint16(30080)
+	for family := range 2 {
+		node := []netip.Addr{f.a.addr4, f.a.addr6}[family]
+		for _, c := range []struct {
+			name   string
+			from   netns.NsHandle
+			node   bool
+			server *pod
+		}{
+			{"outside, local backend", f.outsider, true, local},
+			{"outside, backend elsewhere", f.outsider, true, f.b.pod},
+			{"pod, local backend", f.a.pod.ns, false, local},
+			{"pod, backend elsewhere", f.a.pod.ns, false, f.b.pod},
+		} {
+			for _, speaks := range []bool{false, true} {
+				port++
+				backend := netip.AddrPortFrom(c.server.Addrs()[family], port)
+				asked := serviceAddr(node, byte(port%100))
+				service := clusterAt(asked, frontend.UDP, leadsTo(backend))
+				if c.node {
+					asked = netip.AddrPortFrom(node, port)
+					key := frontend.Key{
+						Addr: frontend.Unspecified(node), Port: port, Protocol: frontend.UDP, Node: true,
+					}
+					service = &frontend.Frontend{
+						Key: key, Kind: frontend.NodePort, Service: "shop/web:http",
+						Inside: leadsTo(backend), Outside: leadsTo(backend),
+					}
+				}
+				name := fmt.Sprintf("IPv%d, %s, the backend speaks meanwhile: %t", 4+2*family, c.name, speaks)
+				apply(func(tx *frontend.Transaction) { tx.Upsert(service) })
+				conn := connectPair(t, "udp", c.from, c.server.ns, asked, backend)
+				if err := conn.exchange(false); err != nil {
+					t.Fatalf("%s: before: %v", name, err)
+				}
+				apply(func(tx *frontend.Transaction) { tx.Remove(service.Key) })
+				if speaks {
+					if err := send(conn.server, conn.client); err != nil {
+						t.Errorf("%s: the backend while there is no Service: %v", name, err)
+					}
+				}
+				apply(func(tx *frontend.Transaction) { tx.Upsert(service) })
+				if err := conn.exchange(false); err != nil {
+					t.Errorf("%s: afterwards: %v", name, err)
+				}
+				conn.close()
+			}
 		}
 	}
 }

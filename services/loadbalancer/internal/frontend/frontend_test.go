@@ -232,6 +232,7 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 // TestUDPLeavesEndpointsThatDoNotServe where others do: an endpoint that terminates and does not
 // serve keeps TCP connections, and UDP flows only if nothing else is there.
 func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
+	two, same := []string{"10.0.0.1 here", "10.0.0.2 there"}, []string{"10.0.0.1 here", "10.0.0.2 here"}
 	for _, c := range []struct {
 		name      string
 		protocol  service.Protocol
@@ -240,13 +241,13 @@ func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 		states    []service.State
 		drains    string // for callers outside
 	}{
-		{"TCP", service.TCP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, ready}, "1t"},
-		{"UDP", service.UDP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, ready}, ""},
-		{"UDP, serving", service.UDP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{draining, ready}, "1t"},
+		{"TCP", service.TCP, false, two, []service.State{ending, ready}, "1t"},
+		{"UDP", service.UDP, false, two, []service.State{ending, ready}, ""},
+		{"UDP, serving", service.UDP, false, two, []service.State{draining, ready}, "1t"},
 		{"UDP, alone", service.UDP, false, []string{"10.0.0.1 here"}, []service.State{ending}, "1t"},
-		{"UDP, beside one that drains", service.UDP, false, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, draining}, ""},
-		{"UDP, local, ready here", service.UDP, true, []string{"10.0.0.1 here", "10.0.0.2 here"}, []service.State{ending, ready}, ""},
-		{"UDP, local, ready there", service.UDP, true, []string{"10.0.0.1 here", "10.0.0.2 there"}, []service.State{ending, ready}, "1t 2"},
+		{"UDP, beside one that drains", service.UDP, false, two, []service.State{ending, draining}, ""},
+		{"UDP, local, ready here", service.UDP, true, same, []service.State{ending, ready}, ""},
+		{"UDP, local, ready there", service.UDP, true, two, []service.State{ending, ready}, "1t 2"},
 	} {
 		v := View{
 			Service: balanced(func(s *service.Service) { s.ExternalLocal, s.Ports[0].Protocol = c.local, c.protocol }),

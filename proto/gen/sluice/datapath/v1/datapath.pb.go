@@ -609,6 +609,9 @@ const (
 	// To an address that is of services alone, at a port that none of them has; a pod is
 	// told.
 	Reason_REASON_NO_SERVICE_PORT Reason = 61
+	// The sender outside has its share of the node's ports to this backend, and half of these
+	// ports are in use. The sender is told.
+	Reason_REASON_NAT_SHARE Reason = 62
 )
 
 // Enum value maps for Reason.
@@ -674,6 +677,7 @@ var (
 		59: "REASON_NAT_NO_SOURCE",
 		60: "REASON_SERVICE_INSIDE",
 		61: "REASON_NO_SERVICE_PORT",
+		62: "REASON_NAT_SHARE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -736,6 +740,7 @@ var (
 		"REASON_NAT_NO_SOURCE":            59,
 		"REASON_SERVICE_INSIDE":           60,
 		"REASON_NO_SERVICE_PORT":          61,
+		"REASON_NAT_SHARE":                62,
 	}
 )
 
@@ -5335,7 +5340,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xd0\f\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\xe6\f\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -5399,7 +5404,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x14REASON_NAT_EXHAUSTED\x10:\x12\x18\n" +
 	"\x14REASON_NAT_NO_SOURCE\x10;\x12\x19\n" +
 	"\x15REASON_SERVICE_INSIDE\x10<\x12\x1a\n" +
-	"\x16REASON_NO_SERVICE_PORT\x10=*o\n" +
+	"\x16REASON_NO_SERVICE_PORT\x10=\x12\x14\n" +
+	"\x10REASON_NAT_SHARE\x10>*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -320,7 +320,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.IPCache = ipcache.New(k.Addresses, o.Log)
 	k.Nodes = nodemap.Open(k.Pins)
 	k.Namespaces = sockets.OpenNamespaces(k.Pins)
-	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{Reserved: o.ReservedEndpoints, Log: o.Log})
+	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{
+		Reserved: o.ReservedEndpoints, Services: o.Services, Log: o.Log,
+	})
 	k.Events = event.Open(k.Pins)
 	if k.Translations, err = translation.Open(k.Pins); err != nil {
 		return nil, err

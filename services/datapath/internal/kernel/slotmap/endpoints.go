@@ -33,6 +33,7 @@ import (
 type Maps struct {
 	log       *slog.Logger
 	reserved  bool
+	services  bool
 	addresses *ipcache.Cache
 
 	devices, ip4, ip6 *ebpf.Map
@@ -50,13 +51,15 @@ type Maps struct {
 type Options struct {
 	// Reserved lets endpoints have reserved identities.
 	Reserved bool
+	// Services has node ports answer at the host's addresses.
+	Services bool
 	Log      *slog.Logger
 }
 
 // Open finds the maps of endpoints among all. It writes nothing.
 func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 	return &Maps{
-		log: o.Log, reserved: o.Reserved, addresses: addresses,
+		log: o.Log, reserved: o.Reserved, services: o.Services, addresses: addresses,
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
 		own: pm.Map(bpf.MapsMapSlOwn),
 		mem: pm.Memory(bpf.MapsMapSlEp), counter: pm.Memory(bpf.MapsMapSlGen),

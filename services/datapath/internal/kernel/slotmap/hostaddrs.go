@@ -66,7 +66,8 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
-	if len(unplaced) > 0 {
+	// Without services a place only has the host answer UDP from the address that was asked.
+	if len(unplaced) > 0 && eps.services {
 		errs = append(errs, fmt.Errorf("%d host addresses, %v one of them, at which node ports do not answer pods: %w",
 			len(unplaced), slices.MinFunc(unplaced, netip.Addr.Compare), errNoPlace))
 	}

@@ -131,7 +131,8 @@ func revision(o runtime.Object) int {
 
 func (s *server) pod(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "n", Name: name, ResourceVersion: strconv.Itoa(max(1, s.modified[name])), Labels: map[string]string{"v": s.values[name]},
+		Namespace: "n", Name: name, ResourceVersion: strconv.Itoa(max(1, s.modified[name])),
+		Labels: map[string]string{"v": s.values[name]},
 	}}
 }
 

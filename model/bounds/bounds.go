@@ -221,11 +221,13 @@ var All = []Bound{
 		}, everyMap...),
 	},
 	{
-		Name: "prefixes-ipv4", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes, Shown: ofMaps,
+		Name: "prefixes-ipv4", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes,
+		Shown: ofMaps,
 		Tests: []string{"TestPrefixWithoutRoomClosesWhatItWouldDeny", "TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"},
 	},
 	{
-		Name: "prefixes-ipv6", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes, Shown: ofMaps,
+		Name: "prefixes-ipv6", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes,
+		Shown: ofMaps,
 		Tests: []string{"TestPrefixWithoutRoomClosesWhatItWouldDeny", "TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"},
 	},
 	{

@@ -453,7 +453,8 @@ func (n *node) openDevices(cfg Config) (err error) {
 	n.sysctls = set
 	group := netdev.Group(n.instance)
 	n.guard = guard.New(n.home, n.instance, []uint32{group, group | 1}, guard.Marks{
-		Mask: netdev.MarkMask, Pod: netdev.MarkPod, Pods: netdev.MarkLocal, Tunnel: netdev.MarkRemote, Others: netdev.MarkForwarded,
+		Mask: netdev.MarkMask, Pod: netdev.MarkPod, Pods: netdev.MarkLocal, Tunnel: netdev.MarkRemote,
+		Others: netdev.MarkForwarded,
 	})
 	if err := n.guardFabric(cfg); err != nil {
 		return err

@@ -152,7 +152,8 @@ var kinds = []kind{
 		addLabel,
 	},
 	{
-		"service", true, "events of packets to the service [NAMESPACE/]NAME, and of those to its backends that name no service",
+		"service", true,
+		"events of packets to the service [NAMESPACE/]NAME, and of those to its backends that name no service",
 		addService,
 	},
 	{"verdict", true, "forwarded, dropped, audited or redirected", addVerdict},

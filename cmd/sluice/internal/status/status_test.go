@@ -350,7 +350,10 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 	}{
 		{nil, ""},
 		{&datapathv1.PodRouting{Mode: "overlay"}, "Routing overlay"},
-		{&datapathv1.PodRouting{Mode: "native", Reason: "no xfrm policies"}, "Routing native, past the host's stack (no xfrm policies)"},
+		{
+			&datapathv1.PodRouting{Mode: "native", Reason: "no xfrm policies"},
+			"Routing native, past the host's stack (no xfrm policies)",
+		},
 		{
 			&datapathv1.PodRouting{Mode: "native", ByStack: true, Reason: "xfrm policies: 2 out"},
 			"Routing native, by the host's stack (xfrm policies: 2 out)",

@@ -22,9 +22,10 @@ func TestShaperBehindThePluginIsRefused(t *testing.T) {
 		list    string
 		refused bool
 	}{
-		"behind":            {`{"name": "sluice", "plugins": [` + ours + `, {"type": "bandwidth"}]}`, true},
-		"before":            {`{"name": "sluice", "plugins": [{"type": "bandwidth"}, ` + ours + `]}`, true},
-		"third":             {`{"name": "sluice", "plugins": [` + ours + `, {"type": "portmap"}, {"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`, true},
+		"behind": {`{"name": "sluice", "plugins": [` + ours + `, {"type": "bandwidth"}]}`, true},
+		"before": {`{"name": "sluice", "plugins": [{"type": "bandwidth"}, ` + ours + `]}`, true},
+		"third": {`{"name": "sluice", "plugins": [` + ours + `, {"type": "portmap"}, ` +
+			`{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`, true},
 		"of another name":   {`{"name": "other", "plugins": [` + ours + `, {"type": "bandwidth"}]}`, false},
 		"of another plugin": {`{"name": "sluice", "plugins": [{"type": "bridge"}, {"type": "bandwidth"}]}`, false},
 		"portmap":           {`{"name": "sluice", "plugins": [` + ours + `, {"type": "portmap"}]}`, false},
@@ -43,7 +44,8 @@ func TestShaperBehindThePluginIsRefused(t *testing.T) {
 			if (err != nil) != c.refused {
 				t.Fatalf("%v, want it refused: %t", err, c.refused)
 			}
-			if refused, ok := errors.AsType[*cni.Error](err); c.refused && (!ok || refused.Code != cni.ErrInvalidConfig || !strings.Contains(err.Error(), "docs/cni.md")) {
+			if refused, ok := errors.AsType[*cni.Error](err); c.refused &&
+				(!ok || refused.Code != cni.ErrInvalidConfig || !strings.Contains(err.Error(), "docs/cni.md")) {
 				t.Errorf("%v, want code %d and the page", err, cni.ErrInvalidConfig)
 			}
 		})

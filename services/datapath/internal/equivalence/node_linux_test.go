@@ -463,7 +463,9 @@ func tupleOf(src, dst netip.Addr, proto uint8, sport, dport uint16) conntrack.Tu
 	case proto == protoICMP || proto == protoICMPv6:
 		dport = sport
 	}
-	return conntrack.Tuple{Initiator: netip.AddrPortFrom(src, sport), Responder: netip.AddrPortFrom(dst, dport), Protocol: proto}
+	return conntrack.Tuple{
+		Initiator: netip.AddrPortFrom(src, sport), Responder: netip.AddrPortFrom(dst, dport), Protocol: proto,
+	}
 }
 
 // hasPorts says whether connections of a protocol are told apart by more than

@@ -546,7 +546,8 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 		forget()
 		r.restart(cluster.Overlay)
 		writes := r.maps.writes
-		if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, func(d endpoint.Difference) bool { return d.Subject == "sl_node" }) {
+		ofNodes := func(d endpoint.Difference) bool { return d.Subject == "sl_node" }
+		if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, ofNodes) {
 			t.Errorf("%s: the first look finds %v, %v", name, diffs, err)
 		}
 		if r.maps.writes != writes {

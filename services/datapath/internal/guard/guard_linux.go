@@ -176,7 +176,8 @@ func (t *Table) forwardRules(s settings) [][]expr.Any {
 	var rules [][]expr.Any
 	if s.fabric != nil && !s.fabric.Native {
 		groups = append(slices.Clone(groups), s.fabric.TunnelGroup)
-		rules = append(rules, slices.Concat(group(expr.MetaKeyIIFGROUP, s.fabric.TunnelGroup), t.setMark(t.marks.Tunnel), accept))
+		tunnel := group(expr.MetaKeyIIFGROUP, s.fabric.TunnelGroup)
+		rules = append(rules, slices.Concat(tunnel, t.setMark(t.marks.Tunnel), accept))
 	}
 	rules = slices.Insert(rules, 0, slices.Concat(notOf(groups), t.setMark(t.marks.Others), accept))
 	rules = append(rules, t.setMark(t.marks.Pod))

@@ -45,7 +45,9 @@ func (n *fabricNode) masquerade(t *testing.T) {
 }
 
 // dialFrom connects from a local port in a namespace, with options set on the socket.
-func dialFrom(t *testing.T, ns netns.NsHandle, network string, port uint16, to netip.AddrPort, options ...int) net.Conn {
+func dialFrom(
+	t *testing.T, ns netns.NsHandle, network string, port uint16, to netip.AddrPort, options ...int,
+) net.Conn {
 	t.Helper()
 	d := net.Dialer{Timeout: servicetest.Patience, Control: control(options)}
 	d.LocalAddr = &net.TCPAddr{Port: int(port)}

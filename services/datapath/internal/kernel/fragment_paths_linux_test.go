@@ -41,7 +41,8 @@ func trackConnections(t *testing.T, ns netns.NsHandle) {
 		must(t, "nftables", err)
 		inet := conn.AddTable(&nftables.Table{Name: "tracked", Family: nftables.TableFamilyINet})
 		forward := conn.AddChain(&nftables.Chain{
-			Name: "forward", Table: inet, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+			Name: "forward", Table: inet, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
 		})
 		conn.AddRule(&nftables.Rule{Table: inet, Chain: forward, Exprs: []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
@@ -112,13 +113,16 @@ type cut struct {
 }
 
 // cuts of which the stack copies the last one's fragments wherever they leave.
-var cuts = []cut{{"whole", 100, -1}, {"in fragments", 3400, 0}, {"in fragments of which the first has options", 3400, 128}}
+var cuts = []cut{
+	{"whole", 100, -1}, {"in fragments", 3400, 0}, {"in fragments of which the first has options", 3400, 128},
+}
 
 // datagram is a UDP packet from port 4000 to 53, as it is sent.
 func (c cut) datagram(src, dst netip.Addr, id uint16) [][]byte {
 	dgram := udp(4000, 53, make([]byte, c.size)...)
 	length := []byte{byte(len(dgram) >> 8), byte(len(dgram))}
-	sum := checksum(slices.Concat(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, length, []byte{0, 0, 0, unix.IPPROTO_UDP}, dgram))
+	sum := checksum(slices.Concat(
+		src.AsSlice(), dst.AsSlice(), []byte{0, 0}, length, []byte{0, 0, 0, unix.IPPROTO_UDP}, dgram))
 	dgram[6], dgram[7] = byte(sum>>8), byte(sum)
 	switch {
 	case src.Is4() && c.options < 0:
@@ -261,7 +265,9 @@ func translate(t *testing.T, ns netns.NsHandle, from, to netip.Addr, end expr.NA
 			Name: "nat", Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: priority,
 		})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(len(from.AsSlice()))},
+			&expr.Payload{
+				DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(len(from.AsSlice())),
+			},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: from.AsSlice()},
 			&expr.Immediate{Register: 1, Data: to.AsSlice()},
 			&expr.NAT{Type: end, Family: nat, RegAddrMin: 1},
@@ -300,7 +306,8 @@ func TestKernelTranslatedFragmentsOfAPodAreEvaluatedBehindTheStack(t *testing.T)
 								}
 							})
 							tuple := conntrack.Tuple{
-								Initiator: netip.AddrPortFrom(f.a.pod.Addrs()[i], 4000), Responder: netip.AddrPortFrom(to.Addrs()[i], 53), Protocol: unix.IPPROTO_UDP,
+								Initiator: netip.AddrPortFrom(f.a.pod.Addrs()[i], 4000),
+								Responder: netip.AddrPortFrom(to.Addrs()[i], 53), Protocol: unix.IPPROTO_UDP,
 							}
 							servicetest.Eventually(t, "an evaluation of "+tuple.Responder.String(), func() bool {
 								c, ok := f.a.k.tracked(t)[tuple]
@@ -344,7 +351,8 @@ func TestKernelMarkOfAPodIsNobodyElses(t *testing.T) {
 					}
 					servicetest.Eventually(t, "drops", func() bool {
 						gained := f.a.gained(t, before)
-						return gained[cell{event.DropSpoofedIP, event.Egress}] > 0 && gained[cell{event.ForwardNative, event.Egress}] == 0 &&
+						return gained[cell{event.DropSpoofedIP, event.Egress}] > 0 &&
+							gained[cell{event.ForwardNative, event.Egress}] == 0 &&
 							gained[cell{event.ForwardOverlay, event.Egress}] == 0
 					})
 				}
@@ -441,7 +449,8 @@ func TestKernelFragmentsTakeThePathOfTheFirst(t *testing.T) {
 					tell(t, ns, at)
 					before, beforeB := f.a.counters(t), f.b.counters(t)
 					if !answered(t, f.a.pod.ns, at, 5600) {
-						t.Errorf("%v is asked, and 5,600 bytes do not come back: a %v, b %v", at, f.a.gained(t, before), f.b.gained(t, beforeB))
+						t.Errorf("%v is asked, and 5,600 bytes do not come back: a %v, b %v",
+							at, f.a.gained(t, before), f.b.gained(t, beforeB))
 					}
 				}
 			})
@@ -489,7 +498,8 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 						}
 						before, beforeB := f.a.counters(t), f.b.counters(t)
 						if !answered(t, w.from, w.to, 5600) {
-							t.Errorf("%v, %s: 5,600 bytes are not answered: a %v, b %v", own, w.name, f.a.gained(t, before), f.b.gained(t, beforeB))
+							t.Errorf("%v, %s: 5,600 bytes are not answered: a %v, b %v",
+								own, w.name, f.a.gained(t, before), f.b.gained(t, beforeB))
 						}
 					}
 				}
@@ -558,7 +568,9 @@ func addRule(t *testing.T, table, chain string) {
 	conn, err := nftables.New()
 	must(t, "nftables", err)
 	inet := &nftables.Table{Name: table, Family: nftables.TableFamilyINet}
-	conn.AddRule(&nftables.Rule{Table: inet, Chain: &nftables.Chain{Name: chain, Table: inet}, Exprs: []expr.Any{&expr.Counter{}}})
+	conn.AddRule(&nftables.Rule{
+		Table: inet, Chain: &nftables.Chain{Name: chain, Table: inet}, Exprs: []expr.Any{&expr.Counter{}},
+	})
 	must(t, "add a rule", conn.Flush())
 }
 

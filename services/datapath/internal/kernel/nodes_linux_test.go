@@ -80,7 +80,9 @@ func makeFabric(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind, 
 		}
 	})
 	must(t, "set the bridge up", here.LinkSetUp(bridge))
-	f := &fabric{a: newFabricNode(t, bridge, 1, routing, kind, change), b: newFabricNode(t, bridge, 2, routing, kind, change)}
+	f := &fabric{
+		a: newFabricNode(t, bridge, 1, routing, kind, change), b: newFabricNode(t, bridge, 2, routing, kind, change),
+	}
 	f.outsider, f.outside = newNetns(t), netip.MustParseAddr("192.0.2.99")
 	h := plugIn(t, bridge, 99, f.outsider, f.outside, netip.MustParseAddr("2001:db8::99"), kind)
 	h.Close()

@@ -151,7 +151,8 @@ func TestKernelFramesForOtherMachinesAreLeftAlone(t *testing.T) {
 			for _, dst := range [][6]byte{{2, 0x77, 0, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, {1, 0, 0x5e, 0, 0, 1}} {
 				for _, p := range []uint16{30080, 30081} {
 					sendRaw(t, "up0",
-						frame(dst, src, etherIPv4, ip4Header{src: f.outside, dst: f.a.addr4, proto: protoTCP}.with(tcp(4000, p, flagSYN))),
+						frame(dst, src, etherIPv4,
+							ip4Header{src: f.outside, dst: f.a.addr4, proto: protoTCP}.with(tcp(4000, p, flagSYN))),
 						frame(dst, src, etherIPv4, ip4Header{src: f.outside, dst: f.a.addr4, proto: protoUDP}.with(udp(4000, p))))
 				}
 			}

@@ -130,7 +130,8 @@ func checkQdisc(ds *differences, l device) {
 		return
 	}
 	ds.add(endpoint.SubjectRootQdisc, l.name, "",
-		l.qdisc+", which limits nothing of what other pods send: the programs deliver it past the qdisc (tc qdisc del dev "+l.name+" root)")
+		l.qdisc+", which limits nothing of what other pods send: the programs deliver it past the qdisc "+
+			"(tc qdisc del dev "+l.name+" root)")
 }
 
 // CheckContainer implements endpoint.Links.

@@ -88,7 +88,8 @@ type Keeper struct {
 // New returns a Keeper that does nothing before Run.
 func New(o Options) *Keeper {
 	k := &Keeper{
-		Options: o, known: make(chan struct{}), overlay: make(chan struct{}), here: map[netip.Prefix]struct{}{}, wanted: map[netip.Prefix]Range{},
+		Options: o, known: make(chan struct{}), overlay: make(chan struct{}),
+		here: map[netip.Prefix]struct{}{}, wanted: map[netip.Prefix]Range{},
 		going: map[netip.Prefix]struct{}{}, refused: map[netip.Prefix]error{},
 	}
 	for _, p := range o.Set.All() {

@@ -378,9 +378,12 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 // TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: packets keep their source over
 // a start, while sluice-ipam is away.
 func TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers(t *testing.T) {
-	one, five, six := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.5.0.0/24"), netip.MustParsePrefix("fd01::/64")
+	one, five := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.5.0.0/24")
+	six := netip.MustParsePrefix("fd01::/64")
 	ranges := []netip.Prefix{one, five, six}
-	earlier := []netip.Addr{NodeAddr(five), NodeAddr(six), netip.MustParseAddr("fd05::1"), netip.MustParseAddr("192.0.2.1"), {}}
+	earlier := []netip.Addr{
+		NodeAddr(five), NodeAddr(six), netip.MustParseAddr("fd05::1"), netip.MustParseAddr("192.0.2.1"), {},
+	}
 	want := func(s *Set, when, addrs string, known bool) {
 		t.Helper()
 		if got, k := s.OverlayAddrs(); k != known || fmt.Sprint(got) != addrs {

@@ -247,7 +247,8 @@ func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 			{enforce: true, rules: []testRule{rule(0, deny), rule(1, deny), rule(2, deny), rule(8, allow)}},
 		},
 		301: {
-			{enforce: true, rules: []testRule{rule(2, allow)}}, {enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}},
+			{enforce: true, rules: []testRule{rule(2, allow)}},
+			{enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}},
 		},
 	}}
 	k := scene()
@@ -392,7 +393,8 @@ func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 		delete(s.tables, p.text())
 		delete(s.contents, id)
 	}
-	if _, err := a.apply(t.Context(), s.message(append(given, policytable.Barrier{PolicyRevision: s.seq + 1}))); err != nil {
+	given = append(given, policytable.Barrier{PolicyRevision: s.seq + 1})
+	if _, err := a.apply(t.Context(), s.message(given)); err != nil {
 		t.Fatal(err)
 	}
 	if b := k.endpoints[1]; b.Egress < policytable.First || b.Ingress < policytable.First {
@@ -446,7 +448,8 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	content := func(n uint64) policytable.Content {
 		c := policytable.Content{
-			Hash: [32]byte{1, byte(n), byte(n >> 8)}, Rules: make([]policytable.Rule, 16), Classes: make([]policytable.Ranges, 64),
+			Hash: [32]byte{1, byte(n), byte(n >> 8)}, Rules: make([]policytable.Rule, 16),
+			Classes: make([]policytable.Ranges, 64),
 		}
 		for i := range c.Classes {
 			for j := range uint32(256) {
@@ -479,7 +482,8 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	}
 	is := func(slot uint16, enforced bool) {
 		t.Helper()
-		if b := k.endpoints[slot]; (b.Egress >= policytable.First) != enforced || (b.Ingress >= policytable.First) != enforced {
+		if b := k.endpoints[slot]; (b.Egress >= policytable.First) != enforced ||
+			(b.Ingress >= policytable.First) != enforced {
 			t.Errorf("slot %d has %v", slot, b)
 		}
 	}

@@ -71,7 +71,9 @@ func TestObserveServiceShowsPacketsToItsBackends(t *testing.T) {
 		"from the backend":      {observe.Event{Source: backend, Destination: client, Protocol: 6}, false},
 		"by another protocol":   {observe.Event{Source: client, Destination: backend, Protocol: 17}, false},
 		"asked for the service": {observe.Event{Destination: client, Original: asked, Service: "shop/web:http"}, true},
-		"asked for another":     {observe.Event{Destination: backend, Protocol: 6, Original: asked, Service: "shop/api"}, false},
+		"asked for another": {
+			observe.Event{Destination: backend, Protocol: 6, Original: asked, Service: "shop/api"}, false,
+		},
 	} {
 		if got := c.Match(e.Event, nil); got != e.want {
 			t.Errorf("%s: %t, want %t", name, got, e.want)

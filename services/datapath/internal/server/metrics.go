@@ -83,12 +83,13 @@ func newMetrics(s *Server) *metrics {
 		revision: desc("policy_revision", "Policy revision that the kernel enforces for all endpoints."),
 		refusals: desc("policy_refusals", "Subjects that are isolated in a direction because their table does not fit, and "+
 			"tables that lack rows or prefixes."),
-		unknown: desc("policy_waiting_identities", "Identities that stay unknown because there is no identity class for them."),
+		unknown: desc("policy_waiting_identities",
+			"Identities that stay unknown because there is no identity class for them."),
 
 		limit:     desc("limit", "Units of a limit of the policy maps that tenants share.", "limit"),
 		limitUsed: desc("limit_used", "Units of the limit that are in use.", "limit"),
-		exceeds: desc("exceeds_share", "Units that tenants ask for beyond their share of the limit; their tables are not in the "+
-			"kernel, or not wholly.", "limit"),
+		exceeds: desc("exceeds_share", "Units that tenants ask for beyond their share of the limit; their tables are "+
+			"not in the kernel, or not wholly.", "limit"),
 
 		frontends: desc("frontends", "Addresses of services that the kernel translates."),
 		backends:  desc("backends", "Backends that they lead to, with those that rest."),

@@ -42,7 +42,8 @@ func TestKernelPoliciesAreCountedAndWatched(t *testing.T) {
 		p := &netlink.XfrmPolicy{Dst: pods, Dir: dir, Action: action, Ifid: ifid}
 		if ifid != 0 {
 			p.Tmpls = []netlink.XfrmPolicyTmpl{{
-				Src: net.IPv4(192, 0, 2, 1), Dst: net.IPv4(192, 0, 2, 2), Proto: netlink.XFRM_PROTO_ESP, Mode: netlink.XFRM_MODE_TUNNEL,
+				Src: net.IPv4(192, 0, 2, 1), Dst: net.IPv4(192, 0, 2, 2),
+				Proto: netlink.XFRM_PROTO_ESP, Mode: netlink.XFRM_MODE_TUNNEL,
 			}}
 		}
 		return p

@@ -163,7 +163,8 @@ func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
 	sharingOf(t, quick(), 1024, func(t *testing.T, c *storetest.Fake, nodes [2]*node) {
 		n, err := nodes[0].take("team-a", 1024)
 		// 64, and half of what is then free.
-		if want := "tenant a has 384, at most "; n != 384 || !errors.Is(err, allocator.ErrQuota) || !strings.Contains(err.Error(), want) {
+		if want := "tenant a has 384, at most "; n != 384 || !errors.Is(err, allocator.ErrQuota) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("a tenant got %d, want 384: %v", n, err)
 		}
 		all := 0
@@ -171,7 +172,8 @@ func TestATenantLeavesPartOfTheQuotaOfANodeToOthers(t *testing.T) {
 			n, err = nodes[0].take(fmt.Sprint("made-", i), 20)
 			all += n
 		}
-		if all != 512 || !errors.Is(err, allocator.ErrQuota) || !strings.Contains(err.Error(), "namespaces without a tenant has 512") {
+		if all != 512 || !errors.Is(err, allocator.ErrQuota) ||
+			!strings.Contains(err.Error(), "namespaces without a tenant has 512") {
 			t.Errorf("namespaces without the label got %d, want 512: %v", all, err)
 		}
 		for _, namespace := range []string{"team-b", "kube-system"} {

@@ -295,7 +295,8 @@ func TestNodeThatMayHaveMappingsHoldsConfirmationsUp(t *testing.T) {
 	}
 }
 
-// TestMachineOfTheSameNameConfirmsForItselfAlone: the report of the machine that has the name now says nothing about the one before.
+// TestMachineOfTheSameNameConfirmsForItselfAlone: the report of the machine that has the name now says nothing about the
+// one before.
 func TestMachineOfTheSameNameConfirmsForItselfAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := NewTracker(rest)

@@ -39,9 +39,9 @@ func (n *reader) believes(removed int64, now time.Time, ownerHears bool) bool {
 	return n.applied < removed && (now.Sub(n.heard) < stale || !ownerHears)
 }
 
-// TestNoNodeBelievesTheMappingOfAReusedAddress: nodes are cut off, lag, restart, lose their state to an older one on the
-// disk, and are replaced by others of the same name, and the collecting node changes. Whenever the rules let node 0 give
-// an address to another endpoint, no other node believes the former mapping.
+// TestNoNodeBelievesTheMappingOfAReusedAddress: nodes are cut off, lag, restart, lose their state to an older one on
+// the disk, and are replaced by others of the same name, and the collecting node changes. Whenever the rules let node 0
+// give an address to another endpoint, no other node believes the former mapping.
 func TestNoNodeBelievesTheMappingOfAReusedAddress(t *testing.T) {
 	byTime, byConfirmation := 0, 0
 	for seed := range uint64(60) {
@@ -54,7 +54,8 @@ func TestNoNodeBelievesTheMappingOfAReusedAddress(t *testing.T) {
 		}
 	}
 	if byTime == 0 || byConfirmation == 0 {
-		t.Errorf("addresses were reused %d times after their time and %d times when all had confirmed", byTime, byConfirmation)
+		t.Errorf("addresses were reused %d times after their time and %d times when all had confirmed",
+			byTime, byConfirmation)
 	}
 }
 

@@ -550,8 +550,8 @@ func TestBlocksOfPools(t *testing.T) {
 	}
 }
 
-// TestNumberOfBlocksIsTheClusters: a node with another limit than the cluster's, as of another version, keeps its ranges
-// and gets further ones, up to the cluster's limit.
+// TestNumberOfBlocksIsTheClusters: a node with another limit than the cluster's, as of another version, keeps its
+// ranges and gets further ones, up to the cluster's limit.
 func TestNumberOfBlocksIsTheClusters(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)

@@ -158,7 +158,8 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 		!strings.Contains(err.Error(), testPrefix+"/cluster/") {
 		t.Errorf("without the grant: %v", err)
 	}
-	if err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 2}); !errors.Is(err, confirmed.ErrDenied) {
+	err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 2})
+	if !errors.Is(err, confirmed.ErrDenied) {
 		t.Errorf("publish a summary without the grant: %v", err)
 	}
 

@@ -91,7 +91,8 @@ func TestAddressRestsUntilNoNodeCanHaveItsMapping(t *testing.T) {
 		down.Store(true)
 		changed <- struct{}{}
 		synctest.Wait()
-		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); all[0].OK || !strings.Contains(all[0].Reason, "etcd does not answer") {
+		if _, _, all := r.CheckReuse([]netip.Addr{a}, false); all[0].OK ||
+			!strings.Contains(all[0].Reason, "etcd does not answer") {
 			t.Errorf("while the store is away: %+v", all)
 		}
 		down.Store(false)

@@ -96,7 +96,8 @@ func TestAllocateGivesOneAddressOfEveryFamilyAndRepeatsItself(t *testing.T) {
 	}
 	again := allocate(t, a, ipam.Request{Owner: owner("a"), Families: []ipam.Family{ipam.IPv6, ipam.IPv4}, Wanted: addrs("fd00::2")})
 	if again.List() != first.List() || again.Expires.Before(first.Expires) {
-		t.Errorf("the second answer is %s until %s, want %s renewed from %s", again.List(), again.Expires, first.List(), first.Expires)
+		t.Errorf("the second answer is %s until %s, want %s renewed from %s",
+			again.List(), again.Expires, first.List(), first.Expires)
 	}
 	confirmed, err := a.Confirm(t.Context(), owner("a"), addrs("fd00::2", "10.0.0.2"))
 	if err != nil || confirmed.State != ipam.Confirmed || !confirmed.Expires.IsZero() {

@@ -128,11 +128,26 @@ func TestPortAnswersWhatTheNodeHas(t *testing.T) {
 		enforced owner.Enforcement
 		want     string
 	}{
-		{1, owner.EnforcementUnknown, `503 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":false}`},
-		{0, owner.NotEnforced, `503 0 {"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}`},
-		{2, owner.Enforced, `200 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}`},
-		{2, owner.NotEnforced, `503 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":false}`},
-		{1, owner.Enforced, `200 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":true}`},
+		{
+			1, owner.EnforcementUnknown,
+			`503 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":false}`,
+		},
+		{
+			0, owner.NotEnforced,
+			`503 0 {"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}`,
+		},
+		{
+			2, owner.Enforced,
+			`200 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}`,
+		},
+		{
+			2, owner.NotEnforced,
+			`503 2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":false}`,
+		},
+		{
+			1, owner.Enforced,
+			`200 1 {"service":{"namespace":"shop","name":"web"},"localEndpoints":1,"serviceProxyHealthy":true}`,
+		},
 	} {
 		l.Ready, l.Enforced = addresses(c.ready), c.enforced
 		s.set(l)
@@ -162,7 +177,9 @@ func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
 	defer other.Close()
 	taken := uint16(other.Addr().(*net.TCPAddr).Port)
 	a := owner.Local{Name: service.Name{Namespace: "n", Name: "a"}, Port: taken}
-	b := owner.Local{Name: service.Name{Namespace: "n", Name: "b"}, Port: freePort(t), Ready: addresses(1), Enforced: owner.Enforced}
+	b := owner.Local{
+		Name: service.Name{Namespace: "n", Name: "b"}, Port: freePort(t), Ready: addresses(1), Enforced: owner.Enforced,
+	}
 	c := owner.Local{Name: service.Name{Namespace: "n", Name: "c"}, Port: b.Port}
 	s.set(a, b, c)
 	servicetest.Eventually(t, "the problems", func() bool {

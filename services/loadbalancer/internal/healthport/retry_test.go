@@ -54,7 +54,9 @@ func TestTakenPortIsTriedAgainWithoutAChange(t *testing.T) {
 		}
 	}()
 	taken := uint16(other.Addr().(*net.TCPAddr).Port)
-	s.set(owner.Local{Name: service.Name{Namespace: "n", Name: "a"}, Port: taken, Ready: addresses(1), Enforced: owner.Enforced})
+	s.set(owner.Local{
+		Name: service.Name{Namespace: "n", Name: "a"}, Port: taken, Ready: addresses(1), Enforced: owner.Enforced,
+	})
 	servicetest.Eventually(t, "several tries", func() bool { return s.listed.Load() > 5 })
 	if n := s.reported.Load(); n != 1 {
 		t.Errorf("the problem is reported %d times", n)

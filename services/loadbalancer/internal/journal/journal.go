@@ -368,7 +368,8 @@ func (x *serviceRecord) service(name service.Name) (*service.Service, error) {
 		ExternalIPs:  x.ExternalIPs,
 		SourceRanges: x.SourceRanges, IPv4: x.IPv4, IPv6: x.IPv6, InternalLocal: x.InternalLocal,
 		ExternalLocal:   x.ExternalLocal,
-		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck, Table: x.Table, Closed: x.Closed, ExceedsShare: x.ExceedsShare,
+		AffinitySeconds: x.Affinity, HealthCheckNodePort: x.HealthCheck, Table: x.Table, Closed: x.Closed,
+		ExceedsShare: x.ExceedsShare,
 	}
 	for out.Type.String() != x.Type {
 		if out.Type++; out.Type > service.ExternalName {

@@ -674,7 +674,8 @@ func (x *object) refusing() *object {
 	why := ExceedsShare + ": it has no place in limits.services: cluster IPs, load balancer addresses and node ports " +
 		"refuse connections; external addresses are not served"
 	r := x.remarks.get()
-	return &object{by: x.by, remarks: newRemarks(append(slices.Clone(r.notes), why), r.dropped), service: x.service.Refusing()}
+	notes := append(slices.Clone(r.notes), why)
+	return &object{by: x.by, remarks: newRemarks(notes, r.dropped), service: x.service.Refusing()}
 }
 
 // refuses reports whether the object is a service without a place in limits.services.

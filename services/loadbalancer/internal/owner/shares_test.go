@@ -643,6 +643,7 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 		o.level()
 	}
 	if all := o.allFrontends(); len(all) > 0 || len(o.winners) > 0 || len(o.contested) > 0 {
-		t.Errorf("without services there are the frontends %v, %d winners, %d contested", all, len(o.winners), len(o.contested))
+		t.Errorf("without services there are the frontends %v, %d winners, %d contested",
+			all, len(o.winners), len(o.contested))
 	}
 }

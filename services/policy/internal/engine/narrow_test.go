@@ -47,7 +47,8 @@ func TestLabelsThatNarrowAllowNothingElse(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if after.Action != rule.Deny && (before.Action == rule.Deny || before.Action == rule.Redirect && after.Action == rule.Allow) {
+					if after.Action != rule.Deny && (before.Action == rule.Deny ||
+						before.Action == rule.Redirect && after.Action == rule.Allow) {
 						t.Fatalf("%+v: labels %s have %+v, labels %s have %+v\n%s",
 							q, s.Identities[x].Labels, before, next.Labels, after, s)
 					}
@@ -66,7 +67,9 @@ func TestQuarantineNarrows(t *testing.T) {
 	object := func(name, key, value string, rules ...*rule.Rule) policy.Object {
 		spec := rule.Spec{
 			Namespace: "shop", Selects: [2]bool{true, true}, DefaultDeny: [2]bool{true, true},
-			Subject: selector.New(selector.Requirement{Op: selector.In, Source: label.SourceKubernetes, Key: key, Values: []string{value}}),
+			Subject: selector.New(selector.Requirement{
+				Op: selector.In, Source: label.SourceKubernetes, Key: key, Values: []string{value},
+			}),
 		}
 		source := rule.Source{Kind: "NetworkPolicy", Namespace: "shop", Name: name}
 		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
@@ -84,7 +87,9 @@ func TestQuarantineNarrows(t *testing.T) {
 	deny := allow()
 	deny.Action, deny.Priority = rule.Deny, -1
 	pod := func(n identity.Numeric, labels ...string) peer.Identity {
-		list := []label.Label{label.Kubernetes(label.KeyNamespace, "shop"), label.Kubernetes(label.KeyCluster, scenario.Cluster)}
+		list := []label.Label{
+			label.Kubernetes(label.KeyNamespace, "shop"), label.Kubernetes(label.KeyCluster, scenario.Cluster),
+		}
 		for i := 0; i < len(labels); i += 2 {
 			list = append(list, label.Kubernetes(labels[i], labels[i+1]))
 		}
@@ -97,9 +102,12 @@ func TestQuarantineNarrows(t *testing.T) {
 	e := New(Config{Cluster: scenario.Cluster})
 	if err := e.Apply(Change{
 		UpsertPolicies: []policy.Object{
-			object("web", "app", "web", allow()), object("isolate", "app", "isolated"), object("quarantine", "quarantine", "true", deny),
+			object("web", "app", "web", allow()), object("isolate", "app", "isolated"),
+			object("quarantine", "quarantine", "true", deny),
 		},
-		AddIdentities: []peer.Identity{pod(300, "app", "web"), pod(301, "app", "none"), pod(302, "app", "web", "quarantine", "true")},
+		AddIdentities: []peer.Identity{
+			pod(300, "app", "web"), pod(301, "app", "none"), pod(302, "app", "web", "quarantine", "true"),
+		},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,8 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	}
 	settle(t, d.owner, c)
 	grown := int64(heap()) - int64(before)
-	t.Logf("%d policies of %d bytes: the owner has grown by %d KiB, %d bytes for each", count, each, grown>>10, grown/count)
+	t.Logf("%d policies of %d bytes: the owner has grown by %d KiB, %d bytes for each",
+		count, each, grown>>10, grown/count)
 	const most = 24 << 20 // 1,000 in force, an eighth of 4 MiB that isolate, and places in ledgers of the others
 	if grown > most {
 		t.Errorf("%d policies beyond the share take %d MiB, want at most %d", count, grown>>20, most>>20)
@@ -189,7 +190,8 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	d, stop := start()
 	group := func(name, color string, n int) (policy.Key, policy.Written) {
 		k := policy.Key{Kind: "CiliumCIDRGroup", Name: name}
-		text := fmt.Appendf(nil, `{"apiVersion":"cilium.io/v2","kind":"CiliumCIDRGroup","metadata":{"name":%q,"labels":{"color":%q}},`+
+		text := fmt.Appendf(nil, `{"apiVersion":"cilium.io/v2","kind":"CiliumCIDRGroup",`+
+			`"metadata":{"name":%q,"labels":{"color":%q}},`+
 			`"spec":{"externalCIDRs":["192.0.2.0/24"%s]}}`, name, color, strings.Repeat(`,"198.51.100.0/24"`, n))
 		return k, policy.Written{Key: k, APIVersion: "cilium.io/v2", Text: text}
 	}
@@ -200,7 +202,8 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	_, after := group("large", "blue", 2000)
 	policies := map[policy.Key]policy.Written{
 		deny: object("cilium.io/v2", deny, `"spec":{"endpointSelector":{"matchLabels":{"app":"web"}},`+
-			`"egress":[{"toEntities":["all"]}],"egressDeny":[{"toCIDRSet":[{"cidrGroupSelector":{"matchLabels":{"color":"red"}}}]}]}`),
+			`"egress":[{"toEntities":["all"]}],`+
+			`"egressDeny":[{"toCIDRSet":[{"cidrGroupSelector":{"matchLabels":{"color":"red"}}}]}]}`),
 		allow: object("cilium.io/v2", allow, `"spec":{"endpointSelector":{"matchLabels":{"app":"db"}},`+
 			`"egress":[{"toCIDRSet":[{"cidrGroupRef":"large"}]}]}`),
 		small: smallText, large: before,

@@ -87,7 +87,8 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 			p := f.owner.policies[k]
 			if f.owner.foldedAs(k, object) {
 				out[k] = &file{}
-			} else if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" && bytes.Equal(p.Manifest, object.Text) {
+			} else if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" &&
+				bytes.Equal(p.Manifest, object.Text) {
 				held := reading.Decoded{Object: p.read, Text: p.Manifest, Created: object.Created, UID: object.UID}
 				out[k] = &file{docs: []reading.Decoded{held}}
 			}

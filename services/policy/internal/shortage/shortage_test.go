@@ -147,7 +147,8 @@ func TestDiskThatTakesNoWritesIsOneEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{names: map[string]bool{}}
 		full := map[string]string{"a": "since 10:00: the disk is full", "unknown": "since 10:00: the disk is full"}
-		const failed = "a StorageFailed: since 10:00: the disk is full: changes are not stored, and what cannot be stored is closed"
+		const failed = "a StorageFailed: since 10:00: the disk is full: " +
+			"changes are not stored, and what cannot be stored is closed"
 		led(t, s, func(n *Nodes, pass func(time.Duration)) {
 			n.Upsert("a", "u1", "")
 			n.Upsert("b", "u2", "")

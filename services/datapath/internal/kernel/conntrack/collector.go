@@ -190,7 +190,8 @@ func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 		return nil, err
 	}
 	return &Collector{
-		ct: ct, o: o, counts: counts, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval, stoppedSince: o.Now(),
+		ct: ct, o: o, counts: counts, budget: ct.pins.Memory(bpf.MapsMapSlBudget), interval: o.MinInterval,
+		stoppedSince: o.Now(),
 	}, nil
 }
 

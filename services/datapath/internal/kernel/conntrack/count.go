@@ -73,7 +73,8 @@ func (ct *Connections) CountByResponder(
 // open says whether the ends of the connection can exchange data: its handshake is over
 // if it has one, and neither its ends nor a policy nor its idle time has ended it.
 func (c *Connection) open(now uint32, t Timeouts) bool {
-	if c.Asked || c.Flags.Closing() || c.Flags.Revoked() || int32(now-c.LastSeen) >= int32(t.Of(c.Protocol, c.Flags)/time.Second) {
+	if c.Asked || c.Flags.Closing() || c.Flags.Revoked() ||
+		int32(now-c.LastSeen) >= int32(t.Of(c.Protocol, c.Flags)/time.Second) {
 		return false
 	}
 	switch c.Protocol {

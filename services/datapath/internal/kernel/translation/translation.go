@@ -234,10 +234,11 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 		return p, err
 	}
 	var last conntrack.Connection
-	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: func(t conntrack.Tuple) (there bool, err error) {
+	found := func(t conntrack.Tuple) (there bool, err error) {
 		last, there, err = ct.Lookup(t)
 		return there, err
-	}}
+	}
+	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: found}
 	var over []entry
 	err = m.each(func(es []entry) error {
 		for _, e := range es {

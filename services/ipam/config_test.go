@@ -35,8 +35,13 @@ func TestFormerNameOfMaxBlocksPerNodeWorks(t *testing.T) {
 		now, former, want int
 		problem           string
 	}{
-		{16, 0, 16, ""}, {16, 8, 8, ""}, {64, 0, 64, ""}, {0, 0, 0, "maxBlocksPerNode"}, {65, 0, 0, "maxBlocksPerNode"},
-		{16, 65, 0, "clusterPool.maxBlocks"}, {16, -1, 0, "clusterPool.maxBlocks"},
+		{16, 0, 16, ""},
+		{16, 8, 8, ""},
+		{64, 0, 64, ""},
+		{0, 0, 0, "maxBlocksPerNode"},
+		{65, 0, 0, "maxBlocksPerNode"},
+		{16, 65, 0, "clusterPool.maxBlocks"},
+		{16, -1, 0, "clusterPool.maxBlocks"},
 	} {
 		s := defaults(instance.Paths{StateDir: "/var/lib/sluice"})
 		s.Mode, s.Identity, s.MaxBlocksPerNode, s.ClusterPool.MaxBlocks = modePool, "/run/identity.sock", c.now, c.former

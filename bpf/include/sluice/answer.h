@@ -54,8 +54,8 @@ extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
  * length.
  */
 static __always_inline __u32 write_tuple(struct bpf_sock_tuple *tuple, __u8 family,
-					 const __u8 *remote, __u16 remote_port,
-					 const __u8 *local, __u16 local_port)
+					 const __u8 *remote, __u16 remote_port, const __u8 *local,
+					 __u16 local_port)
 {
 	if (family == 4) {
 		tuple->ipv4.saddr = *(const __be32 *)remote;

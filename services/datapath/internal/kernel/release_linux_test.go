@@ -54,7 +54,8 @@ func TestKernelUDPFlowLeavesABackendOfAnotherService(t *testing.T) {
 		says := func(c interface {
 			Write([]byte) (int, error)
 			Read([]byte) (int, error)
-		}) string {
+		},
+		) string {
 			t.Helper()
 			b := make([]byte, 256)
 			_, err := c.Write([]byte("ping\n"))

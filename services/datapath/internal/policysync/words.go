@@ -131,7 +131,7 @@ func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Iden
 		if k.owner != nil || k.content.EvaluatesAlike(old, to) {
 			continue
 		}
-		err := error(policytable.ErrNoCapacity)
+		err := policytable.ErrNoCapacity
 		if _, ok := k.content.Peers[to.Class]; !ok {
 			err = a.addRow(k, to.Class, k.content.ClassOf(old))
 		}

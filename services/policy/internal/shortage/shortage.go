@@ -101,8 +101,10 @@ type node struct {
 
 // New returns Nodes that make their Events while they lead.
 func New(api API, l *slog.Logger) *Nodes {
-	return &Nodes{api: api, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{},
-		uids: map[string]string{}, disks: map[string]*disk{}}
+	return &Nodes{
+		api: api, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{},
+		uids: map[string]string{}, disks: map[string]*disk{},
+	}
 }
 
 // Upsert says that there is a Node, and what its annotation has; empty: it has none.

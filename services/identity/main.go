@@ -79,6 +79,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	store, hub, endpoints, nodes := etcd.New(sess), server.NewHub(), server.NewEndpointHub(), server.NewClusterHub()
 	reg := registry.New(cfg.registry(last.Incarnation, p.Log), store, dir, nodes, last.Registration)
+	reg.Restore(last.Pins)
+	store.Prepare(reg.Prepare)
 	store.Observe(reg.Observe)
 	store.Keep(dir)
 	store.Spread(func() time.Duration { return spread(reg.Status().Nodes) })

@@ -32,6 +32,10 @@ type Mirror interface {
 // Keep has Follow give a mirror what it reads of nodes. It is called before Follow.
 func (s *Store) Keep(m Mirror) { s.mirror = m }
 
+// Prepare has Follow pass on what it reads of nodes before the mirror has it; the sink of Observe
+// gets the same afterwards. It is called before Follow.
+func (s *Store) Prepare(f func(registry.Update)) { s.prepare = f }
+
 // Spread has Follow begin its listings at a random time within what f returns.
 // It is called before Follow.
 func (s *Store) Spread(f func() time.Duration) { s.spread = f }
@@ -142,6 +146,9 @@ func (f *following) deliver(keep func() error) {
 	f.nodes.Heard = f.u.Heard
 	f.u.Beside = len(f.changed.Put)+len(f.changed.Drop) > 0
 	f.sink(f.u)
+	if f.prepare != nil {
+		f.prepare(f.nodes)
+	}
 	if f.mirror != nil {
 		if err := keep(); err != nil {
 			f.cfg.Log.Error("what is known of nodes was not written; a restart without etcd would know less", log.Err(err))

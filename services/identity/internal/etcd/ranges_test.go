@@ -43,6 +43,7 @@ func blocks(n int) registry.IPAM {
 type inMemory struct{}
 
 func (inMemory) SaveRegistration(registry.Registration) error { return nil }
+func (inMemory) SavePins([]registry.Pin) error                { return nil }
 
 // silent publishes to no reader.
 type silent struct{}

@@ -70,6 +70,7 @@ type Store struct {
 	cfg     session.Config // of the session
 	claims  *together.Group[*claim]
 	observe func(registry.Update) // nil: Follow drops what it reads of nodes
+	prepare func(registry.Update) // nil: nothing is done before the mirror
 	mirror  Mirror                // nil: no copy of the keys of nodes is kept
 	spread  func() time.Duration  // nil: listings begin at once
 	witness cluster.Key           // the last one written of those that Resume had

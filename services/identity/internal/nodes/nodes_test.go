@@ -49,6 +49,8 @@ func (*records) NoteKnown(allocator.KnownChange) error        { return nil }
 func (*records) SaveKnown(func() allocator.KnownChange) error { return nil }
 func (*records) SaveRegistration(registry.Registration) error { return nil }
 
+func (*records) SavePins([]registry.Pin) error { return nil }
+
 // process is what one start of the service has.
 type process struct {
 	t          *testing.T

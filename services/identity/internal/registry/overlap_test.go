@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -250,6 +251,89 @@ func TestRebuiltStoreChangesNoHolder(t *testing.T) {
 	is("of a node that is not back,", "10.0.3.0/24", "")
 	r.Observe(Update{Revision: 7, Removed: []Removal{{Node: "gone"}}})
 	is("when its node is forgotten,", "10.0.3.0/24", "liar")
+}
+
+// pinFile is the disk of a node, for pins.
+type pinFile struct {
+	memory
+	pins []Pin
+	err  error
+}
+
+func (f *pinFile) SavePins(pins []Pin) error {
+	if f.err == nil {
+		f.pins = pins
+	}
+	return f.err
+}
+
+// TestRestartAfterTheStoreWasRebuiltChangesNoHolder: each node keeps the range that it had before, also for a process
+// that begins after the store was rebuilt, wherever the process before was killed.
+func TestRestartAfterTheStoreWasRebuiltChangesNoHolder(t *testing.T) {
+	before := Update{
+		Complete: true, Cluster: 1, Revision: 100, Nodes: []NodeKey{node("good", 5), node("gone", 6), node("own", 7)},
+		Claims: slices.Concat(claimed("good", "10.0.2.0/24", 5), claimed("gone", "10.0.3.0/24", 6),
+			claimed("own", "10.0.4.0/24", 7)),
+	}
+	after := Update{
+		Complete: true, Cluster: 2, Revision: 3, Nodes: []NodeKey{node("liar", 2)},
+		Claims: claimed("liar", "10.0.2.0/24", 2, "10.0.3.0/24", 2, "10.0.4.0/24", 2),
+	}
+	disk := &pinFile{}
+	start := func() *Registry {
+		r, _ := newRegistry(t, time.Hour)
+		r.records = disk
+		r.Restore(disk.pins)
+		return r
+	}
+	is := func(r *Registry, when, p, want string) {
+		t.Helper()
+		if got := r.holders()[p]; got != want {
+			t.Errorf("%s %s is the range of %q, want %q", when, p, got, want)
+		}
+	}
+	r := start()
+	r.Observe(before)
+	if disk.pins != nil {
+		t.Errorf("pins without a rebuilt store: %v", disk.pins)
+	}
+	r.Prepare(after) // the process is killed when the copy of the store is written
+	for _, when := range []string{"after a kill,", "after a restart,"} {
+		r = start()
+		r.Observe(after)
+		for _, p := range []string{"10.0.2.0/24", "10.0.3.0/24", "10.0.4.0/24"} {
+			is(r, when, p, "")
+		}
+		if had, former := (knownRanges{r}).Mine(netip.MustParsePrefix("10.0.4.0/24")); !had || former == nil ||
+			*former != (Former{Cluster: 1, Revision: 7}) {
+			t.Errorf("%s this node had its range: %v, %+v", when, had, former)
+		}
+	}
+	r = start()
+	r.Observe(before) // the copy was not written
+	r.Prepare(after)
+	r.Observe(after)
+	is(r, "after a restart with the copy of before,", "10.0.2.0/24", "")
+	if _, former := (knownRanges{r}).Mine(netip.MustParsePrefix("10.0.4.0/24")); former == nil || former.Revision != 7 {
+		t.Errorf("this node had its range at %+v", former)
+	}
+
+	// A pin ends on the disk no later than in the copy of the store.
+	forgotten := Update{Cluster: 2, Revision: 4, Removed: []Removal{{Node: "gone"}}}
+	r.Prepare(forgotten)
+	r = start()
+	r.Observe(after)
+	is(r, "when its node was forgotten,", "10.0.3.0/24", "liar")
+	disk.err = errors.New("the disk is full")
+	back := Update{Cluster: 2, Revision: 5, Nodes: []NodeKey{node("good", 5)}} // without its range
+	r.Prepare(back)
+	r.Observe(back)
+	is(r, "when its node has given it up,", "10.0.2.0/24", "liar")
+	disk.err = nil
+	r.Observe(Update{Cluster: 2, Revision: 6})
+	if len(disk.pins) != 1 || disk.pins[0].Node != "own" {
+		t.Errorf("after a write that failed the disk has %+v", disk.pins)
+	}
 }
 
 // TestFormerRevisionDecidesForWhoKnewNeither: a process that begins after the store was rebuilt believes the claim that

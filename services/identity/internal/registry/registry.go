@@ -250,6 +250,9 @@ type Removal struct {
 	Revision             int64
 }
 
+// ofRecord reports whether the key is that of a node's record.
+func (r Removal) ofRecord() bool { return r.Endpoint == "" && r.Slot == "" && !r.Rest.IsValid() }
+
 // Update is a listing of the store or a change of it.
 type Update struct {
 	Complete bool // Nodes and Addresses are everything at Revision
@@ -331,9 +334,10 @@ type Store interface {
 // MaxChanges is how many changes Publish takes.
 const MaxChanges = 100
 
-// Records keeps on the disk of this node what RegisterNode received.
+// Records keeps on the disk of this node what RegisterNode received, and the pins.
 type Records interface {
 	SaveRegistration(Registration) error
+	SavePins([]Pin) error // in place of those before
 }
 
 // Registration is what the other processes of this node registered. A part that
@@ -442,6 +446,7 @@ type Registry struct {
 	refused      []Refusal            // guarded by mu; by Register
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
+	savedPins    []Pin                // guarded by mu; that the disk has
 	mappings     mappings             // guarded by mu
 	current      current              // guarded by mu; when this process had everything that the store had
 	heard        current              // guarded by mu; when the kernel had, too
@@ -921,6 +926,7 @@ func (r *Registry) batch() (record int64, changes []Change) {
 
 // Observe takes a listing or a change of the keys of all nodes.
 func (r *Registry) Observe(u Update) {
+	defer r.saveChangedPins()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.compareOwn(u)

@@ -37,8 +37,10 @@ type view struct {
 	// pins are the ranges that nodes had before the store was rebuilt, until they give them up.
 	pins   map[netip.Prefix]string
 	former map[netip.Prefix]Former // when this node had claimed its pinned ranges
-	wrote  []netip.Prefix          // ranges of this node's record as it was written last
-	ipam   IPAMKey                 // zero: the cluster has no settings
+	// prepared says that the ranges are pinned for the next update.
+	prepared bool
+	wrote    []netip.Prefix // ranges of this node's record as it was written last
+	ipam     IPAMKey        // zero: the cluster has no settings
 	// resting are the ranges in quarantine by the node that may have them.
 	resting map[netip.Prefix]string
 	at      cluster.Point // of the last update; zero: none came
@@ -102,9 +104,10 @@ func (v *view) apply(u Update) (labels bool) {
 	changed := map[*nodeView]struct{}{} // those whose ranges did
 	labels = u.Complete
 	if u.Complete {
-		if v.rebuilt(u) {
+		if v.rebuilt(u) && !v.prepared {
 			v.pin(v.at.Cluster)
 		}
+		v.prepared = false
 		for _, n := range v.unlisted(u) {
 			changed[n] = struct{}{}
 		}
@@ -152,7 +155,7 @@ func (v *view) apply(u Update) (labels bool) {
 			continue
 		}
 		n := v.nodes[gone.Node]
-		if record := gone.Endpoint == "" && gone.Slot == ""; record && v.forgotten(gone.Node) {
+		if gone.ofRecord() && v.forgotten(gone.Node) {
 			for _, other := range v.nodes {
 				changed[other] = struct{}{} // which may claim its ranges
 			}

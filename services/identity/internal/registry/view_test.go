@@ -64,7 +64,7 @@ func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) 
 	return New(Config{
 		Node: "own", Incarnation: "i", HoldLosses: holdLosses, RetryMin: time.Second,
 		RetryMax: time.Second, Log: log.Discard(),
-	}, nil, nil, r, Registration{Underlay: &Underlay{}}), r
+	}, nil, memory{}, r, Registration{Underlay: &Underlay{}}), r
 }
 
 // keys is what a store has.
@@ -474,7 +474,7 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 	}
 	// The registration of before is known without the store.
 	told2 := &recorder{t: t, items: map[Key]Item{}}
-	again := New(Config{Node: "own", Log: log.Discard()}, nil, nil, told2, r.registration)
+	again := New(Config{Node: "own", Log: log.Discard()}, nil, memory{}, told2, r.registration)
 	again.SetAPIServers(servers)
 	if len(told2.items) > 0 {
 		t.Errorf("before the other nodes are known: %v", told2.items)
@@ -498,6 +498,8 @@ func TestAPIServersAreNamedWhereTheyRun(t *testing.T) {
 type memory struct{}
 
 func (memory) SaveRegistration(Registration) error { return nil }
+
+func (memory) SavePins([]Pin) error { return nil }
 
 // TestRecordThatIsForgottenBeforeItsWriteReturnsIsWrittenAgain: the watch may tell
 // of the loss before the answer to the write has come.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -22,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // past is what a store had at each revision, and how the Dir is told of it: as
@@ -435,4 +437,22 @@ func FuzzKeys(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestPinsSurviveAReboot and are removed with the last one.
+func TestPinsSurviveAReboot(t *testing.T) {
+	path := stateDir(t)
+	want := []registry.Pin{
+		{Range: netip.MustParsePrefix("10.0.1.0/24"), Node: "n1", Former: registry.Former{Cluster: 1 << 63, Revision: 7}},
+		{Range: netip.MustParsePrefix("10.0.2.0/24"), Node: "n2"},
+	}
+	for _, pins := range [][]registry.Pin{want, nil} {
+		d, _, err := opened(t, path, "n1")
+		if err := errors.Join(err, d.SavePins(pins), d.ReplaceKeys(cluster.Keys{Of: keysOf}), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if l := rebooted(t, path); !slices.Equal(l.Pins, pins) {
+			t.Errorf("loaded %+v, want %+v", l.Pins, pins)
+		}
+	}
 }

@@ -178,7 +178,9 @@ type Loaded struct {
 	Registration registry.Registration
 	Known        allocator.Known
 	// Keys are those of nodes. Their point is zero if it is not known.
-	Keys    cluster.Keys
+	Keys cluster.Keys
+	// Pins are the ranges that nodes had before etcd was rebuilt.
+	Pins    []registry.Pin
 	Cached  bool  // there was a cache, perhaps an empty one
 	Damaged error // why the cache was put aside; nil if it was not
 	// DamagedIncarnation is why the file of the incarnation was put aside, and
@@ -223,7 +225,7 @@ func (d *Dir) Load() (l Loaded, err error) {
 		if err := d.putAside(KnownFile, DamagedFile); err != nil {
 			return Loaded{}, errors.Join(l.Damaged, err)
 		}
-		l.Known, l.Keys, l.Cached = allocator.Known{}, cluster.Keys{}, false
+		l.Known, l.Keys, l.Pins, l.Cached = allocator.Known{}, cluster.Keys{}, nil, false
 		d.keys = keys{}
 		var again Loaded
 		if err := d.loadKnown(&again); err != nil {
@@ -429,6 +431,11 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 		if err := d.loadKeys(t, &l.Keys); err != nil {
 			return d.known.Refuse(err)
 		}
+		if text := t.Get(bucketState, keyPins); text != nil {
+			if err := json.Unmarshal(text, &l.Pins); err != nil {
+				return d.known.Refuse(fmt.Errorf("%w: pins: %w", errRecord, err))
+			}
+		}
 		return t.ForEach(bucketIdentities, func(k, v []byte) error {
 			if len(k) != 4 {
 				return d.known.Refuse(fmt.Errorf("%w: key %x", errRecord, k))
@@ -446,6 +453,28 @@ func (d *Dir) loadKnown(l *Loaded) (err error) {
 		err = errors.Join(err, d.known.Close())
 	}
 	return err
+}
+
+// keyPins has the pins, as JSON. It is in the cache, which survives a reboot: the keys of nodes beside
+// it are those of the rebuilt etcd. Earlier versions leave it alone.
+var keyPins = []byte("pins")
+
+// SavePins implements registry.Records.
+func (d *Dir) SavePins(pins []registry.Pin) error {
+	d.cache.Lock()
+	defer d.cache.Unlock()
+	return d.update(d.known, func(t *store.Tx) error {
+		if len(pins) == 0 {
+			t.Delete(bucketState, keyPins)
+			return nil
+		}
+		text, err := json.Marshal(pins)
+		if err != nil {
+			return fmt.Errorf("pins: %w", err)
+		}
+		t.Put(bucketState, keyPins, text)
+		return nil
+	})
 }
 
 // keyListed is there once the cache is a listing of the cluster.

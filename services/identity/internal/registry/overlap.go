@@ -182,12 +182,15 @@ const MostRanges = 64
 
 // excess returns why a claim does not count, even if no other node claims the range: a node has
 // only blocks of the cluster's pool, and no more than the settings allow. Claims that are
-// older than the settings keep counting.
+// older than the settings keep counting. In the other modes a node has as many ranges as slots.
 //
 // The place of a claim decides, not how many others the node has: a claim beyond the limit
 // counts neither now nor when an earlier one is given up, because it would be older than the
 // claim of the node that has the block meanwhile.
 func (v *view) excess(c claim) string {
+	if c.slot >= MostRanges {
+		return fmt.Sprintf("a node has at most %d ranges of a family", MostRanges)
+	}
 	s := v.ipam.Settings
 	if v.ipam.Revision == 0 || s.Mode != IPAMPool || c.age < v.ipam.Revision {
 		return ""

@@ -253,6 +253,43 @@ func TestRebuiltStoreChangesNoHolder(t *testing.T) {
 	is("when its node is forgotten,", "10.0.3.0/24", "liar")
 }
 
+// TestOnlyAsManyRangesCountAsANodeHasSlots, whatever the mode: a node that was taken writes more into its record, with
+// slots and without. Another node that claims such a range later has it.
+func TestOnlyAsManyRangesCountAsANodeHasSlots(t *testing.T) {
+	for _, mode := range []IPAMMode{IPAMUnset, IPAMStatic, IPAMKubernetes} {
+		for _, slots := range []int{0, MostRanges} {
+			t.Run(fmt.Sprint(mode, slots), func(t *testing.T) {
+				var ranges []string
+				var claims []any
+				for i := range 2 * MostRanges {
+					ranges = append(ranges, fmt.Sprintf("10.0.%d.0/24", i), fmt.Sprintf("fd00:%x::/64", i+1))
+				}
+				for _, p := range ranges[:2*slots] {
+					claims = append(claims, p, 5)
+				}
+				r, _ := newRegistry(t, time.Hour)
+				u := Update{
+					Complete: true, Revision: 5, Nodes: []NodeKey{node("liar", 5, ranges...)}, Claims: claimed("liar", claims...),
+				}
+				if mode != IPAMUnset {
+					u.IPAM = &IPAMKey{Settings: IPAM{Mode: mode}, Revision: 9} // later than the claims
+				}
+				r.Observe(u)
+				if got, refused := len(r.holders()), len(r.refusedOf("liar")); got != 2*MostRanges || refused != 2*MostRanges {
+					t.Errorf("%d ranges count and %d are refused", got, refused)
+				}
+				last := ranges[len(ranges)-2:]
+				r.Observe(Update{
+					Revision: 10, Nodes: []NodeKey{node("good", 10)}, Claims: claimed("good", last[0], 10, last[1], 10),
+				})
+				if got := r.holders(); got[last[0]] != "good" || got[last[1]] != "good" {
+					t.Errorf("%v are ranges of %q and %q", last, got[last[0]], got[last[1]])
+				}
+			})
+		}
+	}
+}
+
 // pinFile is the disk of a node, for pins.
 type pinFile struct {
 	memory

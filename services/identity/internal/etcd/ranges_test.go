@@ -267,10 +267,13 @@ func TestPoolWithoutAFreeBlockRecovers(t *testing.T) {
 		t.Errorf("the returned block is held by %q", got)
 	}
 	// Nobody but its last node has it before the quarantine is over.
-	if _, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{other}); !errors.As(err, &full) ||
-		full.Resting != 1 || full.Held != 3 {
-		t.Errorf("a claim of a block in quarantine: %v", err)
-	}
+	servicetest.EventuallyNil(t, "the other node hears of the return", func() error {
+		_, err := b.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{other})
+		if !errors.As(err, &full) || full.Resting != 1 || full.Held != 3 {
+			return fmt.Errorf("a claim of a block in quarantine: %w", err)
+		}
+		return nil
+	})
 	known = slices.DeleteFunc(known, func(p netip.Prefix) bool { return p == gone })
 	if got := a.claim(settings, known...); got != gone {
 		t.Errorf("the node that returned %s gets %s", gone, got)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
@@ -229,7 +230,11 @@ func (r *Registry) ClaimRange(ctx context.Context, settings IPAM, ipv6 bool, kno
 	if err := r.said(ctx, settings, known); err != nil {
 		return netip.Prefix{}, err
 	}
-	for range maxClaims {
+	for try := range maxClaims {
+		// What this process reads of the store may be behind what it has written.
+		if err := wait(ctx, time.Duration(try*try)*claimPause); err != nil {
+			return netip.Prefix{}, fmt.Errorf("claim a block: %w: %w", cluster.ErrUnavailable, ErrForgotten)
+		}
 		record, revision, err := r.registered(ctx)
 		if errors.Is(err, ErrForgotten) {
 			continue
@@ -296,8 +301,27 @@ func (r *Registry) ValidateClaim(ctx context.Context, settings IPAM) error {
 	return r.store.Agrees(ctx, settings)
 }
 
-// maxClaims is how often a claim begins anew because the node's record changed.
-const maxClaims = 4
+// maxClaims is how often a claim begins anew because the node's record, or what it says of its
+// ranges, is another than this process has read. Before the n-th time it waits n² claimPauses.
+const (
+	maxClaims  = 6
+	claimPause = 10 * time.Millisecond
+)
+
+// wait waits for a time, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
+	if d == 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // registered is the record of this node in the store, which it writes if need be.
 func (r *Registry) registered(ctx context.Context) (Record, int64, error) {

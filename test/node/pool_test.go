@@ -245,7 +245,7 @@ func TestKernelStaticRangesAreRegistered(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { n.Start(ctx, devnode.IPAM) }) //nolint:errcheck // it does not serve
-	want := "this node's ipam has mode pool with 10.197.0.0/18 in blocks of /24, 8 for a node, " +
+	want := "this node's ipam has mode pool with 10.197.0.0/18 in blocks of /24, " +
 		"the cluster (/sluice/v1/identity/ipam) mode static"
 	servicetest.EventuallyNil(t, "the problem by name", func() error {
 		st, err := n.ipam.GetStatus(servicetest.Context(t), &ipamv1.GetStatusRequest{})

@@ -360,8 +360,8 @@ func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
-// TestConnectedUDPSocketsOfATerminatingBackendStay until its endpoint is gone, whether it
-// still serves or not, and while the datapath is away and back. New ones go to the other.
+// TestConnectedUDPSocketsOfATerminatingBackendStay while its endpoint serves, also while the
+// datapath is away and back, and are ended when it serves no more. New ones go to the other.
 func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -379,18 +379,18 @@ func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	for _, c := range []struct{ when, conditions string }{
-		{"while it terminates", "ready: false, serving: true, terminating: true"},
-		{"while it terminates and is not ready", "ready: false, serving: false, terminating: true"},
+	for _, c := range []struct{ when, conditions, ended string }{
+		{"while it terminates", "ready: false, serving: true, terminating: true", ""},
+		{"when it serves no more", "ready: false, serving: false, terminating: true", one.Name},
 	} {
 		n.sluice(t, 0, serviceWithEndpoints(endpointOf{one, c.conditions}, endpointOf{two, "ready: true"}),
 			"service", "apply", "-f", "-", "--wait-ended")
-		sockets.wantEnded(t, c.when, "")
+		sockets.wantEnded(t, c.when, c.ended)
 		wantBackends(t, client, two)
 		if err := errors.Join(n.Kill(ctx, devnode.Datapath), n.Start(ctx, devnode.Datapath)); err != nil {
 			t.Fatal(err)
 		}
-		sockets.wantEnded(t, c.when+", after a restart", "")
+		sockets.wantEnded(t, c.when+", after a restart", c.ended)
 	}
 	if out := n.sluice(t, 0, "", "service", "get", "test/web"); !strings.Contains(out, "; draining ") {
 		t.Errorf("the service is shown as\n%s", out)

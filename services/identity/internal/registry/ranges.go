@@ -83,7 +83,11 @@ func (s IPAM) String() string {
 	for _, p := range s.Pool {
 		pool = append(pool, fmt.Sprintf("%s in blocks of /%d", p, s.bits(p.Addr().Is6())))
 	}
-	return fmt.Sprintf("%s with %s, %d for a node", out, strings.Join(pool, " and "), s.MaxBlocks)
+	out += " with " + strings.Join(pool, " and ")
+	if s.MaxBlocks != 0 {
+		out += fmt.Sprintf(", %d for a node", s.MaxBlocks)
+	}
+	return out
 }
 
 // maxBlockBits is how much longer than its prefix a block may be: that many

@@ -82,7 +82,7 @@ func claimEverything(t *testing.T, etcd *clientv3.Client, liar string, others []
 // the pods of all other nodes.
 func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	t.Parallel()
-	c := newPoolCluster(t, 1)
+	c := newPoolCluster(t, 1, "--max-blocks-per-node=8") // half of the pool
 	first, second, liar := c.nodes[0], c.nodes[1], c.nodes[2]
 	others := []string{first.Name(), second.Name()}
 	etcd := c.etcd(t)

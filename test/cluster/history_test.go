@@ -26,13 +26,13 @@ import (
 const blockLength = 28
 
 // newPoolCluster brings up three nodes that take blocks of one pool.
-func newPoolCluster(t *testing.T, etcdMembers int) *testCluster {
+func newPoolCluster(t *testing.T, etcdMembers int, args ...string) *testCluster {
 	t.Helper()
 	return newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: etcdMembers, Options: devnode.Options{
-		Args: map[string][]string{devnode.IPAM: {
+		Args: map[string][]string{devnode.IPAM: append([]string{
 			"--mode=pool", "--cluster-pool-prefixes=10.197.0.0/24",
 			fmt.Sprint("--cluster-pool-ipv4-block=", blockLength), "--quarantine=0s",
-		}},
+		}, args...)},
 	}})
 }
 

@@ -227,6 +227,7 @@ func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 
 	stop()
 	s, _, stop = runWith(t, path)
+	s.set() // its service is not listed yet
 	want(s, "after a restart", owner.EnforcementUnknown, "200", a[0])
 	want(s, "another address after a restart", owner.EnforcementUnknown, "503", a[1])
 	stop()

@@ -23,6 +23,9 @@ type memory struct {
 	boot string
 
 	led map[service.Name][]netip.Addr
+	// unlisted are the services of led that an earlier process knew, and this one has not
+	// been told of yet.
+	unlisted map[service.Name]bool
 }
 
 var memorySchema = durable.Schema{Name: "sluice.loadbalancer.healthchecks", Version: 1}
@@ -45,7 +48,7 @@ type memoryEntry struct {
 // openMemory reads what an earlier process of this boot has left. A file that cannot be read
 // is an error, and the memory is empty then.
 func openMemory(path string) (*memory, error) {
-	m := &memory{path: path, led: make(map[service.Name][]netip.Addr)}
+	m := &memory{path: path, led: make(map[service.Name][]netip.Addr), unlisted: make(map[service.Name]bool)}
 	if path == "" {
 		return m, nil
 	}
@@ -64,7 +67,8 @@ func openMemory(path string) (*memory, error) {
 		return m, nil
 	}
 	for _, e := range f.Led {
-		m.led[service.Name{Namespace: e.Namespace, Name: e.Name}] = e.Addresses
+		name := service.Name{Namespace: e.Namespace, Name: e.Name}
+		m.led[name], m.unlisted[name] = e.Addresses, true
 	}
 	return m, nil
 }
@@ -81,10 +85,12 @@ func (m *memory) leads(l owner.Local) bool {
 	return slices.ContainsFunc(m.led[l.Name], func(a netip.Addr) bool { return slices.Contains(l.Ready, a) })
 }
 
-// learn notes what is known of all services, and forgets those that are no more.
+// learn notes what is known of all services, and forgets those that are no more. Those of an
+// earlier process stay until they were listed once.
 func (m *memory) learn(all []owner.Local) error {
 	led, changed := make(map[service.Name][]netip.Addr, len(all)), false
 	for _, l := range all {
+		delete(m.unlisted, l.Name)
 		was := m.led[l.Name]
 		now := was
 		switch {
@@ -97,6 +103,9 @@ func (m *memory) learn(all []owner.Local) error {
 			led[l.Name] = now
 		}
 		changed = changed || !slices.Equal(was, now)
+	}
+	for name := range m.unlisted {
+		led[name] = m.led[name]
 	}
 	changed = changed || len(led) != len(m.led)
 	m.led = led

@@ -88,13 +88,14 @@ endpoints:
 	return b.String()
 }
 
-// serveSource answers each connection and datagram with the pod's name, the address of
-// who asks, and what that has sent.
-func serveSource(t *testing.T, p pod.Pod) {
+// serve serves streams, and sends what datagram returns back, at a port of every address.
+func serve(
+	t *testing.T, p pod.Pod, port uint16, stream func(*net.TCPConn), datagram func([]byte, netip.AddrPort) []byte,
+) {
 	t.Helper()
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
-	at := netip.AddrPortFrom(netip.IPv6Unspecified(), webPort)
+	at := netip.AddrPortFrom(netip.IPv6Unspecified(), port)
 	l, err := p.Listen(at)
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +106,6 @@ func serveSource(t *testing.T, p pod.Pod) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = u.Close() })
-	says := func(from netip.AddrPort) string { return fmt.Sprintf("%s %s ", p.Name, from.Addr().Unmap()) }
 	wg.Go(func() {
 		for {
 			c, err := l.AcceptTCP()
@@ -115,8 +115,7 @@ func serveSource(t *testing.T, p pod.Pod) {
 			wg.Go(func() {
 				defer c.Close()
 				_ = c.SetDeadline(time.Now().Add(patience))
-				_, _ = io.WriteString(c, says(c.RemoteAddr().(*net.TCPAddr).AddrPort()))
-				_, _ = io.Copy(c, c)
+				stream(c)
 			})
 		}
 	})
@@ -127,9 +126,20 @@ func serveSource(t *testing.T, p pod.Pod) {
 			if err != nil {
 				return // the socket was closed
 			}
-			_, _ = u.WriteToUDPAddrPort(append([]byte(says(from)), buf[:n]...), from)
+			_, _ = u.WriteToUDPAddrPort(datagram(buf[:n], from), from)
 		}
 	})
+}
+
+// serveSource answers each connection and datagram with the pod's name, the address of
+// who asks, and what that has sent.
+func serveSource(t *testing.T, p pod.Pod) {
+	t.Helper()
+	says := func(from netip.AddrPort) string { return fmt.Sprintf("%s %s ", p.Name, from.Addr().Unmap()) }
+	serve(t, p, webPort, func(c *net.TCPConn) {
+		_, _ = io.WriteString(c, says(c.RemoteAddr().(*net.TCPAddr).AddrPort()))
+		_, _ = io.Copy(c, c)
+	}, func(b []byte, from netip.AddrPort) []byte { return append([]byte(says(from)), b...) })
 }
 
 // ask sends bytes to an address and returns who answers and whom that sees. Bytes that

@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -129,42 +128,8 @@ endpoints: [{addresses: [%[5]q], nodeName: %[6]q, conditions: {ready: true}}]
 // back.
 func serveAnswers(t *testing.T, p pod.Pod, port uint16) {
 	t.Helper()
-	var wg sync.WaitGroup
-	t.Cleanup(wg.Wait)
-	at := netip.AddrPortFrom(netip.IPv6Unspecified(), port)
-	l, err := p.Listen(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	u, err := p.ListenPacket(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = u.Close() })
-	wg.Go(func() {
-		for {
-			c, err := l.AcceptTCP()
-			if err != nil {
-				return // the listener was closed
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(patience))
-				_, _ = io.Copy(io.Discard, c)
-			})
-		}
-	})
-	wg.Go(func() {
-		buf := make([]byte, 2048)
-		for {
-			n, from, err := u.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return // the socket was closed
-			}
-			_, _ = u.WriteToUDPAddrPort(buf[:n], from)
-		}
-	})
+	serve(t, p, port, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) },
+		func(b []byte, _ netip.AddrPort) []byte { return b })
 }
 
 // restarted is a cluster whose first node is asked in every way while its processes

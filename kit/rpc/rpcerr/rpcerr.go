@@ -11,8 +11,8 @@
 // reasons and never on texts.
 //
 // A service lists its reasons as the values of the enum ErrorReason in its
-// proto file, so that clients have names for them, and chooses code and reason
-// of each error of its core in one function. A service that answers because
+// proto file, so that clients have names for them, and has code and reason of each
+// error of its core in one Table. A service that answers because
 // another service answered keeps the reason and the details of that service:
 // the reader of an error at the end of the way sees where it began.
 //

@@ -4,14 +4,11 @@
 package server
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
@@ -27,86 +24,69 @@ import (
 // away: about as long as the allocator itself waits between two attempts.
 const retryAfter = time.Second
 
-// statusOf is the one place where errors of the core get code and reason.
-func statusOf(err error) error {
-	answer := func(code codes.Code, reason identityv1.ErrorReason, details ...protoadapt.MessageV1) error {
-		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
-	}
-	unavailable := func(reason identityv1.ErrorReason) error {
-		return answer(codes.Unavailable, reason, rpcerr.Retry(retryAfter))
-	}
-	var (
-		invalid *label.Error
-		quota   *allocator.QuotaError
-		full    *registry.FullError
-	)
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &invalid):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
-			rpcerr.Field(invalid.Field(), err.Error()))
-	case errors.Is(err, label.ErrInvalid):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
-			rpcerr.Field("labels", err.Error()))
-	case errors.Is(err, workload.ErrNamedPort):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT,
-			rpcerr.Field("named_ports", err.Error()))
-	case errors.Is(err, allocator.ErrHolder):
-		return answer(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE,
-			rpcerr.Field("reference", err.Error()))
-	case errors.As(err, &quota) && errors.Is(err, allocator.ErrQuota):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED,
-			rpcerr.Quota("identities", describe(quota)))
-	case errors.As(err, &quota):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED,
-			rpcerr.Quota("identities", describe(quota)))
-	case errors.Is(err, allocator.ErrHeldOther):
-		return answer(codes.AlreadyExists, identityv1.ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS)
-	case errors.Is(err, allocator.ErrNotFound):
-		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
-			rpcerr.Resource("identity", "", err.Error()))
-	case errors.Is(err, registry.ErrNoNode):
-		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND,
-			rpcerr.Resource("node", "", err.Error()))
-	case errors.Is(err, registry.ErrAlive):
-		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE)
-	case errors.Is(err, registry.ErrNoMapping):
-		return answer(codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN,
-			rpcerr.Resource("address", "", err.Error()))
-	case errors.Is(err, registry.ErrIPAMDiffers):
-		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER)
-	case errors.As(err, &full):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE,
-			rpcerr.Quota("ranges", full.Figures()))
-	case errors.Is(err, registry.ErrResting):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_ADDRESS_RESTING)
-	case errors.Is(err, registry.ErrMaxRanges):
-		return answer(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE)
-	case errors.Is(err, registry.ErrLastRange):
-		return answer(codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_LAST_RANGE)
-	case errors.Is(err, allocator.ErrContended):
-		return answer(codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED, rpcerr.Retry(retryAfter))
-	case errors.Is(err, allocator.ErrNameTaken):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN)
-	case errors.Is(err, allocator.ErrNoSpace):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_FULL)
-	case errors.Is(err, allocator.ErrSessionLost):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_SESSION_LOST)
-	case errors.Is(err, allocator.ErrRecords), errors.Is(err, registry.ErrRecords):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED)
-	case errors.Is(err, allocator.ErrUnavailable), errors.Is(err, registry.ErrUnlisted):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE)
-	case errors.Is(err, pods.ErrNotFound):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND)
-	case errors.Is(err, pods.ErrUnavailable):
-		return unavailable(identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE)
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return status.FromContextError(err).Err()
-	case errors.Is(err, allocator.ErrCorrupt):
-		return answer(codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT)
-	}
-	return answer(codes.Internal, identityv1.ErrorReason_ERROR_REASON_INTERNAL)
+// answers has code and reason of each error of the core.
+var answers = rpcerr.Table{
+	Rows: []rpcerr.Row{
+		rpcerr.OnType(codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
+			func(e *label.Error) []protoadapt.MessageV1 {
+				return []protoadapt.MessageV1{rpcerr.Field(e.Field(), e.Error())}
+			}),
+		rpcerr.On(label.ErrInvalid, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL,
+			rpcerr.InField("labels")),
+		rpcerr.On(workload.ErrNamedPort, codes.InvalidArgument,
+			identityv1.ErrorReason_ERROR_REASON_INVALID_NAMED_PORT, rpcerr.InField("named_ports")),
+		rpcerr.On(allocator.ErrHolder, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_REFERENCE,
+			rpcerr.InField("reference")),
+		rpcerr.OnType(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_QUOTA_EXHAUSTED, numbers).
+			And(allocator.ErrQuota),
+		rpcerr.OnType(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NUMBERS_EXHAUSTED, numbers),
+		rpcerr.On(allocator.ErrHeldOther, codes.AlreadyExists,
+			identityv1.ErrorReason_ERROR_REASON_REFERENCE_HAS_OTHER_LABELS),
+		rpcerr.On(allocator.ErrNotFound, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
+			rpcerr.OfResource("identity")),
+		rpcerr.On(registry.ErrNoNode, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_NODE_NOT_FOUND,
+			rpcerr.OfResource("node")),
+		rpcerr.On(registry.ErrAlive, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_NODE_ALIVE),
+		rpcerr.On(registry.ErrNoMapping, codes.NotFound, identityv1.ErrorReason_ERROR_REASON_ADDRESS_UNKNOWN,
+			rpcerr.OfResource("address")),
+		rpcerr.On(registry.ErrIPAMDiffers, codes.FailedPrecondition,
+			identityv1.ErrorReason_ERROR_REASON_IPAM_SETTINGS_DIFFER),
+		rpcerr.OnType(codes.ResourceExhausted, identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE,
+			func(e *registry.FullError) []protoadapt.MessageV1 {
+				return []protoadapt.MessageV1{rpcerr.Quota("ranges", e.Figures())}
+			}),
+		rpcerr.On(registry.ErrResting, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_ADDRESS_RESTING, again),
+		rpcerr.On(registry.ErrMaxRanges, codes.ResourceExhausted,
+			identityv1.ErrorReason_ERROR_REASON_NO_FREE_RANGE),
+		rpcerr.On(registry.ErrLastRange, codes.FailedPrecondition, identityv1.ErrorReason_ERROR_REASON_LAST_RANGE),
+		rpcerr.On(allocator.ErrContended, codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED, again),
+		rpcerr.On(allocator.ErrNameTaken, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN,
+			again),
+		rpcerr.On(allocator.ErrNoSpace, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_FULL, again),
+		rpcerr.On(allocator.ErrSessionLost, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST,
+			again),
+		rpcerr.On(allocator.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, again),
+		rpcerr.On(registry.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, again),
+		rpcerr.On(allocator.ErrUnavailable, codes.Unavailable,
+			identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE, again),
+		rpcerr.On(registry.ErrUnlisted, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE,
+			again),
+		rpcerr.On(pods.ErrNotFound, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND, again),
+		rpcerr.On(pods.ErrUnavailable, codes.Unavailable,
+			identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE, again),
+		rpcerr.On(allocator.ErrCorrupt, codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT),
+	},
+	Otherwise: identityv1.ErrorReason_ERROR_REASON_INTERNAL,
+}
+
+// again has the caller repeat the call.
+var again = rpcerr.Retries(retryAfter)
+
+// statusOf is the answer to a call that ended with err.
+func statusOf(err error) error { return answers.Status(err) }
+
+func numbers(q *allocator.QuotaError) []protoadapt.MessageV1 {
+	return []protoadapt.MessageV1{rpcerr.Quota("identities", describe(q))}
 }
 
 func describe(q *allocator.QuotaError) string {

@@ -4,13 +4,10 @@
 package server
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
@@ -29,51 +26,40 @@ const growDelay = time.Second
 // allocation name.
 const allocation = "sluice.ipam.v1.Allocation"
 
-// statusOf is the one place where errors of the core get code and reason.
-func statusOf(err error) error {
-	answer := func(code codes.Code, reason ipamv1.ErrorReason, details ...protoadapt.MessageV1) error {
-		return rpcerr.New(code, rpcerr.Of(reason), err, details...)
-	}
-	var (
-		field     *ipam.FieldError
-		exhausted *ipam.ExhaustedError
-	)
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &field) && errors.Is(err, ipam.ErrNoPool):
-		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL, rpcerr.Field(field.Field, field.Text))
-	case errors.As(err, &field):
-		return answer(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, rpcerr.Field(field.Field, field.Text))
-	case errors.Is(err, cluster.ErrPoolFull):
-		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED,
-			rpcerr.Retry(growDelay))
-	case errors.Is(err, cluster.ErrAway):
-		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE, rpcerr.Retry(growDelay))
-	case errors.Is(err, ipam.ErrNoRange):
-		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_NO_RANGE, rpcerr.Retry(retryDelay))
-	case errors.As(err, &exhausted):
-		return answer(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED, usage(exhausted)...)
-	case errors.Is(err, ipam.ErrOtherContent):
-		return answer(codes.AlreadyExists, ipamv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES, rpcerr.Resource(allocation, "", err.Error()))
-	case errors.Is(err, ipam.ErrUnavailable):
-		return answer(codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE)
-	case errors.Is(err, ipam.ErrMismatch):
-		return answer(codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER)
-	case errors.Is(err, ipam.ErrNotHeld):
-		return answer(codes.NotFound, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND, rpcerr.Resource(allocation, "", err.Error()))
-	case errors.Is(err, ipam.ErrBusy):
-		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_BUSY, rpcerr.Retry(retryDelay))
-	case errors.Is(err, ipam.ErrStopped):
-		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STOPPING, rpcerr.Retry(retryDelay))
-	case errors.Is(err, ipam.ErrStoreLost):
-		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN, rpcerr.Retry(retryDelay))
-	case errors.Is(err, ipam.ErrStore):
-		return answer(codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, rpcerr.Retry(retryDelay))
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return status.FromContextError(err).Err()
-	}
-	return answer(codes.Internal, ipamv1.ErrorReason_ERROR_REASON_INTERNAL)
+// answers has code and reason of each error of the core.
+var answers = rpcerr.Table{
+	Rows: []rpcerr.Row{
+		rpcerr.OnType(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_NO_POOL, inField).And(ipam.ErrNoPool),
+		rpcerr.OnType(codes.InvalidArgument, ipamv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, inField),
+		rpcerr.On(cluster.ErrPoolFull, codes.ResourceExhausted,
+			ipamv1.ErrorReason_ERROR_REASON_CLUSTER_POOL_EXHAUSTED, rpcerr.Retries(growDelay)),
+		rpcerr.On(cluster.ErrAway, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_CLUSTER_UNAVAILABLE,
+			rpcerr.Retries(growDelay)),
+		rpcerr.On(ipam.ErrNoRange, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_NO_RANGE,
+			rpcerr.Retries(retryDelay)),
+		rpcerr.OnType(codes.ResourceExhausted, ipamv1.ErrorReason_ERROR_REASON_POOL_EXHAUSTED, usage),
+		rpcerr.On(ipam.ErrOtherContent, codes.AlreadyExists,
+			ipamv1.ErrorReason_ERROR_REASON_OWNER_HAS_OTHER_ADDRESSES, rpcerr.OfResource(allocation)),
+		rpcerr.On(ipam.ErrUnavailable, codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESS_UNAVAILABLE),
+		rpcerr.On(ipam.ErrMismatch, codes.FailedPrecondition, ipamv1.ErrorReason_ERROR_REASON_ADDRESSES_DIFFER),
+		rpcerr.On(ipam.ErrNotHeld, codes.NotFound, ipamv1.ErrorReason_ERROR_REASON_ALLOCATION_NOT_FOUND,
+			rpcerr.OfResource(allocation)),
+		rpcerr.On(ipam.ErrBusy, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_BUSY, rpcerr.Retries(retryDelay)),
+		rpcerr.On(ipam.ErrStopped, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STOPPING,
+			rpcerr.Retries(retryDelay)),
+		rpcerr.On(ipam.ErrStoreLost, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN,
+			rpcerr.Retries(retryDelay)),
+		rpcerr.On(ipam.ErrStore, codes.Unavailable, ipamv1.ErrorReason_ERROR_REASON_STORAGE_FAILED,
+			rpcerr.Retries(retryDelay)),
+	},
+	Otherwise: ipamv1.ErrorReason_ERROR_REASON_INTERNAL,
+}
+
+// statusOf is the answer to a call that ended with err.
+func statusOf(err error) error { return answers.Status(err) }
+
+func inField(e *ipam.FieldError) []protoadapt.MessageV1 {
+	return []protoadapt.MessageV1{rpcerr.Field(e.Field, e.Text)}
 }
 
 // usage has the figures of the pools, and when an address comes back by itself.

@@ -77,6 +77,9 @@ type Violation struct {
 	Text     string
 }
 
+// Where implements rpcerr.Violation.
+func (v Violation) Where() (document int, path, mistake string) { return v.Document, v.Path, v.Text }
+
 // Error says what is wrong with a manifest.
 type Error struct {
 	// Whole is why the text could not be divided into documents; then there are no

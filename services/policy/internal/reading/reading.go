@@ -44,6 +44,9 @@ type Violation struct {
 	Text     string
 }
 
+// Where implements rpcerr.Violation.
+func (v Violation) Where() (document int, path, mistake string) { return v.Document, v.Path, v.Text }
+
 // String is "document 2 (line 9): kind name: path: text".
 func (v Violation) String() string {
 	text := fmt.Sprintf("document %d (line %d): ", v.Document+1, v.Line)

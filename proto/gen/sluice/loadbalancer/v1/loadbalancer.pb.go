@@ -74,7 +74,8 @@ const (
 	// FAILED_PRECONDITION: every object of the manager would be deleted, and
 	// allow_empty does not say that this is meant.
 	ErrorReason_ERROR_REASON_SET_EMPTY ErrorReason = 15
-	// OUT_OF_RANGE: the resume token is of another run, or too old.
+	// Never sent: a watch whose resume token is of another run, or too old, is answered
+	// with OUT_OF_RANGE and the reason TOKEN_EXPIRED of rpc.sluice.io.
 	ErrorReason_ERROR_REASON_TOKEN_EXPIRED ErrorReason = 16
 )
 

@@ -241,6 +241,9 @@ func scenes() map[string][]cluster.Member {
 		"moved":          {moved},
 		"replaced":       {member("two", 13, "192.0.2.2")}, // another installation at the same address
 		"more addresses": {member("two", 2, "192.0.2.2 198.51.100.2")},
+		"other more":     {member("two", 2, "192.0.2.2 198.51.100.22")}, // as many, and not the same
+		"IPv6 too":       {member("two", 2, "192.0.2.2 2001:db8::2")},
+		"other IPv6":     {member("two", 2, "192.0.2.2 2001:db8::22")},
 		"other node":     {member("three", 3, "192.0.2.2")},
 		"no address":     {member("two", 14, "")},
 	}
@@ -367,6 +370,7 @@ func adopted(t *testing.T, holders bool) {
 func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
 	r.Join([]cluster.Member{member("two", 5, "192.0.2.2")})
 	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.Ways[0] == (nodemap.Way{}) || len(r.maps.nodes) != 2 {
 		t.Errorf("entries %+v, want both, each with its ways", r.maps.nodes)
@@ -376,6 +380,10 @@ func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	}) {
 		t.Errorf("differences %v, %v; the number that leaves is none", diffs, err)
 	}
+	// mappings name it until Leave
+	if err := r.Repair(); err != nil || len(r.maps.nodes) != 2 {
+		t.Errorf("a repair leaves %+v, %v, want both", r.maps.nodes, err)
+	}
 	r.Leave([]uint16{2})
 	r.look(true)
 	if e := r.maps.nodes[5]; len(e.Addrs) != 1 || len(r.maps.nodes) != 1 {
@@ -384,6 +392,110 @@ func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	if notes := r.State().Peers[0].Notes; len(notes) > 0 {
 		t.Errorf("notes %v, want none", notes)
 	}
+}
+
+// TestNodesWithoutANumberLeaveAlone: the others that have none yet stay.
+func TestNodesWithoutANumberLeaveAlone(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	none := member("two", cluster.NoNumber, "192.0.2.2")
+	r.Join([]cluster.Member{none, member("three", 3, "192.0.2.3")})
+	r.Leave([]uint16{cluster.NoNumber})
+	if got := len(r.State().Peers); got != 2 {
+		t.Errorf("%d nodes, want both", got)
+	}
+	r.Leave([]uint16{3})
+	if got := r.State().Peers; len(got) != 1 || got[0].Name != "two" {
+		t.Errorf("nodes %+v, want that without a number", got)
+	}
+}
+
+// TestRangesOfNodesThatLeftMeanwhileAreForgotten: a node that gets the number of one that left
+// while the process was away does not get its ranges.
+func TestRangesOfNodesThatLeftMeanwhileAreForgotten(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.restart(cluster.Overlay)
+	r.Complete()
+	r.look(true)
+	r.Join([]cluster.Member{member("other", 2, "192.0.2.9")})
+	r.look(true)
+	if len(r.links.routes) != 0 {
+		t.Errorf("routes %v of a node without ranges", r.links.routes)
+	}
+}
+
+// TestStartMakesTheTunnelWithoutRepair: the setting that leaves changes by others alone does not
+// keep a start from making the device.
+func TestStartMakesTheTunnelWithoutRepair(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.o.Repair = false
+	r.look(true)
+	if r.links.made != 1 || r.maps.local != (nodemap.Local{Overlay: true, TunnelIfindex: 11}) {
+		t.Errorf("%d devices made, local %+v", r.links.made, r.maps.local)
+	}
+	r.links.tunnel = 0
+	r.look(true)
+	if r.links.made != 1 {
+		t.Error("a device that others have removed was made again")
+	}
+}
+
+// TestChangedRoutingRemovesTheTunnel when a process begins with native routing.
+func TestChangedRoutingRemovesTheTunnel(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.look(true)
+	r.restart(cluster.Native)
+	r.look(true)
+	if r.links.tunnel != 0 || r.maps.local != (nodemap.Local{Native: true}) {
+		t.Errorf("tunnel device %d, local %+v", r.links.tunnel, r.maps.local)
+	}
+}
+
+// TestRunNoticesWhatTheKernelDoesNotTell: a program that was taken off at the next poll, and
+// anything else some polls later.
+func TestRunNoticesWhatTheKernelDoesNotTell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, cluster.Overlay)
+		r.Join([]cluster.Member{member("two", 2, "192.0.2.2")})
+		r.Hold(map[netip.Prefix]uint16{range4: 2})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		wait := func(d time.Duration) {
+			time.Sleep(d)
+			synctest.Wait()
+		}
+		disturb := func(by bool) {
+			r.links.mu.Lock()
+			defer r.links.mu.Unlock()
+			r.links.disturbed = by
+		}
+		prepared := func() int {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.links.prepared
+		}
+		wait(time.Second)
+		before := prepared()
+		disturb(true)
+		wait(pollInterval + lookPause)
+		if prepared() == before {
+			t.Error("the programs of the uplinks were not attached again")
+		}
+		disturb(false)
+		wait(pollInterval + lookPause)
+		r.mu.Lock()
+		delete(r.links.routes, range4)
+		r.mu.Unlock()
+		wait(wholePolls*pollInterval + time.Second)
+		r.mu.Lock()
+		if _, ok := r.links.routes[range4]; !ok {
+			t.Error("the route was not made again")
+		}
+		r.mu.Unlock()
+		cancel()
+		<-ended
+	})
 }
 
 func TestMTUIsFollowedDownAndUp(t *testing.T) {

@@ -94,6 +94,9 @@ type fakeLinks struct {
 	kept    []Nexthop
 	changes int
 	asked   int
+
+	prepared  int  // how often the uplinks were
+	disturbed bool // guarded by mu; a program was taken off
 }
 
 func (l *fakeLinks) EnsureTunnel(Tunnel) (endpoint.HostDevice, error) {
@@ -120,11 +123,21 @@ func (l *fakeLinks) RemoveTunnel() error { l.tunnel = 0; return nil }
 func (l *fakeLinks) Uplinks([]netip.Addr, []uint32) ([]endpoint.HostDevice, error) {
 	return []endpoint.HostDevice{{Name: "uplink", Index: 2}}, nil
 }
-func (l *fakeLinks) EnsureUplinks([]endpoint.HostDevice, bool) error { return nil }
+
+func (l *fakeLinks) EnsureUplinks([]endpoint.HostDevice, bool) error {
+	l.prepared++
+	return nil
+}
+
 func (l *fakeLinks) CheckUplinks([]endpoint.HostDevice, bool) ([]endpoint.Difference, error) {
 	return nil, nil
 }
-func (l *fakeLinks) Disturbed() (bool, error) { return false, nil }
+
+func (l *fakeLinks) Disturbed() (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.disturbed, nil
+}
 
 func (l *fakeLinks) Paths(addrs []netip.Addr) ([]Path, error) {
 	l.mu.Lock()

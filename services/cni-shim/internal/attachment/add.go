@@ -66,7 +66,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	// An allocation that is confirmed already belongs to an endpoint that an
 	// earlier ADD made. This one may find it as it should be, or fail, but it
 	// undoes only what it did itself.
-	ours := lease.State != message.AllocationConfirmed
+	ours := lease.State != message.AllocationStateConfirmed
 	var earlier *message.Endpoint
 	if !ours {
 		if earlier, err = p.endpoint(ctx); err != nil {
@@ -173,7 +173,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	}
 	for _, m := range p.in.Config.PortMappings {
 		mapping := &message.PortMapping{
-			HostPort: uint32(m.HostPort), ContainerPort: uint32(m.ContainerPort), Protocol: int32(m.Protocol),
+			HostPort: uint32(m.HostPort), ContainerPort: uint32(m.ContainerPort), Protocol: message.Protocol(m.Protocol),
 		}
 		if m.HostIP.IsValid() {
 			mapping.HostIP = m.HostIP.String()
@@ -182,7 +182,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 	}
 	renew := useLease(req, lease)
 	var undone error // why the datapath undid a creation
-	ask := func(ctx context.Context) (*message.EndpointResponse, error) {
+	ask := func(ctx context.Context) (*message.CreateEndpointResponse, error) {
 		if !renew.IsZero() && !time.Now().Before(renew) {
 			lease, err := p.allocate(ctx)
 			if err != nil {
@@ -190,14 +190,14 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 			}
 			renew = useLease(req, lease)
 		}
-		resp, err := request[message.EndpointResponse](ctx, p.datapath, message.CreateEndpoint, req)
+		resp, err := request[message.CreateEndpointResponse](ctx, p.datapath, message.CreateEndpoint, req)
 		open = open || err != nil && !unsent(err) && !answered(err)
 		if _, ok := retryDelay(err); ok {
 			undone = err
 		}
 		return resp, err
 	}
-	exchange := func(ctx context.Context) (*message.EndpointResponse, error) {
+	exchange := func(ctx context.Context) (*message.CreateEndpointResponse, error) {
 		for {
 			resp, err := ask(ctx)
 			// An ipam that ended, or lost its state, gives out what live endpoints
@@ -261,7 +261,7 @@ const leasePause = 50 * time.Millisecond
 // endpoint is what the datapath has of the owner; nil for nothing.
 func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
 	req := &message.GetEndpointRequest{Owner: p.owner()}
-	resp, err := ask[message.EndpointResponse](ctx, &p.waits, p.datapath, message.GetEndpoint, req)
+	resp, err := ask[message.GetEndpointResponse](ctx, &p.waits, p.datapath, message.GetEndpoint, req)
 	if unary.CodeOf(err) == unary.NotFound {
 		return nil, nil //nolint:nilnil // none is no error
 	}
@@ -296,7 +296,7 @@ func useLease(req *message.CreateEndpointRequest, lease *message.Allocation) (re
 }
 
 func (p *Plugin) release(ctx context.Context) error {
-	_, err := ask[message.Empty](ctx, &p.waits, p.ipam, message.Release, &message.ReleaseRequest{Owner: p.owner()})
+	_, err := ask[message.ReleaseResponse](ctx, &p.waits, p.ipam, message.Release, &message.ReleaseRequest{Owner: p.owner()})
 	return err
 }
 

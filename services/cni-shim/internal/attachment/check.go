@@ -143,12 +143,12 @@ func (p *Plugin) status(ctx context.Context) error {
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-ipam: "+explain(err))
-	case health.Status != message.Serving:
+	case health.Status != message.HealthCheckResponseServing:
 		problems = append(problems, "sluice-ipam: it is not ready")
 	}
 
 	code := CodeUnavailable
-	st, err := ask[message.GetStatusResponse](ctx, &p.waits, p.datapath, message.GetStatus, &message.Empty{})
+	st, err := ask[message.GetStatusResponse](ctx, &p.waits, p.datapath, message.GetStatus, &message.GetStatusRequest{})
 	switch {
 	case err != nil:
 		problems = append(problems, "sluice-datapath: "+explain(err))
@@ -162,7 +162,7 @@ func (p *Plugin) status(ctx context.Context) error {
 		// Endpoints that wait have no traffic, or that of their local node only.
 		for _, e := range st.Endpoints {
 			switch e.State {
-			case message.WaitingForIdentity, message.WaitingForPolicy:
+			case message.EndpointStateWaitingForIdentity, message.EndpointStateWaitingForPolicy:
 				if e.Count > 0 {
 					code = CodeLimited
 					problems = append(problems, fmt.Sprintf("%d attachments wait for their identity or policy", e.Count))

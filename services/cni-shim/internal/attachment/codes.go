@@ -129,7 +129,7 @@ func aboutEnvironment(err error) bool {
 		return true
 	}
 	for _, v := range unary.Fields(err) {
-		field := v.Name
+		field := v.Field
 		if field == "network_namespace" || field == "owner" || strings.HasPrefix(field, "owner.") || field == "interface_name" {
 			return true
 		}
@@ -166,10 +166,10 @@ func details(err error) string {
 		}
 	}
 	for _, v := range unary.Fields(err) {
-		add(v.Name, v.Description)
+		add(v.Field, v.Description)
 	}
 	for _, v := range unary.Quotas(err) {
-		add(v.Name, v.Description)
+		add(v.Subject, v.Description)
 	}
 	return join(words...)
 }

@@ -6,12 +6,14 @@
 //
 // The generated code of proto/ is not linked: it brings the reflection of
 // protobuf and the rules of its validation along, whose package variables alone
-// take longer than a call. Each message here lists its fields once, for both
-// directions; tests hold the lists against the descriptors of the generated code.
+// take longer than a call. The command in generate/ writes the messages from the
+// descriptors of the API, each with a list of its fields for both directions.
 //
 // Requests have every field of the API. Answers have those that the plugin
 // reads; the others are skipped.
 package message
+
+//go:generate go run ./generate messages_gen.go
 
 import (
 	"encoding/binary"
@@ -278,9 +280,13 @@ func one[T any, M structs[T]](f *Fields, number int, p *M) {
 }
 
 // part is a field that is a message, which is as good as its defaults without it.
-// No request has one: it is only read.
 func part[T any, M structs[T]](f *Fields, number int, p M) {
-	if !f.encoding && f.is(number, wireBytes) {
+	switch {
+	case f.encoding:
+		if b := Marshal(p); len(b) > 0 {
+			f.putBytes(number, string(b))
+		}
+	case f.is(number, wireBytes):
 		f.err = Unmarshal(f.bytes, p)
 	}
 }

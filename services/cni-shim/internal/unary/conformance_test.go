@@ -200,12 +200,12 @@ func TestAnswersOfTheRealServerAreRead(t *testing.T) {
 				len(fields), len(quotas))
 		}
 		for i, f := range Fields(err) {
-			if f.Name != fields[i].GetField() || f.Description != fields[i].GetDescription() {
+			if f.Field != fields[i].GetField() || f.Description != fields[i].GetDescription() {
 				t.Errorf("field %v, want %v", f, fields[i])
 			}
 		}
 		for i, q := range Quotas(err) {
-			if q.Name != quotas[i].GetSubject() || q.Description != quotas[i].GetDescription() {
+			if q.Subject != quotas[i].GetSubject() || q.Description != quotas[i].GetDescription() {
 				t.Errorf("quota %v, want %v", q, quotas[i])
 			}
 		}
@@ -553,7 +553,7 @@ func TestUnknownMethodIsUnimplemented(t *testing.T) {
 	serve(t, path, nil)
 	c := client(t, path)
 	for range 2 {
-		err := c.Call(patience(t), "/no.Service/Method", &message.Empty{}, &message.Empty{})
+		err := c.Call(patience(t), "/no.Service/Method", &message.GetStatusRequest{}, &message.ReleaseResponse{})
 		if CodeOf(err) != Unimplemented {
 			t.Errorf("%v", err)
 		}

@@ -116,14 +116,16 @@ func RetryDelay(err error) (time.Duration, bool) {
 }
 
 // Fields are the fields of the request that an answer names, with their mistakes.
-func Fields(err error) []*message.Violation { return violations(err, "google.rpc.BadRequest") }
+func Fields(err error) []*message.BadRequestFieldViolation {
+	var v message.BadRequest
+	detail(err, "google.rpc.BadRequest", &v)
+	return v.FieldViolations
+}
 
 // Quotas are what an answer names of what is used up.
-func Quotas(err error) []*message.Violation { return violations(err, "google.rpc.QuotaFailure") }
-
-func violations(err error, typ string) []*message.Violation {
-	var v message.Violations
-	detail(err, typ, &v)
+func Quotas(err error) []*message.QuotaFailureViolation {
+	var v message.QuotaFailure
+	detail(err, "google.rpc.QuotaFailure", &v)
 	return v.Violations
 }
 

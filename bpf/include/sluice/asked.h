@@ -57,6 +57,7 @@ static __always_inline void insert_asked(struct sl_packet *p, __u16 place)
 	ct->id_resp = p->dst_identity;
 	ct->SL_CT_ASKED = place;
 	ct->last_s = now_seconds();
+	ct->flags = ring_flag(p);
 	insert_connection(p);
 }
 

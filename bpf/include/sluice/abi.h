@@ -475,7 +475,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_CLOSED_SENT 0x0200 /* its end was reported */
 #define SL_CT_BY_RESPONDER 0x0400 /* a packet of the responder's was picked up */
 #define SL_CT_UNORIENTED 0x0800 /* picked up; either end may have begun it */
-#define SL_CT_ESTABLISHED 0x1000 /* its initiator went on after an answer */
+#define SL_CT_ESTABLISHED 0x1000 /* both ends take part: see establishes() */
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
 #define SL_CT_IN_RING 0x10000 /* from outside, and gives way to the next: see ring.h */

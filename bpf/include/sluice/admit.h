@@ -147,7 +147,8 @@ static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 
 /* Whether a packet without an entry may be an answer. */
 static __always_inline bool may_answer(const struct sl_packet *p, bool midway)
 {
-	return cfg_services && !p->translated && (midway || p->proto == SL_UDP);
+	return cfg_services && !p->translated &&
+	       (midway || p->proto == SL_UDP || (p->proto == SL_SCTP && !begins(p)));
 }
 
 /* The first packet that we see of a connection. */
@@ -522,9 +523,11 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		if (!is_echo(p))
 			return admit_once(skb, p);
 	}
-	/* no end of a connection sends both */
+	/* no end of a connection sends both, or none */
 	if (p->proto == SL_TCP && !p->fragment && p->tcp_flags & SL_TCP_SYN &&
 	    p->tcp_flags & (SL_TCP_FIN | SL_TCP_RST))
+		return SL_DROP_CT_INVALID;
+	if (lacks_flags(p))
 		return SL_DROP_CT_INVALID;
 	ct = find_known(p);
 	if (!ct && SL_TRANSLATES && !p->translated)

@@ -573,19 +573,40 @@ static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flag
 	return flags & SL_CT_VIA_STACK && (p->reply || flags & SL_CT_PICKED_UP);
 }
 
+/* Chunks of SCTP that an end also sends without an association: RFC 9260 5.1 and 8.4. */
+#define SL_SCTP_WITHOUT                                                          \
+	(1U << SL_SCTP_INIT | 1U << SL_SCTP_INIT_ACK | 1U << SL_SCTP_ABORT |     \
+	 1U << SL_SCTP_ERROR | 1U << SL_SCTP_SHUTDOWN_COMPLETE)
+
 /*
- * Whether the packet shows that both ends take part: the initiator goes on after
- * an answer. An answer to a SYN alone does not: SYNs with forged sources would
- * fill the map with connections that no end holds. A connection that was picked
- * up counts from the first answer.
+ * Whether the packet shows that both ends take part. Of TCP: the initiator goes on after
+ * an answer. An answer to a SYN alone does not: SYNs with forged sources would fill the
+ * map with connections that no end holds. A responder resets what goes on with a wrong
+ * number. A connection that was picked up counts from the first answer.
+ *
+ * A responder ignores a wrong cookie of SCTP, so the association counts from the first
+ * answer that needs one.
  */
 static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
 {
-	if (p->proto != SL_TCP && p->proto != SL_SCTP)
+	if (p->proto == SL_SCTP)
+		return p->reply && !p->fragment &&
+		       (p->chunk > 31 || !(SL_SCTP_WITHOUT >> p->chunk & 1));
+	if (p->proto != SL_TCP)
 		return false;
 	if (p->reply)
 		return flags & SL_CT_PICKED_UP;
 	return flags & SL_CT_SEEN_REPLY && !begins(p);
+}
+
+/*
+ * Whether the segment has none of the flags that every segment has. An end with a half-open
+ * connection ignores it or acknowledges it, whatever its numbers are.
+ */
+static __always_inline bool lacks_flags(const struct sl_packet *p)
+{
+	return p->proto == SL_TCP && !p->fragment &&
+	       !(p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK | SL_TCP_RST));
 }
 
 /*
@@ -622,11 +643,12 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 	}
 	if (set) {
 		__sync_fetch_and_or(&ct->flags, set);
-		leave_ring(p, ct, flags, set);
 		flags |= set;
 		if (set & SL_CT_ENDED && has_ended(flags))
 			report_end(p, ct);
 	}
+	if (unlikely(flags & SL_CT_IN_RING))
+		leave_ring(p, ct, flags);
 	p->ct_flags = (__u16)flags;
 	p->via_stack = goes_via_stack(p, flags);
 	if (READ_ONCE(ct->last_s) != now)

@@ -165,7 +165,7 @@ static __always_inline __u32 worth_of_rival(__u8 proto, __u32 age, __u32 idle)
 
 	if (age >= SL_PORT_ENDED)
 		age = SL_PORT_ENDED - 1;
-	if (proto == SL_TCP)
+	if (proto != SL_UDP)
 		return age ? age : SL_PORT_GIVES_WAY;
 	if (idle >= SL_PORT_ENDED / 4)
 		idle = SL_PORT_ENDED / 4 - 1;
@@ -193,7 +193,7 @@ static __always_inline __u32 worth_of_claim(struct sl_packet *p, const struct sl
 		idle = now - READ_ONCE(ct->last_s);
 	if (has_ended(flags) || (nat && (__u16)nat != port))
 		return worth_of_ended(idle);
-	if (p->proto == SL_TCP && flags & SL_CT_ESTABLISHED)
+	if (p->proto != SL_UDP && flags & SL_CT_ESTABLISHED)
 		return idle < SL_PORT_IDLE_LIFE ? SL_PORT_TAKEN : SL_PORT_RESTED;
 	return worth_of_rival(p->proto, age, idle);
 }
@@ -386,15 +386,15 @@ __noinline int try_port(struct sl_packet *p, struct sl_end *from, __u32 i)
 	return 1;
 }
 
-/* SCTP keeps the port of the sender, because no checksum could follow. */
+/* SCTP keeps the port of the sender, because no checksum could follow. It has it unless an
+ * open association of another sender does.
+ */
 static __always_inline enum sl_reason claim_own_port(struct sl_packet *p, struct sl_end *from)
 {
 	from->port = p->sport;
-	write_claim(p, from);
-	if (is_own_claim(p, find_translation(p->family)) || !insert_translation(p->family) ||
-	    is_own_claim(p, find_translation(p->family)))
-		return SL_CONTINUE;
-	return SL_DROP_NAT_EXHAUSTED;
+	p->search.sender = sender_number(p->src, p->family, count_seed());
+	p->search.over = 0;
+	return take_port(p, from) ? SL_CONTINUE : SL_DROP_NAT_EXHAUSTED;
 }
 
 /* Finds a port of the node for the connection, from an address of the node. */

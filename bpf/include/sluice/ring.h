@@ -10,8 +10,8 @@
  *                    and the entry whose key stands there is deleted.
  *   UDP              a quarter, likewise. An entry that was used since the ring last came
  *                    by is passed over, at most SL_RING_SKIPS times.
- *   TCP, proven      half: the initiator went on after an answer. While more than half of
- *                    the part is in use, the senders of one bucket may have an eighth of
+ *   TCP, proven      half: the responder goes on after the handshake. While more than half
+ *                    of the part is in use, the senders of one bucket may have an eighth of
  *                    it. What finds no room stays in the ring.
  *
  * So forged sources replace each other, and nobody is refused. The entry of a connection
@@ -133,12 +133,16 @@ __noinline int prove(struct sl_packet *p)
 	return 1;
 }
 
-/* Takes a connection out of its ring when a packet proves it. The caller does not look: one
- * branch more there doubles what the verifier walks.
+/*
+ * Takes a connection out of its ring when the responder goes on after the handshake. A
+ * sender that forges its address does not know the number that the responder expects:
+ * what it sends makes the responder reset the connection, or repeat its SYN.
  */
-static __noinline int leave_ring(struct sl_packet *p, struct sl_ct *ct, __u32 flags, __u32 set)
+static __noinline int leave_ring(struct sl_packet *p, struct sl_ct *ct, __u32 flags)
 {
-	if (set & SL_CT_ESTABLISHED && flags & SL_CT_IN_RING && !(flags & SL_CT_RST) && prove(p))
+	if (!p->reply || p->fragment || p->tcp_flags & (SL_TCP_SYN | SL_TCP_RST))
+		return 0;
+	if (flags & SL_CT_ESTABLISHED && !(flags & SL_CT_RST) && prove(p))
 		__sync_fetch_and_and(&ct->flags, ~SL_CT_IN_RING);
 	return 0;
 }

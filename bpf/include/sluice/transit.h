@@ -78,7 +78,7 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 	}
 	if (!ct)
 		reason = open_transit(p);
-	else if (is_reply(p, ct))
+	else if (is_reply(p, ct) || lacks_flags(p))
 		reason = SL_DROP_CT_INVALID;
 	else if (p->dst_slot == SL_SLOT_HOST)
 		advance(p, ct); /* no hook sees it again */

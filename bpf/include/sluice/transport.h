@@ -23,9 +23,12 @@
 #define SL_TCP_ACK 0x10
 
 #define SL_SCTP_INIT 1
+#define SL_SCTP_INIT_ACK 2
 #define SL_SCTP_ABORT 6
 #define SL_SCTP_SHUTDOWN 7
 #define SL_SCTP_SHUTDOWN_ACK 8
+#define SL_SCTP_ERROR 9
+#define SL_SCTP_SHUTDOWN_COMPLETE 14
 #define SL_SCTP_COMMON 12 /* bytes before the first chunk */
 
 /* What the three protocols with ports begin with. */

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 )
 
-// proven counts TCP connections from outside whose initiator went on after an answer: they
+// proven counts TCP connections from outside whose responder went on after the handshake: they
 // have a part of their maps, which bpf/include/sluice/ring.h explains.
 type proven struct {
 	ct     *Connections

@@ -258,6 +258,10 @@ test-k8s-full: ## Run every suite on clusters, or those of SHARD=1 or SHARD=2; a
 bench-endpoints: ## Measure restarts, creations and deletions of the datapath alone beside up to 1,000 endpoints (root)
 	@nice -n -10 go -C services/datapath test -run '^$$' -bench '^Benchmark(Restart|Life)$$' -benchtime 3x .
 
+.PHONY: bench-paths
+bench-paths: ## Compare the time that the programs take for a packet with the commit BASE, in turns (root)
+	@scripts/bench-paths $(or $(BASE),$(error BASE names a commit))
+
 .PHONY: bench-k8s
 bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from the API to the packet, starts and memory, on clusters (root)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr

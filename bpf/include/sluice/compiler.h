@@ -23,6 +23,14 @@
  */
 #define use_argument(x) asm volatile("" : : "r"(x))
 
+/* a if first is 1, b if it is 0. Without a branch, of which the verifier would walk both ways
+ * to the end.
+ */
+static __always_inline __u64 pick(__u64 first, __u64 a, __u64 b)
+{
+	return b ^ ((a ^ b) & -first);
+}
+
 /* Equality of two 16-byte values at addresses that are multiples of 8. */
 static __always_inline bool equal16(const void *a, const void *b)
 {

@@ -134,12 +134,6 @@ static __always_inline bool is_low6(const __u8 *src, const __u8 *dst, __u16 spor
 	return sport <= dport;
 }
 
-/* Without a branch, of which the verifier would walk both ways to the end. */
-static __always_inline __u64 pick(__u64 first, __u64 a, __u64 b)
-{
-	return b ^ ((a ^ b) & -first);
-}
-
 /*
  * What both keys end with, as one word: the kernel reads a key in larger pieces
  * than its fields, and a load of bytes that several stores have just written

@@ -55,6 +55,71 @@ static __always_inline __u32 checksum_at(const struct sl_packet *p, __u64 *flags
 	return 0;
 }
 
+/* An IPv4 header from its checksum on, and the ports behind a header without options. */
+struct sl_ends4 {
+	__be16 check;
+	__be32 addr[2]; /* source, destination */
+	__be16 port[2];
+} __attribute__((packed, aligned(2)));
+_Static_assert(offsetof(struct sl_ends4, port) == 10 && sizeof(struct sl_ends4) == 14,
+	       "as on the wire");
+
+/* Adds what a sum of 16-bit words changes by when a 32-bit word is another one. */
+static __always_inline __u64 sum_change(__u64 sum, __u32 old, __u32 new)
+{
+	return sum + (__u32)~old + new;
+}
+
+static __always_inline __u32 fold_to_32(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (__u32)(sum + (sum >> 32));
+}
+
+/* RFC 1624, for a word of four bytes. */
+static __always_inline __be16 checksum_after(__be16 check, __be32 old, __be32 new)
+{
+	__u32 sum = fold_to_32(sum_change((__u16)~check, old, new));
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (__be16) ~(sum + (sum >> 16));
+}
+
+/*
+ * Writes one end of a packet with ports into its frame, 0 on success. Address and port have
+ * one call each for the checksum of the protocol: of a packet whose sum the hardware
+ * completes, that field has the sum over the addresses alone. What changes in the header
+ * itself cancels out.
+ */
+static __always_inline long rewrite_ports4(struct __sk_buff *skb, const struct sl_end *to,
+					   __u32 check, __u64 flags)
+{
+	__u32 at = ETH_HLEN + offsetof(struct iphdr, check);
+	__be16 port = bpf_htons(to->port), old_port;
+	__be32 addr = *(const __be32 *)to->addr, old;
+	__u64 source = to->source;
+	struct sl_ends4 ends;
+
+	if (read_packet(skb, at, &ends))
+		return -1;
+	old = (__be32)pick(source, ends.addr[0], ends.addr[1]);
+	old_port = (__be16)pick(source, ends.port[0], ends.port[1]);
+	if (old_port != port && !check)
+		return -1;
+	ends.check = checksum_after(ends.check, old, addr);
+	ends.addr[0] = (__be32)pick(source, addr, ends.addr[0]);
+	ends.addr[1] = (__be32)pick(source, ends.addr[1], addr);
+	ends.port[0] = (__be16)pick(source, port, ends.port[0]);
+	ends.port[1] = (__be16)pick(source, ends.port[1], port);
+	if (check &&
+	    bpf_l4_csum_replace(skb, check, old, addr, flags | BPF_F_PSEUDO_HDR | sizeof(addr)))
+		return -1;
+	if (old_port != port &&
+	    bpf_l4_csum_replace(skb, check, old_port, port, flags | sizeof(port)))
+		return -1;
+	return bpf_skb_store_bytes(skb, at, &ends, sizeof(ends), 0);
+}
+
 static __always_inline long rewrite_address4(struct __sk_buff *skb, const struct sl_end *to,
 					     __u32 check, __u64 flags)
 {
@@ -73,6 +138,10 @@ static __always_inline long rewrite_address4(struct __sk_buff *skb, const struct
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
+struct sl_words6 {
+	__be32 word[4];
+} __attribute__((packed, aligned(2)));
+
 /*
  * IPv6 has no checksum of its own that would make up for the change: the store tells
  * the kernel, which may have the sum of the whole packet from the hardware.
@@ -82,33 +151,29 @@ static __always_inline long rewrite_address6(struct __sk_buff *skb, const struct
 {
 	__u32 at = ETH_HLEN +
 		   (to->source ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
-	__be32 new[4], old[4];
-	__s64 diff;
+	struct sl_words6 old;
+	__u64 diff = 0;
+	__be32 new[4];
+	int i;
 
 	__builtin_memcpy(new, to->addr, sizeof(new));
-	if (bpf_skb_load_bytes(skb, at, old, sizeof(old)))
+	if (read_packet(skb, at, &old))
 		return -1;
-	diff = bpf_csum_diff(old, sizeof(old), new, sizeof(new), 0);
-	if (check && bpf_l4_csum_replace(skb, check, 0, (__u64)diff, flags | BPF_F_PSEUDO_HDR))
+	for (i = 0; i < 4; i++)
+		diff = sum_change(diff, old.word[i], new[i]);
+	if (check &&
+	    bpf_l4_csum_replace(skb, check, 0, fold_to_32(diff), flags | BPF_F_PSEUDO_HDR))
 		return -1;
 	return bpf_skb_store_bytes(skb, at, new, sizeof(new), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Writes one end of the packet into its frame, 0 on success. */
-static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet *p,
-				   const struct sl_end *to)
+static __always_inline long rewrite_port(struct __sk_buff *skb, const struct sl_packet *p,
+					 const struct sl_end *to, __u32 check, __u64 flags)
 {
 	__u32 at = p->l4 + (to->source ? 0 : sizeof(__be16));
 	__be16 new = bpf_htons(to->port), old;
-	__u64 flags;
-	__u32 check = checksum_at(p, &flags);
 
-	if (p->family == 4 ? rewrite_address4(skb, to, check, flags)
-			   : rewrite_address6(skb, to, check, flags))
-		return -1;
-	if (p->fragment || p->proto == SL_ICMP || p->proto == SL_ICMPV6)
-		return 0;
-	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)))
+	if (read_packet(skb, at, &old))
 		return -1;
 	if (old == new)
 		return 0;
@@ -117,6 +182,22 @@ static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet
 	if (bpf_l4_csum_replace(skb, check, old, new, flags | sizeof(new)))
 		return -1;
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
+}
+
+/* Writes one end of the packet into its frame, 0 on success. */
+static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet *p,
+				   const struct sl_end *to)
+{
+	bool ports = !p->fragment && p->proto != SL_ICMP && p->proto != SL_ICMPV6;
+	__u64 flags;
+	__u32 check = checksum_at(p, &flags);
+
+	if (likely(ports && p->family == 4 && p->l4 == ETH_HLEN + sizeof(struct iphdr)))
+		return rewrite_ports4(skb, to, check, flags);
+	if (p->family == 4 ? rewrite_address4(skb, to, check, flags)
+			   : rewrite_address6(skb, to, check, flags))
+		return -1;
+	return ports ? rewrite_port(skb, p, to, check, flags) : 0;
 }
 
 /* The frame goes where the packet was led to. */

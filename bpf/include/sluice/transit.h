@@ -138,28 +138,39 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 	return SL_CONTINUE;
 }
 
-/* The source that the connection has claimed, and holds on to once a second. */
+/*
+ * The source that the connection has claimed, and holds on to once a second. The port may
+ * have given way, or its claim was evicted, and it is another connection's by now. A flow
+ * of UDP takes another one then, as a connection of TCP does that still begins: its backend
+ * has not answered, or sees a new one. Any other has lost its backend.
+ */
 static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, struct sl_packet *p,
 						     struct sl_ct *ct, struct sl_end *from)
 {
-	__u64 word = READ_ONCE(*(__u64 *)&ct->nat_port);
+	__u64 *claim = (__u64 *)&ct->nat_port, word = READ_ONCE(*claim);
 	enum sl_reason reason;
 
-	if (!(__u32)word) {
-		reason = claim_source(skb, p);
-		if (reason)
-			return reason;
-		word = READ_ONCE(*(__u64 *)&ct->nat_port);
+	if ((__u32)word) {
+		from->port = (__u16)word;
+		if (own_address(from->addr, (__u16)(word >> 16), p->family))
+			return SL_DROP_NAT_SOURCE;
+		if (READ_ONCE(ct->last_s) == now_seconds() || hold_claim(p, from))
+			return SL_CONTINUE;
+		if (has_ended(READ_ONCE(ct->flags)))
+			return SL_DROP_CT_INVALID;
+		if (p->proto != SL_UDP && !begins(p))
+			return SL_DROP_NAT_EXHAUSTED;
+		__sync_val_compare_and_swap(claim, word, word & ~0xffffffffULL);
+		/* the next answer is the first one again: see remember_transit */
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
 	}
+	reason = claim_source(skb, p);
+	if (reason)
+		return reason;
+	word = READ_ONCE(*claim);
 	from->port = (__u16)word;
-	if (own_address(from->addr, (__u16)(word >> 16), p->family))
-		return SL_DROP_NAT_SOURCE;
-	if (READ_ONCE(ct->last_s) == now_seconds() || hold_claim(p, from))
-		return SL_CONTINUE;
-	/* the port of what has ended, or gave way, is another connection's by now */
-	if (has_ended(READ_ONCE(ct->flags)))
-		return SL_DROP_CT_INVALID;
-	return SL_DROP_NAT_EXHAUSTED;
+	return own_address(from->addr, (__u16)(word >> 16), p->family) ? SL_DROP_NAT_SOURCE :
+									 SL_CONTINUE;
 }
 
 /* The connection that the error quotes, in a zone; whether the quoted packet is of its

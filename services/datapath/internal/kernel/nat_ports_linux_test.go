@@ -4,6 +4,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -14,11 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
@@ -242,4 +245,80 @@ func TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers(t *testing.T) {
 		must(t, "connect from another sender", err)
 		must(t, "close", c.Close())
 	}
+}
+
+// TestKernelFlowWhosePortGaveWayTakesAnother: UDP of a sender outside that was silent while
+// another connection took its port of the node is answered, by another port.
+func TestKernelFlowWhosePortGaveWayTakesAnother(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		n := &serviceNode{T: t, runner: f.a.runner}
+		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
+			at, nodePort := netip.AddrPortFrom(f.b.pod.Addrs()[i], 8080), netip.AddrPortFrom(own, 30080)
+			tell(t, f.b.pod.ns, at)
+			n.lead(nodePort, feNode, at)
+			flow := dialFrom(t, f.outsider, "udp", 4000, nodePort)
+			for range 3 {
+				wantAnswers(t, "the flow", flow, at)
+				taken := takeClaims(t, n.k, netip.AddrPortFrom(f.outsideAddrs()[i], 4000))
+				if taken != 1 {
+					t.Fatalf("%d claims of the flow, want 1", taken)
+				}
+			}
+			wantAnswers(t, "the flow in the end", flow, at)
+			must(t, "close", flow.Close())
+		}
+	})
+}
+
+// takeClaims has another sender hold the ports of one, as if some seconds had passed, and
+// returns how many there were.
+func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken int) {
+	t.Helper()
+	var claims []translation.Translation
+	must(t, "list", k.Translations.Each(func(x translation.Translation) error {
+		if x.Answer && x.Backend == of {
+			claims = append(claims, x)
+		}
+		return nil
+	}))
+	for _, x := range claims {
+		if !x.Copy {
+			taken++
+		}
+		m, key, other := claimOf(x)
+		var v bpf.MapsSlXl
+		must(t, "read the claim", m(k).Lookup(key, &v))
+		v.Addr, v.Port = other, 9999
+		must(t, "write the claim", m(k).Put(key, &v))
+		tuple := conntrack.Tuple{Initiator: x.Backend, Responder: x.Source, Protocol: x.Protocol, Transit: true}
+		c, found, err := k.Connections.Lookup(tuple)
+		if err != nil || !found {
+			t.Fatalf("the entry of %v: found %t, %v", tuple, found, err)
+		}
+		ct, ctKey := k.Connections.Map(tuple)
+		c.Value.LastS -= 2
+		must(t, "age the entry", ct.Put(ctKey, &c.Value))
+	}
+	return taken
+}
+
+// claimOf is the map of a claim, its key there, and an address of another sender.
+func claimOf(x translation.Translation) (m func(*Kernel) *ebpf.Map, key any, other [16]byte) {
+	zone := uint8(1)
+	if x.Copy {
+		zone = 3
+	}
+	if x.Source.Addr().Is4() {
+		src, dst := x.Source.Addr().As4(), x.Asked.Addr().As4()
+		copy(other[:], netip.AddrFrom4([4]byte{198, 51, 100, 99}).AsSlice())
+		return func(k *Kernel) *ebpf.Map { return k.Pins.Map(bpf.MapsMapSlXl4) }, &bpf.MapsSlXlKey4{
+			Src: binary.NativeEndian.Uint32(src[:]), Dst: binary.NativeEndian.Uint32(dst[:]),
+			Sport: x.Source.Port(), Dport: x.Asked.Port(), Proto: x.Protocol, Zone: zone,
+		}, other
+	}
+	other = netip.MustParseAddr("2001:db8:99::99").As16()
+	return func(k *Kernel) *ebpf.Map { return k.Pins.Map(bpf.MapsMapSlXl6) }, &bpf.MapsSlXlKey6{
+		Src: x.Source.Addr().As16(), Dst: x.Asked.Addr().As16(),
+		Sport: x.Source.Port(), Dport: x.Asked.Port(), Proto: x.Protocol, Zone: zone,
+	}, other
 }

@@ -82,26 +82,10 @@ func newLoad(t *testing.T, ledger *ledger, backends []pod.Pod, clients ...pod.Po
 			t.Fatal(err)
 		}
 		l.servers = append(l.servers, packets)
-		if err := holdMany(packets); err != nil {
-			t.Fatal(err)
-		}
 		l.serving.Go(func() { l.serveConnections(i, listener) })
 		l.serving.Go(func() { l.serveDatagrams(i, packets) })
 	}
 	return l
-}
-
-// holdMany lets a socket hold the questions of all clients.
-func holdMany(c *net.UDPConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var set error
-	err = raw.Control(func(fd uintptr) {
-		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
-	})
-	return errors.Join(err, set)
 }
 
 // stop ends the load. It may be called again.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -79,17 +80,33 @@ func (p Pod) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
 	return c, nil
 }
 
-// ListenPacket opens a datagram socket inside the pod.
+// ListenPacket opens a datagram socket inside the pod. It holds what comes while the process
+// is not scheduled for seconds: by default it would lose all but some 280 datagrams.
 func (p Pod) ListenPacket(address netip.AddrPort) (*net.UDPConn, error) {
 	var c *net.UDPConn
 	err := In(p.Netns, func() (err error) {
 		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(address))
 		return err
 	})
+	if err == nil {
+		err = growReceiveBuffer(c)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listen in pod %s: %w", p.Name, err)
 	}
 	return c, nil
+}
+
+func growReceiveBuffer(c *net.UDPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
+	})
+	return errors.Join(err, set)
 }
 
 // ExchangeTCP sends message from one pod to the other over a new connection,

@@ -409,7 +409,7 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 func (r *restarted) health(t *testing.T) (stop func() (statuses []string, errs []error)) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	client := &http.Client{Timeout: patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
 			return r.here.host().Dial(ctx, netip.MustParseAddrPort(addr))

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of an attempt.
+// Limits of an attempt, by the clock of the process.
 const (
 	again   = time.Second // after which a datagram is sent a second time, and the last
 	patient = 5 * time.Second
@@ -68,6 +68,7 @@ type Prober struct {
 	wg      sync.WaitGroup
 	targets []*running
 	spaces  map[string]*space
+	clock   *clock
 }
 
 type running struct {
@@ -81,7 +82,7 @@ type running struct {
 // Start begins an attempt at each target at every interval, until Stop.
 func Start(interval time.Duration, targets ...Target) (*Prober, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Prober{cancel: cancel, spaces: map[string]*space{}}
+	p := &Prober{cancel: cancel, spaces: map[string]*space{}, clock: startClock()}
 	for _, t := range targets {
 		s := p.spaces[t.Netns]
 		if s == nil {
@@ -94,7 +95,7 @@ func Start(interval time.Duration, targets ...Target) (*Prober, error) {
 		}
 		r := &running{Target: t}
 		p.targets = append(p.targets, r)
-		p.wg.Go(func() { r.run(ctx, interval, s) })
+		p.wg.Go(func() { r.run(ctx, interval, s, p.clock) })
 	}
 	return p, nil
 }
@@ -104,6 +105,7 @@ func Start(interval time.Duration, targets ...Target) (*Prober, error) {
 func (p *Prober) Stop() []Result {
 	p.cancel()
 	p.wg.Wait()
+	p.clock.stop()
 	for _, s := range p.spaces {
 		close(s.wanted)
 	}
@@ -121,7 +123,7 @@ func (p *Prober) Tried() int {
 	return int(least.tried.Load())
 }
 
-func (r *running) run(ctx context.Context, interval time.Duration, s *space) {
+func (r *running) run(ctx context.Context, interval time.Duration, s *space, c *clock) {
 	var open sync.WaitGroup
 	defer open.Wait()
 	places := make(chan struct{}, maxOpen)
@@ -143,7 +145,7 @@ func (r *running) run(ctx context.Context, interval time.Duration, s *space) {
 		open.Go(func() {
 			defer func() { <-places }()
 			begun := time.Now()
-			err := attempt(s, r.UDP, to)
+			err := attempt(s, c, r.UDP, to)
 			took := time.Since(begun)
 			if err != nil {
 				r.mu.Lock()
@@ -156,7 +158,7 @@ func (r *running) run(ctx context.Context, interval time.Duration, s *space) {
 
 // attempt connects to an address, or exchanges a datagram with it. It waits by the runtime's
 // poller: a thread for each attempt would be more than the machine can bear.
-func attempt(s *space, udp bool, to netip.AddrPort) error {
+func attempt(s *space, c *clock, udp bool, to netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if udp {
 		kind = unix.SOCK_DGRAM
@@ -171,18 +173,15 @@ func attempt(s *space, udp bool, to netip.AddrPort) error {
 		return err
 	}
 	if udp {
-		return echo(f)
+		return echo(f, c)
 	}
-	return handshake(f, time.Now().Add(patient))
+	return c.within(patient, f.SetWriteDeadline, func() error { return handshake(f) })
 }
 
 // handshake waits until a connection is there, and closes it.
-func handshake(f *os.File, deadline time.Time) error {
+func handshake(f *os.File) error {
 	c, err := f.SyscallConn()
 	if err != nil {
-		return err
-	}
-	if err := f.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
 	var result error
@@ -210,20 +209,62 @@ func handshake(f *os.File, deadline time.Time) error {
 }
 
 // echo sends a datagram, at most twice, until it comes back.
-func echo(f *os.File) error {
+func echo(f *os.File, c *clock) error {
 	var err error
 	for _, timeout := range []time.Duration{again, patient - again} {
-		if err := f.SetDeadline(time.Now().Add(timeout)); err != nil {
-			return err
-		}
 		if _, err := f.Write([]byte("x")); err != nil {
 			return err
 		}
-		if _, err = f.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		err = c.within(timeout, f.SetReadDeadline, func() error { _, err := f.Read(make([]byte, 1)); return err })
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
 	}
 	return err
+}
+
+// clock is the time in which the process was scheduled. On a busy machine it may not be for
+// seconds: an answer that is there, and is not read, is not lost.
+type clock struct {
+	ticks     atomic.Int64
+	end, done chan struct{}
+}
+
+// tick is what a clock counts. A tick for which the process comes too late is not made up.
+const tick = 10 * time.Millisecond
+
+func startClock() *clock {
+	c := &clock{end: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		t := time.NewTicker(tick)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				c.ticks.Add(1)
+			case <-c.end:
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *clock) stop() { close(c.end); <-c.done }
+
+// within repeats do, which ends at a deadline, until a time has passed by the clock.
+func (c *clock) within(d time.Duration, setDeadline func(time.Time) error, do func() error) error {
+	until := c.ticks.Load() + int64(d/tick)
+	for {
+		left := time.Duration(until-c.ticks.Load()) * tick
+		if err := setDeadline(time.Now().Add(max(left, 0))); err != nil {
+			return err
+		}
+		if err := do(); left <= 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {

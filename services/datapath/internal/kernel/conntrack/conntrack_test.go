@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -320,6 +321,84 @@ func TestOpenConnectionsAreNeitherOpeningNorOver(t *testing.T) {
 		}
 		if got := conn.open(now, to); got != c.open {
 			t.Errorf("%s: open is %t", name, got)
+		}
+	}
+}
+
+// TestConnectionsOfTheWorldAreOutsides: of both families, also under an address of the host.
+func TestConnectionsOfTheWorldAreOutsides(t *testing.T) {
+	ct := &Connections{worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}}
+	const pod = slotmap.Slot(3)
+	host := func(id identity.Numeric) End { return End{Slot: slotmap.HostSlot, Identity: id} }
+	four, six := tuple(6, "10.0.0.1:1", "10.0.0.2:2"), tuple(6, "[fd00::1]:1", "[fd00::2]:2")
+	for name, c := range map[string]struct {
+		conn Connection
+		want int
+	}{
+		"an endpoint":                   {Connection{Tuple: four, From: End{Slot: pod}, To: End{Slot: slotmap.NoSlot}}, int(pod)},
+		"outside":                       {Connection{Tuple: four, From: End{Slot: slotmap.NoSlot}, To: End{Slot: pod}}, Outside},
+		"the host":                      {Connection{Tuple: four, From: host(identity.Host)}, int(slotmap.HostSlot)},
+		"the world as the host":         {Connection{Tuple: four, From: host(identity.WorldIPv4)}, Outside},
+		"the world as the host by IPv6": {Connection{Tuple: six, From: host(identity.WorldIPv6)}, Outside},
+		"the world of the other family": {Connection{Tuple: six, From: host(identity.WorldIPv4)}, int(slotmap.HostSlot)},
+		"the responder's packet": {
+			Connection{Tuple: four, From: End{Slot: slotmap.NoSlot}, To: End{Slot: pod}, Flags: ByResponder}, int(pod),
+		},
+	} {
+		if got := c.conn.charged(ct); got != c.want {
+			t.Errorf("%s: slot %d is charged, want %d", name, got, c.want)
+		}
+	}
+}
+
+// TestFilterMeansConnections by either end, and by what was asked.
+func TestFilterMeansConnections(t *testing.T) {
+	conn := Connection{
+		Tuple: tuple(6, "10.0.0.1:1000", "10.0.0.2:80"), From: End{Slot: 3}, To: End{Slot: 4}, Flags: Established | SeenReply,
+	}
+	service := conn
+	service.Value.Front = 1
+	asked := func(*Connection) netip.AddrPort { return netip.MustParseAddrPort("10.96.0.1:443") }
+	record := conn
+	record.Asked = true
+	local := func(slot slotmap.Slot, addr string) []Local {
+		return []Local{{slot, []netip.Addr{netip.MustParseAddr(addr)}}}
+	}
+	prefix := func(p string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(p)} }
+	for name, c := range map[string]struct {
+		f    Filter
+		conn Connection
+		want bool
+	}{
+		"everything":                   {Filter{}, conn, true},
+		"no record":                    {Filter{}, record, false},
+		"without the family":           {Filter{Without: [2]bool{true, false}}, conn, false},
+		"without the other":            {Filter{Without: [2]bool{false, true}}, conn, true},
+		"protocol":                     {Filter{Protocols: []uint8{17, 6}}, conn, true},
+		"another protocol":             {Filter{Protocols: []uint8{17}}, conn, false},
+		"state":                        {Filter{States: []string{"opening", "established"}}, conn, true},
+		"another state":                {Filter{States: []string{"opening"}}, conn, false},
+		"initiator":                    {Filter{Locals: local(3, "10.0.0.1")}, conn, true},
+		"responder":                    {Filter{Locals: local(4, "10.0.0.2")}, conn, true},
+		"the slot of an earlier one":   {Filter{Locals: local(3, "10.0.0.9")}, conn, false},
+		"the address in another slot":  {Filter{Locals: local(4, "10.0.0.1")}, conn, false},
+		"prefix of the initiator":      {Filter{Prefixes: prefix("10.0.0.1/32")}, conn, true},
+		"prefix of the responder":      {Filter{Prefixes: prefix("10.0.0.2/32")}, conn, true},
+		"another prefix":               {Filter{Prefixes: prefix("10.0.1.0/24")}, conn, false},
+		"prefix that was asked":        {Filter{Prefixes: prefix("10.96.0.0/16"), Asked: asked}, service, true},
+		"asked by no service":          {Filter{Prefixes: prefix("10.96.0.0/16"), Asked: asked}, conn, false},
+		"asked is not known":           {Filter{Prefixes: prefix("10.96.0.0/16")}, service, false},
+		"port of the initiator":        {Filter{Ports: []uint16{1000}}, conn, true},
+		"port of the responder":        {Filter{Ports: []uint16{80}}, conn, true},
+		"port that was asked":          {Filter{Ports: []uint16{443}, Asked: asked}, service, true},
+		"another port":                 {Filter{Ports: []uint16{81}}, conn, false},
+		"port 0, and nothing is known": {Filter{Ports: []uint16{0}}, service, false},
+		"prefix and another port":      {Filter{Prefixes: prefix("10.0.0.1/32"), Ports: []uint16{81}}, conn, false},
+		"another prefix and port":      {Filter{Prefixes: prefix("10.0.1.0/24"), Ports: []uint16{80}}, conn, false},
+		"state, and another protocol":  {Filter{States: []string{"established"}, Protocols: []uint8{17}}, conn, false},
+	} {
+		if got := c.f.matches(&c.conn); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}
 }

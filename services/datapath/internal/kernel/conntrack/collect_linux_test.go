@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -585,4 +586,86 @@ func TestKernelEpochsOfAllConnectionsAreVisited(t *testing.T) {
 	if slices.Sort(got); !slices.Equal(got, []uint32{11, 12, 21, 22}) {
 		t.Errorf("epochs %v", got)
 	}
+}
+
+// TestKernelCollectorRefusesTimesItCannotKeep: all are whole seconds, and the intervals in order.
+func TestKernelCollectorRefusesTimesItCannotKeep(t *testing.T) {
+	i := open(t, CollectorOptions{})
+	second := Timeouts{
+		TCPOpening: time.Second, TCPEstablished: time.Second, TCPClosing: time.Second, UDPUnanswered: time.Second,
+		UDPAnswered: time.Second, ICMP: time.Second, Other: time.Second,
+	}
+	shorter := second
+	shorter.ICMP--
+	for name, c := range map[string]struct {
+		o       CollectorOptions
+		refused bool
+	}{
+		"nothing":                {CollectorOptions{}, false},
+		"a second each":          {CollectorOptions{Timeouts: second}, false},
+		"less than a second":     {CollectorOptions{Timeouts: shorter}, true},
+		"one interval":           {CollectorOptions{MinInterval: time.Hour, MaxInterval: time.Hour}, false},
+		"intervals out of order": {CollectorOptions{MinInterval: time.Minute + 1}, true},
+		"a negative interval":    {CollectorOptions{MinInterval: -1}, true},
+	} {
+		if _, err := i.NewCollector(c.o); errors.Is(err, pin.ErrInvalid) != c.refused || err != nil && !c.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestKernelRunPassesAtOnceAndUnderPressure, tells errors and goes on, until its context ends.
+func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
+	passes := make(chan Pass)
+	said := make(messages, 1)
+	i := open(t, CollectorOptions{
+		MinInterval: time.Millisecond, MaxInterval: time.Hour, Log: slog.New(said),
+		Passed: func(_ time.Time, p Pass) { passes <- p },
+	})
+	i.interval = time.Hour // as after many passes without work
+	i.put(i.fromPod(17, 1, "198.51.100.1:80", 0, 100))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- i.Run(ctx) }()
+	if p := <-passes; p.Expired != 1 {
+		t.Errorf("the first pass: %+v, want one that was idle", p)
+	}
+	// only pressure makes another one before the hour
+	for range 2 {
+		begun, _ := i.cell(int(i.pod.Slot), 0)
+		atomic.StoreUint64(begun, room4/4)
+		if p := <-passes; p.Live != [2]int{} {
+			t.Errorf("a pass under pressure: %+v", p)
+		}
+	}
+	must(t, "close", i.Connections.Close())
+	begun, _ := i.cell(int(i.pod.Slot), 0)
+	for range 2 {
+		atomic.StoreUint64(begun, room4)
+		if got := <-said; got != "connections not collected, trying again" {
+			t.Errorf("it says %q", got)
+		}
+	}
+	cancel()
+	go func() {
+		for range said { // what it said before it saw the end
+			continue
+		}
+	}()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run: %v", err)
+	}
+	close(said)
+}
+
+// messages are those of a log.
+type messages chan string
+
+func (m messages) Enabled(context.Context, slog.Level) bool { return true }
+func (m messages) WithAttrs([]slog.Attr) slog.Handler       { return m }
+func (m messages) WithGroup(string) slog.Handler            { return m }
+
+func (m messages) Handle(_ context.Context, r slog.Record) error {
+	m <- r.Message
+	return nil
 }

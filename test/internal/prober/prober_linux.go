@@ -30,8 +30,9 @@ const (
 // errLost: the handshake needed a SYN that was sent again.
 var errLost = errors.New("the first SYN was lost")
 
-// maxOpen bounds the attempts of one target that have not ended.
-const maxOpen = 128
+// maxOpen bounds the attempts of one target that have not ended. A busy machine begins fewer:
+// thousands that wait for each other in this process would take seconds each.
+const maxOpen = 16
 
 // Target is what is connected to, and from where.
 type Target struct {

@@ -146,11 +146,21 @@ func (a *addresses) failed(address string) {
 	}
 }
 
+// silent goes on to the next address after one that stopped in the middle of an answer.
+func (a *addresses) silent(address, path string, err error) {
+	a.log.Warn("the Kubernetes API does not go on", "server", address, "path", path, log.Err(err))
+	a.failed(address)
+}
+
 // failover sends requests to the address that answered last, and on to the next
 // one when it does not. An address that was asked stays until it fails.
 type failover struct {
-	next      http.RoundTripper
+	patient   *patient
 	addresses *addresses
+}
+
+func newFailover(next http.RoundTripper, a *addresses) *failover {
+	return &failover{patient: &patient{next: next, streams: map[string]struct{}{}}, addresses: a}
 }
 
 // RoundTrip implements http.RoundTripper. A request without a body, which all
@@ -165,7 +175,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		r := req.Clone(req.Context())
 		r.URL.Host, r.Host = to.Host, to.Host
-		resp, err := f.next.RoundTrip(r)
+		resp, err := f.patient.roundTrip(r, func(err error) { f.addresses.silent(address, r.URL.Path, err) })
 		if err == nil {
 			if resp.StatusCode >= http.StatusInternalServerError {
 				f.addresses.failed(address) // the caller repeats it
@@ -189,4 +199,4 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // WrappedRoundTripper lets client-go close idle connections.
-func (f *failover) WrappedRoundTripper() http.RoundTripper { return f.next }
+func (f *failover) WrappedRoundTripper() http.RoundTripper { return f.patient.next }

@@ -84,7 +84,7 @@ func New(s Settings, o Options) (*Client, error) {
 	cfg.QPS, cfg.Burst = 20, 40
 	cfg.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 	c := &Client{Config: cfg, log: o.Log, addresses: newAddresses(configured, o.StateFile, o.Log)}
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &failover{next: next, addresses: c.addresses} })
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return newFailover(next, c.addresses) })
 	core, err := c.REST(schema.GroupVersion{Version: "v1"}, metav1.AddMetaToScheme)
 	if err != nil {
 		return nil, err

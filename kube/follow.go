@@ -146,14 +146,18 @@ func (s *store[V]) follow(ctx context.Context, lw *cache.ListWatch) {
 			}
 			s.broken()
 			list, err := lw.ListWithContext(ctx, o)
-			s.note(ctx, "list", err)
+			if err != nil { // else more of the list may follow
+				s.note(ctx, "list", err)
+			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			s.broken()
 			begin := time.Now()
 			w, err := lw.WatchWithContext(ctx, o)
-			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) { // else the server has no streams: it is listed
+			// The answer to a watch with initial events begins before there are any; a server without
+			// them refuses it, and the kind is listed.
+			if o.SendInitialEvents == nil || err != nil && !apierrors.IsInvalid(err) {
 				s.note(ctx, "watch", err)
 			}
 			if err == nil && o.TimeoutSeconds != nil {
@@ -334,6 +338,7 @@ func (s *store[V]) Replace(objects []any, revision string) error {
 			s.handler.Delete(name)
 		}
 	}
+	s.note(context.Background(), "list", nil)
 	s.handler.Complete()
 	s.follower.sees(revision)
 	s.follower.listed()

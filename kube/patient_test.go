@@ -102,12 +102,16 @@ func TestAnswerThatStopsInTheMiddleEnds(t *testing.T) {
 		statusBefore  int
 		within        time.Duration // 0: no end
 	}{
-		"a list":                                {query: "limit=500", within: answerWithin},
-		"the initial events":                    {query: initial, within: streamWithin},
-		"a watch after initial events":          {before: initial, statusBefore: 200, query: further, within: streamWithin},
-		"a watch of a server without them":      {query: further, within: 400*time.Second + watchOverdue},
-		"a watch after a refusal of them":       {before: initial, statusBefore: 422, query: further, within: 400*time.Second + watchOverdue},
-		"a watch without bookmarks":             {before: initial, statusBefore: 200, query: "watch=true&timeoutSeconds=60", within: time.Minute + watchOverdue},
+		"a list":                           {query: "limit=500", within: answerWithin},
+		"the initial events":               {query: initial, within: streamWithin},
+		"a watch after initial events":     {before: initial, statusBefore: 200, query: further, within: streamWithin},
+		"a watch of a server without them": {query: further, within: 400*time.Second + watchOverdue},
+		"a watch after a refusal of them": {
+			before: initial, statusBefore: 422, query: further, within: 400*time.Second + watchOverdue,
+		},
+		"a watch without bookmarks": {
+			before: initial, statusBefore: 200, query: "watch=true&timeoutSeconds=60", within: time.Minute + watchOverdue,
+		},
 		"a watch that has no end of its server": {query: "watch=true"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -23,6 +23,7 @@ func TestEveryChangeCanBeTried(t *testing.T) {
 		"sluice.identity.v1.IdentityService.ConfirmEndpoint": "acknowledges an event",
 		"sluice.policy.v1.PolicyService.HoldAddresses":       "reports what the kernel has",
 		"sluice.identity.v1.ClusterService.PublishKinds":     "passes on what an API server has",
+		"sluice.identity.v1.ClusterService.PublishPodCIDRs":  "passes on what an API server has",
 		"sluice.identity.v1.ClusterService.ReportRefusals":   "reports what a node enforces",
 		"sluice.identity.v1.ClusterService.ConfirmMappings":  "reports what the datapath has applied",
 		"sluice.identity.v1.IdentityService.AdmitLabels":     "answers what WatchWaitingLabels asks",

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/departed"
 	nodeapi "github.com/sluice-net/sluice/services/policy/internal/departed/kubernetes"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/podcidrs"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
 	"github.com/sluice-net/sluice/services/policy/internal/shortage"
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
@@ -27,7 +28,7 @@ import (
 )
 
 // writeStatus has the process write the status of policies, make Events on Nodes without
-// addresses, and forget nodes whose Node was deleted, while it is elected. It
+// addresses, publish the podCIDRs of Nodes, and forget nodes whose Node was deleted, while it is elected. It
 // returns the source of the objects, which every process follows, so that the next
 // one that is elected knows them all.
 func writeStatus(
@@ -58,18 +59,20 @@ func writeStatus(
 		return nil, err
 	}
 	short := shortage.New(edge, p.Log)
+	ranges := podcidrs.New(identities.NewNodes(conn), p.Log)
 	source := kubernetes.New(api, w, p.Log)
 	source.Records, source.Kinds = true, identities.NewKinds(conn, p.Log)
 	p.Go("refused policies", func(ctx context.Context) error {
 		return followRefusals(ctx, identities.NewRefusals(conn, p.Log), api.Nodes, w.SetRefused, short.SetStorage)
 	})
 	p.Go("names of nodes", gone.Run)
-	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, short, p.Log) })
+	p.Go("nodes", func(ctx context.Context) error { return nodes.Follow(ctx, gone, short, ranges, p.Log) })
 	p.Go("status", func(ctx context.Context) error {
 		return election.Run(ctx, func(ctx context.Context) {
 			var parts sync.WaitGroup
 			parts.Go(func() { gone.Lead(ctx) })
 			parts.Go(func() { short.Lead(ctx) })
+			parts.Go(func() { ranges.Lead(ctx) })
 			parts.Go(func() { source.Lead(ctx) })
 			w.Lead(ctx)
 			parts.Wait()

@@ -46,15 +46,17 @@ func readSettings(kv *mvccpb.KeyValue) (registry.IPAM, error) {
 }
 
 // agree compares the settings of the node with those of the cluster, which become the
-// node's if there are none. A node with other settings keeps the ranges that it has and
-// gets no other one.
+// node's if there are none. Former settings go on to decide about older claims. A node with other
+// settings keeps the ranges that it has and gets no other one.
 func (b *claiming) agree(have *mvccpb.KeyValue) {
 	if b.ipam == nil {
 		return
 	}
 	b.unchanged = append(b.unchanged, session.Unchanged(b.s.ipamKey(), have))
 	if have == nil {
-		b.ops = append(b.ops, clientv3.OpPut(b.s.ipamKey(), toJSON(b.ipam)))
+		settings := *b.ipam
+		settings.Former = b.cluster.Settings()
+		b.ops = append(b.ops, clientv3.OpPut(b.s.ipamKey(), toJSON(settings)))
 		return
 	}
 	b.differs = differ(*b.ipam, have)

@@ -6,6 +6,7 @@ package etcd
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -353,8 +354,9 @@ func TestNodeWithOtherSettingsGetsNoRange(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.claim(first, mine)
-	if got := keysBelow(t, s.Client(), "/ipam")[""]; got != toJSON(first) {
-		t.Errorf("the settings of the cluster are %s", got)
+	var got registry.IPAM
+	if err := json.Unmarshal([]byte(keysBelow(t, s.Client(), "/ipam")[""]), &got); err != nil || !got.Equal(first) {
+		t.Errorf("the settings of the cluster are %s: %v", got, err)
 	}
 }
 

@@ -140,6 +140,10 @@ func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool
 		s.settingsUpdate(u, kv, removed)
 		return
 	}
+	if assigned, ok := strings.CutPrefix(string(kv.Key), s.assignedPrefix()); ok {
+		s.assignmentUpdate(u, assigned, kv, removed)
+		return
+	}
 	node, kind, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), s.nodesPrefix()), "/")
 	endpoint, isEndpoint := strings.CutPrefix(kind, "ep/")
 	if !isEndpoint {
@@ -199,8 +203,8 @@ func (s *Store) nodeUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool
 		registry.Removal{Node: node, Endpoint: endpoint, Slot: slot, Revision: kv.ModRevision})
 }
 
-// settingsUpdate adds the settings of ipam to a step. Without readable settings a node
-// may have any range that no other node has.
+// settingsUpdate adds the settings of ipam to a step. While there are none that can be read,
+// readers go on with the last ones.
 func (s *Store) settingsUpdate(u *registry.Update, kv *mvccpb.KeyValue, removed bool) {
 	u.IPAM = &registry.IPAMKey{}
 	if removed {

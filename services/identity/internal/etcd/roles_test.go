@@ -6,6 +6,7 @@ package etcd
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -25,16 +26,29 @@ import (
 // documentedRoles are the calls of etcdctl that the documentation names for a node.
 func documentedRoles(t *testing.T, node string) (calls [][]string) {
 	t.Helper()
+	return documentedCalls(t, node, 0)
+}
+
+// documentedAssigner are those for a node that writes assignments.
+func documentedAssigner(t *testing.T, node string) (calls [][]string) {
+	t.Helper()
+	return documentedCalls(t, node, 1)
+}
+
+// documentedCalls are those of the i-th example of roles.
+func documentedCalls(t *testing.T, node string, i int) (calls [][]string) {
+	t.Helper()
 	doc, err := os.ReadFile("../../../../docs/identity.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile("(?s)### A role for each node.*?```\n(.*?)```").FindSubmatch(doc)
-	if m == nil {
+	_, section, _ := strings.Cut(string(doc), "### A role for each node")
+	examples := regexp.MustCompile("(?s)```\n(.*?)```").FindAllStringSubmatch(section, -1)
+	if len(examples) <= i {
 		t.Fatal("docs/identity.md has no example of roles")
 	}
 	script := "node=" + node + "\netcdctl() { echo \"$@\"; }\n" +
-		strings.ReplaceAll(string(m[1]), "/sluice/v1/identity", testPrefix)
+		strings.ReplaceAll(examples[i][1], "/sluice/v1/identity", testPrefix)
 	out, err := exec.Command("bash", "-euc", script).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -141,6 +155,18 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 	if err := confirms.Report(t.Context(), confirmed.Report{Cluster: 1}); err != nil {
 		t.Errorf("confirm with the documented role: %v", err)
 	}
+	// Assignments are written by the nodes with a grant of their own.
+	put := []registry.AssignmentKey{{Node: "c", Assignment: registry.Assignment{Ranges: []netip.Prefix{prefix(9)}}}}
+	err := nodes["a"].store.Assign(t.Context(), put, nil)
+	if !errors.Is(err, confirmed.ErrDenied) || !strings.Contains(err.Error(), testPrefix+"/ip/.assigned/") {
+		t.Errorf("assign without the grant: %v", err)
+	}
+	for _, call := range documentedAssigner(t, "b") {
+		etcdctl(t, admin, call)
+	}
+	if err := nodes["b"].store.Assign(t.Context(), put, nil); err != nil {
+		t.Errorf("assign with the documented role: %v", err)
+	}
 	own := testPrefix + "/report/" + led.store.cfg.Node + "/"
 	if _, err := admin.RoleRevokePermission(t.Context(), "sluice-"+led.store.cfg.Node, own,
 		clientv3.GetPrefixRangeEnd(own)); err != nil {
@@ -158,15 +184,15 @@ func TestDocumentedRolesAreEnoughAndNoMore(t *testing.T) {
 		!strings.Contains(err.Error(), testPrefix+"/cluster/") {
 		t.Errorf("without the grant: %v", err)
 	}
-	err := confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 2})
+	err = confirms.Publish(t.Context(), confirmed.Summary{Cluster: 1, Wanted: 2})
 	if !errors.Is(err, confirmed.ErrDenied) {
 		t.Errorf("publish a summary without the grant: %v", err)
 	}
 
 	a := s.As("a")
 	for _, key := range []string{
-		"/ip/b/node", "/ip/b/ep/x", "/ip/b/range/ipv4-0", "/ip/b/rest/10.0.1.0_24", "/ref/b/300", "/alive/b", "/layout",
-		"/ipam", "/other", "x",
+		"/ip/b/node", "/ip/b/ep/x", "/ip/b/range/ipv4-0", "/ip/b/rest/10.0.1.0_24", "/ref/b/300", "/alive/b",
+		"/ip/.assigned/of/a", "/layout", "/ipam", "/other", "x",
 	} {
 		if _, err := a.Put(t.Context(), testPrefix+key, "x"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
 			t.Errorf("node a writes %s: %v", key, err)

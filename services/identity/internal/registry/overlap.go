@@ -5,6 +5,7 @@ package registry
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -180,36 +181,14 @@ func (v *view) claims(n *nodeView) (all []claim) {
 // MostRanges is how many slots of a family a node has.
 const MostRanges = 64
 
-// excess returns why a claim does not count, even if no other node claims the range: a node has
-// only blocks of the cluster's pool, and no more than the settings allow. Claims that are
-// older than the settings keep counting. In the other modes a node has as many ranges as slots.
-//
-// The place of a claim decides, not how many others the node has: a claim beyond the limit
-// counts neither now nor when an earlier one is given up, because it would be older than the
-// claim of the node that has the block meanwhile.
-func (v *view) excess(c claim) string {
-	if c.slot >= MostRanges {
-		return fmt.Sprintf("a node has at most %d ranges of a family", MostRanges)
-	}
-	s := v.ipam.Settings
-	if v.ipam.Revision == 0 || s.Mode != IPAMPool || c.age < v.ipam.Revision {
-		return ""
-	}
-	if !s.Has(c.prefix.Addr().Is6(), c.prefix) {
-		return "it is not a block of the cluster's pool"
-	}
-	if c.slot >= s.MaxBlocks {
-		return fmt.Sprintf("a node has at most %d blocks of a family", s.MaxBlocks)
-	}
-	return ""
-}
-
 // permitted returns the claims of a node that count unless another node has the range,
 // and the others with the reason.
 func (v *view) permitted(n *nodeView) (all []claim, refused []Refusal) {
 	for _, c := range v.claims(n) {
-		if why := v.excess(c); why != "" {
-			refused = append(refused, Refusal{Range: c.prefix, Reason: why})
+		if why := v.excess(c); why != nil {
+			refused = append(refused, Refusal{
+				Range: c.prefix, Reason: why.Error(), Waits: errors.Is(why, errNotPublished),
+			})
 			continue
 		}
 		all = append(all, c)
@@ -456,10 +435,14 @@ func (v *view) pin(cluster uint64) {
 	}
 }
 
-// unpin forgets the pins of ranges that their nodes have given up: they are registered in
-// the rebuilt store without them.
+// unpin forgets the pins of ranges that their nodes have given up, because they are registered in
+// the rebuilt store without them, and of ranges that are assigned to other nodes by now.
 func (v *view) unpin() {
 	for p, node := range v.pins {
+		if v.pinEnds(p, node) {
+			delete(v.pins, p)
+			continue
+		}
 		n := v.nodes[node]
 		if n == nil || !n.registered {
 			continue

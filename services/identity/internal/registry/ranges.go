@@ -65,9 +65,11 @@ type IPAM struct {
 	IPv4Block int            `json:"ipv4Block,omitempty"` // length of the blocks of IPv4 prefixes
 	IPv6Block int            `json:"ipv6Block,omitempty"` // of IPv6 prefixes
 	MaxBlocks int            `json:"maxBlocks,omitempty"` // of a family that a node may have
+	// Former are settings that the cluster had before; they are not compared.
+	Former []FormerIPAM `json:"former,omitempty"`
 }
 
-// Equal says whether both are the same.
+// Equal says whether both are the same, apart from those before.
 func (s IPAM) Equal(t IPAM) bool {
 	return s.Mode == t.Mode && slices.Equal(s.Pool, t.Pool) && s.IPv4Block == t.IPv4Block &&
 		s.IPv6Block == t.IPv6Block && s.MaxBlocks == t.MaxBlocks
@@ -76,12 +78,16 @@ func (s IPAM) Equal(t IPAM) bool {
 // String is for people.
 func (s IPAM) String() string {
 	out := "mode " + string(s.Mode)
-	if s.Mode != IPAMPool {
+	if len(s.Pool) == 0 {
 		return out
+	}
+	of := "in blocks of"
+	if s.Mode != IPAMPool {
+		of = "in ranges of at most"
 	}
 	var pool []string
 	for _, p := range s.Pool {
-		pool = append(pool, fmt.Sprintf("%s in blocks of /%d", p, s.bits(p.Addr().Is6())))
+		pool = append(pool, fmt.Sprintf("%s %s /%d", p, of, s.bits(p.Addr().Is6())))
 	}
 	out += " with " + strings.Join(pool, " and ")
 	if s.MaxBlocks != 0 {
@@ -96,7 +102,7 @@ const maxBlockBits = 32
 
 // Check says what is wrong with settings, by the name of the field in the API.
 func (s IPAM) Check() (field string, err error) {
-	if s.Mode != IPAMPool {
+	if s.Mode != IPAMPool && (s.Mode != IPAMStatic || len(s.Pool) == 0) {
 		if len(s.Pool) > 0 || s.IPv4Block != 0 || s.IPv6Block != 0 || s.MaxBlocks != 0 {
 			return "mode", fmt.Errorf("%w: %s", errNoPool, s.Mode)
 		}
@@ -177,6 +183,13 @@ func (s IPAM) Block(ipv6 bool, i uint64) netip.Prefix {
 func (s IPAM) Has(ipv6 bool, p netip.Prefix) bool {
 	return p.Addr().Is6() == ipv6 && p.Bits() == s.bits(ipv6) &&
 		slices.ContainsFunc(s.Pool, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) })
+}
+
+// Within reports whether a range lies in a prefix of the settings and is not larger than a block.
+func (s IPAM) Within(p netip.Prefix) bool {
+	return p.Bits() >= s.bits(p.Addr().Is6()) && slices.ContainsFunc(s.Pool, func(q netip.Prefix) bool {
+		return q.Bits() <= p.Bits() && q.Contains(p.Addr())
+	})
 }
 
 // FullError is an ErrNoFreeRange with the figures of the pool.

@@ -115,6 +115,8 @@ type Refusal struct {
 	// Kept says that the node keeps the range with all endpoints in it, and gives out no
 	// new address of it.
 	Kept bool
+	// Waits says that the range counts once the store has the assignment of the node.
+	Waits bool
 	// Differs says that by the store alone the claim would count: this process goes on
 	// with the node that had the range before the store was rebuilt.
 	Differs bool
@@ -243,30 +245,39 @@ type AddressesKey struct {
 }
 
 // Removal is a key that is no longer there: that of an endpoint, of a slot, of a range in
-// quarantine or, if none is set, of the node's record.
+// quarantine, of an assignment or, if none is set, of the node's record.
 type Removal struct {
 	Node, Endpoint, Slot string
 	Rest                 netip.Prefix
-	Revision             int64
+	// Assignment: the key is that of the assignment of Node.
+	Assignment bool
+	Revision   int64
 }
 
 // ofRecord reports whether the key is that of a node's record.
-func (r Removal) ofRecord() bool { return r.Endpoint == "" && r.Slot == "" && !r.Rest.IsValid() }
+func (r Removal) ofRecord() bool {
+	return r.Endpoint == "" && r.Slot == "" && !r.Rest.IsValid() && !r.Assignment
+}
 
 // Update is a listing of the store or a change of it.
 type Update struct {
 	Complete bool // Nodes and Addresses are everything at Revision
 	// Heard is when the store had nothing that this node does not have with the update;
 	// zero: not known.
-	Heard     time.Time
-	Cluster   uint64
-	Revision  int64
-	Nodes     []NodeKey
-	Claims    []ClaimKey
-	Resting   []RestKey
-	IPAM      *IPAMKey // nil: unchanged; in a complete update: the cluster has none
-	Addresses []AddressesKey
-	Removed   []Removal
+	Heard    time.Time
+	Cluster  uint64
+	Revision int64
+	Nodes    []NodeKey
+	Claims   []ClaimKey
+	Resting  []RestKey
+	IPAM     *IPAMKey // nil: unchanged; in a complete update: the cluster has none
+	// Assigned says that the store has the assignments of all nodes, and Unassigned that the key that
+	// says so was removed.
+	Assigned    bool
+	Unassigned  bool
+	Assignments []AssignmentKey
+	Addresses   []AddressesKey
+	Removed     []Removal
 }
 
 // Change is a write of one endpoint's addresses; Value is nil for a removal.
@@ -291,6 +302,9 @@ type Ranges interface {
 	// Mine reports whether this node had a range before the store was rebuilt, and when it
 	// claimed it then; nil: that is not known.
 	Mine(p netip.Prefix) (had bool, former *Former)
+	// Settings returns the settings of ipam that this node knows of this store, the last ones
+	// first.
+	Settings() []FormerIPAM
 	// Resting returns the node whose quarantine a range is in; "" if it is in none.
 	Resting(p netip.Prefix) string
 	// Seen is the point up to which this node knows all of that.
@@ -329,6 +343,8 @@ type Store interface {
 	Forget(ctx context.Context, node string, force, validateOnly bool) (Record, error)
 	// Alive returns the names of the nodes that are alive.
 	Alive(ctx context.Context) (map[string]bool, error)
+	// Assign writes and removes assignments, and notes that the store has those of all nodes.
+	Assign(ctx context.Context, put []AssignmentKey, drop []string) error
 }
 
 // MaxChanges is how many changes Publish takes.
@@ -447,6 +463,7 @@ type Registry struct {
 	problem      error                // guarded by mu; of the last write
 	view         view                 // guarded by mu
 	savedPins    []Pin                // guarded by mu; that the disk has
+	assigning    error                // guarded by mu; of the last Assign
 	mappings     mappings             // guarded by mu
 	current      current              // guarded by mu; when this process had everything that the store had
 	heard        current              // guarded by mu; when the kernel had, too
@@ -548,7 +565,11 @@ func (r *Registry) Register(ctx context.Context, said Registration, validateOnly
 func (r *Registry) refusals() []Refusal {
 	out := slices.Clone(r.refused)
 	if own := r.view.nodes[r.cfg.Node]; own != nil {
-		out = append(out, own.refused...)
+		for _, f := range own.refused {
+			if !f.Waits { // ipam of this node knows what is assigned to it
+				out = append(out, f)
+			}
+		}
 	}
 	return out
 }
@@ -585,6 +606,12 @@ func (k knownRanges) Mine(p netip.Prefix) (bool, *Former) {
 		return had, &former
 	}
 	return had, nil
+}
+
+func (k knownRanges) Settings() []FormerIPAM {
+	k.r.mu.Lock()
+	defer k.r.mu.Unlock()
+	return k.r.view.settingsUntilNow()
 }
 
 func (k knownRanges) Resting(p netip.Prefix) string {
@@ -1028,7 +1055,7 @@ func (r *Registry) compareOwn(u Update) {
 	}
 	for _, gone := range u.Removed {
 		switch {
-		case gone.Node != r.cfg.Node:
+		case gone.Node != r.cfg.Node, gone.Assignment, gone.Rest.IsValid():
 		case gone.Endpoint == "":
 			r.lose(gone.Revision)
 		case r.news(gone.Endpoint, gone.Revision):
@@ -1081,6 +1108,8 @@ type Status struct {
 	Ranges     []Refusal
 	Overlaps   []Overlap // of other nodes
 	Problem    error     // why they wait; nil if they do not
+	// Unassigned is why claims are not compared with the podCIDRs of Nodes in mode kubernetes.
+	Unassigned error
 }
 
 // Overlap is a range that another node claims and does not have, or, without Claimed, one
@@ -1098,7 +1127,7 @@ func (r *Registry) Status() Status {
 	s := r.view.status()
 	s.Registered = r.revision != 0
 	s.Pending, s.Problem, s.Ranges = len(r.dirty)+len(r.writing), r.problem, r.refusals()
-	s.Overlaps = r.view.overlaps()
+	s.Overlaps, s.Unassigned = r.view.overlaps(), r.assignmentProblem()
 	return s
 }
 

@@ -40,7 +40,10 @@ type view struct {
 	// prepared says that the ranges are pinned for the next update.
 	prepared bool
 	wrote    []netip.Prefix // ranges of this node's record as it was written last
-	ipam     IPAMKey        // zero: the cluster has no settings
+	ipam     IPAMKey        // the last that the cluster had; zero: none are known
+	// formerSettings are those before, the last ones first.
+	formerSettings []IPAMKey
+	assigned       assignments
 	// resting are the ranges in quarantine by the node that may have them.
 	resting map[netip.Prefix]string
 	at      cluster.Point // of the last update; zero: none came
@@ -73,7 +76,7 @@ func (v *view) init(own string) {
 		former: map[netip.Prefix]Former{}, resting: map[netip.Prefix]string{},
 		ranges: map[netip.Prefix]string{}, around: map[netip.Prefix]int{},
 		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{},
-		counted: map[string]int{}, held: map[Key]struct{}{},
+		counted: map[string]int{}, held: map[Key]struct{}{}, assigned: newAssignments(),
 	}
 }
 
@@ -104,23 +107,23 @@ func (v *view) apply(u Update) (labels bool) {
 	changed := map[*nodeView]struct{}{} // those whose ranges did
 	labels = u.Complete
 	if u.Complete {
-		if v.rebuilt(u) && !v.prepared {
-			v.pin(v.at.Cluster)
+		if v.rebuilt(u) {
+			if !v.prepared {
+				v.pin(v.at.Cluster)
+			}
+			v.rebuiltSettings()
 		}
 		v.prepared = false
 		for _, n := range v.unlisted(u) {
 			changed[n] = struct{}{}
 		}
 		clear(v.resting)
-		if u.IPAM == nil {
-			v.ipam = IPAMKey{}
-		}
 	}
 	if u.Revision != 0 {
 		v.at = cluster.Point{Cluster: u.Cluster, Revision: u.Revision}
 	}
-	if u.IPAM != nil && v.ipam.Revision != u.IPAM.Revision {
-		v.ipam = *u.IPAM
+	if u.IPAM != nil && u.IPAM.Revision != 0 && v.ipam.Revision != u.IPAM.Revision {
+		v.setSettings(*u.IPAM)
 		for _, n := range v.nodes {
 			changed[n] = struct{}{} // what its settings allow it may be different
 		}
@@ -150,6 +153,9 @@ func (v *view) apply(u Update) (labels bool) {
 		}
 	}
 	for _, gone := range u.Removed {
+		if gone.Assignment {
+			continue // assign takes it
+		}
 		if gone.Rest.IsValid() {
 			delete(v.resting, gone.Rest)
 			continue
@@ -176,6 +182,7 @@ func (v *view) apply(u Update) (labels bool) {
 			}
 		}
 	}
+	v.assign(u, changed)
 	v.rangesChanged(slices.SortedFunc(maps.Keys(changed), func(a, b *nodeView) int { return cmp.Compare(a.name, b.name) }))
 	for _, gone := range u.Removed {
 		if n := v.nodes[gone.Node]; n != nil {

@@ -237,6 +237,9 @@ func toClusterStatus(s registry.Status) *identityv1.ClusterStatus {
 	if s.Problem != nil {
 		out.PublicationError = s.Problem.Error()
 	}
+	if s.Unassigned != nil {
+		out.AssignmentError = s.Unassigned.Error()
+	}
 	out.RangeOverlapCount = uint32(len(s.Overlaps))
 	for _, o := range s.Overlaps[:min(len(s.Overlaps), mostOverlaps)] {
 		out.RangeOverlaps = append(out.RangeOverlaps, &identityv1.RangeOverlap{
@@ -259,6 +262,9 @@ func rangeProblems(s registry.Status) (all []string) {
 			what = "gives no new address"
 		}
 		all = append(all, fmt.Sprintf("the range %s of this node %s: %s", r.Range, what, r.Reason))
+	}
+	if s.Unassigned != nil {
+		all = append(all, "ranges of nodes are not compared with the podCIDRs of their Nodes: "+s.Unassigned.Error())
 	}
 	const most = 8 // of other nodes
 	for i, o := range s.Overlaps {

@@ -33,6 +33,7 @@ type nodeStore struct {
 	record    registry.Record // guarded by mu
 	ipam      registry.IPAM   // guarded by mu; of the cluster
 	endpoints map[string]registry.Addresses
+	assigned  map[string]registry.Assignment // guarded by mu
 	away      bool
 }
 
@@ -55,6 +56,21 @@ func (s *nodeStore) Register(_ context.Context, st registry.Statement) (registry
 		s.ipam = *st.IPAM
 	}
 	return registry.Written{Record: st.Record, Revision: 1}, nil
+}
+
+func (s *nodeStore) Assign(_ context.Context, put []registry.AssignmentKey, drop []string) error {
+	if err := s.ask(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range put {
+		s.assigned[k.Node] = k.Assignment
+	}
+	for _, node := range drop {
+		delete(s.assigned, node)
+	}
+	return nil
 }
 
 func (s *nodeStore) Own(context.Context) (registry.Record, int64, error) {
@@ -272,6 +288,62 @@ func (st *state) read(t *testing.T, stream identityv1.ClusterService_WatchCluste
 		if m.GetBookmark().GetSnapshotComplete() {
 			return
 		}
+	}
+}
+
+// TestPodCIDRsArePublished: they are checked, and differences are written. The status says why they are missing.
+func TestPodCIDRsArePublished(t *testing.T) {
+	s := serve(t)
+	of := func(name string, podCIDRs ...string) *identityv1.NodePodCIDRs {
+		return &identityv1.NodePodCIDRs{Name: name, PodCidrs: podCIDRs}
+	}
+	publish := func(nodes ...*identityv1.NodePodCIDRs) error {
+		_, err := s.cluster.PublishPodCIDRs(t.Context(), &identityv1.PublishPodCIDRsRequest{Nodes: nodes})
+		return err
+	}
+	unassigned := func() string {
+		t.Helper()
+		resp, err := s.GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetCluster().GetAssignmentError()
+	}
+	for field, nodes := range map[string][]*identityv1.NodePodCIDRs{
+		"nodes[1].pod_cidrs[1]": {of("a", "10.0.1.0/24"), of("b", "10.0.2.0/24", "10.0.3.1/24")},
+		"nodes[1].name":         {of("a", "10.0.1.0/24"), of("a", "10.0.2.0/24")},
+	} {
+		if err := publish(nodes...); status.Code(err) != codes.InvalidArgument || violated(err) != field {
+			t.Errorf("%s: %v names %q", field, err, violated(err))
+		}
+	}
+	all := []*identityv1.NodePodCIDRs{of("n1", "10.0.1.0/24", "fd00:0:0:1::/64"), of("new")}
+	s.reg.Observe(registry.Update{Complete: true, Revision: 3})
+	if err := publish(all...); status.Code(err) != codes.Unavailable {
+		t.Errorf("before the mode is known: %v", err)
+	}
+	for i, mode := range []registry.IPAMMode{registry.IPAMPool, registry.IPAMKubernetes} {
+		s.reg.Observe(registry.Update{
+			Complete: true, Revision: 6,
+			IPAM: &registry.IPAMKey{Settings: registry.IPAM{Mode: mode}, Revision: int64(4 + i)},
+		})
+		if got := unassigned(); (got != "") != (mode == registry.IPAMKubernetes) {
+			t.Errorf("in mode %s the status says %q", mode, got)
+		}
+		if err := publish(all...); err != nil {
+			t.Errorf("in mode %s: %v", mode, err)
+		}
+		s.store.mu.Lock()
+		if n := len(s.store.assigned); n != map[registry.IPAMMode]int{registry.IPAMKubernetes: 2}[mode] {
+			t.Errorf("in mode %s %d assignments are written", mode, n)
+		}
+		s.store.mu.Unlock()
+	}
+	s.store.mu.Lock()
+	s.store.away = true
+	s.store.mu.Unlock()
+	if err := publish(all...); err == nil || unassigned() == "" {
+		t.Errorf("while etcd is away: %v, the status says %q", err, unassigned())
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/confirmed"
 	"github.com/sluice-net/sluice/services/identity/internal/pods"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
@@ -69,6 +70,8 @@ var answers = rpcerr.Table{
 		rpcerr.On(registry.ErrRecords, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORAGE_FAILED, again),
 		rpcerr.On(allocator.ErrUnavailable, codes.Unavailable,
 			identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE, again),
+		rpcerr.On(confirmed.ErrDenied, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE,
+			again),
 		rpcerr.On(registry.ErrUnlisted, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_UNAVAILABLE,
 			again),
 		rpcerr.On(pods.ErrNotFound, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND, again),

@@ -156,3 +156,28 @@ func (c *Cluster) ConfirmMappings(_ context.Context, req *identityv1.ConfirmMapp
 	}
 	return out, nil
 }
+
+// PublishPodCIDRs implements the service.
+func (c *Cluster) PublishPodCIDRs(ctx context.Context, req *identityv1.PublishPodCIDRsRequest,
+) (*identityv1.PublishPodCIDRsResponse, error) {
+	nodes := make(map[string][]netip.Prefix, len(req.GetNodes()))
+	for i, n := range req.GetNodes() {
+		field := fmt.Sprintf("nodes[%d]", i)
+		if _, again := nodes[n.GetName()]; again {
+			return nil, invalid(field+".name", fmt.Errorf("%q comes twice", n.GetName()))
+		}
+		var ranges []netip.Prefix
+		for j, text := range n.GetPodCidrs() {
+			p, err := prefixOf(text)
+			if err != nil {
+				return nil, invalid(fmt.Sprintf("%s.pod_cidrs[%d]", field, j), err)
+			}
+			ranges = append(ranges, p)
+		}
+		nodes[n.GetName()] = ranges
+	}
+	if err := c.Registry.Assign(ctx, nodes); err != nil {
+		return nil, statusOf(err)
+	}
+	return &identityv1.PublishPodCIDRsResponse{}, nil
+}

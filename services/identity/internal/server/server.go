@@ -146,7 +146,10 @@ func Methods() rpc.Methods {
 		},
 		identityv1.ClusterService_GetIPMapping_FullMethodName: {Access: rpc.Group(), Limit: read},
 		identityv1.ClusterService_PublishKinds_FullMethodName: {Access: rpc.RootAnd(instance.StatusID), Limit: change},
-		identityv1.ClusterService_WatchKinds_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
+		identityv1.ClusterService_PublishPodCIDRs_FullMethodName: {
+			Access: rpc.RootAnd(instance.StatusID), Limit: rpc.Limit{InFlight: 2},
+		},
+		identityv1.ClusterService_WatchKinds_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.ClusterService_ListIPMappings_FullMethodName: {
 			Access: rpc.Group(),
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},

@@ -108,7 +108,7 @@ func serve(t *testing.T, opts ...option) *service {
 		Log:      log.Discard(),
 	}
 	nodes := NewClusterHub()
-	s.store = &nodeStore{}
+	s.store = &nodeStore{assigned: map[string]registry.Assignment{}}
 	s.reg = registry.New(registry.Config{
 		Node: "n1", Incarnation: "i", Version: "test", Timeout: time.Second, Pause: time.Millisecond,
 		RetryMin: time.Millisecond,

@@ -6,6 +6,9 @@ package client
 import (
 	"context"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,10 +19,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/departed"
 )
 
-// forgetTimeout is of one call.
-const forgetTimeout = 10 * time.Second
+// Times of calls.
+const (
+	forgetTimeout    = 10 * time.Second
+	podCIDRsTimeout  = 30 * time.Second // of thousands of Nodes that are written for the first time
+	unimplementedFor = "sluice-identity of this node is of an earlier version: restart it, or the ranges that nodes " +
+		"claim are compared with no podCIDRs"
+)
 
-// Nodes is a departed.Registry: the identity service of this machine.
+// Nodes is a departed.Registry and a podcidrs.Publisher: the identity service of this machine.
 type Nodes struct {
 	client identityv1.ClusterServiceClient
 }
@@ -42,4 +50,23 @@ func (n Nodes) Forget(ctx context.Context, name string) error {
 	default:
 		return err
 	}
+}
+
+// PublishPodCIDRs implements podcidrs.Publisher.
+func (n Nodes) PublishPodCIDRs(ctx context.Context, nodes map[string][]netip.Prefix) error {
+	ctx, cancel := context.WithTimeout(ctx, podCIDRsTimeout)
+	defer cancel()
+	req := &identityv1.PublishPodCIDRsRequest{}
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		of := &identityv1.NodePodCIDRs{Name: name}
+		for _, p := range nodes[name] {
+			of.PodCidrs = append(of.PodCidrs, p.String())
+		}
+		req.Nodes = append(req.Nodes, of)
+	}
+	_, err := n.client.PublishPodCIDRs(ctx, req)
+	if status.Code(err) == codes.Unimplemented {
+		return fmt.Errorf("%s: %w", unimplementedFor, err)
+	}
+	return err
 }

@@ -2217,6 +2217,144 @@ func (x *ConfirmMappingsResponse) GetStaleMappings() *durationpb.Duration {
 	return nil
 }
 
+// PublishPodCIDRsRequest is the input of PublishPodCIDRs.
+type PublishPodCIDRsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All Nodes, also those without podCIDRs.
+	Nodes         []*NodePodCIDRs `protobuf:"bytes,60,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishPodCIDRsRequest) Reset() {
+	*x = PublishPodCIDRsRequest{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishPodCIDRsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishPodCIDRsRequest) ProtoMessage() {}
+
+func (x *PublishPodCIDRsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishPodCIDRsRequest.ProtoReflect.Descriptor instead.
+func (*PublishPodCIDRsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PublishPodCIDRsRequest) GetNodes() []*NodePodCIDRs {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodePodCIDRs has the podCIDRs of a Node.
+type NodePodCIDRs struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the Node.
+	Name string `protobuf:"bytes,60,opt,name=name,proto3" json:"name,omitempty"`
+	// Its spec.podCIDRs.
+	PodCidrs      []string `protobuf:"bytes,61,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodePodCIDRs) Reset() {
+	*x = NodePodCIDRs{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodePodCIDRs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodePodCIDRs) ProtoMessage() {}
+
+func (x *NodePodCIDRs) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodePodCIDRs.ProtoReflect.Descriptor instead.
+func (*NodePodCIDRs) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *NodePodCIDRs) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodePodCIDRs) GetPodCidrs() []string {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
+// PublishPodCIDRsResponse is the answer of PublishPodCIDRs.
+type PublishPodCIDRsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishPodCIDRsResponse) Reset() {
+	*x = PublishPodCIDRsResponse{}
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishPodCIDRsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishPodCIDRsResponse) ProtoMessage() {}
+
+func (x *PublishPodCIDRsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_identity_v1_cluster_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishPodCIDRsResponse.ProtoReflect.Descriptor instead.
+func (*PublishPodCIDRsResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{37}
+}
+
 var File_sluice_identity_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
@@ -2358,7 +2496,15 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\aapplied\x18\x01 \x01(\v2!.sluice.identity.v1.StoreRevisionR\aapplied\"\x90\x01\n" +
 	"\x17ConfirmMappingsResponse\x123\n" +
 	"\asilence\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\asilence\x12@\n" +
-	"\x0estale_mappings\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\rstaleMappings*^\n" +
+	"\x0estale_mappings\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\rstaleMappings\"\\\n" +
+	"\x16PublishPodCIDRsRequest\x12B\n" +
+	"\x05nodes\x18< \x03(\v2 .sluice.identity.v1.NodePodCIDRsB\n" +
+	"\xbaH\a\x92\x01\x04\x10\xa0\x9c\x01R\x05nodes\"[\n" +
+	"\fNodePodCIDRs\x12\x1e\n" +
+	"\x04name\x18< \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\x12+\n" +
+	"\tpod_cidrs\x18= \x03(\tB\x0e\xbaH\v\x92\x01\b\x10\b\"\x04r\x02\x18@R\bpodCidrs\"\x19\n" +
+	"\x17PublishPodCIDRsResponse*^\n" +
 	"\vRoutingMode\x12\x1c\n" +
 	"\x18ROUTING_MODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ROUTING_MODE_OVERLAY\x10\x01\x12\x17\n" +
@@ -2366,7 +2512,7 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xed\v\n" +
+	"\x11NODE_STATE_SILENT\x10\x022\xd9\f\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
@@ -2386,7 +2532,8 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"CheckReuse\x12%.sluice.identity.v1.CheckReuseRequest\x1a&.sluice.identity.v1.CheckReuseResponse\x12g\n" +
 	"\x0eReportRefusals\x12).sluice.identity.v1.ReportRefusalsRequest\x1a*.sluice.identity.v1.ReportRefusalsResponse\x12f\n" +
 	"\rWatchRefusals\x12(.sluice.identity.v1.WatchRefusalsRequest\x1a).sluice.identity.v1.WatchRefusalsResponse0\x01\x12j\n" +
-	"\x0fConfirmMappings\x12*.sluice.identity.v1.ConfirmMappingsRequest\x1a+.sluice.identity.v1.ConfirmMappingsResponseB\xd6\x01\n" +
+	"\x0fConfirmMappings\x12*.sluice.identity.v1.ConfirmMappingsRequest\x1a+.sluice.identity.v1.ConfirmMappingsResponse\x12j\n" +
+	"\x0fPublishPodCIDRs\x12*.sluice.identity.v1.PublishPodCIDRsRequest\x1a+.sluice.identity.v1.PublishPodCIDRsResponseB\xd6\x01\n" +
 	"\x16com.sluice.identity.v1B\fClusterProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/identity/v1;identityv1\xa2\x02\x03SIX\xaa\x02\x12Sluice.Identity.V1\xca\x02\x12Sluice\\Identity\\V1\xe2\x02\x1eSluice\\Identity\\V1\\GPBMetadata\xea\x02\x14Sluice::Identity::V1b\x06proto3"
 
 var (
@@ -2402,7 +2549,7 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
@@ -2441,85 +2588,91 @@ var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(*WatchRefusalsResponse)(nil),      // 34: sluice.identity.v1.WatchRefusalsResponse
 	(*ConfirmMappingsRequest)(nil),     // 35: sluice.identity.v1.ConfirmMappingsRequest
 	(*ConfirmMappingsResponse)(nil),    // 36: sluice.identity.v1.ConfirmMappingsResponse
-	nil,                                // 37: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 38: sluice.identity.v1.Node.LabelsEntry
-	(*IPAMSettings)(nil),               // 39: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 40: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 41: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 42: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 43: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 44: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 45: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 46: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 47: sluice.identity.v1.ReturnRangeResponse
+	(*PublishPodCIDRsRequest)(nil),     // 37: sluice.identity.v1.PublishPodCIDRsRequest
+	(*NodePodCIDRs)(nil),               // 38: sluice.identity.v1.NodePodCIDRs
+	(*PublishPodCIDRsResponse)(nil),    // 39: sluice.identity.v1.PublishPodCIDRsResponse
+	nil,                                // 40: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 41: sluice.identity.v1.Node.LabelsEntry
+	(*IPAMSettings)(nil),               // 42: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 43: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 44: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 45: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 46: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 47: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 48: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 49: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 50: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	37, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	40, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
 	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
 	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	38, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	41, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
 	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
 	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	39, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	42, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
 	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
 	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
 	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
 	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	40, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	41, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	43, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	44, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
 	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
 	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
 	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
 	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
 	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	42, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	43, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	45, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	46, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
 	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
 	0,  // 23: sluice.identity.v1.CheckReuseResponse.mode:type_name -> sluice.identity.v1.RoutingMode
 	29, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
-	43, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
+	46, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
 	32, // 26: sluice.identity.v1.ReportRefusalsRequest.refusals:type_name -> sluice.identity.v1.PolicyRefusal
 	32, // 27: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
-	41, // 28: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
-	43, // 29: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
-	43, // 30: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
-	7,  // 31: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 32: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 33: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 34: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 35: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
-	19, // 36: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	21, // 37: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	44, // 38: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	45, // 39: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	23, // 40: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
-	25, // 41: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
-	27, // 42: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
-	30, // 43: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
-	33, // 44: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
-	35, // 45: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
-	8,  // 46: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 47: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 48: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 49: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 50: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 51: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 52: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	46, // 53: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	47, // 54: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // 55: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
-	26, // 56: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
-	28, // 57: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
-	31, // 58: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
-	34, // 59: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
-	36, // 60: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
-	46, // [46:61] is the sub-list for method output_type
-	31, // [31:46] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	44, // 28: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
+	46, // 29: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
+	46, // 30: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
+	38, // 31: sluice.identity.v1.PublishPodCIDRsRequest.nodes:type_name -> sluice.identity.v1.NodePodCIDRs
+	7,  // 32: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	9,  // 33: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	12, // 34: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	14, // 35: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	16, // 36: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	19, // 37: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	21, // 38: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	47, // 39: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	48, // 40: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	23, // 41: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	25, // 42: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	27, // 43: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
+	30, // 44: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
+	33, // 45: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
+	35, // 46: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
+	37, // 47: sluice.identity.v1.ClusterService.PublishPodCIDRs:input_type -> sluice.identity.v1.PublishPodCIDRsRequest
+	8,  // 48: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	10, // 49: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	13, // 50: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	15, // 51: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	17, // 52: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	20, // 53: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	22, // 54: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	49, // 55: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	50, // 56: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	24, // 57: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	26, // 58: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	28, // 59: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
+	31, // 60: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
+	34, // 61: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
+	36, // 62: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
+	39, // 63: sluice.identity.v1.ClusterService.PublishPodCIDRs:output_type -> sluice.identity.v1.PublishPodCIDRsResponse
+	48, // [48:64] is the sub-list for method output_type
+	32, // [32:48] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -2536,7 +2689,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   37,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

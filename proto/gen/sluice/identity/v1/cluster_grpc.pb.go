@@ -37,6 +37,7 @@ const (
 	ClusterService_ReportRefusals_FullMethodName     = "/sluice.identity.v1.ClusterService/ReportRefusals"
 	ClusterService_WatchRefusals_FullMethodName      = "/sluice.identity.v1.ClusterService/WatchRefusals"
 	ClusterService_ConfirmMappings_FullMethodName    = "/sluice.identity.v1.ClusterService/ConfirmMappings"
+	ClusterService_PublishPodCIDRs_FullMethodName    = "/sluice.identity.v1.ClusterService/PublishPodCIDRs"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -182,6 +183,16 @@ type ClusterServiceClient interface {
 	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmMappings(ctx context.Context, in *ConfirmMappingsRequest, opts ...grpc.CallOption) (*ConfirmMappingsResponse, error)
+	// PublishPodCIDRs writes to etcd which podCIDRs the Nodes of the API server have. In mode
+	// kubernetes every node then accepts exactly these ranges from the node of each name. The
+	// request has all Nodes; only differences are written, and nothing in another mode. It
+	// may be repeated.
+	//
+	// INVALID_ARGUMENT: a range is malformed, or a name comes twice. UNAVAILABLE: etcd does
+	// not answer, or the role of this node may not write these keys; the message names the
+	// grant. PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
+	// the service, nor the user of the writer of status.
+	PublishPodCIDRs(ctx context.Context, in *PublishPodCIDRsRequest, opts ...grpc.CallOption) (*PublishPodCIDRsResponse, error)
 }
 
 type clusterServiceClient struct {
@@ -387,6 +398,16 @@ func (c *clusterServiceClient) ConfirmMappings(ctx context.Context, in *ConfirmM
 	return out, nil
 }
 
+func (c *clusterServiceClient) PublishPodCIDRs(ctx context.Context, in *PublishPodCIDRsRequest, opts ...grpc.CallOption) (*PublishPodCIDRsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PublishPodCIDRsResponse)
+	err := c.cc.Invoke(ctx, ClusterService_PublishPodCIDRs_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
@@ -530,6 +551,16 @@ type ClusterServiceServer interface {
 	// PERMISSION_DENIED: the caller is neither root, the datapath's user nor listed in
 	// socket.alsoRoot of the service.
 	ConfirmMappings(context.Context, *ConfirmMappingsRequest) (*ConfirmMappingsResponse, error)
+	// PublishPodCIDRs writes to etcd which podCIDRs the Nodes of the API server have. In mode
+	// kubernetes every node then accepts exactly these ranges from the node of each name. The
+	// request has all Nodes; only differences are written, and nothing in another mode. It
+	// may be repeated.
+	//
+	// INVALID_ARGUMENT: a range is malformed, or a name comes twice. UNAVAILABLE: etcd does
+	// not answer, or the role of this node may not write these keys; the message names the
+	// grant. PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
+	// the service, nor the user of the writer of status.
+	PublishPodCIDRs(context.Context, *PublishPodCIDRsRequest) (*PublishPodCIDRsResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -584,6 +615,9 @@ func (UnimplementedClusterServiceServer) WatchRefusals(*WatchRefusalsRequest, gr
 }
 func (UnimplementedClusterServiceServer) ConfirmMappings(context.Context, *ConfirmMappingsRequest) (*ConfirmMappingsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ConfirmMappings not implemented")
+}
+func (UnimplementedClusterServiceServer) PublishPodCIDRs(context.Context, *PublishPodCIDRsRequest) (*PublishPodCIDRsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PublishPodCIDRs not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -841,6 +875,24 @@ func _ClusterService_ConfirmMappings_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_PublishPodCIDRs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishPodCIDRsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).PublishPodCIDRs(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_PublishPodCIDRs_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).PublishPodCIDRs(ctx, req.(*PublishPodCIDRsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -887,6 +939,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ConfirmMappings",
 			Handler:    _ClusterService_ConfirmMappings_Handler,
+		},
+		{
+			MethodName: "PublishPodCIDRs",
+			Handler:    _ClusterService_PublishPodCIDRs_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

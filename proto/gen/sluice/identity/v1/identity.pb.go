@@ -1810,8 +1810,11 @@ type ClusterStatus struct {
 	// Why this node cannot confirm to other nodes which mappings it has, or cannot ask
 	// them: released addresses rest for their whole time. Empty: nothing is wrong.
 	ConfirmationError string `protobuf:"bytes,220,opt,name=confirmation_error,json=confirmationError,proto3" json:"confirmation_error,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// In mode kubernetes, why the ranges that nodes claim are not compared with the podCIDRs
+	// of their Nodes. Empty: they are, or the mode is another.
+	AssignmentError string `protobuf:"bytes,62,opt,name=assignment_error,json=assignmentError,proto3" json:"assignment_error,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ClusterStatus) Reset() {
@@ -1910,6 +1913,13 @@ func (x *ClusterStatus) GetRangeOverlapCount() uint32 {
 func (x *ClusterStatus) GetConfirmationError() string {
 	if x != nil {
 		return x.ConfirmationError
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetAssignmentError() string {
+	if x != nil {
+		return x.AssignmentError
 	}
 	return ""
 }
@@ -2504,7 +2514,7 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x0etop_label_keys\x18\t \x03(\v2!.sluice.identity.v1.LabelKeyCountR\ftopLabelKeys\x12H\n" +
 	"\x0estore_revision\x18\v \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\x12;\n" +
 	"\acluster\x18\f \x01(\v2!.sluice.identity.v1.ClusterStatusR\aclusterJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\aversionR\n" +
-	"start_time\"\xbc\x03\n" +
+	"start_time\"\xe7\x03\n" +
 	"\rClusterStatus\x12\x1e\n" +
 	"\n" +
 	"registered\x18\x01 \x01(\bR\n" +
@@ -2517,7 +2527,8 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\x11publication_error\x18\a \x01(\tR\x10publicationError\x12G\n" +
 	"\x0erange_overlaps\x18< \x03(\v2 .sluice.identity.v1.RangeOverlapR\rrangeOverlaps\x12.\n" +
 	"\x13range_overlap_count\x18= \x01(\rR\x11rangeOverlapCount\x12.\n" +
-	"\x12confirmation_error\x18\xdc\x01 \x01(\tR\x11confirmationError\"\xb2\x01\n" +
+	"\x12confirmation_error\x18\xdc\x01 \x01(\tR\x11confirmationError\x12)\n" +
+	"\x10assignment_error\x18> \x01(\tR\x0fassignmentError\"\xb2\x01\n" +
 	"\fRangeOverlap\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aclaimed\x18\x02 \x01(\bR\aclaimed\x12\x16\n" +

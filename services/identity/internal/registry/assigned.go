@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/identity/internal/cluster"
+)
+
+// MostAssigned is how many ranges of a node its assignment has, and how many former ones.
+const MostAssigned = 8
+
+// Assignment has the ranges that a node gets from outside of the node: in mode kubernetes
+// the podCIDRs of its Node, in mode static what an administrator wrote. The node cannot
+// change it.
+type Assignment struct {
+	Ranges []netip.Prefix `json:"ranges,omitempty"` // sorted
+	// Former are ranges that the Node had before and that no other Node has, the last one
+	// first: endpoints of the node may have addresses in them.
+	Former []netip.Prefix `json:"former,omitempty"`
+}
+
+func (a Assignment) equal(b Assignment) bool {
+	return slices.Equal(a.Ranges, b.Ranges) && slices.Equal(a.Former, b.Former)
+}
+
+// AssignmentKey is an assignment as the store has it.
+type AssignmentKey struct {
+	Node       string
+	Assignment Assignment
+}
+
+// assignments are those of all nodes.
+type assignments struct {
+	of     map[string]Assignment
+	nodes  map[netip.Prefix]map[string]struct{} // range → nodes to which it is assigned
+	around map[netip.Prefix]int                 // prefixes that contain assigned ranges → how many
+	// complete says that the assignments of all nodes were in the store once.
+	complete bool
+}
+
+func newAssignments() assignments {
+	return assignments{
+		of: map[string]Assignment{}, nodes: map[netip.Prefix]map[string]struct{}{}, around: map[netip.Prefix]int{},
+	}
+}
+
+// set replaces the assignment of a node; nil removes it.
+func (a *assignments) set(node string, next *Assignment) {
+	for _, p := range a.of[node].Ranges {
+		if delete(a.nodes[p], node); len(a.nodes[p]) == 0 {
+			delete(a.nodes, p)
+		}
+		for around := range wider(p) {
+			if a.around[around]--; a.around[around] == 0 {
+				delete(a.around, around)
+			}
+		}
+	}
+	if next == nil {
+		delete(a.of, node)
+		return
+	}
+	node = strings.Clone(node)
+	a.of[node] = *next
+	for _, p := range next.Ranges {
+		if a.nodes[p] == nil {
+			a.nodes[p] = map[string]struct{}{}
+		}
+		a.nodes[p][node] = struct{}{}
+		for around := range wider(p) {
+			a.around[around]++
+		}
+	}
+}
+
+// other returns another node to which a range is assigned that overlaps p, and that range;
+// "" if there is none.
+func (a *assignments) other(p netip.Prefix, node string) (holder string, held netip.Prefix) {
+	first := func(q netip.Prefix) bool {
+		for name := range a.nodes[q] {
+			if name != node && (holder == "" || name < holder) {
+				holder, held = name, q
+			}
+		}
+		return holder != ""
+	}
+	if first(p) {
+		return holder, held
+	}
+	for around := range wider(p) {
+		if first(around) {
+			return holder, held
+		}
+	}
+	if a.around[p] == 0 {
+		return "", netip.Prefix{}
+	}
+	for q := range a.nodes {
+		if p.Overlaps(q) && first(q) {
+			return holder, held
+		}
+	}
+	return "", netip.Prefix{}
+}
+
+// assign takes the assignments of an update, and adds the nodes whose claims may count
+// otherwise now. What the store does not have any more stays, unless it was removed or the
+// store has those of all nodes.
+func (v *view) assign(u Update, changed map[*nodeView]struct{}) {
+	next := map[string]*Assignment{}
+	if u.Complete && u.Assigned {
+		for node := range v.assigned.of {
+			next[node] = nil
+		}
+	}
+	for _, k := range u.Removed {
+		if k.Assignment {
+			next[k.Node] = nil
+		}
+	}
+	for _, k := range u.Assignments {
+		next[k.Node] = &k.Assignment
+	}
+	if complete := u.Assigned || v.assigned.complete && !u.Unassigned; complete != v.assigned.complete {
+		v.assigned.complete = complete
+		for _, n := range v.nodes {
+			changed[n] = struct{}{} // which may have no assignment
+		}
+	}
+	var moved []netip.Prefix
+	for node, a := range next {
+		was, had := v.assigned.of[node]
+		if a == nil && !had || a != nil && had && was.equal(*a) {
+			continue
+		}
+		moved = append(moved, was.Ranges...)
+		if a != nil {
+			moved = append(moved, a.Ranges...)
+		}
+		v.assigned.set(node, a)
+		if n := v.nodes[node]; n != nil {
+			changed[n] = struct{}{}
+		}
+	}
+	if len(moved) == 0 {
+		return
+	}
+	slices.SortFunc(moved, netip.Prefix.Compare)
+	for _, n := range v.nodes {
+		overlap := func(p netip.Prefix) bool { return overlapsAny(moved, p) }
+		if slices.ContainsFunc(n.record.Ranges, overlap) {
+			changed[n] = struct{}{}
+			continue
+		}
+		for _, k := range n.slots {
+			if overlap(k.Claim.Range) {
+				changed[n] = struct{}{}
+				break
+			}
+		}
+	}
+}
+
+// overlapsAny reports whether p overlaps one of the sorted prefixes.
+func overlapsAny(sorted []netip.Prefix, p netip.Prefix) bool {
+	at, found := slices.BinarySearchFunc(sorted, p, netip.Prefix.Compare)
+	if found || at < len(sorted) && p.Overlaps(sorted[at]) {
+		return true
+	}
+	for around := range wider(p) {
+		if _, found := slices.BinarySearchFunc(sorted, around, netip.Prefix.Compare); found {
+			return true
+		}
+	}
+	return false
+}
+
+// assignmentProblem returns why claims are not compared with the podCIDRs of Nodes in mode
+// kubernetes. It runs with mu held.
+func (r *Registry) assignmentProblem() error {
+	switch {
+	case r.view.ipam.Settings.Mode != IPAMKubernetes:
+		return nil
+	case r.assigning != nil:
+		return r.assigning
+	case !r.view.assigned.complete:
+		return errNoAssignments
+	}
+	return nil
+}
+
+// Assign writes the podCIDRs of all Nodes to the store, as far as it has others. A range
+// that a Node had before stays with its node until another Node has it, and the assignment
+// of a Node that was deleted until its node is forgotten. In other modes than kubernetes
+// Assign writes nothing. It may be repeated. Its errors are cluster.ErrUnavailable and those of Store.
+func (r *Registry) Assign(ctx context.Context, nodes map[string][]netip.Prefix) error {
+	r.mu.Lock()
+	listed, settings := r.view.listed, r.view.ipam
+	put, drop := r.view.assignments(nodes)
+	complete := r.view.assigned.complete
+	r.mu.Unlock()
+	switch {
+	case !listed:
+		return fmt.Errorf("write the podCIDRs of Nodes: %w", ErrNotListed)
+	case settings.Revision == 0:
+		return fmt.Errorf("write the podCIDRs of Nodes: %w", errNoSettings)
+	case settings.Settings.Mode != IPAMKubernetes, complete && len(put)+len(drop) == 0:
+		return nil
+	}
+	err := r.store.Assign(ctx, put, drop)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.assigning = err
+	return err
+}
+
+// assignments returns what has to be written so that the store has the podCIDRs of all Nodes.
+func (v *view) assignments(nodes map[string][]netip.Prefix) (put []AssignmentKey, drop []string) {
+	now := v.assignable(nodes)
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
+		next := Assignment{Ranges: now.of[node].Ranges}
+		was, had := v.assigned.of[node]
+		next.Former = formerRanges(was, next.Ranges, node, &now)
+		if !had || !was.equal(next) {
+			put = append(put, AssignmentKey{Node: node, Assignment: next})
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(v.assigned.of)) {
+		if _, ok := nodes[node]; ok {
+			continue
+		}
+		if n := v.nodes[node]; n == nil || !n.registered {
+			drop = append(drop, node)
+			continue
+		}
+		was := v.assigned.of[node]
+		next := Assignment{Former: formerRanges(was, nil, node, &now)}
+		if !was.equal(next) {
+			put = append(put, AssignmentKey{Node: node, Assignment: next})
+		}
+	}
+	return put, drop
+}
+
+// assignable returns the podCIDRs of Nodes without those that overlap a range that is assigned to another
+// Node already: a kubelet may choose the podCIDRs of a Node that it makes.
+func (v *view) assignable(nodes map[string][]netip.Prefix) assignments {
+	now := newAssignments()
+	for node, ranges := range nodes {
+		var kept []netip.Prefix
+		for _, p := range v.assigned.of[node].Ranges {
+			if slices.Contains(ranges, p) {
+				kept = append(kept, p)
+			}
+		}
+		now.set(node, &Assignment{Ranges: kept})
+	}
+	added := map[string][]netip.Prefix{}
+	for node, ranges := range nodes {
+		for _, p := range ranges {
+			if other, _ := now.other(p, node); other == "" {
+				added[node] = append(added[node], p)
+			}
+		}
+	}
+	for node, ranges := range added {
+		slices.SortFunc(ranges, netip.Prefix.Compare)
+		now.set(node, &Assignment{Ranges: slices.Compact(ranges)})
+	}
+	return now
+}
+
+// formerRanges returns the ranges that a Node had and that no Node has now, the last one first.
+func formerRanges(was Assignment, ranges []netip.Prefix, node string, now *assignments) (former []netip.Prefix) {
+	for _, p := range slices.Concat(was.Ranges, was.Former) {
+		if other, _ := now.other(p, node); other == "" && !slices.ContainsFunc(ranges, p.Overlaps) &&
+			len(former) < MostAssigned {
+			former = append(former, p)
+		}
+	}
+	return former
+}
+
+// CheckAssignment returns an error unless an assignment is well-formed.
+func CheckAssignment(a Assignment) error {
+	for _, list := range [][]netip.Prefix{a.Ranges, a.Former} {
+		if len(list) > MostAssigned {
+			return fmt.Errorf("%d ranges, at most %d", len(list), MostAssigned)
+		}
+		for _, p := range list {
+			if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {
+				return fmt.Errorf("%s is not a range", p)
+			}
+		}
+	}
+	return nil
+}
+
+// FormerIPAM are settings of ipam that counted from a revision of the store on.
+type FormerIPAM struct {
+	Cluster  uint64 `json:"cluster,string"`
+	Since    int64  `json:"since"`
+	Settings IPAM   `json:"settings"`
+}
+
+// mostFormer is how many former settings the store has.
+const mostFormer = 8
+
+// setSettings notes the settings of ipam that the store has. Those before go on to decide about the
+// claims that are older. While the store has none, the last ones count: unknown settings allow nothing.
+func (v *view) setSettings(k IPAMKey) {
+	if k.Revision == 0 || k.Revision == v.ipam.Revision {
+		return
+	}
+	all := slices.Clone(v.formerSettings)
+	if v.ipam.Revision != 0 {
+		all = append(all, v.ipam)
+	}
+	for _, f := range k.Settings.Former {
+		if f.Cluster == v.at.Cluster {
+			all = append(all, IPAMKey{Settings: f.Settings, Revision: f.Since})
+		}
+	}
+	k.Settings.Former = nil
+	v.ipam = k
+	all = slices.DeleteFunc(all, func(f IPAMKey) bool { return f.Revision <= 0 || f.Revision >= k.Revision })
+	slices.SortStableFunc(all, func(a, b IPAMKey) int { return cmp.Compare(b.Revision, a.Revision) })
+	all = slices.CompactFunc(all, func(a, b IPAMKey) bool { return a.Revision == b.Revision })
+	v.formerSettings = all[:min(len(all), mostFormer)]
+}
+
+// settingsAt returns the settings that counted at a revision; ok is false if they are not known.
+func (v *view) settingsAt(revision int64) (s IPAM, ok bool) {
+	if v.ipam.Revision != 0 && revision >= v.ipam.Revision {
+		return v.ipam.Settings, true
+	}
+	for _, f := range v.formerSettings {
+		if revision >= f.Revision {
+			return f.Settings, true
+		}
+	}
+	return IPAM{}, false
+}
+
+// settingsUntilNow returns the settings that counted in this store until now, the last ones first.
+func (v *view) settingsUntilNow() (all []FormerIPAM) {
+	for _, k := range slices.Concat([]IPAMKey{v.ipam}, v.formerSettings) {
+		if k.Revision != 0 && len(all) < mostFormer {
+			all = append(all, FormerIPAM{Cluster: v.at.Cluster, Since: k.Revision, Settings: k.Settings})
+		}
+	}
+	return all
+}
+
+// Shortest lengths of a range in the modes without a pool, where neither the settings nor an
+// assignment of the node say more.
+const (
+	ShortestIPv4 = 16
+	ShortestIPv6 = 48
+)
+
+var (
+	errTooLarge = fmt.Errorf("a range has at most the size of a /%d or, for IPv6, a /%d unless etcd has the "+
+		"prefixes of all ranges or those of the node", ShortestIPv4, ShortestIPv6)
+	errNotOfPool     = errors.New("it is not a block of the cluster's pool")
+	errNotInPrefix   = errors.New("it is not within the prefixes of the cluster's ranges, or larger than a range may be")
+	errNotAssigned   = errors.New("it is none of the ranges that are assigned to the node")
+	errNoAssignments = errors.New("etcd has no podCIDRs of Nodes yet: the elected writer of status, " +
+		"sluice-policy with kubernetes.status.write, writes them")
+	errNoSettings = fmt.Errorf("%w: no sluice-ipam of the cluster has registered its mode with etcd yet",
+		cluster.ErrUnavailable)
+	errNotPublished = errors.New("the ranges that are assigned to the node are not in etcd yet")
+)
+
+// CheckSize returns an error if a range is larger than one may be that nothing assigns.
+func CheckSize(p netip.Prefix) error {
+	if shortest := map[bool]int{false: ShortestIPv4, true: ShortestIPv6}[p.Addr().Is6()]; p.Bits() < shortest {
+		return errTooLarge
+	}
+	return nil
+}
+
+// excess returns why a claim does not count, even if no other node claims the range. The settings
+// that counted when the claim was made decide: with a pool a node has only blocks of it, and no
+// more than the settings allow; in the other modes the ranges that are assigned to the node or, if
+// nothing is, ranges within the prefixes of the settings, and of a limited size.
+//
+// The place of a claim decides, not how many others the node has: a claim beyond the limit
+// counts neither now nor when an earlier one is given up, because it would be older than the
+// claim of the node that has the block meanwhile.
+func (v *view) excess(c claim) error {
+	if c.slot >= MostRanges {
+		return fmt.Errorf("a node has at most %d ranges of a family", MostRanges)
+	}
+	s, known := v.settingsAt(c.age)
+	if assigns(s.Mode) || assigns(v.ipam.Settings.Mode) {
+		own, has := v.assigned.of[c.node.name]
+		if slices.Contains(own.Ranges, c.prefix) {
+			return nil
+		}
+		if node, held := v.assigned.other(c.prefix, c.node.name); node != "" {
+			return fmt.Errorf("%s is assigned to node %s", held, node)
+		}
+		switch {
+		case slices.Contains(own.Former, c.prefix):
+			return nil
+		case has && assigns(s.Mode):
+			return errNotAssigned
+		case s.Mode == IPAMKubernetes && v.assigned.complete:
+			return errNotPublished
+		}
+	}
+	switch {
+	case !known || s.Mode != IPAMPool && len(s.Pool) == 0:
+		return CheckSize(c.prefix)
+	case s.Mode == IPAMPool && !s.Has(c.prefix.Addr().Is6(), c.prefix):
+		return errNotOfPool
+	case !s.Within(c.prefix):
+		return errNotInPrefix
+	case c.slot >= s.MaxBlocks:
+		return fmt.Errorf("a node has at most %d blocks of a family", s.MaxBlocks)
+	}
+	return nil
+}
+
+// assigns reports whether ranges may be assigned to nodes in a mode.
+func assigns(m IPAMMode) bool { return m == IPAMStatic || m == IPAMKubernetes }
+
+// pinEnds reports whether the range of a node that had it before the store was rebuilt is
+// another node's by its assignment.
+func (v *view) pinEnds(p netip.Prefix, node string) bool {
+	if !assigns(v.ipam.Settings.Mode) || slices.Contains(v.assigned.of[node].Ranges, p) {
+		return false
+	}
+	other, _ := v.assigned.other(p, node)
+	return other != ""
+}
+
+// rebuiltSettings has the last settings and assignments go on in a store whose revisions are new.
+func (v *view) rebuiltSettings() {
+	v.formerSettings = nil
+	if v.ipam.Revision != 0 {
+		v.ipam.Revision = 1
+	}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package podcidrs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// identity is a Publisher.
+type identity struct {
+	calls []string
+	times []time.Time
+	away  atomic.Bool
+}
+
+func (i *identity) PublishPodCIDRs(_ context.Context, nodes map[string][]netip.Prefix) error {
+	i.calls, i.times = append(i.calls, fmt.Sprint(nodes)), append(i.times, time.Now())
+	if i.away.Load() {
+		return errors.New("away")
+	}
+	return nil
+}
+
+// led runs steps while nodes lead.
+func led(t *testing.T, steps func(i *identity, n *Nodes)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		i := &identity{}
+		n := New(i, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { n.Lead(ctx); close(done) }()
+		steps(i, n)
+		cancel()
+		<-done
+	})
+}
+
+// pass lets a time of the test's own clock pass.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestNothingIsPublishedBeforeAllNodesAreKnown(t *testing.T) {
+	led(t, func(i *identity, n *Nodes) {
+		n.Upsert("a", []string{"10.0.1.0/24"})
+		pass(time.Hour)
+		n.Failed(errors.New("away"))
+		n.Complete()
+		pass(time.Hour)
+		if len(i.calls) != 0 {
+			t.Errorf("published is %q", i.calls)
+		}
+		n.Failed(nil)
+		pass(time.Second)
+		if want := []string{"map[a:[10.0.1.0/24]]"}; !slices.Equal(i.calls, want) {
+			t.Errorf("published is %q, want %q", i.calls, want)
+		}
+	})
+}
+
+func TestChangesArePublishedInGroups(t *testing.T) {
+	led(t, func(i *identity, n *Nodes) {
+		n.Complete()
+		pass(time.Second)
+		i.calls = nil
+		for k := range 10 {
+			n.Upsert(fmt.Sprint("n", k), []string{fmt.Sprintf("10.0.%d.0/24", k), fmt.Sprintf("fd00:0:0:%d::/64", k)})
+			n.Upsert(fmt.Sprint("n", k), []string{fmt.Sprintf("10.0.%d.0/24", k), fmt.Sprintf("fd00:0:0:%d::/64", k)})
+		}
+		pass(time.Second)
+		for k := range 9 {
+			n.Delete(fmt.Sprint("n", k))
+		}
+		n.Upsert("n9", nil) // without podCIDRs, as a new Node
+		pass(time.Second)
+		if len(i.calls) != 2 || i.calls[1] != "map[n9:[]]" {
+			t.Errorf("published is %q", i.calls)
+		}
+	})
+}
+
+func TestPodCIDRsArePublishedAgain(t *testing.T) {
+	led(t, func(i *identity, n *Nodes) {
+		i.away.Store(true)
+		n.Complete()
+		pass(time.Hour)
+		if len(i.calls) < 100 || len(i.calls) > 200 {
+			t.Errorf("%d tries in an hour while identity is away", len(i.calls))
+		}
+		i.away.Store(false)
+		pass(time.Minute)
+		i.calls, i.times = nil, nil
+		pass(time.Hour)
+		if len(i.calls) != 120 {
+			t.Errorf("%d calls in an hour", len(i.calls))
+		}
+	})
+}
+
+func TestMalformedPodCIDRsStopNoOtherNode(t *testing.T) {
+	led(t, func(i *identity, n *Nodes) {
+		pass(time.Second) // until it leads
+		n.Upsert("a", []string{"10.0.1.0/24"})
+		n.Upsert("b", []string{"10.0.2.1/24", "010.0.3.0/24", "", "::ffff:10.0.0.0/120", "fd00:0:0:2::/64"})
+		n.Complete()
+		pass(time.Second)
+		if want := "map[a:[10.0.1.0/24] b:[fd00:0:0:2::/64]]"; len(i.calls) != 1 || i.calls[0] != want {
+			t.Errorf("published is %q, want %q", i.calls, want)
+		}
+	})
+}

@@ -37,10 +37,10 @@ func TestFormerNameOfMaxBlocksPerNodeWorks(t *testing.T) {
 	}{
 		{16, 0, 16, ""},
 		{16, 8, 8, ""},
-		{64, 0, 64, ""},
+		{32, 0, 32, ""},
 		{0, 0, 0, "maxBlocksPerNode"},
-		{65, 0, 0, "maxBlocksPerNode"},
-		{16, 65, 0, "clusterPool.maxBlocks"},
+		{33, 0, 0, "maxBlocksPerNode"},
+		{16, 33, 0, "clusterPool.maxBlocks"},
 		{16, -1, 0, "clusterPool.maxBlocks"},
 	} {
 		s := defaults(instance.Paths{StateDir: "/var/lib/sluice"})
@@ -51,6 +51,39 @@ func TestFormerNameOfMaxBlocksPerNodeWorks(t *testing.T) {
 			t.Errorf("%+v: %d blocks, %v", c, s.agreed.MaxBlocks, err)
 		case c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)):
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestPoolsLieWithinTheStaticRanges: other nodes would ignore those that do not.
+func TestPoolsLieWithinTheStaticRanges(t *testing.T) {
+	for _, c := range []struct {
+		mode     string
+		pools    []string
+		prefixes []string
+		problem  string
+		agreed   int // prefixes
+	}{
+		{modeStatic, []string{"10.0.0.0/8"}, nil, "", 0},
+		{modeStatic, []string{"10.1.1.0/24", "fd00:1:0:1::/64"}, []string{"10.1.0.0/16", "fd00:1::/48"}, "", 2},
+		{modeStatic, []string{"10.1.1.128/25"}, []string{"10.1.0.0/16"}, "", 1},
+		{modeStatic, []string{"10.1.0.0/23"}, []string{"10.1.0.0/16"}, "pools[0]: 10.1.0.0/23 is not within", 1},
+		{modeStatic, []string{"10.1.1.0/24", "10.2.1.0/24"}, []string{"10.1.0.0/16"}, "pools[1]", 1},
+		{modeStatic, []string{"fd00:1:0:1::/64"}, []string{"10.1.0.0/16"}, "pools[0]", 1},
+		{modeStatic, []string{"10.1.1.0/24"}, []string{"10.1.1.0/25"}, "staticRanges.prefixes[0]", 1},
+		{modeStatic, []string{"10.1.1.0/24"}, []string{"10.1.0.0"}, "staticRanges.prefixes[0]", 0},
+		{modeKubernetes, []string{"10.1.1.0/24"}, []string{"10.2.0.0/16"}, "", 0},
+	} {
+		s := defaults(instance.Paths{StateDir: "/var/lib/sluice"})
+		s.Mode, s.Pools, s.StaticRanges.Prefixes, s.Kubernetes.API = c.mode, c.pools, c.prefixes, []string{"https://192.0.2.1"}
+		err := s.Validate()
+		switch {
+		case len(s.agreed.Prefixes) != c.agreed:
+			t.Errorf("%+v: all nodes agree on %v", c, s.agreed.Prefixes)
+		case c.problem == "" && err != nil, c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)):
+			t.Errorf("%+v: %v", c, err)
+		case c.agreed > 0 && s.agreed.MaxBlocks != 16:
+			t.Errorf("%+v: a node has at most %d ranges", c, s.agreed.MaxBlocks)
 		}
 	}
 }

@@ -48,10 +48,11 @@ type settings struct {
 	StateDir   string        `config:"stateDir" help:"directory of the state file, mode 0700"`
 
 	Identity         string `config:"identity" help:"unix socket of the identity service, which registers the ranges with the cluster; empty for a node on its own"`
-	MaxBlocksPerNode int    `config:"maxBlocksPerNode" help:"in mode pool, blocks of a family that one node may have, 1 to 64; what etcd has counts for all nodes"`
+	MaxBlocksPerNode int    `config:"maxBlocksPerNode" help:"in mode pool, blocks of a family that one node may have, 1 to 32, and in mode static with staticRanges.prefixes ranges; what etcd has counts for all nodes"`
 
-	ClusterPool poolSettings      `config:"clusterPool"`
-	Kubernetes  kube.NodeSettings `config:"kubernetes"`
+	ClusterPool  poolSettings      `config:"clusterPool"`
+	StaticRanges staticSettings    `config:"staticRanges"`
+	Kubernetes   kube.NodeSettings `config:"kubernetes"`
 
 	ranges, exclusions []netip.Prefix // set by Validate
 	agreed             cluster.Settings
@@ -65,22 +66,46 @@ type poolSettings struct {
 	MaxBlocks int      `config:"maxBlocks" help:"former name of maxBlocksPerNode; 0: not set"`
 }
 
-// check reads the pool.
-func (s *poolSettings) check(p *config.Problems) (prefixes []netip.Prefix, err error) {
-	if prefixes, err = pool.ParseRanges("clusterPool.prefixes", s.Prefixes); err != nil {
+// staticSettings limit the ranges that nodes have in mode static.
+type staticSettings struct {
+	Prefixes  []string `config:"prefixes" help:"in mode static, prefixes in which the ranges of all nodes lie; other nodes ignore other ranges; the same on all nodes, as what follows; empty: not limited"`
+	IPv4Block int      `config:"ipv4Block" help:"shortest length of an IPv4 range in these prefixes"`
+	IPv6Block int      `config:"ipv6Block" help:"shortest length of an IPv6 range in these prefixes"`
+}
+
+// checkPrefixes reads the prefixes of a group of settings.
+func checkPrefixes(p *config.Problems, group string, texts []string, ipv4Block, ipv6Block int,
+) (prefixes []netip.Prefix, err error) {
+	field := group + ".prefixes"
+	if prefixes, err = pool.ParseRanges(field, texts); err != nil {
 		return nil, err
 	}
 	for i, x := range prefixes {
-		bits := s.IPv4Block
+		bits := ipv4Block
 		if x.Addr().Is6() {
-			bits = s.IPv6Block
+			bits = ipv6Block
 		}
 		if bits < x.Bits() || bits > min(x.Bits()+32, x.Addr().BitLen()-2) {
-			p.Addf(fmt.Sprintf("clusterPool.prefixes[%d]", i),
+			p.Addf(fmt.Sprintf("%s[%d]", field, i),
 				"%s has no blocks of /%d: a block is at most 32 bits longer, and at least of 4 addresses", x, bits)
 		}
 	}
 	return prefixes, nil
+}
+
+// checkStatic reports the pools that other nodes would ignore.
+func (s *settings) checkStatic(p *config.Problems) {
+	for i, x := range s.ranges {
+		bits := s.agreed.IPv4Block
+		if x.Addr().Is6() {
+			bits = s.agreed.IPv6Block
+		}
+		if x.Bits() < bits || !slices.ContainsFunc(s.agreed.Prefixes, func(q netip.Prefix) bool {
+			return q.Bits() <= x.Bits() && q.Contains(x.Addr())
+		}) {
+			p.Addf(fmt.Sprintf("pools[%d]", i), "%s is not within staticRanges.prefixes, or is larger than a /%d", x, bits)
+		}
+	}
 }
 
 // maxBlocks returns how many blocks of a family a node may have. The former name of the
@@ -90,8 +115,8 @@ func (s *settings) maxBlocks(p *config.Problems) int {
 	if s.ClusterPool.MaxBlocks != 0 {
 		name, n = "clusterPool.maxBlocks", s.ClusterPool.MaxBlocks
 	}
-	if n < 1 || n > 64 {
-		p.Addf(name, "%d is not between 1 and 64", n)
+	if n < 1 || n > 32 { // as in IPAMSettings: with both families as many ranges as a node may have
+		p.Addf(name, "%d is not between 1 and 32", n)
 	}
 	return n
 }
@@ -107,8 +132,9 @@ func defaults(p instance.Paths) settings {
 		ClusterPool: poolSettings{
 			Prefixes: []string{"10.244.0.0/16", "fd00:244::/48"}, IPv4Block: 24, IPv6Block: 64,
 		},
-		StateDir:   p.ServiceStateDir(service),
-		Kubernetes: kube.NodeDefaults(),
+		StaticRanges: staticSettings{IPv4Block: 24, IPv6Block: 64},
+		StateDir:     p.ServiceStateDir(service),
+		Kubernetes:   kube.NodeDefaults(),
 	}
 }
 
@@ -144,18 +170,24 @@ func (s *settings) Validate() error {
 		p.Addf("identity", "%q is not an absolute path", s.Identity)
 	}
 	s.agreed = cluster.Settings{Mode: cluster.Mode(s.Mode)}
-	var perr error
-	if s.Mode == modePool {
+	var err, xerr, perr error
+	s.ranges, err = pool.ParseRanges("pools", s.Pools)
+	switch {
+	case s.Mode == modePool:
 		if s.Identity == "" {
 			p.Addf("identity", "needed in mode pool")
 		}
-		pool := &s.ClusterPool
-		s.agreed.IPv4Block, s.agreed.IPv6Block = pool.IPv4Block, pool.IPv6Block
-		s.agreed.MaxBlocks = s.maxBlocks(&p)
-		s.agreed.Prefixes, perr = s.ClusterPool.check(&p)
+		c := &s.ClusterPool
+		s.agreed.IPv4Block, s.agreed.IPv6Block, s.agreed.MaxBlocks = c.IPv4Block, c.IPv6Block, s.maxBlocks(&p)
+		s.agreed.Prefixes, perr = checkPrefixes(&p, "clusterPool", c.Prefixes, c.IPv4Block, c.IPv6Block)
+	case s.Mode == modeStatic && len(s.StaticRanges.Prefixes) > 0:
+		c := &s.StaticRanges
+		s.agreed.IPv4Block, s.agreed.IPv6Block, s.agreed.MaxBlocks = c.IPv4Block, c.IPv6Block, s.maxBlocks(&p)
+		s.agreed.Prefixes, perr = checkPrefixes(&p, "staticRanges", c.Prefixes, c.IPv4Block, c.IPv6Block)
+		if err == nil && perr == nil {
+			s.checkStatic(&p)
+		}
 	}
-	var err, xerr error
-	s.ranges, err = pool.ParseRanges("pools", s.Pools)
 	s.exclusions, xerr = pool.ParseExclusions("exclude", s.Exclude)
 	if err == nil && xerr == nil { // together they may leave nothing
 		_, err = pool.New("pools", s.ranges, s.exclusions)

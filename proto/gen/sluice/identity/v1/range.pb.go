@@ -89,14 +89,17 @@ type IPAMSettings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where ranges come from.
 	Mode IPAMMode `protobuf:"varint,1,opt,name=mode,proto3,enum=sluice.identity.v1.IPAMMode" json:"mode,omitempty"`
-	// Prefixes that blocks are taken from, without host bits, at most 16. None
-	// overlaps another.
+	// In mode POOL, prefixes that blocks are taken from; in mode STATIC, prefixes in which the
+	// ranges of all nodes lie, none if these are not limited. Without host bits, at most 16.
+	// None overlaps another.
 	PoolPrefixes []string `protobuf:"bytes,2,rep,name=pool_prefixes,json=poolPrefixes,proto3" json:"pool_prefixes,omitempty"`
-	// Length of the blocks of IPv4 prefixes, such as 24; 0 without any.
+	// Length of the blocks of IPv4 prefixes, such as 24; 0 without any. In mode STATIC the
+	// shortest length of a range.
 	Ipv4BlockLength uint32 `protobuf:"varint,3,opt,name=ipv4_block_length,json=ipv4BlockLength,proto3" json:"ipv4_block_length,omitempty"`
-	// Length of the blocks of IPv6 prefixes, such as 64; 0 without any.
+	// Length of the blocks of IPv6 prefixes, such as 64; 0 without any. In mode STATIC the
+	// shortest length of a range.
 	Ipv6BlockLength uint32 `protobuf:"varint,4,opt,name=ipv6_block_length,json=ipv6BlockLength,proto3" json:"ipv6_block_length,omitempty"`
-	// Blocks of a family that one node may have, 1 to 32.
+	// Blocks of a family that one node may have, 1 to 32; in mode STATIC with prefixes, ranges.
 	MaxBlocks     uint32 `protobuf:"varint,5,opt,name=max_blocks,json=maxBlocks,proto3" json:"max_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -41,8 +41,15 @@ type statusAPI struct {
 
 func newStatusAPI(t *testing.T) *statusAPI {
 	t.Helper()
-	a := &statusAPI{apiServer: newAPI(t)}
-	a.shop()
+	api := newAPI(t)
+	api.shop()
+	return statusAPIOf(t, api)
+}
+
+// statusAPIOf makes the account of the writer in an API.
+func statusAPIOf(t *testing.T, api *apiServer) *statusAPI {
+	t.Helper()
+	a := &statusAPI{apiServer: api}
 	a.crds()
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": system}})
 	for _, file := range []string{"serviceaccount", "clusterrole", "clusterrolebinding", "role", "rolebinding"} {

@@ -5,6 +5,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -58,7 +59,7 @@ func (p *patient) roundTrip(req *http.Request, silent func(error)) (*http.Respon
 	timer := time.AfterFunc(answerWithin, func() { cancel(late) })
 	resp, err := p.next.RoundTrip(req.WithContext(ctx))
 	timer.Stop()
-	if context.Cause(ctx) == error(late) {
+	if errors.Is(context.Cause(ctx), late) {
 		if err == nil {
 			resp.Body.Close() //nolint:errcheck // there is another error
 		}
@@ -137,7 +138,7 @@ func (b *body) Read(p []byte) (int, error) {
 	b.timer.Reset(b.late.Duration)
 	n, err := b.ReadCloser.Read(p)
 	b.timer.Stop()
-	if err != nil && context.Cause(b.request) == error(b.late) {
+	if err != nil && errors.Is(context.Cause(b.request), b.late) {
 		b.silent(b.late)
 		err = b.late
 	}

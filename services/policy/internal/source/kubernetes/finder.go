@@ -296,7 +296,7 @@ func (f *finder) look(ctx context.Context) (served map[string][]string, failed m
 }
 
 func (f *finder) get(ctx context.Context, path string, into any) error {
-	body, err := f.rest.Get().AbsPath(path).Do(ctx).Raw()
+	body, err := f.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
 	if err != nil {
 		return fmt.Errorf("ask for the kinds: %w", err)
 	}

@@ -20,7 +20,7 @@ import (
 // unenforced lists a disk that takes no writes, and the policies that this node does not
 // enforce as written, sorted.
 func unenforced(o *owner.Owner, dir string) func(context.Context) ([]identities.Refused, error) {
-	disk := &storage{dir: dir, failure: o.StorageFailure, free: freeBytes, now: time.Now}
+	disk := &storage{dirs: stateDirs(dir), failure: o.StorageFailure, full: isFull, now: time.Now}
 	return func(ctx context.Context) ([]identities.Refused, error) {
 		all, err := o.Unenforced(ctx)
 		if err != nil {

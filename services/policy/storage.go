@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,28 +15,41 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// leastFree is how many bytes a disk has free that is not full. The processes of a node keep
-// their state on one disk in most installations.
+// leastFree is how many bytes a disk has free that is not full.
 const leastFree = 1 << 20
+
+// stateDirs returns the directory in which this process keeps its state, and those of the other
+// services of the node, which lie beside it.
+func stateDirs(own string) []string {
+	all := []string{own}
+	for _, name := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "cni"} {
+		if dir := filepath.Join(filepath.Dir(own), name); dir != filepath.Clean(own) {
+			all = append(all, dir)
+		}
+	}
+	return all
+}
 
 // storage reports a disk that takes no writes in the report of this node, and since when.
 type storage struct {
-	dir     string
+	dirs    []string                              // that are watched; one need not exist
 	failure func(context.Context) (string, error) // of the owner
-	free    func(dir string) (uint64, error)
+	full    func(dir string) (bool, error)
 	now     func() time.Time
 
 	reason string // that was reported
 	since  time.Time
 }
 
-// freeBytes returns how many bytes the disk of a directory has free.
-func freeBytes(dir string) (uint64, error) {
+// isFull reports whether the disk of a directory has no room for another file of state. The
+// directory may belong to another user.
+func isFull(dir string) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, err
+		return false, err
 	}
-	return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // the size of a block
+	// A file system that makes inodes as it needs them has 0 of 0.
+	return st.Bavail*uint64(st.Bsize) < leastFree || st.Files > 0 && st.Ffree == 0, nil //nolint:gosec // a block's size
 }
 
 // nodeStorage is the key by which the report of a node names its disk beside policies.
@@ -47,9 +61,9 @@ func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	if err != nil {
 		return nil, err
 	}
-	if reason == "" {
-		if free, err := s.free(s.dir); err == nil && free < leastFree {
-			reason = fmt.Sprintf("the disk of %s is full", s.dir)
+	for _, dir := range s.dirs {
+		if full, err := s.full(dir); err == nil && full && reason == "" {
+			reason = fmt.Sprintf("the disk of %s is full", dir)
 		}
 	}
 	switch {

@@ -5,7 +5,10 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,11 +19,16 @@ import (
 // TestFullDiskIsInTheReportOfTheNode has a disk that is full, another on which a write fails, and one that takes
 // writes again. The report names the first reason and since when, and is the same as long as the failure lasts.
 func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
-	failure, free, now := "", uint64(leastFree), time.Unix(1e9, 0)
+	failure, fullDir, now := "", "", time.Unix(1e9, 0)
 	s := &storage{
-		dir: "/var/lib/sluice/policy", now: func() time.Time { return now },
+		dirs: stateDirs("/var/lib/sluice/policy"), now: func() time.Time { return now },
 		failure: func(context.Context) (string, error) { return failure, nil },
-		free:    func(string) (uint64, error) { return free, nil },
+		full: func(dir string) (bool, error) {
+			if filepath.Base(dir) == "loadbalancer" {
+				return true, os.ErrNotExist // services are off
+			}
+			return dir == fullDir, nil
+		},
 	}
 	want := func(when, want string) {
 		t.Helper()
@@ -37,15 +45,22 @@ func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 		now = now.Add(time.Minute)
 	}
 	want("with room", "")
-	free = 0
+	fullDir = "/var/lib/sluice/policy"
 	full := "since 2001-09-09T01:47:40Z: the disk of /var/lib/sluice/policy is full"
 	want("full", full)
 	failure = "write policies.db: no space left on device"
 	want("a write failed, too", full)
-	failure, free = "", leastFree
+	failure, fullDir = "", ""
 	want("with room again", "")
 	failure = "write policies.db: read-only file system"
 	want("read-only", "since 2001-09-09T01:50:40Z: write policies.db: read-only file system")
+	failure = ""
+	for i, service := range []string{"identity", "ipam", "datapath", "cni"} {
+		fullDir = ""
+		want("with room", "")
+		fullDir = "/var/lib/sluice/" + service
+		want("full for "+service, fmt.Sprintf("since 2001-09-09T01:%d:40Z: the disk of %s is full", 52+2*i, fullDir))
+	}
 }
 
 // TestDisksOfReportsAreNoPolicies takes a report about a disk and a policy.

@@ -85,7 +85,7 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 		"sluice/install":      {"/opt/cni/bin", "/run/sluice Bidirectional", "/var/lib/sluice"},
 		"sluice/identity":     {"/run/sluice/identity", "/var/lib/sluice/identity", api},
 		"sluice/ipam":         {identity, "/run/sluice/ipam", "/var/lib/sluice/ipam", api},
-		"sluice/policy":       {identity, "/run/sluice/policy", "/var/lib/sluice/policy", api},
+		"sluice/policy":       {identity, "/run/sluice/policy", "/var/lib/sluice ro", "/var/lib/sluice/policy", api},
 		"sluice/loadbalancer": {"/run/sluice/loadbalancer", "/var/lib/sluice/loadbalancer", api},
 		"sluice/datapath": {
 			"/host/proc/sys/net of /proc/sys/net", "/host/sys/fs/cgroup of /sys/fs/cgroup ro",

@@ -55,8 +55,8 @@ func wantConntrack(t *testing.T, when string, want bool) {
 	}
 }
 
-// removeUsersOf removes a module and all that use it, and returns them in the order in which
-// they can be inserted again.
+// removeUsersOf removes a module and all that use it, and returns them in that order. A module
+// may use several of the others, so that only the reverse order inserts them again.
 func removeUsersOf(t *testing.T, name string) (removed []string) {
 	t.Helper()
 	for _, user := range usersOf(t, name) {
@@ -68,7 +68,7 @@ func removeUsersOf(t *testing.T, name string) (removed []string) {
 	case err != nil:
 		t.Fatalf("remove module %s: %v", name, err)
 	}
-	return append([]string{name}, removed...)
+	return append(removed, name)
 }
 
 // usersOf reads which modules use a module.
@@ -86,9 +86,10 @@ func usersOf(t *testing.T, name string) []string {
 	return nil
 }
 
-func insert(t *testing.T, names []string) {
+// insert inserts modules that removeUsersOf has removed.
+func insert(t *testing.T, removed []string) {
 	t.Helper()
-	for _, name := range names {
+	for _, name := range slices.Backward(removed) {
 		f, err := os.Open(filepath.Join("/modules", name+".ko"))
 		must(t, "open", err)
 		err = unix.FinitModule(int(f.Fd()), "", 0)

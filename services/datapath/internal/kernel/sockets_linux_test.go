@@ -415,27 +415,64 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 	}
 }
 
+// newNodeWithServices has one Service more than a socket remembers peers, each with a backend of
+// its own, which leads to its Service in backends.
+func newNodeWithServices(t *testing.T, w way) (
+	n *socketNode, services []netip.AddrPort, backends map[netip.AddrPort]netip.AddrPort,
+) {
+	t.Helper()
+	n, backends = newSocketNode(t, 1), map[netip.AddrPort]netip.AddrPort{}
+	for i := 1; i <= socketPeers+1; i++ {
+		b, s := backend4(i), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 53)
+		if w == udp6 {
+			a := vip6.Addr().As16()
+			a[15] = byte(i)
+			b, s = backend6(i), netip.AddrPortFrom(netip.AddrFrom16(a), 53)
+		}
+		serve(t, n.ns, b)
+		n.backend(uint32(i), b, beActive, 0)
+		n.service(uint32(i), s, bpf.MapsSlFront{}, uint32(i))
+		backends[b] = s
+		services = append(services, s)
+	}
+	return n, services, backends
+}
+
+// TestKernelConnectedUDPSocketShowsItsService, also after datagrams to more services than a socket
+// remembers.
+func TestKernelConnectedUDPSocketShowsItsService(t *testing.T) {
+	for _, w := range []way{udp4, udp46, udp6} {
+		t.Run(w.name, func(t *testing.T) {
+			n, services, _ := newNodeWithServices(t, w)
+			fd := w.open(t, n.ns)
+			defer unix.Close(fd)
+			_, err := w.askBy(t, fd, services[0])
+			must(t, "connect", err)
+			for _, s := range services[1:] {
+				must(t, "send", w.send(fd, s))
+			}
+			peer, err := unix.Getpeername(fd)
+			must(t, "getpeername", err)
+			if got := addrOf(peer); got != w.shown(services[0]) {
+				t.Errorf("the peer is %v, want %v", got, w.shown(services[0]))
+			}
+			if _, err := unix.Write(fd, []byte("who")); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.receive(t, fd); got.peer != w.shown(services[0]) {
+				t.Errorf("the answer comes from %v, want %v", got.peer, w.shown(services[0]))
+			}
+		})
+	}
+}
+
 // TestKernelUDPSocketRemembersFourPeers: the last four backends that it has asked
 // without a connection. A fifth takes the place of the first, whose answers then show the
 // backend.
 func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
 	for _, w := range []way{udp4, udp46, udp6} {
 		t.Run(w.name, func(t *testing.T) {
-			n := newSocketNode(t, 1)
-			backends, services := map[netip.AddrPort]netip.AddrPort{}, []netip.AddrPort{}
-			for i := 1; i <= socketPeers+1; i++ {
-				b, s := backend4(i), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 53)
-				if w == udp6 {
-					a := vip6.Addr().As16()
-					a[15] = byte(i)
-					b, s = backend6(i), netip.AddrPortFrom(netip.AddrFrom16(a), 53)
-				}
-				serve(t, n.ns, b)
-				n.backend(uint32(i), b, beActive, 0)
-				n.service(uint32(i), s, bpf.MapsSlFront{}, uint32(i))
-				backends[b] = s
-				services = append(services, s)
-			}
+			n, services, backends := newNodeWithServices(t, w)
 			fd := w.open(t, n.ns)
 			defer unix.Close(fd)
 			ask := func(services []netip.AddrPort, forgotten netip.AddrPort) {

@@ -202,6 +202,9 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 	}
 	i.put(slices.Concat(stay, expire, orphan)...)
 	p := i.collect()
+	if p.Batches != 2 { // one of each family
+		t.Errorf("%d batches were read, want 2", p.Batches)
+	}
 	if p.Live != [2]int{6, 2} || p.Expired != len(expire) || p.Orphaned != len(orphan) || p.Kept != 0 || p.Ended != 0 {
 		t.Errorf("the pass: %+v", p)
 	}
@@ -303,8 +306,11 @@ func TestKernelPressureIsAQuarterOfABudget(t *testing.T) {
 func TestKernelEvictionsOfThisProcessHaveATime(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	const created = uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED)
-	i.put(i.fromPod(17, 1, "198.51.100.1:80", 0, 0), i.fromPod(17, 2, "[2001:db8::1]:80", 0, 0))
-	i.count(created, 2+5)
+	i.put(
+		i.fromPod(17, 1, "198.51.100.1:80", 0, 0), i.fromPod(17, 2, "198.51.100.1:80", 0, 0),
+		i.fromPod(17, 3, "[2001:db8::1]:80", 0, 0), i.fromPod(17, 4, "198.51.100.1:80", 0, 1000),
+	)
+	i.count(created, 4+5) // one of the four is idle
 	i.count(uint32(bpf.MapsSlCtStatSL_CT_STAT_DELETED), 2)
 	if p := i.collect(); p.Evicted != 3 || !p.EvictedAt.IsZero() {
 		t.Errorf("the first pass: %d evicted, at %v, want 3 without a time", p.Evicted, p.EvictedAt)

@@ -245,10 +245,16 @@ func TestIntervalIsShorterTheFullerTheMapAndStaysWithinBounds(t *testing.T) {
 		"few removed grows":  {10 * time.Second, Pass{Live: [2]int{80, 0}, Expired: 20}, 15 * time.Second},
 		"half full":          {40 * time.Second, Pass{Live: [2]int{500, 0}}, 30 * time.Second},
 		"other map full":     {40 * time.Second, Pass{Live: [2]int{0, 1000}}, time.Second},
+		"both maps count":    {10 * time.Second, Pass{Live: [2]int{50, 51}, Expired: 100}, 10 * time.Second},
 	} {
 		if got := nextInterval(c.last, c.pass, capacity, o); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
+	}
+	// the map of IPv6 is half as large
+	got := nextInterval(40*time.Second, Pass{Live: [2]int{500, 0}}, [2]int{2000, 1000}, o)
+	if got != 45*time.Second {
+		t.Errorf("a quarter full: %s, want 45 s", got)
 	}
 }
 
@@ -335,6 +341,9 @@ func TestConnectionsOfTheWorldAreOutsides(t *testing.T) {
 		conn Connection
 		want int
 	}{
+		"the endpoint with the last slot": {
+			Connection{Tuple: four, From: End{Slot: slotmap.MaxEndpoints}, To: End{Slot: slotmap.NoSlot}}, slotmap.MaxEndpoints,
+		},
 		"an endpoint":                   {Connection{Tuple: four, From: End{Slot: pod}, To: End{Slot: slotmap.NoSlot}}, int(pod)},
 		"outside":                       {Connection{Tuple: four, From: End{Slot: slotmap.NoSlot}, To: End{Slot: pod}}, Outside},
 		"the host":                      {Connection{Tuple: four, From: host(identity.Host)}, int(slotmap.HostSlot)},

@@ -389,11 +389,17 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 	if len(errs) > 0 && !loadBalancer && !strings.HasPrefix(what, "all") {
 		t.Errorf("%s: the health check port does not answer: %v", what, errs)
 	}
-	tried := 0
+	tried, listed := 0, false
 	for _, result := range p.Stop() {
 		tried += result.Tried
 		if n := len(result.Failed); n > 0 {
-			t.Errorf("%s: %s: %d of %d failed, the first %v", what, result.Name, n, result.Tried, result.Failed[0])
+			first := result.Failed[0]
+			t.Errorf("%s: %s: %d of %d failed, the first %v", what, result.Name, n, result.Tried, first)
+			if port := strconv.Itoa(int(first.From)); !listed {
+				out, err := r.here.run(t.Context(), "conntrack", "list", "--port", port)
+				t.Logf("the connections with port %s, %v:\n%s", port, err, out)
+				listed = true
+			}
 		}
 	}
 	t.Logf("%s: %d attempts", what, tried)

@@ -54,13 +54,15 @@ type Result struct {
 // Failure is an attempt that failed.
 type Failure struct {
 	At   time.Time // its begin
+	From uint16    // the port of its socket, 0 if it has none
 	To   netip.AddrPort
 	Took time.Duration
 	Err  error
 }
 
 func (f Failure) String() string {
-	return fmt.Sprintf("%s to %s after %s: %v", f.At.Format("15:04:05.000"), f.To, f.Took.Round(time.Millisecond), f.Err)
+	return fmt.Sprintf("%s from port %d to %s after %s: %v",
+		f.At.Format("15:04:05.000"), f.From, f.To, f.Took.Round(time.Millisecond), f.Err)
 }
 
 // Prober is running attempts.
@@ -146,37 +148,50 @@ func (r *running) run(ctx context.Context, interval time.Duration, s *space, c *
 		open.Go(func() {
 			defer func() { <-places }()
 			begun := time.Now()
-			err := attempt(s, c, r.UDP, to)
+			from, err := attempt(s, c, r.UDP, to)
 			took := time.Since(begun)
 			if err != nil {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				r.failed = append(r.failed, Failure{At: begun, To: to, Took: took, Err: err})
+				r.failed = append(r.failed, Failure{At: begun, From: from, To: to, Took: took, Err: err})
 			}
 		})
 	}
 }
 
-// attempt connects to an address, or exchanges a datagram with it. It waits by the runtime's
-// poller: a thread for each attempt would be more than the machine can bear.
-func attempt(s *space, c *clock, udp bool, to netip.AddrPort) error {
+// attempt connects to an address, or exchanges a datagram with it, and returns the port that it
+// did so from. It waits by the runtime's poller: a thread for each attempt would be more than the
+// machine can bear.
+func attempt(s *space, c *clock, udp bool, to netip.AddrPort) (from uint16, err error) {
 	kind := unix.SOCK_STREAM
 	if udp {
 		kind = unix.SOCK_DGRAM
 	}
 	fd, err := s.socket(kind, to.Addr())
 	if err != nil {
-		return err
+		return 0, err
 	}
 	f := os.NewFile(uintptr(fd), "attempt")
 	defer f.Close()
 	if err := unix.Connect(fd, sockaddr(to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
-		return err
+		return 0, err
 	}
+	from = portOf(fd)
 	if udp {
-		return echo(f, c)
+		return from, echo(f, c)
 	}
-	return c.within(patient, f.SetWriteDeadline, func() error { return handshake(f) })
+	return from, c.within(patient, f.SetWriteDeadline, func() error { return handshake(f) })
+}
+
+// portOf is the local port of a socket, 0 if it cannot be read.
+func portOf(fd int) uint16 {
+	switch at, _ := unix.Getsockname(fd); at := at.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(at.Port)
+	case *unix.SockaddrInet6:
+		return uint16(at.Port)
+	}
+	return 0
 }
 
 // handshake waits until a connection is there, and closes it.

@@ -119,17 +119,23 @@ func serve(
 			})
 		}
 	})
-	wg.Go(func() {
-		buf := make([]byte, 65536)
-		for {
-			n, from, err := u.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return // the socket was closed
+	for range datagramServers {
+		wg.Go(func() {
+			buf := make([]byte, 65536)
+			for {
+				n, from, err := u.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return // the socket was closed
+				}
+				_, _ = u.WriteToUDPAddrPort(datagram(buf[:n], from), from)
 			}
-			_, _ = u.WriteToUDPAddrPort(datagram(buf[:n], from), from)
-		}
-	})
+		})
+	}
 }
+
+// datagramServers answer at one socket. One would have the share of a single thread in a busy
+// machine, beside many that ask.
+const datagramServers = 8
 
 // serveSource answers each connection and datagram with the pod's name, the address of
 // who asks, and what that has sent.

@@ -403,7 +403,11 @@ func (v *view) excess(c claim) error {
 		return fmt.Errorf("a node has at most %d ranges of a family", MostRanges)
 	}
 	s, known := v.settingsAt(c.age)
-	if assigns(s.Mode) || assigns(v.ipam.Settings.Mode) {
+	mode := s.Mode
+	if !known {
+		mode = v.ipam.Settings.Mode // the claim may be older because no node had registered yet
+	}
+	if assigns(mode) || assigns(v.ipam.Settings.Mode) {
 		own, has := v.assigned.of[c.node.name]
 		if slices.Contains(own.Ranges, c.prefix) {
 			return nil
@@ -414,9 +418,9 @@ func (v *view) excess(c claim) error {
 		switch {
 		case slices.Contains(own.Former, c.prefix):
 			return nil
-		case has && assigns(s.Mode):
+		case has && assigns(mode):
 			return errNotAssigned
-		case s.Mode == IPAMKubernetes && v.assigned.complete:
+		case mode == IPAMKubernetes && v.assigned.complete:
 			return errNotPublished
 		}
 	}

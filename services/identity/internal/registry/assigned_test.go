@@ -106,6 +106,24 @@ func TestNodeHasOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	}
 }
 
+// TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs: in a store that was rebuilt, or in a new cluster, a node may
+// write its claims before any node has registered the mode.
+func TestClaimsFromBeforeTheSettingsAreComparedWithPodCIDRs(t *testing.T) {
+	for _, mode := range []IPAMMode{IPAMKubernetes, IPAMStatic} {
+		r, _ := newRegistry(t, time.Hour)
+		r.Observe(Update{
+			Complete: true, Revision: 8, IPAM: &IPAMKey{Settings: IPAM{Mode: mode}, Revision: 5},
+			Nodes:       []NodeKey{node("a", 2), node("b", 6)},
+			Claims:      slices.Concat(claimed("a", "10.0.1.0/24", 3, "192.168.0.0/16", 3), claimed("b", "10.0.2.0/24", 6)),
+			Assigned:    mode == IPAMKubernetes,
+			Assignments: []AssignmentKey{assigned("a", "10.0.1.0/24"), assigned("b", "10.0.2.0/24")},
+		})
+		if got := r.holders(); len(got) != 2 || got["10.0.1.0/24"] != "a" || got["10.0.2.0/24"] != "b" {
+			t.Errorf("in mode %s the ranges are %v", mode, got)
+		}
+	}
+}
+
 // TestNodeWithoutAssignmentHasNoRange: once etcd has the podCIDRs of all Nodes, a node without a Node has none. The
 // node itself does not take its own range for refused: its Node has it before etcd does.
 func TestNodeWithoutAssignmentHasNoRange(t *testing.T) {

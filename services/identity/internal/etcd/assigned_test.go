@@ -68,7 +68,10 @@ func TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining(t *testing.T) {
 				}
 				record.Ranges = append(record.Ranges, p)
 				put(t, s.Client(), "/ip/liar/range/"+registry.Slot{Number: i}.String(), registry.Claim{Range: p})
-				put(t, s.Client(), "/range/default/"+p.String(), rangeHolder{Node: "liar", Incarnation: record.Incarnation})
+				put(t, s.Client(), "/ip/liar/rest/"+strings.ReplaceAll(p.String(), "/", "_"), struct{}{})
+				put(t, s.Client(), "/range/default/"+p.String(), rangeHolder{
+					Node: "liar", Incarnation: record.Incarnation, Quarantine: i%2 == 0,
+				})
 			}
 			put(t, s.Client(), "/ip/liar/node", record)
 			put(t, s.Client(), "/ip/liar/ep/lie", registry.Addresses{

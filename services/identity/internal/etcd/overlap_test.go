@@ -125,6 +125,56 @@ func rangeAround(n *node, a netip.Addr) (netip.Prefix, string, error) {
 	return f.Range, f.RangeNode, err
 }
 
+// TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: with its own mark of each quarantine. It also
+// overwrites the mark and the key of a block that another node has returned: that block rests all the same.
+func TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining(t *testing.T) {
+	t.Parallel()
+	s := etcdtest.Start(t)
+	settings := blocks(64)
+	settings.MaxBlocks = 8
+	watcher := startNode(t, s.Endpoint, "w", t.TempDir(), quick())
+	old := startNode(t, s.Endpoint, "old", t.TempDir(), quick())
+	kept, returned := old.claim(settings), netip.Prefix{}
+	servicetest.EventuallyNil(t, "a second block", func() (err error) {
+		returned, err = old.reg.ClaimRange(t.Context(), settings, false, []netip.Prefix{kept})
+		return err
+	})
+	if _, err := old.reg.ReturnRange(t.Context(), returned, false); err != nil {
+		t.Fatal(err)
+	}
+	liar := startNode(t, s.Endpoint, "liar", t.TempDir(), quick())
+	liar.claim(settings)
+	liar.published()
+	liar.stop()
+	for i := range settings.Blocks(false) {
+		p := settings.Block(false, i)
+		put(t, s.Client(), "/ip/liar/rest/"+strings.ReplaceAll(p.String(), "/", "_"), struct{}{})
+		if p != returned {
+			put(t, s.Client(), "/range/default/"+p.String(), rangeHolder{Node: "liar", Quarantine: true})
+		}
+	}
+	if _, err := s.Client().Delete(t.Context(), testPrefix+"/ip/liar/rest/"+
+		strings.ReplaceAll(returned.String(), "/", "_")); err != nil {
+		t.Fatal(err)
+	}
+	given := map[netip.Prefix]string{kept: "old"}
+	for i := range 40 {
+		name := fmt.Sprint("new", i)
+		n := startNode(t, s.Endpoint, name, t.TempDir(), quick())
+		n.connected()
+		var p netip.Prefix
+		servicetest.EventuallyNil(t, "a block for "+name, func() (err error) {
+			p, err = n.reg.ClaimRange(t.Context(), settings, false, nil)
+			return err
+		})
+		if given[p] != "" || p == returned {
+			t.Fatalf("%s has %s, which %s has, or which rests", name, p, given[p])
+		}
+		given[p] = name
+	}
+	watcher.seesOwnerOf(given)
+}
+
 // TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining: a node that was taken writes all that its role allows, so that
 // every block of the pool seems to be taken, in use or in quarantine. It has no more blocks than the settings
 // allow, and other nodes still get theirs.

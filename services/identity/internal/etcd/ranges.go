@@ -307,7 +307,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 		switch {
 		case err == nil && holder.Quarantine && holder.Node == s.cfg.Node:
 			own = append(own, p)
-		case err == nil && holder.Quarantine && (news[p] || c.Cluster.Resting(p) == holder.Node):
+		case err == nil && holder.Quarantine && (news[p] || c.Cluster.Resting(p, holder.Node)):
 			full.Resting++
 		case news[p]:
 			full.Held++

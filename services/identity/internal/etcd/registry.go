@@ -426,11 +426,11 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 		return "", nil, nil
 	case b.differs != "":
 		return "", &registry.Refusal{Range: p, Reason: b.differs}, nil
-	case mine, have == nil, holder.Node == b.s.cfg.Node:
+	case mine, have == nil, holder.Node == b.s.cfg.Node, b.cluster.Assigned(p):
 		return "", nil, nil
 	case holder.Quarantine && b.ipam != nil && b.ipam.Mode == registry.IPAMKubernetes:
 		return "", nil, nil // Kubernetes has given the range to this node; it does not wait.
-	case holder.Quarantine && (news || b.cluster.Resting(p) == holder.Node):
+	case holder.Quarantine && (news || b.cluster.Resting(p, holder.Node)):
 		return "", &registry.Refusal{
 			Range: p, Holder: holder.Node,
 			Reason: "node " + holder.Node + " had it until a short time ago, and it is in quarantine",

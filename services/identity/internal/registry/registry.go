@@ -305,8 +305,10 @@ type Ranges interface {
 	// Settings returns the settings of ipam that this node knows of this store, the last ones
 	// first.
 	Settings() []FormerIPAM
-	// Resting returns the node whose quarantine a range is in; "" if it is in none.
-	Resting(p netip.Prefix) string
+	// Resting reports whether a range is in quarantine, and only that node may have it.
+	Resting(p netip.Prefix, node string) bool
+	// Assigned reports whether a range is assigned to this node.
+	Assigned(p netip.Prefix) bool
 	// Seen is the point up to which this node knows all of that.
 	Seen() cluster.Point
 }
@@ -614,10 +616,16 @@ func (k knownRanges) Settings() []FormerIPAM {
 	return k.r.view.settingsUntilNow()
 }
 
-func (k knownRanges) Resting(p netip.Prefix) string {
+func (k knownRanges) Resting(p netip.Prefix, node string) bool {
 	k.r.mu.Lock()
 	defer k.r.mu.Unlock()
-	return k.r.view.resting[p]
+	return k.r.view.resting.has(RestKey{Node: node, Range: p})
+}
+
+func (k knownRanges) Assigned(p netip.Prefix) bool {
+	k.r.mu.Lock()
+	defer k.r.mu.Unlock()
+	return slices.Contains(k.r.view.assigned.of[k.r.cfg.Node].Ranges, p)
 }
 
 func (k knownRanges) Seen() cluster.Point {

@@ -44,9 +44,8 @@ type view struct {
 	// formerSettings are those before, the last ones first.
 	formerSettings []IPAMKey
 	assigned       assignments
-	// resting are the ranges in quarantine by the node that may have them.
-	resting map[netip.Prefix]string
-	at      cluster.Point // of the last update; zero: none came
+	resting        quarantine
+	at             cluster.Point // of the last update; zero: none came
 
 	touched map[Key]struct{} // to be compared with what was published
 	counted map[string]int   // node → mappings of its endpoints that are published
@@ -73,7 +72,7 @@ type nodeView struct {
 func (v *view) init(own string) {
 	*v = view{
 		own: own, nodes: map[string]*nodeView{}, claimed: map[netip.Addr]map[string]struct{}{},
-		former: map[netip.Prefix]Former{}, resting: map[netip.Prefix]string{},
+		former: map[netip.Prefix]Former{}, resting: newQuarantine(),
 		ranges: map[netip.Prefix]string{}, around: map[netip.Prefix]int{},
 		lengths: map[bool]map[int]int{false: {}, true: {}}, touched: map[Key]struct{}{},
 		counted: map[string]int{}, held: map[Key]struct{}{}, assigned: newAssignments(),
@@ -117,7 +116,7 @@ func (v *view) apply(u Update) (labels bool) {
 		for _, n := range v.unlisted(u) {
 			changed[n] = struct{}{}
 		}
-		clear(v.resting)
+		v.resting = newQuarantine()
 	}
 	if u.Revision != 0 {
 		v.at = cluster.Point{Cluster: u.Cluster, Revision: u.Revision}
@@ -129,7 +128,7 @@ func (v *view) apply(u Update) (labels bool) {
 		}
 	}
 	for _, k := range u.Resting {
-		v.resting[k.Range] = k.Node
+		v.resting.add(k, v.mostResting())
 	}
 	for _, k := range u.Claims {
 		n := v.get(k.Node)
@@ -157,7 +156,7 @@ func (v *view) apply(u Update) (labels bool) {
 			continue // assign takes it
 		}
 		if gone.Rest.IsValid() {
-			delete(v.resting, gone.Rest)
+			v.resting.remove(RestKey{Node: gone.Node, Range: gone.Rest})
 			continue
 		}
 		n := v.nodes[gone.Node]

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package registry
+
+// quarantine has the ranges in quarantine and, of each, the node that may have it. A node can write any range into
+// its quarantine, so of each node and family only the first few count.
+type quarantine struct {
+	ranges map[RestKey]struct{}
+	counts map[family]int
+}
+
+// family is a node and a family of addresses.
+type family struct {
+	node string
+	ipv6 bool
+}
+
+func newQuarantine() quarantine {
+	return quarantine{ranges: map[RestKey]struct{}{}, counts: map[family]int{}}
+}
+
+// add adds a range, unless the quarantine has as many of its node and family.
+func (q *quarantine) add(k RestKey, most int) {
+	f := family{k.Node, k.Range.Addr().Is6()}
+	if _, ok := q.ranges[k]; ok || q.counts[f] >= most {
+		return
+	}
+	q.ranges[k] = struct{}{}
+	q.counts[f]++
+}
+
+func (q *quarantine) remove(k RestKey) {
+	if _, ok := q.ranges[k]; !ok {
+		return
+	}
+	delete(q.ranges, k)
+	f := family{k.Node, k.Range.Addr().Is6()}
+	if q.counts[f]--; q.counts[f] == 0 {
+		delete(q.counts, f)
+	}
+}
+
+func (q *quarantine) has(k RestKey) bool {
+	_, ok := q.ranges[k]
+	return ok
+}
+
+// mostResting returns how many ranges of a node and family may be in quarantine: as many as the node may have.
+func (v *view) mostResting() int {
+	if s := v.ipam.Settings; v.ipam.Revision != 0 && s.MaxBlocks > 0 {
+		return min(s.MaxBlocks, MostRanges)
+	}
+	return MostRanges
+}

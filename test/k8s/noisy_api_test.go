@@ -66,7 +66,7 @@ func newTenantNode(t testing.TB, a *apiServer, settings map[string]string) *tena
 	}
 	command := exec.Command(program("sluice"), "dev", "up", "--instance="+n.instance)
 	n.env = os.Environ()
-	for _, service := range []string{"POLICY", "LOADBALANCER", "IDENTITY"} {
+	for _, service := range []string{"POLICY", "LOADBALANCER", "IDENTITY", "IPAM"} {
 		n.env = append(n.env,
 			"SLUICE_"+service+"_KUBERNETES_KUBECONFIG="+filepath.Join(access, "admin.kubeconfig"))
 	}

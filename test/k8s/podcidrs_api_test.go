@@ -9,6 +9,8 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -141,4 +143,46 @@ func holders(t *testing.T, c identityv1.ClusterServiceClient) (have map[string]s
 			refused[n.GetName()] = all
 		}
 	}
+}
+
+// TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode: a node of `sluice dev up` in mode kubernetes, beside a process that
+// writes status. Another node knows its pods once the podCIDRs are published.
+func TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode(t *testing.T) {
+	a := statusAPIOf(t, newAPI(t))
+	name := fmt.Sprintf("sluice-tenants-%d", os.Getpid())
+	a.do(http.MethodPost, "/api/v1/nodes", object{
+		"metadata": object{"name": name}, "spec": object{"podCIDRs": []string{"10.77.3.0/24", "fd00:77:3::/64"}},
+	})
+	n := newTenantNode(t, a.apiServer, map[string]string{
+		"SLUICE_IPAM_MODE": "kubernetes", "SLUICE_IPAM_KUBERNETES_NODE": name,
+	})
+	a.writer("--sources-identity=" + filepath.Join(n.run, "identity", "identity.sock"))
+	n.namespace("shop", nil)
+	pod, err := n.add("shop", "web", object{"app": "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if address := netip.MustParseAddr(pod.address); !netip.MustParsePrefix("10.77.3.0/24").Contains(address) {
+		t.Errorf("the pod has %s", address)
+	}
+	other := &policyNode{t: t, dir: shortDir(t)}
+	process, _ := other.run("identity", "--node=other",
+		"--etcd-endpoints=unix://"+filepath.Join(n.run, "etcd", "etcd.sock"))
+	t.Cleanup(func() { stop(t, process) })
+	c := other.dial("identity")
+	eventually(t, "another node compares the ranges with podCIDRs", func() error {
+		resp, err := identityv1.NewIdentityServiceClient(c).GetStatus(t.Context(), &identityv1.GetStatusRequest{})
+		if why := resp.GetCluster().GetAssignmentError(); err == nil && why != "" {
+			err = errors.New(why)
+		}
+		return err
+	})
+	eventually(t, "another node knows the pod", func() error {
+		resp, err := identityv1.NewClusterServiceClient(c).GetIPMapping(t.Context(),
+			&identityv1.GetIPMappingRequest{Address: pod.address})
+		if on := resp.GetMapping().GetNode(); err == nil && on != name {
+			err = fmt.Errorf("%s is an address of %q", pod.address, on)
+		}
+		return err
+	})
 }

@@ -265,9 +265,12 @@ var All = []Bound{
 // What the limits of the policy maps have in common. A fifth of each map is not divided.
 const (
 	datapath = "sluice-datapath"
-	closed   = "tables of a tenant above its share leave the maps; their pods are isolated in that direction"
+	closed   = "tables of a tenant above its share have their first rules; without room for one, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"
 )
 
-var everyMap = []string{"TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"}
+var everyMap = []string{
+	"TestKernelTenantThatFillsTheMapsLeavesRoomForAnother", "TestRulesOfATableAreAdmittedOneByOne",
+	"TestPartOfATableAllowsNoMoreAfterAnyWrite", "TestKernelTablesBeyondAShareHaveSomeOfTheirRules",
+}

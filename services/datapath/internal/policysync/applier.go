@@ -142,6 +142,7 @@ type subject struct {
 	rules           [2][][]policytable.Source
 	proxies         [2]map[uint16]uint16
 	refusal         string
+	lacks           bool // a table has a part of its rules
 	dirty           bool // bindings have changed
 }
 

@@ -76,8 +76,12 @@ func (k *fakeKernel) TableSize(t policytable.ID) (size policytable.Size) {
 	if c == nil {
 		return size
 	}
+	return k.SizeOf(*c)
+}
+
+func (k *fakeKernel) SizeOf(c policytable.Content) (size policytable.Size) {
 	size = policytable.Size{
-		policytable.LimitTables: 1, policytable.LimitRules: len(c.Rules), policytable.LimitPortNodes: len(c.Classes),
+		policytable.LimitTables: 1, policytable.LimitRules: len(c.Rules), policytable.LimitPortNodes: countRanges(c.Classes),
 		policytable.LimitPeerClasses: len(c.Classes), policytable.LimitPeerRows: len(c.Peers),
 	}
 	for p := range c.Prefixes {

@@ -36,7 +36,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	if list == nil || !list[policytable.Egress].heard || !list[policytable.Ingress].heard {
 		return nil
 	}
-	refusal := ""
+	refusal, lacks := "", false
 	var tables [2]policytable.ID
 	for d, b := range list {
 		if b.table != nil && a.model.tables[b.id] != b.table {
@@ -44,7 +44,12 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 		}
 		if b.table == nil || b.table.kernel != nil && !b.table.allowsTooMuch() {
 			tables[d] = kernelID(b)
-			s.rules[d], s.proxies[d] = b.rules, b.proxies()
+			s.rules[d], s.proxies[d] = b.table.named(b.rules), b.proxies()
+			if b.table != nil && b.table.part != nil {
+				lacks = true
+				reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
+				w.nacks = append(w.nacks, policystream.Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
+			}
 			continue
 		}
 		// The table that the subject had may allow what the new one denies.
@@ -61,14 +66,11 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 		a.log.Info("policy in force that had been refused", "subject", id)
 	}
 	w.checks = true
-	s.refusal, s.ready = refusal, refusal == ""
+	s.refusal, s.ready, s.lacks = refusal, refusal == "", lacks
 	s.egress, s.ingress = tables[policytable.Egress], tables[policytable.Ingress]
 	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
-	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
+	for _, n := range a.slotsOf(id) {
 		e := a.slots[n]
-		if e.Identity != id {
-			continue
-		}
 		if e.Egress != s.egress || e.Ingress != s.ingress {
 			if err := a.setPolicy(e, s); err != nil {
 				return err
@@ -81,6 +83,17 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	}
 	a.refreshView(w, id)
 	return nil
+}
+
+// slotsOf returns the slots of the endpoints of a subject, in order.
+func (a *Applier) slotsOf(id uint32) (list []uint16) {
+	for n, e := range a.slots {
+		if e.Identity == id {
+			list = append(list, n)
+		}
+	}
+	slices.Sort(list)
+	return list
 }
 
 // setPolicy flips one endpoint.
@@ -133,7 +146,11 @@ func (b binding) proxies() (kinds map[uint16]uint16) {
 	if b.table == nil {
 		return nil
 	}
-	for i, r := range b.table.content.Rules {
+	rules := b.table.content.Rules
+	if b.table.part != nil {
+		rules = b.table.kernel.content.Rules
+	}
+	for i, r := range rules {
 		if r.Action == policytable.ActionRedirect {
 			if kinds == nil {
 				kinds = make(map[uint16]uint16)
@@ -192,11 +209,9 @@ func (a *Applier) policyOf(n uint16) policyhistory.Policy {
 
 // refreshView tells the history of everything but a flip: names, revision, refusal.
 func (a *Applier) refreshView(w *work, id uint32) {
-	for n, e := range a.slots {
-		if e.Identity == id {
-			a.History.Set(n, a.policyOf(n), a.cfg.Now())
-			w.flips = append(w.flips, n)
-		}
+	for _, n := range a.slotsOf(id) {
+		a.History.Set(n, a.policyOf(n), a.cfg.Now())
+		w.flips = append(w.flips, n)
 	}
 }
 
@@ -255,7 +270,7 @@ func (a *Applier) gone(id uint32) {
 	if s == nil {
 		return
 	}
-	s.ready, s.dirty, s.refusal = false, false, ""
+	s.ready, s.dirty, s.refusal, s.lacks = false, false, "", false
 	if s.users == 0 && s.until.IsZero() {
 		delete(a.subjects, id)
 	}

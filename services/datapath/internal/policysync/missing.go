@@ -81,6 +81,7 @@ func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.C
 	classes = t.content.DefaultClasses
 	unknown := classes[identity.KindUnknown]
 	safe := make(map[policytable.Class]bool)
+	var closed [identity.Kinds]bool
 	for nc := range t.missing {
 		kinds := m.kinds[nc]
 		if kinds == 0 {
@@ -88,7 +89,7 @@ func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.C
 		}
 		for kind := range classes {
 			if kinds>>kind&1 != 0 {
-				classes[kind] = unknown
+				classes[kind], closed[kind] = unknown, true
 			}
 		}
 		class := t.content.Peers[nc]
@@ -97,7 +98,7 @@ func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.C
 		}
 		unsafe = unsafe || !safe[class]
 	}
-	return classes, unsafe
+	return classes, unsafe || len(t.missing) > 0 && m.unsafeRows(t, closed)
 }
 
 // alignDefaults makes a table treat the peers of its missing rows as unknown ones, and no

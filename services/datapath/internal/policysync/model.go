@@ -86,7 +86,8 @@ type serviceTable struct {
 	// classes leads from the service's classes to the kernel's; absent are those
 	// that the kernel has not.
 	classes []uint16
-	same    bool // classes and nodes are numbered alike
+	same    bool  // classes and nodes are numbered alike
+	part    *part // what of it is in the kernel; nil: all of it
 	// missing rows and prefixes had no room. Of a prefix the value says whether the
 	// table allows something without it that it denies with it.
 	missing         map[policytable.IdentityClass]struct{}
@@ -305,7 +306,7 @@ func (m *model) remember(t *serviceTable, added [remembered]int) {
 	t.need = t.size()
 	m.release(t)
 	t.content, t.forgotten = policytable.Content{Hash: t.content.Hash}, true
-	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
+	t.missing, t.missingPrefixes, t.unsafe, t.part = nil, nil, false, nil
 	delete(m.missingRows, t)
 	t.err = fmt.Errorf("%w: all tables of this node would have more than %d %s",
 		policytable.ErrNoCapacity, maxRemembered[over], nameOf[over])

@@ -50,6 +50,8 @@ type Kernel interface {
 	// TableSize is what a table takes of the maps. A set of prefixes that tables share is
 	// divided among them.
 	TableSize(t policytable.ID) policytable.Size
+	// SizeOf is what a new table would take of the maps at most.
+	SizeOf(c policytable.Content) policytable.Size
 	// MapSizes are the sizes of the maps.
 	MapSizes() policytable.Size
 	// TableContent reads a table back.

@@ -109,14 +109,21 @@ func (a *Applier) replace(w *work, next *model) error {
 			a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
 		}
 	}
-	a.divide()
+	short, _ := a.divide()
+	for _, t := range short {
+		if err := a.shrink(w, t); err != nil {
+			return err
+		}
+	}
 	for _, t := range next.sortedTables() {
 		if t.kernel != nil || t.err != nil {
 			continue
 		}
 		rows, ok := a.admit(t)
 		if !ok {
-			t.err = a.rooms.exceeds(t, false)
+			if err := a.placePart(w, t, a.rooms.exceeds(t, false), unbounded); err != nil {
+				return err
+			}
 			continue
 		}
 		if err := a.define(w, t, rows); err != nil {
@@ -243,9 +250,9 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	if a.model == nil || a.next != nil {
 		return false, nil
 	}
-	refused := map[uint32]bool{}
+	refused, lacked := map[uint32]bool{}, map[uint32]bool{}
 	for id, s := range a.subjects {
-		refused[id] = s.refusal != ""
+		refused[id], lacked[id] = s.refusal != "", s.lacks
 	}
 	w.leveled = true
 	if err := a.level(w); err != nil {
@@ -275,7 +282,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 		return false, err
 	}
 	for id, s := range a.subjects {
-		recovered = recovered || refused[id] && s.refusal == ""
+		recovered = recovered || (refused[id] || lacked[id]) && s.refusal == "" && !s.lacks
 	}
 	numbered, err := a.numberOne()
 	if err != nil {
@@ -304,10 +311,20 @@ func (a *Applier) retryTable(w *work, t *serviceTable) error {
 		return nil
 	}
 	if t.kernel == nil {
-		return a.place(w, t)
+		err := a.place(w, t)
+		if t.kernel != nil {
+			a.flipUsers(t) // it may have lost its table in this attempt
+		}
+		return err
 	}
 	if t.err == nil && len(t.missing) == 0 && len(t.missingPrefixes) == 0 {
 		return nil
+	}
+	if t.part != nil {
+		if len(t.missing)+len(t.missingPrefixes) == 0 {
+			return nil
+		}
+		return a.refit(w, t)
 	}
 	t.err = nil
 	if err := a.grow(w, t); err != nil {

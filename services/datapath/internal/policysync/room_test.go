@@ -205,7 +205,7 @@ func (k *fakeKernel) complete(a *Applier) map[uint32][2]bool {
 	for subject, list := range a.model.binds {
 		var c [2]bool
 		for d, b := range list {
-			c[d] = b.table == nil || b.table.kernel != nil && len(b.table.missing) == 0
+			c[d] = b.table == nil || b.table.kernel != nil && len(b.table.missing) == 0 && b.table.part == nil
 		}
 		out[subject] = c
 	}

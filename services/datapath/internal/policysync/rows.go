@@ -24,8 +24,15 @@ func (a *Applier) place(w *work, t *serviceTable) error {
 		rows, ok = a.admit(t)
 	}
 	if !ok {
-		t.err = a.rooms.exceeds(t, false)
-		return nil
+		exceeds := a.rooms.exceeds(t, false)
+		var err error
+		if ok, err = a.yield(w, t, t.estimate()); err != nil {
+			return err
+		}
+		if !ok {
+			return a.placePart(w, t, exceeds, unbounded)
+		}
+		rows = len(t.content.Peers)
 	}
 	if k, match := a.candidate(t); k != nil {
 		return a.adopt(w, t, k, match)
@@ -73,23 +80,35 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 	if errors.Is(err, policytable.ErrNoCapacity) {
 		a.needs(t, why)
 		t.err = err
-		return nil
+		if why == nil {
+			return nil
+		}
+		most := unbounded
+		if limit, ok := limitOf(why.Map); ok {
+			most[limit] = min(why.Free, why.Limit)
+		}
+		return a.placePart(w, t, err, most)
 	}
 	if err != nil {
 		return fmt.Errorf("define table %d: %w", t.id, err)
 	}
 	k := &kernelTable{id: id, content: content.Clone(), owner: t}
 	a.tables[id] = k
+	a.unplace(t)
 	t.kernel, t.same, t.err = k, true, full
-	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
-	delete(a.model.missingRows, t)
+	if size := a.cfg.Kernel.TableSize(id); size != t.charge.units && !a.rooms.fits(t, size) {
+		exceeds := a.rooms.exceeds(t, false)
+		a.unplace(t)
+		a.discard(id)
+		if fits, err := a.yield(w, t, size); err != nil {
+			return err
+		} else if fits {
+			return a.define(w, t, rows)
+		}
+		return a.placePart(w, t, exceeds, unbounded)
+	}
 	if full != nil {
 		a.model.lacks(t, content.Peers)
-	}
-	if size := a.cfg.Kernel.TableSize(id); size != t.charge.units && !a.rooms.fits(t, size) {
-		a.withdraw(t)
-		w.checks = true
-		return nil
 	}
 	t.classes = make([]uint16, len(t.content.Classes))
 	for i := range t.classes {
@@ -122,6 +141,9 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 				continue
 			}
 			ranges := t.content.Classes[i]
+			if t.part != nil {
+				ranges = t.part.Ranges(uint16(i), ranges) //nolint:gosec // at most MaxClasses
+			}
 			what := ranges.Meaning()
 			at, ok := known[what]
 			if !ok {
@@ -161,6 +183,9 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 	if remove {
 		_, lacked := t.missing[nc]
 		a.model.hasRow(t, nc)
+		if t.part != nil {
+			delete(t.part.rows, nc)
+		}
 		if err := a.dropRow(w, k, nc); err != nil || !lacked {
 			return err
 		}
@@ -249,6 +274,11 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	k := t.kernel
 	if k == nil {
 		return nil
+	}
+	if t.part != nil {
+		if err := a.spread(w, t, p); err != nil {
+			return err
+		}
 	}
 	// Its subjects are flipped when it begins or ends to allow too much.
 	defer func(before bool) {

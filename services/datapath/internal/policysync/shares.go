@@ -147,6 +147,17 @@ func (r *rooms) forget(t *serviceTable) {
 	r.ledger.Delete(ask{t, true})
 }
 
+// refused returns the limit in which a table has no room.
+func (r *rooms) refused(t *serviceTable) (policytable.MapLimit, bool) {
+	limit, _, _, refused := r.ledger.Refused(ask{table: t})
+	for l := range policytable.MapLimits {
+		if refused && limit.Name == l.String() {
+			return l, true
+		}
+	}
+	return 0, false
+}
+
 // exceeds says why a table has no room.
 func (r *rooms) exceeds(t *serviceTable, more bool) error {
 	limit, tenant, share, _ := r.ledger.Refused(ask{t, more})
@@ -219,20 +230,26 @@ func (a *Applier) needs(t *serviceTable, full *policytable.NoCapacityError) {
 	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payer, t.estimate(), false), false)
 }
 
-// divide divides the maps anew, and withdraws tables of tenants that exceed their share. It
-// returns what may be written now.
-func (a *Applier) divide() (withdrawn int, admitted []ask) {
+// divide divides the maps anew. It returns the tables in the kernel whose tenants exceed
+// their share, and what may be written now.
+func (a *Applier) divide() (short []*serviceTable, admitted []ask) {
 	withdraw, admitted := a.rooms.ledger.Level(a.cfg.Now())
 	order := func(x, y ask) int { return int(x.table.charge.subject) - int(y.table.charge.subject) }
 	slices.SortFunc(withdraw, order)
 	slices.SortFunc(admitted, order)
 	for _, k := range withdraw {
 		if t := k.table; !k.more && t.kernel != nil && !a.rooms.fits(t, t.charge.units) {
-			a.withdraw(t)
-			withdrawn++
+			short = append(short, t)
 		}
 	}
-	return withdrawn, admitted
+	return short, admitted
+}
+
+// shrink replaces a table whose tenant exceeds its share by the part that fits.
+func (a *Applier) shrink(w *work, t *serviceTable) error {
+	err := a.placePart(w, t, a.rooms.exceeds(t, false), unbounded)
+	a.flipUsers(t)
+	return err
 }
 
 // level divides the maps anew, if that is due, and carries out what follows.
@@ -243,8 +260,13 @@ func (a *Applier) level(w *work) error {
 	for _, t := range a.model.sortedTables() {
 		a.recharge(t)
 	}
-	withdrawn, admitted := a.divide()
-	if withdrawn > 0 {
+	short, admitted := a.divide()
+	for _, t := range short {
+		if err := a.shrink(w, t); err != nil {
+			return err
+		}
+	}
+	if len(short) > 0 {
 		if err := a.flip(w); err != nil {
 			return err
 		}
@@ -258,6 +280,13 @@ func (a *Applier) level(w *work) error {
 				return err
 			}
 			a.flipUsers(t)
+		}
+	}
+	for _, t := range a.model.sortedTables() {
+		if t.part != nil && !slices.Contains(short, t) {
+			if err := a.refit(w, t); err != nil {
+				return err
+			}
 		}
 	}
 	return a.flip(w)
@@ -277,9 +306,7 @@ func (a *Applier) recharge(t *serviceTable) {
 // withdraw takes a table away from its subjects, which flip isolates.
 func (a *Applier) withdraw(t *serviceTable) {
 	t.err = a.rooms.exceeds(t, false)
-	t.kernel.owner, t.kernel = nil, nil
-	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
-	delete(a.model.missingRows, t)
+	a.unplace(t)
 	a.rooms.ledger.Delete(ask{t, true})
 	a.flipUsers(t)
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
 	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
@@ -161,5 +163,88 @@ func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
 				t.Errorf("the maps differ from what was written: %d, %v", len(diffs), err)
 			}
 		})
+	}
+}
+
+// TestKernelTablesBeyondAShareHaveSomeOfTheirRules fills the port nodes by tables of one
+// tenant. Each of them is in the maps: its deny rule holds, and what its first allow rules
+// allow is allowed.
+func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
+	const (
+		count = 6
+		ports = 2000
+	)
+	s := newStage(t)
+	steps := []policytable.Step{
+		policytable.DefineIdentityClass{IdentityClass: 1, Key: policytable.ClassKey{1}},
+		policytable.SetIdentity{Identity: 305, IdentityClass: 1},
+	}
+	point := func(i int) uint32 { return 6<<16 | 32*uint32(i) } //nolint:gosec // small
+	for n := range uint64(count) {
+		c := small(n)
+		c.Rules = []policytable.Rule{{Action: policytable.ActionDeny, Tier: 1}}
+		for class := range 10 { // with different rules, so that no two nodes are equal
+			list := policytable.Ranges{{First: point(0), Last: point(0), Rest: 1}}
+			for i := 1; i < ports; i++ {
+				list = append(list, policytable.PortRange{
+					First: point(i), Last: point(i), Rest: uint16((i+class)%(ports-1) + 2), //nolint:gosec // small
+				})
+			}
+			c.Classes = append(c.Classes, list)
+			for range ports / 10 {
+				c.Rules = append(c.Rules, policytable.Rule{Action: policytable.ActionAllow, Tier: 1})
+			}
+		}
+		steps = append(steps, policytable.DefineTable{
+			Table: n + 1, Content: c, Peers: []policytable.Row{{IdentityClass: 1, Class: 1}},
+		})
+		for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
+			steps = append(steps, policytable.BindSubject{
+				Subject: uint32(1000 + n), Direction: d, Table: n + 1, Tenant: shares.Namespace("flood"), //nolint:gosec // small
+			})
+		}
+	}
+	steps = append(steps, policytable.SnapshotComplete{}, policytable.Barrier{PolicyRevision: 1})
+	if err := s.policies.Load(policytable.Message{Incarnation: "a", Seq: 1, Steps: steps}); err != nil {
+		t.Fatal(err)
+	}
+	tables, err := s.maps.Tables()
+	if err != nil || len(tables) != count {
+		t.Fatalf("%d tables are in the maps, want %d; %v; refusals %q", len(tables), count, err, s.policies.Status().Refusals)
+	}
+	whole, parts := 0, 0
+	for _, info := range tables {
+		content, err := s.maps.TableContent(info.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most, size := s.maps.SizeOf(content), s.maps.TableSize(info.ID); size != most {
+			t.Errorf("table %d takes %v, and SizeOf says %v", info.ID, size, most)
+		}
+		allowed := 0
+		for i := range ports {
+			q := kerneltest.Question(info.ID, 305, netip.MustParseAddr("192.0.2.1"), 0, 0)
+			q.Point = point(i)
+			_, side := s.evaluator.Ask(t, q)
+			if side.Action != event.ActionAllow {
+				continue
+			}
+			if i == 0 {
+				t.Fatalf("table %d allows what its deny rule denies", info.ID)
+			}
+			allowed++
+		}
+		switch {
+		case allowed == ports-1:
+			whole++
+		case allowed > 0:
+			parts++
+		}
+	}
+	if whole+parts != count || parts == 0 {
+		t.Errorf("%d tables allow everything and %d some of it, of %d; refusals %q", whole, parts, count, s.policies.Status().Refusals)
+	}
+	if diffs, err := s.kernel.Tables.Audit(false); err != nil || len(diffs) > 0 {
+		t.Errorf("the maps differ from what was written: %d, %v", len(diffs), err)
 	}
 }

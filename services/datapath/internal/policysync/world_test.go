@@ -44,9 +44,7 @@ type testPolicy struct {
 	prefixes map[netip.Prefix]policytable.Action // action for everybody there, after the rules
 }
 
-func (p testPolicy) text() string {
-	return fmt.Sprintf("%v %v %v", p.enforce, p.rules, len(p.prefixes) > 0)
-}
+func (p testPolicy) text() string { return fmt.Sprintf("%v %v %v", p.enforce, p.rules, p.prefixes) }
 
 type state struct {
 	identities map[uint32]props

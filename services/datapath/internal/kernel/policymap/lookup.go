@@ -64,6 +64,24 @@ func (m *Maps) TableSize(t policytable.ID) policytable.Size {
 	return size
 }
 
+// SizeOf returns what a new table would take of the maps at most.
+func (m *Maps) SizeOf(c policytable.Content) policytable.Size {
+	trees := newTreeBuilder(nil)
+	trees.addAll(c.Classes)
+	nodes, classes := len(trees.nodes), len(c.Classes)
+	size := policytable.Size{
+		policytable.LimitTables:      1,
+		policytable.LimitRules:       len(c.Rules),
+		policytable.LimitPortNodes:   nodes + headroom(nodes, 1),
+		policytable.LimitPeerClasses: classHead + classes + headroom(classes, 2),
+		policytable.LimitPeerRows:    len(c.Peers),
+	}
+	for p := range c.Prefixes {
+		size[policytable.LimitPrefixes4+policytable.MapLimit(family(p))]++
+	}
+	return size
+}
+
 // MapSizes returns how much there is in the maps for all tables.
 func (m *Maps) MapSizes() policytable.Size {
 	s := m.store

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policytable
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// Order lists the rules of a table in the order in which they are admitted when there is no
+// room for all of them. Every part of the table that has the first rules of the list allows
+// nothing that the table denies.
+//
+// whole is the number of rules at the start of the list that are admitted only together.
+// Allow rules follow them, so that the namespaces take turns. Without room for them, the list is in the order of evaluation.
+// namespace returns the namespace of the policy of a rule.
+func (c *Content) Order(together bool, namespace func(rule int) string) (list []uint16, whole int) {
+	if !together {
+		list = make([]uint16, len(c.Rules))
+		for i := range list {
+			list[i] = uint16(i + 1) //nolint:gosec // at most MaxRules
+		}
+		return list, 0
+	}
+	// A connection that a deny, pass or redirect rule matches may be allowed by a later rule.
+	var may []uint16
+	turn := make(map[uint16]int)
+	used := make(map[string]int)
+	for i, r := range c.Rules {
+		number := uint16(i + 1) //nolint:gosec // at most MaxRules
+		if r.Action != ActionAllow {
+			list = append(list, number)
+			continue
+		}
+		ns := namespace(i + 1)
+		used[ns]++
+		turn[number] = used[ns]
+		may = append(may, number)
+	}
+	slices.SortStableFunc(may, func(x, y uint16) int { return cmp.Compare(turn[x], turn[y]) })
+	return append(list, may...), len(list)
+}
+
+// isolation is the tier of the rule that denies what no rule of a NetworkPolicy allows. It
+// holds for all peers and ports, but mostly not for the local host.
+const isolation = 2
+
+// Part is a table with some of its rules. It denies the connections that the other rules
+// decide. A table that allows what no rule decides omits allow rules without a replacement.
+type Part struct {
+	// Former are the numbers that the rules of the part have in the table, number 1 first.
+	// 0 is a deny rule in place of the rules that are left out.
+	Former []uint16
+
+	numbers []uint16 // by the number in the table - 1: the number in the part; 0: left out
+	actions []Action // of the rules of the table, by number - 1
+	denies  uint16   // number of the deny rule in place of the rules that are left out; 0: there is none
+	rest    uint16   // number of the rule that denies all peers but the local host; 0: there is none
+	always  bool     // what no rule decides is allowed
+	spared  map[Class]struct{}
+	hash    [32]byte
+}
+
+// Part returns the part of the table that has the given rules: the first ones of a list of
+// Order. spared are classes in which the local host may be: a rule that allows becomes no
+// rule there, so that the host may do what no rule denies.
+func (c *Content) Part(rules []uint16, spared map[Class]struct{}) *Part {
+	p := &Part{
+		numbers: make([]uint16, len(c.Rules)), actions: make([]Action, len(c.Rules)),
+		always: c.DefaultAllow, spared: spared,
+	}
+	admitted := make([]byte, len(c.Rules))
+	for _, number := range rules {
+		admitted[number-1] = 1
+	}
+	restricts := false // a rule that is left out does not allow
+	for i, r := range c.Rules {
+		p.actions[i] = r.Action
+		if admitted[i] == 0 {
+			restricts = restricts || r.Action != ActionAllow
+			continue
+		}
+		p.Former = append(p.Former, uint16(i+1)) //nolint:gosec // at most MaxRules
+		p.numbers[i] = uint16(len(p.Former))     //nolint:gosec // at most MaxRules
+		if r.Action == ActionDeny && r.Tier == isolation {
+			p.rest = p.numbers[i]
+		}
+	}
+	if restricts && (c.DefaultAllow || c.HostAllow) {
+		p.Former = append(p.Former, 0)
+		p.denies = uint16(len(p.Former)) //nolint:gosec // at most MaxRules, since a rule is left out
+		if slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Action == ActionDeny && r.Tier == isolation }) {
+			p.rest = p.denies // unless it is admitted, and then the rules before it are, too
+		}
+	}
+	h := sha256.New()
+	h.Write(c.Hash[:])
+	h.Write(admitted)
+	copy(p.hash[:], h.Sum(nil))
+	return p
+}
+
+// Rules returns how many rules of the table the part has.
+func (p *Part) Rules() int {
+	if p.denies != 0 {
+		return len(p.Former) - 1
+	}
+	return len(p.Former)
+}
+
+// Ranges returns what a class of the table is in the part.
+func (p *Part) Ranges(class Class, ranges Ranges) Ranges {
+	_, spared := p.spared[class]
+	out := make(Ranges, 0, len(ranges))
+	for _, r := range ranges {
+		r.Admin, r.Rest = p.number(r.Admin, spared, true), p.number(r.Rest, spared, false)
+		if n := len(out); n > 0 && out[n-1].alike(r) && out[n-1].Last+1 == r.First {
+			out[n-1].Last = r.Last
+		} else if r.Admin != 0 || r.Rest != 0 {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// number returns the number in the part of the rule that a class names.
+//
+// A rule that allows may become any deny rule, which denies more. Or it becomes no rule: then
+// the other rules of the point decide, and the left out rule allowed everything that they
+// allow. A rule that does not allow becomes the deny rule in place of it. If the table denies
+// what no rule decides, it becomes no rule.
+func (p *Part) number(former uint16, spared, admin bool) uint16 {
+	switch {
+	case former == 0:
+		return 0
+	case p.numbers[former-1] != 0:
+		return p.numbers[former-1]
+	case p.actions[former-1] != ActionAllow:
+		return p.denies
+	case p.always || spared:
+		return 0
+	case admin:
+		return p.denies
+	}
+	// The rule denies what is around, so that fewer ranges remain.
+	return p.rest
+}
+
+// Header returns the content of the part without classes, rows and prefixes.
+func (p *Part) Header(c *Content) Content {
+	out := Content{Hash: p.hash, DefaultAllow: c.DefaultAllow, HostAllow: c.HostAllow, HasAddresses: c.HasAddresses}
+	for _, former := range p.Former {
+		if former == 0 {
+			out.Rules = append(out.Rules, Rule{Action: ActionDeny, Tier: c.Rules[len(out.Rules)].Tier})
+		} else {
+			out.Rules = append(out.Rules, c.Rules[former-1])
+		}
+	}
+	return out
+}
+
+// HostClasses returns the classes of the table in which the local host may be. kinds returns
+// the kinds of the identities of an identity class, bit n for kind n.
+func (c *Content) HostClasses(kinds func(IdentityClass) uint8) map[Class]struct{} {
+	out := map[Class]struct{}{c.DefaultClasses[identity.KindHost]: {}}
+	for ic, class := range c.Peers {
+		if kinds(ic)>>identity.KindHost&1 != 0 {
+			out[class] = struct{}{}
+		}
+	}
+	for _, class := range c.AddressClasses {
+		out[class] = struct{}{}
+	}
+	for _, classes := range c.Prefixes {
+		for _, class := range classes {
+			out[class] = struct{}{}
+		}
+	}
+	return out
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policytable
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// points of the tables that drawTable draws.
+const points = 6
+
+// drawTable draws a small table. Rules are in the order of their tiers.
+func drawTable(r *rand.Rand) Content {
+	c := Content{DefaultAllow: r.IntN(4) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0}
+	admin := r.IntN(4)
+	for i := range admin + r.IntN(6) {
+		rule := Rule{Action: Action(r.IntN(4)), Tier: 1}
+		if i < admin {
+			rule.Tier = 0
+		}
+		c.Rules = append(c.Rules, rule)
+	}
+	if r.IntN(2) == 0 {
+		c.Rules = append(c.Rules, Rule{Tier: isolation})
+	}
+	rest := len(c.Rules) - admin
+	for range 6 {
+		var list Ranges
+		for p := range uint32(points) {
+			x := PortRange{First: p, Last: p}
+			if admin > 0 && r.IntN(2) == 0 {
+				x.Admin = uint16(1 + r.IntN(admin)) //nolint:gosec // small
+			}
+			if rest > 0 && r.IntN(3) > 0 {
+				x.Rest = uint16(admin + 1 + r.IntN(rest)) //nolint:gosec // small
+			}
+			if x.Admin != 0 || x.Rest != 0 {
+				list = append(list, x)
+			}
+		}
+		c.Classes = append(c.Classes, list)
+	}
+	for kind := range c.DefaultClasses {
+		c.DefaultClasses[kind] = Class(r.IntN(4)) //nolint:gosec // small
+	}
+	c.AddressClasses = PrefixClasses{4, 4, 4}
+	c.Prefixes = map[netip.Prefix]PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {5, 5, 5}}
+	return c
+}
+
+// verdict is what a table does with a point: the strength of the permission, and the rule of
+// a redirect.
+type verdict struct {
+	permits  int // 0: nothing, 1: by a proxy, 2: everything
+	redirect uint16
+}
+
+// evaluate evaluates a point as the programs do.
+func (c *Content) evaluate(id, address PortRange, host bool) (v verdict, rule uint16) {
+	if !c.HasAddresses {
+		address = PortRange{}
+	}
+	rule = c.decide(id, address)
+	switch {
+	case rule == 0 && (c.DefaultAllow || c.HostAllow && host):
+		return verdict{permits: 2}, 0
+	case rule == 0 || c.Rules[rule-1].Action == ActionDeny:
+		return verdict{}, rule
+	case c.Rules[rule-1].Action == ActionRedirect:
+		return verdict{1, rule}, rule
+	}
+	return verdict{permits: 2}, rule
+}
+
+// TestPartOfATableAllowsNoMore compares every part of random tables with the whole: it
+// allows nothing else, and everything that its own rules decide is decided as before.
+func TestPartOfATableAllowsNoMore(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	allowed, lost := 0, 0
+	for range 6000 {
+		c := drawTable(r)
+		hosts := c.HostClasses(func(IdentityClass) uint8 { return 0 })
+		if r.IntN(4) == 0 {
+			hosts = nil // a row of the host came later
+		}
+		for _, together := range []bool{true, false} {
+			list, whole := c.Order(together, func(rule int) string { return fmt.Sprint(rule % 2) })
+			for n := whole; n <= len(list); n++ {
+				p := c.Part(list[:n], hosts)
+				part := p.Header(&c)
+				admitted := make(map[uint16]bool)
+				for _, number := range list[:n] {
+					admitted[number] = true
+				}
+				for class, ranges := range c.Classes {
+					part.Classes = append(part.Classes, p.Ranges(Class(class), ranges)) //nolint:gosec // small
+				}
+				for id := range c.Classes {
+					for _, address := range []Class{4, 5} {
+						for point := range uint32(points + 1) {
+							for _, host := range []bool{false, true} {
+								want, by := c.evaluate(c.Classes[id].At(point), c.Classes[address].At(point), host)
+								got, rule := part.evaluate(part.Classes[id].At(point), part.Classes[address].At(point), host)
+								if got.redirect != 0 {
+									got.redirect = p.Former[rule-1]
+								}
+								if got.permits > want.permits || got.permits == want.permits && got.redirect != want.redirect {
+									t.Fatalf("%+v with rules %v: class %d, address class %d, point %d, host %v: %+v exceeds %+v",
+										c, list[:n], id, address, point, host, got, want)
+								}
+								if by != 0 && admitted[by] && !together && got != want {
+									t.Fatalf("%+v with rules %v: class %d, address class %d, point %d, host %v: %+v, want %+v by rule %d",
+										c, list[:n], id, address, point, host, got, want, by)
+								}
+								if n == len(list) && got != want {
+									t.Fatalf("%+v with all rules differs", c)
+								}
+								if n < len(list) && want.permits > 0 {
+									if got.permits > 0 {
+										allowed++
+									} else {
+										lost++
+									}
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	if allowed < 1000 || lost < 1000 {
+		t.Errorf("%d verdicts are kept, %d are lost", allowed, lost)
+	}
+}
+
+// TestPartOfATableIsSmaller: rules that are left out leave no ranges behind.
+func TestPartOfATableIsSmaller(t *testing.T) {
+	everything := PortRange{Last: LastPoint, Rest: 4}
+	c := Content{
+		HostAllow: true,
+		Rules:     []Rule{{Action: ActionAllow, Tier: 1}, {Action: ActionAllow, Tier: 1}, {Action: ActionAllow, Tier: 1}, {Tier: isolation}},
+		Classes: []Ranges{
+			{everything}, nil,
+			{{Last: 79, Rest: 4}, {First: 80, Last: 80, Rest: 2}, {First: 81, Last: LastPoint, Rest: 4}},
+		},
+	}
+	c.DefaultClasses[identity.KindHost] = 1
+	for _, together := range []bool{true, false} {
+		list, _ := c.Order(together, func(int) string { return "" })
+		p := c.Part(list[:1], c.HostClasses(nil))
+		if a, b := p.Ranges(0, c.Classes[0]).Meaning(), p.Ranges(2, c.Classes[2]).Meaning(); a != b {
+			t.Errorf("together %v: %v, want what is around", together, p.Ranges(2, c.Classes[2]))
+		}
+		if got := p.Ranges(1, c.Classes[1]); len(got) != 0 {
+			t.Errorf("together %v: the host meets %v", together, got)
+		}
+	}
+}

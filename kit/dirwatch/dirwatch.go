@@ -32,13 +32,14 @@ type Event struct {
 type Watcher struct {
 	Events <-chan Event
 	// Renew looks whether the path leads to another directory than before, and watches
-	// that.
-	Renew func(path string) (other bool)
+	// that. An error says that the kernel has no room for a watch: until a later call
+	// succeeds, events may be missing, and the caller has to look by itself.
+	Renew func(path string) (other bool, err error)
 	// Close ends the watcher and waits for it.
 	Close func()
 }
 
 // None is a watcher that says nothing.
 func None() Watcher {
-	return Watcher{Events: make(chan Event), Renew: func(string) bool { return false }, Close: func() {}}
+	return Watcher{Events: make(chan Event), Renew: func(string) (bool, error) { return false, nil }, Close: func() {}}
 }

@@ -6,6 +6,7 @@ package dirwatch
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,89 +23,125 @@ const (
 	around = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
 )
 
-// Watch asks the kernel for what changes in the directory at path, which need not be
-// there yet. With an error the watcher says nothing, as None. The queue of events is one: each says no more than
-// that a scan is due, and what the kernel drops it says too.
-func Watch(path string) (Watcher, error) {
+// inotify is one queue of the kernel for a directory and its parent.
+type inotify struct {
+	events chan Event
+	stop   chan struct{}
+	wg     sync.WaitGroup
+
+	mu          sync.Mutex
+	file        *os.File // guarded by mu; nil: the kernel had no room for a queue
+	fd          int      // guarded by mu; of file, whose Fd would make reads block
+	dir, parent int      // guarded by mu; watches, -1: none
+	base        string   // guarded by mu; the last element of the path
+}
+
+// Watch returns a watcher of what changes in the directory that Renew names, which need not be there yet. The queue of
+// events is one: each says no more than that a scan is due, and what the kernel drops it says too.
+func Watch() Watcher {
+	i := &inotify{events: make(chan Event), stop: make(chan struct{}), dir: -1, parent: -1}
+	return Watcher{Events: i.events, Renew: i.renew, Close: i.close}
+}
+
+// open makes the queue. Called with mu held.
+func (i *inotify) open() error {
+	if i.file != nil {
+		return nil
+	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return None(), fmt.Errorf("inotify: %w", err)
+		return fmt.Errorf("inotify: fs.inotify.max_user_instances or the limit of open files is reached: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "inotify")
-	events, stop := make(chan Event), make(chan struct{})
-	var (
-		mu          sync.Mutex
-		dir, parent int = -1, -1 // watches; guarded by mu
-	)
-	renew := func(path string) bool {
-		mu.Lock()
-		defer mu.Unlock()
-		set := func(old *int, path string, mask uint32) {
-			wd, err := unix.InotifyAddWatch(fd, path, mask|unix.IN_ONLYDIR)
-			if err != nil {
-				wd = -1
-			}
-			if *old != wd && *old >= 0 {
-				unix.InotifyRmWatch(fd, uint32(*old)) //nolint:errcheck // it is gone with its directory
-			}
-			*old = wd
+	i.file, i.fd = os.NewFile(uintptr(fd), "inotify"), fd
+	i.wg.Go(func() { i.read(i.file) })
+	return nil
+}
+
+func (i *inotify) renew(path string) (other bool, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err := i.open(); err != nil {
+		return false, err
+	}
+	fd := i.fd
+	set := func(old *int, path string, mask uint32) error {
+		wd, err := unix.InotifyAddWatch(fd, path, mask|unix.IN_ONLYDIR)
+		if err != nil {
+			wd = -1
 		}
-		before := dir
-		set(&parent, filepath.Dir(filepath.Clean(path)), around)
-		set(&dir, path, inside)
-		return dir != before
+		if *old != wd && *old >= 0 {
+			unix.InotifyRmWatch(fd, uint32(*old)) //nolint:errcheck // it is gone with its directory
+		}
+		*old = wd
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EACCES):
+			return nil // who reads the directory reports these
+		case errors.Is(err, unix.ENOSPC):
+			return fmt.Errorf("inotify: %s: fs.inotify.max_user_watches is reached: %w", path, err)
+		}
+		return fmt.Errorf("inotify: %s: %w", path, err)
 	}
-	renew(path)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		buf := make([]byte, 64<<10)
-		base := filepath.Base(filepath.Clean(path))
-		for {
-			n, err := file.Read(buf)
-			if err != nil {
+	before := i.dir
+	clean := filepath.Clean(path)
+	i.base = filepath.Base(clean)
+	err = errors.Join(set(&i.parent, filepath.Dir(clean), around), set(&i.dir, path, inside))
+	return i.dir != before, err
+}
+
+func (i *inotify) close() {
+	close(i.stop)
+	i.mu.Lock()
+	file := i.file
+	i.mu.Unlock()
+	if file != nil {
+		file.Close()
+	}
+	i.wg.Wait()
+}
+
+// read passes events on until the file is closed.
+func (i *inotify) read(file *os.File) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := file.Read(buf)
+		if err != nil {
+			return
+		}
+		for at := 0; at+unix.SizeofInotifyEvent <= n; {
+			wd := int(int32(binary.NativeEndian.Uint32(buf[at:])))
+			mask := binary.NativeEndian.Uint32(buf[at+4:])
+			cookie := binary.NativeEndian.Uint32(buf[at+8:])
+			size := int(binary.NativeEndian.Uint32(buf[at+12:]))
+			name := string(bytes.TrimRight(buf[at+unix.SizeofInotifyEvent:at+unix.SizeofInotifyEvent+size], "\x00"))
+			at += unix.SizeofInotifyEvent + size
+			i.mu.Lock()
+			// A message about none of them says that some were lost.
+			around, base := wd >= 0 && wd == i.parent, i.base
+			i.mu.Unlock()
+			if around && name != base || mask&unix.IN_IGNORED != 0 {
+				continue
+			}
+			if around {
+				name = ""
+			}
+			e := Event{Name: name, Cookie: cookie}
+			switch {
+			case mask&unix.IN_Q_OVERFLOW != 0:
+				e.What = Lost
+			case mask&unix.IN_MODIFY != 0:
+				e.What = Written
+			case mask&unix.IN_CLOSE_WRITE != 0:
+				e.What = Closed
+			case mask&unix.IN_MOVED_TO != 0:
+				e.What = Arrived
+			case mask&(unix.IN_MOVED_FROM|unix.IN_DELETE) != 0:
+				e.What = Departed
+			}
+			select {
+			case i.events <- e:
+			case <-i.stop:
 				return
 			}
-			for at := 0; at+unix.SizeofInotifyEvent <= n; {
-				wd := int(int32(binary.NativeEndian.Uint32(buf[at:])))
-				mask := binary.NativeEndian.Uint32(buf[at+4:])
-				cookie := binary.NativeEndian.Uint32(buf[at+8:])
-				size := int(binary.NativeEndian.Uint32(buf[at+12:]))
-				name := string(bytes.TrimRight(buf[at+unix.SizeofInotifyEvent:at+unix.SizeofInotifyEvent+size], "\x00"))
-				at += unix.SizeofInotifyEvent + size
-				mu.Lock()
-				// A message about none of them says that some were lost.
-				around := wd >= 0 && wd == parent
-				mu.Unlock()
-				if around && name != base || mask&unix.IN_IGNORED != 0 {
-					continue
-				}
-				if around {
-					name = ""
-				}
-				e := Event{Name: name, Cookie: cookie}
-				switch {
-				case mask&unix.IN_Q_OVERFLOW != 0:
-					e.What = Lost
-				case mask&unix.IN_MODIFY != 0:
-					e.What = Written
-				case mask&unix.IN_CLOSE_WRITE != 0:
-					e.What = Closed
-				case mask&unix.IN_MOVED_TO != 0:
-					e.What = Arrived
-				case mask&(unix.IN_MOVED_FROM|unix.IN_DELETE) != 0:
-					e.What = Departed
-				}
-				select {
-				case events <- e:
-				case <-stop:
-					return
-				}
-			}
 		}
-	})
-	return Watcher{Events: events, Renew: renew, Close: func() {
-		close(stop)
-		file.Close()
-		wg.Wait()
-	}}, nil
+	}
 }

@@ -52,6 +52,8 @@ type Source struct {
 	Settle time.Duration
 	// Rescan is between two scans that read all files.
 	Rescan time.Duration
+	// Look is between two scans while the kernel has no room for a watch.
+	Look time.Duration
 	// Empty is how long a directory that had files has to be empty until their
 	// objects are deleted: a volume may not be mounted yet.
 	Empty time.Duration
@@ -78,7 +80,7 @@ type stamp struct {
 func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	return &Source{
 		Path: path, Feed: feed, Failed: failed, Log: l, Settle: 50 * time.Millisecond, Rescan: 30 * time.Second,
-		Empty:    15 * time.Second,
+		Look: time.Second, Empty: 15 * time.Second,
 		MaxBytes: 256 << 20, taken: make(map[string]stamp), open: make(map[string]time.Time),
 		gone: make(map[string]time.Time),
 	}
@@ -93,17 +95,15 @@ const maxOpen = 2 * time.Second
 
 // Run lists the directory now and after each change, until the context ends.
 func (s *Source) Run(ctx context.Context) error {
-	w, err := dirwatch.Watch(s.Path)
-	if err != nil {
-		s.Log.Warn("the directory of services is not watched, and read from time to time only", "directory", s.Path,
-			log.Err(err))
-	}
+	w := dirwatch.Watch()
 	defer w.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var (
 		whole time.Time // when the last scan that read all files began
 		since time.Time // when the first event behind the last scan was
+
+		unwatched error
 	)
 	for {
 		select {
@@ -121,17 +121,27 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		began := time.Now()
 		since = time.Time{}
-		if w.Renew(s.Path) {
+		other, err := w.Renew(s.Path)
+		if other {
 			clear(s.open)
 			clear(s.gone)
 			clear(s.taken)
 		}
+		switch {
+		case err != nil && unwatched == nil:
+			s.Log.Warn("the directory of services cannot be watched: it is looked at again and again",
+				"directory", s.Path, "every", s.Look.String(), log.Err(err))
+		case err == nil && unwatched != nil:
+			s.Log.Info("the directory of services is watched again", "directory", s.Path)
+		}
+		unwatched = err
 		// A memory mapping may change a file and leave its stamp.
 		if began.Sub(whole) >= s.Rescan {
 			clear(s.taken)
 			whole = began
 		}
-		err := s.scan(ctx)
+		err = s.scan(ctx)
+		took := time.Since(began)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -144,6 +154,8 @@ func (s *Source) Run(ctx context.Context) error {
 			wait = time.Second
 		case s.again:
 			wait = s.Settle
+		case unwatched != nil:
+			wait = min(wait, max(s.Look, 3*took))
 		}
 		timer.Reset(wait)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/dirwatch/dirwatchtest"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
@@ -151,6 +152,26 @@ func TestFilesFollowTheDirectory(t *testing.T) {
 	p.want("a rename", "a.yaml=5 b.yaml=2")
 	p.do(os.Remove(filepath.Join(p.dir, "a.yaml")))
 	p.want("a removal", "b.yaml=2")
+}
+
+// TestKernelServicesAreServedThoughTheDirectoryCannotBeWatched has the limits of inotify reached, as other programs of
+// the machine may reach them.
+func TestKernelServicesAreServedThoughTheDirectoryCannotBeWatched(t *testing.T) {
+	limit, inside := dirwatchtest.Limited(t)
+	if !inside {
+		return
+	}
+	for _, x := range []struct{ instances, watches int }{{0, 1000}, {1000, 0}} {
+		limit(x.instances, x.watches)
+		p := watched(t, func(s *Source) { s.Rescan = time.Hour })
+		p.write("a.yaml", "1")
+		p.want("at first", "a.yaml=1")
+		p.write("a.yaml", "2")
+		p.want("a change", "a.yaml=2")
+		p.write("b.yaml", "3")
+		p.do(os.Remove(filepath.Join(p.dir, "a.yaml")))
+		p.want("a removal", "b.yaml=3")
+	}
 }
 
 func TestFileThatIsBeingWrittenKeepsWhatItHad(t *testing.T) {

@@ -60,6 +60,7 @@ type Source struct {
 	Settle   time.Duration // quiet before a scan
 	Patience time.Duration // longest time without a scan while there is no quiet
 	Rescan   time.Duration // between two scans that read all files
+	Look     time.Duration // between two scans while the kernel has no room for a watch
 	// Rest is how many times as long as a scan took the next waits for at least.
 	Rest time.Duration
 	// Empty is how long a directory that had files has to be empty until their
@@ -99,7 +100,7 @@ func New(path string, feed Feed, failed func(context.Context, error) error, l *s
 	s := &Source{
 		Path: path, Feed: feed, Failed: failed, Log: l,
 		Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
-		Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(),
+		Look: time.Second, Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(),
 		taken: make(map[string]stamp), stat: look, now: time.Now,
 	}
 	s.open = s.read
@@ -108,13 +109,10 @@ func New(path string, feed Feed, failed func(context.Context, error) error, l *s
 
 // Run lists the directory now and after each change, until the context ends.
 func (s *Source) Run(ctx context.Context) error {
-	w, err := dirwatch.Watch(s.Path)
-	if err != nil {
-		s.Log.Warn("the directory of policies is not watched, and read from time to time only",
-			"directory", s.Path, log.Err(err))
-	}
+	w := dirwatch.Watch()
 	defer w.Close()
 	var failed string // the last error
+	var unwatched error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var (
@@ -152,10 +150,19 @@ func (s *Source) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		began := time.Now()
-		if w.Renew(s.Path) {
+		other, err := w.Renew(s.Path)
+		if other {
 			p.forget()
 			clear(s.taken)
 		}
+		switch {
+		case err != nil && unwatched == nil:
+			s.Log.Warn("the directory of policies cannot be watched: it is looked at again and again",
+				"directory", s.Path, "every", s.Look.String(), log.Err(err))
+		case err == nil && unwatched != nil:
+			s.Log.Info("the directory of policies is watched again", "directory", s.Path)
+		}
+		unwatched = err
 		// A memory mapping, a file system that caches times, or a clock that was set
 		// back may change a file and leave its stamp.
 		all := began.Sub(whole) >= s.Rescan
@@ -167,7 +174,7 @@ func (s *Source) Run(ctx context.Context) error {
 		if scanned.IsZero() {
 			p.young = 0 // what is there at the start is taken
 		}
-		err := s.scan(ctx)
+		err = s.scan(ctx)
 		scanned = time.Now()
 		took = scanned.Sub(began)
 		if all {
@@ -196,6 +203,8 @@ func (s *Source) Run(ctx context.Context) error {
 			wait = s.Settle
 		case err != nil || p.again:
 			wait = min(wait, time.Second)
+		case unwatched != nil:
+			wait = min(wait, max(s.Look, s.Rest*took))
 		}
 		clear(p.arrived)
 		p.urgent, since = false, time.Time{}

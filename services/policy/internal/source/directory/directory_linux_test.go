@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/dirwatch/dirwatchtest"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
@@ -160,6 +161,29 @@ func TestFilesBecomePolicies(t *testing.T) {
 	p.want("a gone", "c.json: c …")
 	p.do(os.Rename(p.path("c.json"), p.path("e.json")))
 	p.want("c moved", "e.json: c …")
+}
+
+// TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched has the limits of inotify reached, as other programs
+// of the machine may reach them.
+func TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched(t *testing.T) {
+	limit, inside := dirwatchtest.Limited(t)
+	if !inside {
+		return
+	}
+	for _, x := range []struct{ instances, watches int }{{0, 1000}, {1000, 0}} {
+		limit(x.instances, x.watches)
+		p := newPlace(t)
+		p.want("no directory yet")
+		p.do(os.Mkdir(p.path(""), 0o755))
+		p.write("a.yaml", policy("a", 1))
+		p.want("a policy", "a.yaml: a 1")
+		p.write("a.yaml", policy("a", 2))
+		p.want("a change", "a.yaml: a 2")
+		p.write("b.yaml", policy("b", 3))
+		p.want("another policy", "a.yaml: a 2", "b.yaml: b 3")
+		p.do(os.Remove(p.path("a.yaml")))
+		p.want("a removal", "b.yaml: b 3")
+	}
 }
 
 // TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document
@@ -443,7 +467,9 @@ func TestDirectoryMayItselfBeSwapped(t *testing.T) {
 func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
-	p.write("big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
+	// The first scan takes what is there, also the first half of a file that is being written.
+	p.write(".big.yaml", policy("big", 1)+"# "+strings.Repeat("x", 4<<20))
+	p.do(os.Rename(p.path(".big.yaml"), p.path("big.yaml")))
 	p.write("a.yaml", policy("a", 1))
 	p.want("too large", "a.yaml: a 1", "big.yaml: !document 1 (line 1): manifest of 4194439 bytes is larger than 3145728")
 }

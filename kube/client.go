@@ -168,6 +168,15 @@ func (c *Client) Nodes() int {
 	return c.monitor.size()
 }
 
+// Cluster asks the API server for the UID of its cluster: that of the Namespace kube-system.
+func (c *Client) Cluster(ctx context.Context) (string, error) {
+	o, err := c.monitor.prober.origin(ctx)
+	if err == nil && o.uid == "" {
+		err = errors.New("the Kubernetes API has no Namespace kube-system")
+	}
+	return string(o.uid), err
+}
+
 // Run keeps the addresses of the servers, and makes every Follow of the client list
 // again after a server was restored from an older backup, until ctx is done; it then
 // returns nil.

@@ -60,6 +60,18 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if cfg.Kubernetes.Enabled() {
 		set = tenants.New(cfg.Shares.Settings(), func() { o.TenantsChanged() }) // once Follow runs
 	}
+	var api *kube.Client
+	if cfg.Kubernetes.Enabled() {
+		state := filepath.Join(cfg.StateDir, "kubernetes-api.json")
+		var err error
+		api, err = kube.New(cfg.Kubernetes.Settings, kube.Options{Name: "sluice-policy", StateFile: state, Log: p.Log})
+		if err == nil {
+			err = compareCluster(ctx, api.Cluster, cfg.StateDir, p.Log)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	loaded, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
 		// Nearly everything that is made here stays, or is gone with the phase.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
@@ -82,13 +94,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	files := cfg.files()
-	var api *kube.Client
-	if cfg.Kubernetes.Enabled() {
-		state := filepath.Join(cfg.StateDir, "kubernetes-api.json")
-		api, err = kube.New(cfg.Kubernetes.Settings, kube.Options{Name: "sluice-policy", StateFile: state, Log: p.Log})
-		if err != nil {
-			return err
-		}
+	if api != nil {
 		files.Read = append(files.Read, api.Files()...)
 	}
 	if err := p.Confine(files); err != nil {

@@ -65,8 +65,7 @@ const acceptedFile = "sources.accepted"
 func New(dir string, state stream.StateID, sources []Source) (*Gate, error) {
 	g := &Gate{dir: dir, sources: make(map[string]*source), opened: make(chan struct{})}
 	for _, s := range sources {
-		name := strings.ReplaceAll(s.Name, "/", "-")
-		one := &source{file: filepath.Join(dir, name+".listed"), text: hex.EncodeToString(state[:])}
+		one := &source{file: listedFile(dir, s.Name), text: hex.EncodeToString(state[:])}
 		g.sources[s.Name] = one
 		text, err := os.ReadFile(one.file)
 		switch {
@@ -78,7 +77,7 @@ func New(dir string, state stream.StateID, sources []Source) (*Gate, error) {
 			one.listed = true
 		case s.Whole:
 			// From here on, policies in the state do not say that there are no others.
-			if err := durable.WriteFile(one.file, []byte("incomplete"), 0o600, durable.SyncAll); err != nil {
+			if err := Forget(dir, s.Name); err != nil {
 				return nil, err
 			}
 		}
@@ -99,6 +98,17 @@ func New(dir string, state stream.StateID, sources []Source) (*Gate, error) {
 	}
 	g.openIfListed()
 	return g, nil
+}
+
+// listedFile is the file of a source.
+func listedFile(dir, name string) string {
+	return filepath.Join(dir, strings.ReplaceAll(name, "/", "-")+".listed")
+}
+
+// Forget has the next gate of the state in dir wait for a source, though it has listed
+// everything before.
+func Forget(dir, name string) error {
+	return durable.WriteFile(listedFile(dir, name), []byte("incomplete"), 0o600, durable.SyncAll)
 }
 
 // Opened is closed once subscribers need not wait.

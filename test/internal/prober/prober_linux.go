@@ -21,10 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of an attempt, by the clock of the process.
+// Limits of an attempt, by the clock of the process. A packet that is lost shows by the second
+// datagram, which is lost as well, or by a second SYN, and not by the time: a server in a busy
+// process has answered after 15 s.
 const (
 	again   = time.Second // after which a datagram is sent a second time, and the last
-	patient = 5 * time.Second
+	patient = time.Minute
 )
 
 // errLost: the handshake needed a SYN that was sent again.

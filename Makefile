@@ -103,6 +103,13 @@ test-restarts: build ## Begin connections in every way, one EVERY (20ms), while 
 	@SLUICE_BIN=$(CURDIR)/bin SLUICE_TEST_RESTARTS=$(RESTARTS) SLUICE_TEST_ATTEMPTS=$(EVERY) \
 		go test -count=1 -v -timeout 4h -run '^TestNewConnectionsSucceedWhileProcessesRestart$$' ./test/cluster
 
+QUESTIONS ?= 20000
+.PHONY: test-model
+test-model: build ## Ask a cluster QUESTIONS (20,000) random questions in each mode or in MODE, and a model what is right; SEED makes them again, ROUND and QUESTION one of them (root, long)
+	@SLUICE_BIN=$(CURDIR)/bin SLUICE_TEST_MODEL_SEED=$(SEED) SLUICE_TEST_MODEL_QUESTIONS=$(QUESTIONS) \
+		SLUICE_TEST_MODEL_MODE=$(MODE) SLUICE_TEST_MODEL_ROUND=$(ROUND) SLUICE_TEST_MODEL_QUESTION=$(QUESTION) \
+		go test -count=1 -v -timeout 4h -run '^TestClusterDoesWhatTheModelSays$$' ./test/cluster
+
 .PHONY: test-install
 test-install: build ## Execute docs/operations/install-host.md on a minimal Debian with systemd, made by debootstrap (root)
 	@scripts/deps install

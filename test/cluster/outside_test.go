@@ -93,9 +93,17 @@ func serve(
 	t *testing.T, p pod.Pod, port uint16, stream func(*net.TCPConn), datagram func([]byte, netip.AddrPort) []byte,
 ) {
 	t.Helper()
+	serveAt(t, p, netip.AddrPortFrom(netip.IPv6Unspecified(), port), stream, datagram)
+}
+
+// serveAt is serve at one address.
+func serveAt(
+	t *testing.T, p pod.Pod, at netip.AddrPort, stream func(*net.TCPConn),
+	datagram func([]byte, netip.AddrPort) []byte,
+) {
+	t.Helper()
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
-	at := netip.AddrPortFrom(netip.IPv6Unspecified(), port)
 	l, err := p.Listen(at)
 	if err != nil {
 		t.Fatal(err)

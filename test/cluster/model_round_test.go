@@ -5,7 +5,11 @@ package cluster
 
 import (
 	"context"
+	"net"
 	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/test/model"
@@ -25,10 +29,12 @@ type plan struct {
 	store, deleted bool
 }
 
-// A pod moves in every sixth round, and every twentieth round deletes a node.
+// A pod moves in every sixth round, and every twentieth round deletes a node. A cluster of devnode has 16 nodes at most,
+// with the deleted ones.
 const (
 	moveEvery   = 6
 	deleteEvery = 20
+	mostDeleted = 12
 )
 
 // plan generates the events of the round.
@@ -58,7 +64,7 @@ func (r *modelRun) plan() *plan {
 	case 2:
 		p.store = true
 	}
-	if r.round%deleteEvery == deleteEvery-2 {
+	if r.round%deleteEvery == deleteEvery-2 && r.round/deleteEvery < mostDeleted {
 		p.deleted, p.store, p.killed = true, false, nil
 	}
 	return p
@@ -217,11 +223,27 @@ func (r *modelRun) leave() {
 	r.world.Gone = r.world.Pods[last]
 	r.world.Pods, r.world.Nodes = r.world.Pods[:last], r.world.Nodes[:2]
 	gone := r.nodes[2]
+	r.neverAgain(gone)
 	live := r.agents[r.world.Gone.Name].Pod
 	gone.del(r.t, live)
 	r.forget(gone)
 	for _, n := range r.nodes {
 		n.forgets(r.t, live)
 		n.knows(r.t, len(r.nodes))
+	}
+}
+
+// neverAgain keeps devnode from giving the pod CIDRs of a deleted node to another node, by routes: they are in quarantine
+// for 15 minutes.
+func (r *modelRun) neverAgain(gone *node) {
+	r.t.Helper()
+	for _, p := range gone.PodCIDRs() {
+		route := &netlink.Route{Type: unix.RTN_BLACKHOLE, Dst: &net.IPNet{
+			IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()),
+		}}
+		r.t.Cleanup(func() { _ = netlink.RouteDel(route) })
+		if err := netlink.RouteReplace(route); err != nil {
+			r.t.Fatalf("route to %s: %v", p, err)
+		}
 	}
 }

@@ -62,11 +62,18 @@ func (g *Generator) Labels() map[string]string {
 	return labels
 }
 
+// protocol is SCTP less often than TCP or UDP.
+func (g *Generator) protocol() corev1.Protocol {
+	return pick(g, []corev1.Protocol{
+		corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP,
+	})
+}
+
 // NamedPorts generates named ports of a pod. A pod may lack a name, and a name may have several ports.
 func (g *Generator) NamedPorts() (all []NamedPort) {
 	for _, name := range portNames {
-		for range g.IntN(3) {
-			if p := (NamedPort{name, pick(g, protocols), pick(g, Ports)}); !slices.Contains(all, p) {
+		for range g.IntN(4) {
+			if p := (NamedPort{name, g.protocol(), pick(g, Ports)}); !slices.Contains(all, p) {
 				all = append(all, p)
 			}
 		}
@@ -86,7 +93,7 @@ func (g *Generator) Relabel(p *Pod) (key, value string) {
 
 func (g *Generator) selector() metav1.LabelSelector {
 	var s metav1.LabelSelector
-	if g.often(15) {
+	if g.often(25) {
 		return s
 	}
 	for _, k := range some(g, keys, 1+g.IntN(2)) {
@@ -198,12 +205,12 @@ func (g *Generator) networkPorts() (ports []networkingv1.NetworkPolicyPort) {
 		return nil
 	}
 	for range 1 + g.IntN(3) {
-		proto := pick(g, protocols)
+		proto := g.protocol()
 		p := networkingv1.NetworkPolicyPort{Protocol: &proto}
 		if g.often(10) {
 			p.Protocol = nil
 		}
-		if g.often(15) {
+		if g.often(35) {
 			port := intstr.FromString(pick(g, portNames))
 			p.Port = &port
 		} else if !g.often(15) {
@@ -221,7 +228,7 @@ func (g *Generator) networkPorts() (ports []networkingv1.NetworkPolicyPort) {
 
 // NewPolicies generates policies of both kinds.
 func (g *Generator) NewPolicies(w *World) (p Policies) {
-	for i := range g.IntN(5) {
+	for i := range g.IntN(7) {
 		n := networkingv1.NetworkPolicy{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("np-%d", i), Namespace: pick(g, Namespaces)},
@@ -245,7 +252,7 @@ func (g *Generator) NewPolicies(w *World) (p Policies) {
 		}
 		p.Network = append(p.Network, n)
 	}
-	for i := range g.IntN(5) {
+	for i := range g.IntN(7) {
 		c := CiliumNetworkPolicy{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "cilium.io/v2", Kind: "CiliumNetworkPolicy"},
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cnp-%d", i), Namespace: pick(g, Namespaces)},
@@ -254,14 +261,23 @@ func (g *Generator) NewPolicies(w *World) (p Policies) {
 		if g.often(70) {
 			c.Spec.Ingress = g.ciliumRules(w, Ingress, 1+g.IntN(3))
 		}
-		if g.often(30) {
+		if g.often(40) {
 			c.Spec.IngressDeny = g.ciliumRules(w, Ingress, 1)
 		}
 		if g.often(35) {
 			c.Spec.Egress = g.ciliumRules(w, Egress, 1+g.IntN(3))
 		}
-		if g.often(15) || len(c.Spec.Ingress)+len(c.Spec.IngressDeny)+len(c.Spec.Egress) == 0 {
+		if g.often(25) || len(c.Spec.Ingress)+len(c.Spec.IngressDeny)+len(c.Spec.Egress) == 0 {
 			c.Spec.EgressDeny = g.ciliumRules(w, Egress, 1)
+		}
+		// Without an allow rule for the same pods, default deny hides what a deny rule does.
+		if everything := []string{entityAll}; g.often(60) {
+			if len(c.Spec.IngressDeny) > 0 {
+				c.Spec.Ingress = append(c.Spec.Ingress, CiliumRule{FromEntities: everything})
+			}
+			if len(c.Spec.EgressDeny) > 0 {
+				c.Spec.Egress = append(c.Spec.Egress, CiliumRule{ToEntities: everything})
+			}
 		}
 		if g.often(25) {
 			c.Spec.EnableDefaultDeny = &DefaultDeny{}
@@ -300,28 +316,31 @@ func (g *Generator) ciliumRules(w *World, d Direction, n int) (rules []CiliumRul
 				}
 				*endpoints = append(*endpoints, s)
 			}
-		case 4, 5, 6:
+		case 4, 5:
 			*entities = some(g, []string{
 				entityAll, entityWorld, entityWorld, entityCluster, entityHost, entityRemoteNode, entityUnmanaged, entityHealth,
 			}, 1+g.IntN(2))
-		case 7:
+		case 6:
 			cidr, _ := g.block(w)
 			*cidrs = []string{cidr}
-		case 8:
+		case 7, 8:
 			for range 1 + g.IntN(2) {
 				cidr, except := g.block(w)
+				for except == nil && g.often(70) {
+					cidr, except = g.block(w)
+				}
 				*sets = append(*sets, CIDRRule{CIDR: cidr, Except: except})
 			}
 		default:
 			wildcard = true
 		}
-		if g.often(12) {
+		if g.often(20) {
 			r.ICMPs = []ICMPRule{{Fields: g.typesOfICMP()}}
 		} else if wildcard || g.often(55) {
 			var ports []PortProtocol
 			for range 1 + g.IntN(3) {
-				p := PortProtocol{Port: "0", Protocol: pick(g, []string{"TCP", "UDP", "SCTP", "ANY"})}
-				if g.often(15) {
+				p := PortProtocol{Port: "0", Protocol: pick(g, []string{string(g.protocol()), "ANY"})}
+				if g.often(35) {
 					p.Port = pick(g, portNames)
 				} else if !g.often(15) {
 					first, last := g.portRange()
@@ -341,11 +360,16 @@ func (g *Generator) ciliumRules(w *World, d Direction, n int) (rules []CiliumRul
 
 func (g *Generator) typesOfICMP() (fields []ICMPField) {
 	for range 1 + g.IntN(2) {
+		f := ICMPField{Family: pick(g, []string{"", "IPv4", "IPv6", "IPv6"})}
+		request := intstr.FromInt32(EchoRequest)
+		if f.Family == "IPv6" {
+			request = intstr.FromInt32(EchoRequestV6)
+		}
 		kind := pick(g, []intstr.IntOrString{
-			intstr.FromInt32(0), intstr.FromInt32(EchoRequest), intstr.FromInt32(EchoRequestV6), intstr.FromInt32(3),
-			intstr.FromString("EchoRequest"), intstr.FromString("EchoRequest"),
+			request, request, intstr.FromString("EchoRequest"), intstr.FromInt32(0), intstr.FromInt32(3),
 		})
-		fields = append(fields, ICMPField{Family: pick(g, []string{"", "IPv4", "IPv6", "IPv6"}), Type: &kind})
+		f.Type = &kind
+		fields = append(fields, f)
 	}
 	return fields
 }
@@ -409,6 +433,7 @@ func (g *Generator) question(w *World) *Question {
 	q := &Question{Proto: pick(g, []corev1.Protocol{
 		corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP,
 		corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP, [...]corev1.Protocol{ICMP, ICMPv6}[f],
+		[...]corev1.Protocol{ICMP, ICMPv6}[f],
 	})}
 	var own Pair
 	switch n := g.IntN(10); {

@@ -29,7 +29,7 @@ type plan struct {
 	store, deleted bool
 }
 
-// A pod moves in every sixth round, and every twentieth round deletes a node. A cluster of devnode has 16 nodes at most,
+// A pod moves in every sixth round, and every twentieth round deletes a node. A cluster of devnode has up to 16 nodes,
 // with the deleted ones.
 const (
 	moveEvery   = 6
@@ -211,7 +211,9 @@ func (r *modelRun) arrive(g *model.Generator) {
 		own, live := r.nodeOf(p.Node), r.agents[p.Name].Pod
 		n.kernelHas(r.t, entries(live, n.identityOf(r.t, live, own), own)...)
 	}
-	p := &model.Pod{Name: "pod-of-third", Namespace: model.Namespaces[0], Labels: g.Labels(), Ports: g.NamedPorts(), Node: m}
+	p := &model.Pod{
+		Name: "pod-of-third", Namespace: model.Namespaces[0], Labels: g.Labels(), Ports: g.NamedPorts(), Node: m,
+	}
 	r.world.Pods = append(r.world.Pods, p)
 	r.addForModel(p)
 }
@@ -233,8 +235,8 @@ func (r *modelRun) leave() {
 	}
 }
 
-// neverAgain keeps devnode from giving the pod CIDRs of a deleted node to another node, by routes: they are in quarantine
-// for 15 minutes.
+// neverAgain adds routes to the pod CIDRs of a deleted node, so that devnode gives them to no other node. They are in
+// quarantine for 15 minutes.
 func (r *modelRun) neverAgain(gone *node) {
 	r.t.Helper()
 	for _, p := range gone.PodCIDRs() {

@@ -132,7 +132,8 @@ func newModelRun(t *testing.T, mode string, o modelOptions) *modelRun {
 	}})
 	r := &modelRun{
 		testCluster: c, t: t, mode: mode, o: o, agents: map[string]*agent{}, macs: map[string]net.HardwareAddr{},
-		heard: heard{all: map[string][]reply{}}, events: &auditedEvents{seen: map[string]bool{}, drops: map[netip.AddrPort][]string{}},
+		heard:       heard{all: map[string][]reply{}},
+		events:      &auditedEvents{seen: map[string]bool{}, drops: map[netip.AddrPort][]string{}},
 		serviceKeys: map[string]*loadbalancerv1.ObjectKey{}, counts: map[model.Kind]*kindCounts{},
 		world: &model.World{Native: mode == "native", Masquerade: masquerade},
 	}
@@ -693,7 +694,8 @@ func (r *modelRun) again(q *given, why string) string {
 			describe(second.answer, second.err))
 	}
 	r.late++
-	r.t.Logf("round %d: answered at the second try: %s: %s: %s%s", r.round, why, q, describe(q.answer, q.err), r.arrived(q))
+	r.t.Logf("round %d: answered at the second try: %s: %s: %s%s", r.round, why, q, describe(q.answer, q.err),
+		r.arrived(q))
 	return ""
 }
 
@@ -739,8 +741,8 @@ func (r *modelRun) mismatch(id, what string) {
 			p.Labels, p.Ports, p.Audited)
 	}
 	r.t.Errorf("seed %d, round %d, %s: %s\nrepeat the round: make test-model SEED=%d MODE=%s ROUND=%d QUESTIONS=%d; "+
-		"only this question: QUESTION=%s\npods:\n%spolicies:\n%s\nServices:\n%s", r.o.seed, r.round, r.mode, what, r.o.seed, r.mode,
-		r.round, questionsOfRound, id, &pods, policies, services)
+		"only this question: QUESTION=%s\npods:\n%spolicies:\n%s\nServices:\n%s", r.o.seed, r.round, r.mode, what,
+		r.o.seed, r.mode, r.round, questionsOfRound, id, &pods, policies, services)
 }
 
 // relabel changes a label of a pod, and waits until all nodes have its new identity.
@@ -825,7 +827,8 @@ func (r *modelRun) forget(n *node) {
 		r.t.Fatal(err)
 	}
 	r.nodes = slices.DeleteFunc(r.nodes, func(have *node) bool { return have == n })
-	if _, err := r.nodes[0].cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: n.Name(), Force: true}); err != nil {
+	_, err := r.nodes[0].cluster.ForgetNode(ctx, &identityv1.ForgetNodeRequest{Name: n.Name(), Force: true})
+	if err != nil {
 		r.t.Fatalf("forget %s: %v", n.Name(), err)
 	}
 }

@@ -431,8 +431,9 @@ const (
 func (g *Generator) question(w *World) *Question {
 	f := Family(g.IntN(2))
 	q := &Question{Proto: pick(g, []corev1.Protocol{
-		corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP,
-		corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP, [...]corev1.Protocol{ICMP, ICMPv6}[f],
+		corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolTCP,
+		corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolUDP,
+		corev1.ProtocolSCTP, [...]corev1.Protocol{ICMP, ICMPv6}[f],
 		[...]corev1.Protocol{ICMP, ICMPv6}[f],
 	})}
 	var own Pair
@@ -448,7 +449,8 @@ func (g *Generator) question(w *World) *Question {
 	q.Source = netip.AddrPortFrom(own[f], uint16(firstSourcePort+g.IntN(sourcePorts)))
 	q.Node = pick(g, w.Nodes)
 	q.Kind = pick(g, []Kind{
-		ToPod, ToPod, ToPod, ToHost, ToOutsider, ToCluster, ToCluster, ToExternal, ToBalancer, ToNodePort, ToNodePort, ToHostPort,
+		ToPod, ToPod, ToPod, ToHost, ToOutsider, ToCluster, ToCluster, ToExternal, ToBalancer, ToNodePort, ToNodePort,
+		ToHostPort,
 	})
 	q.Service = pick(g, w.Services)
 	q.Pod = pick(g, w.Pods)

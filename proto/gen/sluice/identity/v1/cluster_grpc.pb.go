@@ -64,7 +64,7 @@ type ClusterServiceClient interface {
 	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
 	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
 	// root nor listed in socket.alsoRoot of the service, nor the datapath's user
-	// with an underlay alone, nor ipam's with pod_ranges and ipam alone.
+	// with an underlay alone, nor ipam's without an underlay.
 	RegisterNode(ctx context.Context, in *RegisterNodeRequest, opts ...grpc.CallOption) (*RegisterNodeResponse, error)
 	// WatchCluster sends every other node and every mapping, then a bookmark with
 	// snapshot_complete (what was not sent does not exist), then changes as they
@@ -432,7 +432,7 @@ type ClusterServiceServer interface {
 	// INVALID_ARGUMENT: an address or range is malformed. UNAVAILABLE: it could not
 	// be written to this node's disk. PERMISSION_DENIED: the caller is neither
 	// root nor listed in socket.alsoRoot of the service, nor the datapath's user
-	// with an underlay alone, nor ipam's with pod_ranges and ipam alone.
+	// with an underlay alone, nor ipam's without an underlay.
 	RegisterNode(context.Context, *RegisterNodeRequest) (*RegisterNodeResponse, error)
 	// WatchCluster sends every other node and every mapping, then a bookmark with
 	// snapshot_complete (what was not sent does not exist), then changes as they

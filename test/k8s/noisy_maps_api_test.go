@@ -137,7 +137,8 @@ func TestAPITenantKeepsItsTablesBesideANoisyOne(t *testing.T) {
 		{[]string{"peer-classes", "peer-rows"}, func(pod int) (all []object) {
 			for bit := range noisyBits {
 				all = append(all, object{"ports": port(10_000 + bit), "from": []object{{
-					"namespaceSelector": object{}, "podSelector": object{"matchLabels": object{fmt.Sprint("bit-", bit): "1"}},
+					"namespaceSelector": object{},
+					"podSelector":       object{"matchLabels": object{fmt.Sprint("bit-", bit): "1"}},
 				}}})
 			}
 			return append(all, object{"ports": port(20_000 + pod)})
@@ -145,7 +146,8 @@ func TestAPITenantKeepsItsTablesBesideANoisyOne(t *testing.T) {
 		{[]string{"table-rules", "port-nodes"}, func(pod int) (all []object) {
 			for i := range noisyRules {
 				all = append(all, object{"ports": port(1 + 32*i + pod%32), "from": []object{{
-					"namespaceSelector": object{}, "podSelector": object{"matchLabels": object{fmt.Sprint("bit-", pod%noisyBits): "1"}},
+					"namespaceSelector": object{},
+					"podSelector":       object{"matchLabels": object{fmt.Sprint("bit-", pod%noisyBits): "1"}},
 				}}})
 			}
 			return append(all, object{"ports": port(20_000 + pod)})

@@ -87,7 +87,9 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	}
 	claim()
 	// Nothing was published: what a range may be is limited by its size alone.
-	own := map[string]string{"10.0.1.0/24": "n1", "fd00:0:0:1::/64": "n1", "10.0.2.0/24": "liar", "fd00:0:0:2::/64": "liar"}
+	own := map[string]string{
+		"10.0.1.0/24": "n1", "fd00:0:0:1::/64": "n1", "10.0.2.0/24": "liar", "fd00:0:0:2::/64": "liar",
+	}
 	open := maps.Clone(own)
 	for _, p := range []string{"10.0.3.0/24", "fd00:0:0:3::/64", "192.0.2.0/24"} {
 		open[p] = "liar"
@@ -120,7 +122,9 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 }
 
 // holders returns the node of each range that counts, and how many of each node do not.
-func holders(t *testing.T, c identityv1.ClusterServiceClient) (have map[string]string, refused map[string]int, err error) {
+func holders(t *testing.T, c identityv1.ClusterServiceClient) (
+	have map[string]string, refused map[string]int, err error,
+) {
 	t.Helper()
 	have, refused = map[string]string{}, map[string]int{}
 	stream, err := c.ListNodes(t.Context(), &identityv1.ListNodesRequest{})

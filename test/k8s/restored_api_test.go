@@ -174,7 +174,8 @@ func TestAPIRestoredServerIsFollowedAsItIsNow(t *testing.T) {
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": system}})
 	f.writerDir = shortDir(t)
 	w := &policyNode{t: t, dir: f.writerDir}
-	writer, _ := w.run("policy", "--kubernetes-kubeconfig="+a.ready.Kubeconfig, "--kubernetes-status-write")
+	writer, _ := w.run("policy", "--kubernetes-kubeconfig="+a.ready.Kubeconfig, "--kubernetes-status-write",
+		"--sources-identity="+filepath.Join(s.dir, "identity.sock"))
 	t.Cleanup(func() { stop(t, writer) })
 
 	a.do(http.MethodPost, "/api/v1/namespaces/shop/configmaps", object{"metadata": object{"name": "any"}})

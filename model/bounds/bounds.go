@@ -13,6 +13,8 @@ type Divided string
 const (
 	// ByTenant divides by the rule of package shares.
 	ByTenant Divided = "tenant"
+	// ByNamespace divides by the namespace, whatever tenant it belongs to.
+	ByNamespace Divided = "namespace"
 	// BySender divides by the address of senders outside the cluster, or their /64 of IPv6.
 	BySender Divided = "sender outside"
 	// PerObject is a limit of one object: no tenant can use up what another needs.
@@ -92,6 +94,17 @@ var All = []Bound{
 		Divided: ByRoot,
 		Beyond:  "addresses whose time is over make room, else LearnNames is refused", Shown: "error of the call",
 		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
+	},
+	{
+		Name: "identity-classes", Process: "sluice-policy", Default: "26,213 of 32,767", Divided: ByTenant,
+		Beyond: "selectors of a tenant above its share do not split classes: their allow rules match no peer of such a class, " +
+			"their deny rules match all",
+		Shown: "`sluice shares`, `sluice status`, `sluice_policy_exceeds_share`",
+		Tests: []string{
+			"TestSelectorsOfOneTenantSplitClassesWithinItsShare",
+			"TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses",
+			"TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom",
+		},
 	},
 	{
 		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends",
@@ -229,11 +242,6 @@ var All = []Bound{
 		Name: "prefixes-ipv6", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes,
 		Shown: ofMaps,
 		Tests: []string{"TestPrefixWithoutRoomClosesWhatItWouldDeny", "TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"},
-	},
-	{
-		Name: "identity classes", Process: datapath, Default: "32,767", Divided: Undivided,
-		Beyond: "an identity of a new class is unknown to every table", Shown: "`sluice_datapath_policy_waiting_identities`",
-		Tests: []string{"TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom"},
 	},
 	{
 		Name: "ports of the node to one backend elsewhere", Process: "sluice-datapath",

@@ -263,6 +263,28 @@ func (p *Program) NewTable() *table.Table {
 // to the peers it matches.
 func (p *Program) Brings(selector string) []uint16 { return p.bySel[selector] }
 
+// Namespace returns the namespace of the policy of the first rule that has a selector. It is
+// empty for a cluster-wide policy, and if a rule with the selector passes or redirects: no
+// other rules are as strict as that rule for all peers.
+func (p *Program) Namespace(selector string) string {
+	for _, n := range p.bySel[selector] {
+		if a := p.rules[n-1].Action; a != rule.Allow && a != rule.Deny {
+			return ""
+		}
+	}
+	return p.Sources[p.bySel[selector][0]-1][0].Namespace
+}
+
+// Denies returns the deny rules among rules.
+func (p *Program) Denies(numbers []uint16) (denies []uint16) {
+	for _, n := range numbers {
+		if p.rules[n-1].Action == rule.Deny {
+			denies = append(denies, n)
+		}
+	}
+	return denies
+}
+
 // Matched returns the numbers of the rules that a peer matches on the identity
 // side: what its selectors bring, and what holds for everybody. The result may
 // be shared and must not be changed.

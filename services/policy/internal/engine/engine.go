@@ -53,6 +53,8 @@ type Config struct {
 	// Tenant, if set, returns the tenant of the pods in a namespace and its guarantee in
 	// percent. It must be safe for concurrent use.
 	Tenant func(namespace string) (shares.Tenant, int)
+	// IdentityClasses is how many identity classes tenants divide. 0: IdentityClasses.
+	IdentityClasses int
 }
 
 // Name is a DNS name with addresses.
@@ -127,6 +129,7 @@ type Engine struct {
 	waiting  map[*member]struct{}                         // kept unknown, since a table has no place for another row
 	reduced  map[*subject][2]*Reduction                   // whose tables do not have all rules
 	crowded  map[*live]struct{}                           // tables without a class for some peers
+	splits   *splits                                      // nil: classes are not divided
 	large    map[compile.Hash]error                       // programs too large for a table, whatever peers there are
 	freed    int                                          // counts what made room in tables
 	coarse   bool                                         // every table is, for tests
@@ -159,6 +162,9 @@ func New(config Config) *Engine {
 		reduced:     make(map[*subject][2]*Reduction),
 		crowded:     make(map[*live]struct{}),
 		large:       make(map[compile.Hash]error),
+	}
+	if config.Tenant != nil {
+		e.splits = newSplits(config.IdentityClasses)
 	}
 	for k := range e.wide {
 		e.wide[k] = make(map[*live]struct{})
@@ -223,6 +229,7 @@ func (e *Engine) Apply(c Change) error {
 	if e.freed+e.counters.Tables != room {
 		e.retryCrowded()
 		e.retryWaiting()
+		e.retryMarked()
 	}
 	return err
 }
@@ -638,6 +645,9 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 			if l = e.tables[b.Hash]; l == nil {
 				l = built[b.Hash]
 				e.tables[b.Hash] = l
+			}
+			if e.splits != nil {
+				e.useTable(l, b.s)
 			}
 			l.refs++
 			if len(l.crowded) > 0 {

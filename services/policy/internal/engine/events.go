@@ -135,6 +135,7 @@ func (e *Engine) bindEvent(s *subject, d rule.Direction, l *live) BindSubject {
 
 // TenantsChanged reports the tables of subjects whose namespaces belong to other tenants now.
 func (e *Engine) TenantsChanged() {
+	e.recount()
 	if e.config.Tenant == nil || e.config.Events == nil {
 		return
 	}
@@ -197,12 +198,20 @@ func (l *live) tableID() TableID {
 	return l.id
 }
 
+// text identifies the selector in every run.
+func (s *liveSelector) text() string {
+	if s.mark {
+		return "mark of " + s.tenant.String()
+	}
+	return s.String()
+}
+
 // classKey is the hash of what makes the class: kind, named ports and the texts
 // of the selectors.
 func (c *identityClass) stableKey() ClassKey {
 	texts := make([]string, len(c.selectors))
 	for i, s := range c.selectors {
-		texts[i] = s.String()
+		texts[i] = s.text()
 	}
 	slices.Sort(texts)
 	h := sha256.New()

@@ -11,7 +11,9 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -36,6 +38,7 @@ type identityClass struct {
 	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
 	crowded   map[*live]struct{} // tables that treat the class as unknown; nil: none
+	payer     shares.Tenant      // for which the class counts
 }
 
 // liveSelector is a selector in use by tables.
@@ -47,6 +50,8 @@ type liveSelector struct {
 	classes map[*identityClass]struct{}
 	// defaults are the kinds whose nameless peer it matches.
 	defaults [identity.Kinds]bool
+	tenant   shares.Tenant // of the policies that use it; System: of several tenants, or cluster-wide
+	mark     bool          // see splits
 }
 
 // selectorIndex finds the selectors that can match a set of labels without
@@ -154,6 +159,10 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 	for _, s := range selectors {
 		s.classes[c] = struct{}{}
 	}
+	if e.splits != nil {
+		c.payer, _ = e.splits.payer(selectors)
+		e.splits.count(c.payer, 1)
+	}
 	if e.config.Events != nil {
 		e.emit(DefineIdentityClass{IdentityClass: c.number, Key: c.stableKey()})
 	}
@@ -196,6 +205,9 @@ func (e *Engine) dropClass(c *identityClass) {
 	for _, s := range c.selectors {
 		delete(s.classes, c)
 	}
+	if e.splits != nil {
+		e.splits.count(c.payer, -1)
+	}
 	delete(e.classes, c.key)
 	delete(e.byNumber, c.number)
 	e.emit(RetireIdentityClass{c.number})
@@ -218,9 +230,20 @@ func (e *Engine) enter(p *member, c *identityClass) {
 // addPeer classifies a peer. A table that has no class for the peer treats it as unknown.
 // Only if a table has no place for another row, every table does.
 func (e *Engine) addPeer(p *member) error {
-	sels := e.matching(p.id.Labels)
-	key := classKey(p.id.Kind, p.ports, sels)
-	c := e.classes[key]
+	return e.classify(p, e.matching(p.id.Labels))
+}
+
+// classify is addPeer for a peer that matches the given selectors.
+func (e *Engine) classify(p *member, sels []*liveSelector) error {
+	sels, key, c := e.admit(p, sels)
+	return e.settle(p, sels, key, c)
+}
+
+// settle puts a peer into a class; nil: into a new one of the given selectors.
+func (e *Engine) settle(p *member, sels []*liveSelector, key string, c *identityClass) error {
+	if c != nil && c == p.class {
+		return nil
+	}
 	if c == nil {
 		c = e.newClass(key, p.id.Kind, p.id.Ports, p.ports, sels)
 		if err := e.addRows(c); err != nil {
@@ -358,7 +381,8 @@ func (e *Engine) Waiting() int {
 	for c := range classes {
 		n += len(c.members)
 	}
-	return n
+	_, marked := e.Splits()
+	return n + marked
 }
 
 // retryWaiting tries again.
@@ -406,41 +430,89 @@ func (e *Engine) candidates(s selector.Selector, f func(*member)) {
 // acquire makes selectors live and splits the identity classes by them. The new
 // classes get the rows of the old ones before a peer moves, so no verdict
 // changes.
-func (e *Engine) acquire(list []selector.Selector) {
+func (e *Engine) acquire(programs []*compile.Program) {
 	gained := make(map[*member][]*liveSelector)
-	for _, s := range list {
-		if e.selectors.byText[s.String()] != nil {
-			continue
-		}
-		e.selectors.lastID++
-		ls := &liveSelector{
-			Selector: s, id: e.selectors.lastID,
-			tables: make(map[*live]struct{}), classes: make(map[*identityClass]struct{}),
-		}
-		for k := range ls.defaults {
-			ls.defaults[k] = s.Matches(e.selectors.defaults[k])
-		}
-		e.selectors.byText[s.String()] = ls
-		if entries := places(s); entries == nil {
-			e.selectors.residual = append(e.selectors.residual, ls)
-		} else {
-			for _, key := range entries {
-				e.selectors.byLabel[key] = append(e.selectors.byLabel[key], ls)
+	var shared []*liveSelector
+	for _, p := range programs {
+		for _, s := range p.Selectors {
+			ls, tenant := e.selectors.byText[s.String()], shares.System
+			if e.splits != nil && (ls == nil || ls.tenant != shares.System) {
+				tenant = e.tenantOf(p, s.String())
+			}
+			switch {
+			case ls == nil:
+				e.gain(s, tenant, gained)
+			case ls.tenant != tenant && e.splits != nil:
+				shared = append(shared, ls)
 			}
 		}
-		e.candidates(s, func(p *member) {
-			e.counters.Evaluations++
-			if p.class != nil && s.Matches(p.id.Labels) {
-				if n := len(gained[p]); n == 0 || gained[p][n-1] != ls {
-					gained[p] = append(gained[p], ls)
-				}
-			}
-		})
 	}
 	for _, p := range byNumber(gained) {
 		// New ids are larger than all others, so the list stays sorted.
-		e.move(p, append(slices.Clone(p.class.selectors), gained[p]...))
+		all := append(slices.Clone(p.class.selectors), gained[p]...)
+		if e.splits == nil {
+			e.move(p, all)
+			continue
+		}
+		for _, s := range p.class.selectors {
+			if s.mark && slices.ContainsFunc(gained[p], func(g *liveSelector) bool { return g.tenant == s.tenant }) {
+				all = marking(all, s)
+			}
+		}
+		admitted, _, c := e.admit(p, all)
+		switch {
+		case c == p.class:
+		case slices.ContainsFunc(admitted, func(s *liveSelector) bool { return s.mark }):
+			// The selectors of before go on to split.
+			kept := slices.Clone(p.class.selectors)
+			for _, s := range admitted {
+				if s.mark || slices.Contains(gained[p], s) {
+					kept = append(kept, s)
+				}
+			}
+			slices.SortFunc(kept, func(a, b *liveSelector) int { return cmp.Compare(a.id, b.id) })
+			kept = slices.Compact(kept)
+			key := classKey(p.id.Kind, p.ports, kept)
+			if err := e.settle(p, kept, key, e.classes[key]); err != nil {
+				e.suspend(p)
+			}
+		default:
+			e.move(p, admitted)
+		}
 	}
+	for _, ls := range shared {
+		if ls.tenant != shares.System {
+			e.share(ls)
+		}
+	}
+}
+
+// gain makes a selector live, and notes the peers that match it.
+func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*member][]*liveSelector) {
+	e.selectors.lastID++
+	ls := &liveSelector{
+		Selector: s, id: e.selectors.lastID, tenant: tenant,
+		tables: make(map[*live]struct{}), classes: make(map[*identityClass]struct{}),
+	}
+	for k := range ls.defaults {
+		ls.defaults[k] = s.Matches(e.selectors.defaults[k])
+	}
+	e.selectors.byText[s.String()] = ls
+	if entries := places(s); entries == nil {
+		e.selectors.residual = append(e.selectors.residual, ls)
+	} else {
+		for _, key := range entries {
+			e.selectors.byLabel[key] = append(e.selectors.byLabel[key], ls)
+		}
+	}
+	e.candidates(s, func(p *member) {
+		e.counters.Evaluations++
+		if p.class != nil && s.Matches(p.id.Labels) {
+			if n := len(gained[p]); n == 0 || gained[p][n-1] != ls {
+				gained[p] = append(gained[p], ls)
+			}
+		}
+	})
 }
 
 // move puts a peer into the class of these selectors, which differ from those
@@ -476,6 +548,11 @@ func (e *Engine) retire(list []*liveSelector) {
 			continue
 		}
 		gone[s] = struct{}{}
+		maps.Copy(affected, s.classes)
+		if s.mark {
+			delete(e.splits.marks, s.tenant)
+			continue
+		}
 		delete(e.selectors.byText, s.String())
 		drop := func(l []*liveSelector) []*liveSelector {
 			return slices.DeleteFunc(l, func(x *liveSelector) bool { return x == s })
@@ -491,7 +568,6 @@ func (e *Engine) retire(list []*liveSelector) {
 				}
 			}
 		}
-		maps.Copy(affected, s.classes)
 	}
 	order := func(a, b *identityClass) int { return cmp.Compare(a.number, b.number) }
 	for _, c := range slices.SortedFunc(maps.Keys(affected), order) {

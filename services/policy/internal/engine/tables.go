@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -43,7 +44,9 @@ type live struct {
 	// crowded are the identity classes that the table has no class for: their peers are
 	// treated as unknown ones.
 	crowded  map[*identityClass]struct{}
-	crowding error // why there was none for the first of them
+	crowding error         // why there was none for the first of them
+	tenant   shares.Tenant // of the first subject
+	shared   bool          // subjects of several tenants have the table
 }
 
 // memoKey stands for a rule set, resolved for a peer's ports.
@@ -143,7 +146,7 @@ func (e *Engine) build(programs []*compile.Program) (built map[compile.Hash]*liv
 	for _, p := range programs {
 		sels = append(sels, p.Selectors...)
 	}
-	e.acquire(sels)
+	e.acquire(programs)
 	built, failed = make(map[compile.Hash]*live, len(programs)), make(map[compile.Hash]error)
 	for _, p := range programs {
 		if err := e.large[p.Hash]; err != nil {
@@ -214,6 +217,7 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 		ls.tables[l] = struct{}{}
 		l.brings[ls] = p.Brings(s.String())
 	}
+	e.markTable(l)
 	named := p.NamesForEveryone()
 	for k := range identity.Kinds {
 		var brought [][]uint16

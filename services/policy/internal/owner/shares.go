@@ -430,7 +430,8 @@ func (o *Owner) assign() {
 func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
 	return ask(ctx, o, func() ([]shares.Usage, error) {
 		o.operation = opRead
-		return append(o.ledger.Usage(), o.isolations.Usage()...), nil
+		classes, _ := o.engine.Splits()
+		return append(append(o.ledger.Usage(), o.isolations.Usage()...), classes), nil
 	})
 }
 

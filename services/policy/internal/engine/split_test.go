@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
+)
+
+// byNamespace makes each namespace a tenant with the label, except for one.
+func byNamespace(ns string) (shares.Tenant, int) {
+	if ns == "" || ns == "kube-system" {
+		return shares.System, 0
+	}
+	return shares.Labelled(ns), 0
+}
+
+// admission allows, or denies, one port to each of many selectors, and port 1 to everybody.
+func admission(ns string, action rule.Action, selectors ...selector.Selector) policy.Object {
+	spec := rule.Spec{
+		Namespace: ns, Subject: selector.New(selector.Requirement{Key: label.KeyNamespace, Op: selector.In, Values: []string{ns}}),
+		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
+	}
+	add := func(r *rule.Rule, n uint16) {
+		r.Source = rule.Source{Kind: "T", Namespace: ns, Name: "p", Path: fmt.Sprint(n)}
+		r.Tier, r.Ports = rule.Normal, []rule.Port{{Range: port.Ports(port.TCP, n, n)}}
+		spec.Rules = append(spec.Rules, r.Seal())
+	}
+	for i, s := range selectors {
+		r := &rule.Rule{Action: action}
+		r.Peers.Selectors = []selector.Selector{s}
+		add(r, uint16(100+i)) //nolint:gosec // small
+	}
+	open := &rule.Rule{Action: rule.Allow}
+	open.Peers.Any = true
+	add(open, 1)
+	if action == rule.Deny { // the deny rules have something to deny
+		for i := range selectors {
+			r := &rule.Rule{Action: rule.Allow}
+			r.Peers.Any = true
+			add(r, uint16(100+i)) //nolint:gosec // small
+		}
+	}
+	return policy.Object{Key: policy.Key{Kind: "T", Namespace: ns, Name: "p"}, Specs: []rule.Spec{spec}}
+}
+
+func exists(key string) selector.Selector {
+	return selector.New(selector.Requirement{Key: key, Op: selector.Exists})
+}
+
+// TestSelectorsOfOneTenantSplitClassesWithinItsShare: a tenant selects the peers of another one
+// by many labels. The other tenant's policy holds as before, and the flood's allow rules select
+// none of the peers that it does not split, its deny rules all of them.
+func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
+	const limit, keys = 160, 8
+	for _, action := range []rule.Action{rule.Allow, rule.Deny} {
+		e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
+		var all []selector.Selector
+		for i := range keys {
+			all = append(all, exists(fmt.Sprint("k", i)))
+		}
+		pod := func(number identity.Numeric, ns string, bits int, more ...label.Label) peer.Identity {
+			ls := append(more, label.Kubernetes(label.KeyNamespace, ns))
+			for i := range keys {
+				if bits>>i&1 != 0 {
+					ls = append(ls, label.Kubernetes(fmt.Sprint("k", i), "v"))
+				}
+			}
+			id, err := peer.New(number, label.NewSet(ls...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
+		const first, shop, flood = identity.MinCluster, identity.MinCluster + 1000, identity.MinCluster + 1001
+		peers := []peer.Identity{pod(shop, "shop", 0), pod(flood, "flood", 0)}
+		for bits := range 1 << keys {
+			var more []label.Label
+			if bits%3 == 0 {
+				more = append(more, label.Kubernetes("web", "yes"))
+			}
+			peers = append(peers, pod(first+identity.Numeric(bits), "shop", bits, more...)) //nolint:gosec // small
+		}
+		apply := func(c Change) {
+			t.Helper()
+			if err := e.Apply(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(Change{UpsertPolicies: []policy.Object{admission("shop", rule.Allow, exists("web"))}})
+		apply(Change{AddIdentities: peers[:len(peers)/2], AddSubjects: []identity.Numeric{shop, flood}})
+		apply(Change{UpsertPolicies: []policy.Object{admission("flood", action, all...)}})
+		apply(Change{AddIdentities: peers[len(peers)/2:]})
+		allows := func(subject, number identity.Numeric, tcp uint16) bool {
+			t.Helper()
+			v, err := e.Lookup(subject, rule.Ingress, number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, tcp))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v.Action == rule.Allow
+		}
+		check := func(what string) (closed int) {
+			t.Helper()
+			for bits := range 1 << keys {
+				number := first + identity.Numeric(bits) //nolint:gosec // small
+				if got := allows(shop, number, 100); got != (bits%3 == 0) {
+					t.Fatalf("%s: shop allows port 100 to peer %d: %v", what, bits, got)
+				}
+				if !allows(flood, number, 1) {
+					t.Fatalf("%s: flood denies port 1, which no selector decides, to peer %d", what, bits)
+				}
+				for i := range keys {
+					want := bits>>i&1 != 0 == (action == rule.Allow)
+					got := allows(flood, number, uint16(100+i)) //nolint:gosec // small
+					if got && !want {
+						t.Fatalf("%s: flood allows port %d to peer %d", what, 100+i, bits)
+					}
+					if !got && want {
+						closed++
+					}
+				}
+			}
+			return closed
+		}
+		if closed := check("flood"); closed == 0 || e.Waiting() == 0 {
+			t.Errorf("%d verdicts are closed, %d peers wait", closed, e.Waiting())
+		}
+		usage, _ := e.Splits()
+		if usage.Used > limit || len(e.classes) != usage.Used || usage.Asked <= usage.Used {
+			t.Errorf("%d classes, usage %+v", len(e.classes), usage)
+		}
+		// Some peers leave, and there is room for the others.
+		var gone []identity.Numeric
+		for bits := range 1 << keys {
+			if bits >= 40 {
+				gone = append(gone, first+identity.Numeric(bits)) //nolint:gosec // small
+			}
+		}
+		apply(Change{RemoveIdentities: gone})
+		if n := e.Waiting(); n != 0 {
+			t.Errorf("with room, %d peers wait", n)
+		}
+		apply(Change{AddIdentities: peers})
+		check("again")
+		apply(Change{DeletePolicies: []policy.Key{{Kind: "T", Namespace: "flood", Name: "p"}}})
+		if n := len(e.classes); n != 2 || e.Waiting() != 0 || len(e.splits.marks) != 0 {
+			t.Errorf("without the flood there are %d classes, %d peers wait, %d marks", n, e.Waiting(), len(e.splits.marks))
+		}
+	}
+}
+
+// sourced adds the namespaces of policies to the sources of their rules.
+func sourced(s *scenario.State) *scenario.State {
+	for _, o := range s.Objects {
+		for _, spec := range o.Specs {
+			for _, r := range spec.Rules {
+				r.Source.Namespace = spec.Namespace
+			}
+		}
+	}
+	return s
+}
+
+// TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses changes random states with room for a
+// few classes: the subjects of tenants without room are allowed no more than their rules allow,
+// and all others exactly that.
+func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
+	t.Parallel()
+	w := seeded(t, 11)
+	marked, exact, closed := 0, 0, 0
+	for run := range runs(t, 60) {
+		config := configs[0]
+		config.IdentityClasses = 2 + w.IntN(20)
+		config.Tenant = func(ns string) (shares.Tenant, int) {
+			if ns == "" {
+				return shares.System, 0
+			}
+			return shares.Labelled(ns), 0
+		}
+		s := sourced(w.Draw())
+		e := fresh(t, config, s)
+		for step := range 30 {
+			next := s.Clone()
+			for range 1 + w.IntN(3) {
+				w.Mutate(next)
+			}
+			sourced(next)
+			if err := e.Apply(diff(s, next)); err != nil {
+				t.Fatalf("run %d step %d: %v", run, step, err)
+			}
+			s = next
+			n := &naive{config, s}
+			for range 60 {
+				q, ok := w.Question(s)
+				if !ok {
+					break
+				}
+				ns, _ := s.Identities[q.Subject].Labels.Value(label.SourceKubernetes, label.KeyNamespace)
+				tenant, _ := config.Tenant(ns)
+				want := n.evaluate(q)
+				got, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch {
+				case got.Action == want.action && got.Proxy == want.proxy:
+					exact++
+				case e.splits.marks[tenant] != nil && got.Action == rule.Deny:
+					closed++
+				default:
+					t.Fatalf("run %d step %d: %+v: %+v, and the rules say %+v; mark %+v", run, step, q, got, want, e.splits.marks[tenant])
+				}
+			}
+			marked += len(e.splits.marks)
+		}
+		if err := e.Apply(diff(s, scenario.NewState())); err != nil {
+			t.Fatal(err)
+		}
+		if e.splits.all != 0 || e.splits.others != 0 || len(e.splits.of) != 0 || len(e.splits.marks) != 0 {
+			t.Fatalf("run %d: left: %+v", run, e.splits)
+		}
+	}
+	if marked == 0 || closed == 0 {
+		t.Errorf("%d marks, %d verdicts are closed, %d exact", marked, closed, exact)
+	}
+	t.Logf("%d marks, %d verdicts are closed, %d exact", marked, closed, exact)
+}
+
+// TestSelectorsOfTwoTenantsSplitForBoth: a selector that a tenant without room has is also one
+// of another tenant. It splits, and the other tenant's rules hold exactly.
+func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
+	const limit, keys = 32, 6
+	e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
+	var all []selector.Selector
+	for i := range keys {
+		all = append(all, exists(fmt.Sprint("k", i)))
+	}
+	const first, shop = identity.MinCluster, identity.MinCluster + 1000
+	c := Change{AddSubjects: []identity.Numeric{shop, shop + 1}}
+	for _, ns := range []string{"shop", "flood"} {
+		id, err := peer.New(shop+identity.Numeric(len(c.AddIdentities)), label.NewSet(label.Kubernetes(label.KeyNamespace, ns)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.AddIdentities = append(c.AddIdentities, id)
+	}
+	for bits := range 1 << keys {
+		c.AddIdentities = append(c.AddIdentities, combination(t, first+identity.Numeric(bits), bits, keys)) //nolint:gosec // small
+	}
+	for _, next := range []Change{
+		c,
+		{UpsertPolicies: []policy.Object{admission("flood", rule.Allow, all...)}},
+		{UpsertPolicies: []policy.Object{admission("shop", rule.Deny, all[2])}},
+	} {
+		if err := e.Apply(next); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e.Waiting() == 0 {
+		t.Fatal("flood has room for all classes")
+	}
+	for bits := range 1 << keys {
+		number := first + identity.Numeric(bits) //nolint:gosec // small
+		v, err := e.Lookup(shop, rule.Ingress, number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 100))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := v.Action == rule.Allow, bits>>2&1 == 0; got != want {
+			t.Errorf("shop allows peer %d: %v", bits, got)
+		}
+	}
+}

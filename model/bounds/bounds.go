@@ -149,12 +149,6 @@ var All = []Bound{
 		Shown:  "`service get`, `sluice status`",
 	},
 	{
-		Name: "host ports of containers", Process: "sluice-loadbalancer",
-		Default: "elements of the maps of frontends", Divided: Undivided,
-		Beyond: "they are not subtracted from the capacity that the datapath reports; a frontend without room is refused",
-		Shown:  "`service get`, `sluice status`",
-	},
-	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",
 		Default: "262,144 places of lists and tables", Divided: Undivided,
 		Beyond: "a frontend whose table has no place is refused", Shown: "`service get`, `sluice status`",
@@ -242,6 +236,12 @@ var All = []Bound{
 		Name: "prefixes-ipv6", Process: datapath, Default: "52,429 of 65,536", Divided: ByTenant, Beyond: prefixes,
 		Shown: ofMaps,
 		Tests: []string{"TestPrefixWithoutRoomClosesWhatItWouldDeny", "TestKernelTenantThatFillsTheMapsLeavesRoomForAnother"},
+	},
+	{
+		Name: "host ports of containers", Process: datapath,
+		Default: "a sixteenth of the datapath's frontends, which services do not get", Divided: ByNamespace,
+		Beyond: "ADD of a pod of a namespace above its share fails", Shown: "error of ADD",
+		Tests: []string{"TestHostPortsOfOneNamespaceLeaveRoomForOthers"},
 	},
 	{
 		Name: "ports of the node to one backend elsewhere", Process: "sluice-datapath",

@@ -57,6 +57,9 @@ type publisher interface {
 // addresses. Without a tunnel they drop what comes from one that they do not know.
 const publicationWait = 200 * time.Millisecond
 
+// hostPortPart is the part of the frontends that is for host ports.
+const hostPortPart = 16
+
 // around is what the node's parts work with.
 type around struct {
 	instance string
@@ -190,13 +193,17 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 		n.Ender = socketend.New(socketend.Options{
 			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Keeps: n.Kernel.Services.Keeps,
 		})
-		n.HostPorts = hostport.New(hostport.Options{
-			Kernel: n.Kernel.Frontends(), Ender: flowEnder{n}, Own: n.isOwn, Closed: cfg.reservedPorts(), Log: n.log,
-		})
 		var capacity frontendstream.Capacity
+		hostPorts := 0 // frontends for host ports, which services do not get
 		if c, ok := n.Kernel.Services.Capacity(); ok {
+			hostPorts = c.Frontends / hostPortPart
+			c.Frontends, c.Backends, c.Members = c.Frontends-hostPorts, c.Backends-hostPorts, c.Members-hostPorts
 			capacity = frontendstream.Capacity(c)
 		}
+		n.HostPorts = hostport.New(hostport.Options{
+			Kernel: n.Kernel.Frontends(), Ender: flowEnder{n}, Own: n.isOwn, Closed: cfg.reservedPorts(),
+			Room: hostPorts, Log: n.log,
+		})
 		n.Frontends = frontendstream.New(frontendstream.Options{
 			Name: service, Service: n.frontends, Kernel: n.HostPorts.Services(), Ender: flowEnder{n}, Memory: n.frontendState,
 			Freed: n.HostPorts.Freed(), Capacity: capacity, Log: n.log,

@@ -47,6 +47,9 @@ type Ender interface {
 	End(ctx context.Context) error
 }
 
+// systemNamespace is the namespace whose pods share host ports with no other namespace.
+const systemNamespace = "kube-system"
+
 // Options are what Ports work with.
 type Options struct {
 	Kernel Kernel
@@ -56,7 +59,10 @@ type Options struct {
 	// Closed are UDP ports of the node that no container may have: packets between
 	// nodes go there.
 	Closed []uint16
-	Log    *slog.Logger
+	// Room is how many frontends all endpoints together may claim, one for each address of
+	// the endpoint in each mapping. Namespaces share it. 0: no limit.
+	Room int
+	Log  *slog.Logger
 }
 
 // Ports are the host ports of the node's endpoints. All methods may be called
@@ -79,12 +85,14 @@ type Ports struct {
 	owners map[workload.Owner][]frontend.Key   // guarded by mu; of claims
 	wanted map[frontend.Key]struct{}           // guarded by mu; refused to services
 	failed map[workload.Owner]map[string]error // guarded by mu; by frontend, why it leads nowhere
+	counts map[string]int                      // guarded by mu; claims by the namespace of the pod
 }
 
 // claim is a port that an endpoint has.
 type claim struct {
-	owner    workload.Owner
-	frontend *frontend.Frontend
+	owner     workload.Owner
+	namespace string
+	frontend  *frontend.Frontend
 }
 
 // New returns Ports without claims.
@@ -92,7 +100,7 @@ func New(o Options) *Ports {
 	p := &Ports{
 		o: o, held: make(chan struct{}), freed: make(chan struct{}, 1), left: make(chan struct{}, 1),
 		claims: map[frontend.Key]*claim{}, owners: map[workload.Owner][]frontend.Key{},
-		wanted: map[frontend.Key]struct{}{}, failed: map[workload.Owner]map[string]error{},
+		wanted: map[frontend.Key]struct{}{}, failed: map[workload.Owner]map[string]error{}, counts: map[string]int{},
 	}
 	p.left <- struct{}{} // by an earlier process, perhaps
 	return p
@@ -166,6 +174,7 @@ func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 			}
 		}
 	}
+	added := 0
 	for _, f := range fs {
 		if holder, ok := p.holder(f.Key); ok {
 			if holder == s.Owner {
@@ -183,8 +192,35 @@ func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 		case ok:
 			return fmt.Errorf("port %v: %w by service %s", f.Key, endpoint.ErrHostPort, service)
 		}
+		added++
 	}
-	return nil
+	return p.fits(s.Pod.Namespace, added)
+}
+
+// fits returns ErrFull if a namespace may not claim so many more frontends. It may have a
+// sixteenth of all, and beyond it half of the free ones. Containers without a namespace and
+// pods of the system may have all, and a tenth is only for them.
+func (p *Ports) fits(namespace string, added int) error {
+	if p.o.Room == 0 || added == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	has, own, free := p.counts[namespace], p.o.Room/16, p.o.Room-len(p.claims)
+	most := p.o.Room
+	if namespace != "" && namespace != systemNamespace {
+		free -= p.o.Room / 10
+		most = max(own, has+(free-2*max(0, has-own))/3)
+	}
+	if added <= free && has+added <= most {
+		return nil
+	}
+	whose := "containers without a namespace"
+	if namespace != "" {
+		whose = "namespace " + namespace
+	}
+	return fmt.Errorf("%w for %d more host ports: %s has %d on this node, and all have %d of %d",
+		endpoint.ErrFull, added, whose, has, len(p.claims), p.o.Room)
 }
 
 // holder is the owner of an endpoint that has claimed a key.
@@ -212,21 +248,32 @@ func (p *Ports) Claim(s endpoint.Spec) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range fs {
-		p.keep(s.Owner, f)
+		p.keep(s, f)
 	}
 	return nil
 }
 
-// keep makes a frontend the owner's. mu is held.
-func (p *Ports) keep(o workload.Owner, f *frontend.Frontend) {
-	if p.claims[f.Key] == nil {
-		p.owners[o] = append(p.owners[o], f.Key)
+// keep gives a frontend to an endpoint. mu is held.
+func (p *Ports) keep(s endpoint.Spec, f *frontend.Frontend) {
+	if before := p.claims[f.Key]; before == nil {
+		p.owners[s.Owner] = append(p.owners[s.Owner], f.Key)
+	} else {
+		p.count(before, -1)
 	}
-	p.claims[f.Key] = &claim{o, f}
+	c := &claim{s.Owner, s.Pod.Namespace, f}
+	p.claims[f.Key] = c
+	p.count(c, 1)
 	select {
 	case <-p.held:
 	default:
 		close(p.held)
+	}
+}
+
+// count changes how many claims the namespace of a claim has. mu is held.
+func (p *Ports) count(c *claim, by int) {
+	if p.counts[c.namespace] += by; p.counts[c.namespace] == 0 {
+		delete(p.counts, c.namespace)
 	}
 }
 
@@ -253,7 +300,7 @@ func (p *Ports) restore(s endpoint.Spec) {
 			p.fail(s.Owner, f.Key, err)
 			continue
 		}
-		p.keep(s.Owner, f)
+		p.keep(s, f)
 	}
 }
 
@@ -350,6 +397,7 @@ func (p *Ports) Release(o workload.Owner) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, k := range keys {
+		p.count(p.claims[k], -1)
 		delete(p.claims, k)
 		if _, ok := p.wanted[k]; ok {
 			delete(p.wanted, k)

@@ -6,6 +6,7 @@ package hostport
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -383,5 +384,57 @@ func TestSocketsOfARemovedPortAreEnded(t *testing.T) {
 	defer k.mu.Unlock()
 	if k.graces != 2 {
 		t.Errorf("%d grace periods, want 2", k.graces)
+	}
+}
+
+// TestHostPortsOfOneNamespaceLeaveRoomForOthers: a namespace claims ports until it is refused.
+// Pods of another one get theirs, and pods of the system and containers of no namespace, too.
+func TestHostPortsOfOneNamespaceLeaveRoomForOthers(t *testing.T) {
+	p, _, _ := newPorts()
+	p.o.Room = 160
+	port := uint16(1000)
+	claim := func(namespace string) (endpoint.Spec, error) {
+		port++
+		s := spec("pod", 10, "", port, workload.TCP) // a frontend in each family
+		s.Owner.ContainerID += fmt.Sprint(port)
+		s.Pod.Namespace, s.Pod.Name = namespace, "pod"
+		if namespace == "" {
+			s.Pod.Name = ""
+		}
+		return s, p.Claim(s)
+	}
+	fill := func(namespace string) (list []endpoint.Spec) {
+		for {
+			s, err := claim(namespace)
+			if err == nil {
+				list = append(list, s)
+				continue
+			}
+			if !errors.Is(err, endpoint.ErrFull) || !strings.Contains(err.Error(), fmt.Sprintf("%d on this node", 2*len(list))) {
+				t.Fatalf("claim %d of namespace %q: %v", len(list)+1, namespace, err)
+			}
+			return list
+		}
+	}
+	flood := fill("flood")
+	if n := 2 * len(flood); n < 160/16 || n > 160/2 {
+		t.Errorf("flood has %d of 160", n)
+	}
+	if n := 2 * len(fill("shop")); n < 160/16 {
+		t.Errorf("shop has %d of 160", n)
+	}
+	if n := 2 * len(fill("kube-system")); n < 160/10 {
+		t.Errorf("kube-system has %d of 160", n)
+	}
+	for _, s := range flood {
+		if err := p.Release(s.Owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := claim(""); err != nil {
+		t.Errorf("a container after flood has left: %v", err)
+	}
+	if again := fill("flood"); len(again) == 0 {
+		t.Error("flood gets no port after it has released all")
 	}
 }

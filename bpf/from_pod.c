@@ -18,6 +18,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
+#include <sluice/offload.h>
 #include <sluice/refuse.h>
 #include <sluice/remote.h>
 
@@ -146,8 +147,11 @@ static __always_inline enum sl_reason admit_and_forward(struct __sk_buff *skb, s
 static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
 					   const struct sl_endpoint *src, __u32 *ifindex)
 {
-	enum sl_reason reason = admit_and_forward(skb, p, src, ifindex);
+	enum sl_reason reason;
 
+	if (is_checksum_misplaced(skb, p))
+		return SL_DROP_MALFORMED;
+	reason = admit_and_forward(skb, p, src, ifindex);
 	if (leads_fragments(p))
 		lead_fragments(p, lead_of(reason));
 	return reason;

@@ -40,6 +40,9 @@ volatile const __u32 cfg_native = 0;
 /* 1: the kernel can be asked for connections that nf_conntrack tracks */
 volatile const __u32 cfg_conntrack = 0;
 
+/* 1: the kernel has bpf_cast_to_kern_ctx */
+volatile const __u32 cfg_cast = 0;
+
 /* SL_PREVIOUS_...: the maps of the version before that still hold connections */
 #define SL_PREVIOUS_4 0x1
 #define SL_PREVIOUS_6 0x2

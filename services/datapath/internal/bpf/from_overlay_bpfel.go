@@ -70,6 +70,7 @@ const (
 	FromOverlayMapSlXl4               = "sl_xl4"
 	FromOverlayMapSlXl6               = "sl_xl6"
 	FromOverlayProgSluiceFromOverlay  = "sluice_from_overlay"
+	FromOverlayVarCfgCast             = "cfg_cast"
 	FromOverlayVarCfgConnectionEvents = "cfg_connection_events"
 	FromOverlayVarCfgConntrack        = "cfg_conntrack"
 	FromOverlayVarCfgEventRate        = "cfg_event_rate"
@@ -190,6 +191,7 @@ type FromOverlayMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromOverlayVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -339,6 +341,7 @@ func (m *FromOverlayMaps) Close() error {
 //
 // It can be passed to LoadFromOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromOverlayVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

@@ -70,6 +70,7 @@ const (
 	FromPodMapSlXl4               = "sl_xl4"
 	FromPodMapSlXl6               = "sl_xl6"
 	FromPodProgSluiceFromPod      = "sluice_from_pod"
+	FromPodVarCfgCast             = "cfg_cast"
 	FromPodVarCfgConnectionEvents = "cfg_connection_events"
 	FromPodVarCfgConntrack        = "cfg_conntrack"
 	FromPodVarCfgEventRate        = "cfg_event_rate"
@@ -190,6 +191,7 @@ type FromPodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromPodVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -339,6 +341,7 @@ func (m *FromPodMaps) Close() error {
 //
 // It can be passed to LoadFromPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromPodVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

@@ -70,6 +70,7 @@ const (
 	FromUplinkMapSlXl4               = "sl_xl4"
 	FromUplinkMapSlXl6               = "sl_xl6"
 	FromUplinkProgSluiceFromUplink   = "sluice_from_uplink"
+	FromUplinkVarCfgCast             = "cfg_cast"
 	FromUplinkVarCfgConnectionEvents = "cfg_connection_events"
 	FromUplinkVarCfgConntrack        = "cfg_conntrack"
 	FromUplinkVarCfgEventRate        = "cfg_event_rate"
@@ -190,6 +191,7 @@ type FromUplinkMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromUplinkVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -339,6 +341,7 @@ func (m *FromUplinkMaps) Close() error {
 //
 // It can be passed to LoadFromUplinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromUplinkVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

@@ -75,6 +75,7 @@ const (
 	SocketLBProgSluiceRecvmsg6     = "sluice_recvmsg6"
 	SocketLBProgSluiceSendmsg4     = "sluice_sendmsg4"
 	SocketLBProgSluiceSendmsg6     = "sluice_sendmsg6"
+	SocketLBVarCfgCast             = "cfg_cast"
 	SocketLBVarCfgConnectionEvents = "cfg_connection_events"
 	SocketLBVarCfgConntrack        = "cfg_conntrack"
 	SocketLBVarCfgEventRate        = "cfg_event_rate"
@@ -201,6 +202,7 @@ type SocketLBMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SocketLBVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -347,6 +349,7 @@ func (m *SocketLBMaps) Close() error {
 //
 // It can be passed to LoadSocketLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SocketLBVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

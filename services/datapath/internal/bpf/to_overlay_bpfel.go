@@ -70,6 +70,7 @@ const (
 	ToOverlayMapSlXl4               = "sl_xl4"
 	ToOverlayMapSlXl6               = "sl_xl6"
 	ToOverlayProgSluiceToOverlay    = "sluice_to_overlay"
+	ToOverlayVarCfgCast             = "cfg_cast"
 	ToOverlayVarCfgConnectionEvents = "cfg_connection_events"
 	ToOverlayVarCfgConntrack        = "cfg_conntrack"
 	ToOverlayVarCfgEventRate        = "cfg_event_rate"
@@ -190,6 +191,7 @@ type ToOverlayMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToOverlayVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -339,6 +341,7 @@ func (m *ToOverlayMaps) Close() error {
 //
 // It can be passed to LoadToOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToOverlayVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

@@ -70,6 +70,7 @@ const (
 	ToPodMapSlXl4               = "sl_xl4"
 	ToPodMapSlXl6               = "sl_xl6"
 	ToPodProgSluiceToPod        = "sluice_to_pod"
+	ToPodVarCfgCast             = "cfg_cast"
 	ToPodVarCfgConnectionEvents = "cfg_connection_events"
 	ToPodVarCfgConntrack        = "cfg_conntrack"
 	ToPodVarCfgEventRate        = "cfg_event_rate"
@@ -190,6 +191,7 @@ type ToPodMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToPodVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -339,6 +341,7 @@ func (m *ToPodMaps) Close() error {
 //
 // It can be passed to LoadToPodObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToPodVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

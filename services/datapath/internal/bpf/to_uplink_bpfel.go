@@ -70,6 +70,7 @@ const (
 	ToUplinkMapSlXl4               = "sl_xl4"
 	ToUplinkMapSlXl6               = "sl_xl6"
 	ToUplinkProgSluiceToUplink     = "sluice_to_uplink"
+	ToUplinkVarCfgCast             = "cfg_cast"
 	ToUplinkVarCfgConnectionEvents = "cfg_connection_events"
 	ToUplinkVarCfgConntrack        = "cfg_conntrack"
 	ToUplinkVarCfgEventRate        = "cfg_event_rate"
@@ -190,6 +191,7 @@ type ToUplinkMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToUplinkVariableSpecs struct {
+	CfgCast             *ebpf.VariableSpec `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.VariableSpec `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.VariableSpec `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.VariableSpec `ebpf:"cfg_event_rate"`
@@ -339,6 +341,7 @@ func (m *ToUplinkMaps) Close() error {
 //
 // It can be passed to LoadToUplinkObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToUplinkVariables struct {
+	CfgCast             *ebpf.Variable `ebpf:"cfg_cast"`
 	CfgConnectionEvents *ebpf.Variable `ebpf:"cfg_connection_events"`
 	CfgConntrack        *ebpf.Variable `ebpf:"cfg_conntrack"`
 	CfgEventRate        *ebpf.Variable `ebpf:"cfg_event_rate"`

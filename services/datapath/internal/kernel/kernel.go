@@ -118,6 +118,7 @@ type build struct {
 	maps      func() (*ebpf.CollectionSpec, error)
 	programs  []program.Spec
 	conntrack func() (bool, error) // whether programs can ask nf_conntrack
+	cast      func() (bool, error) // whether programs can read the kernel's packets directly
 }
 
 // Routing is how packets between pods of two nodes travel.
@@ -184,12 +185,16 @@ type Kernel struct {
 
 	reloading sync.Mutex // guards conntrack
 	conntrack bool       // the programs ask nf_conntrack
+	cast      bool       // the programs read the kernel's packets directly
 
 	closed atomic.Bool
 }
 
 // cfgConntrack is the constant that has programs ask nf_conntrack.
 const cfgConntrack = "cfg_conntrack"
+
+// cfgCast is the constant that has programs read the kernel's packets directly.
+const cfgCast = "cfg_cast"
 
 // boolean is the value of a constant that is 0 or 1.
 func boolean(b bool) uint32 {
@@ -220,9 +225,7 @@ func (k *Kernel) Reload() (bool, error) {
 	if err != nil || !found {
 		return false, err
 	}
-	constants := k.opened.constants()
-	constants[cfgConntrack] = boolean(true)
-	if err := k.Programs.Reload(constants); err != nil {
+	if err := k.Programs.Reload(k.constants(true)); err != nil {
 		return false, err
 	}
 	k.conntrack = true
@@ -355,9 +358,12 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if k.conntrack, err = o.hasConntrack(); err != nil {
 		return nil, err
 	}
-	constants := o.constants()
-	constants[cfgConntrack] = boolean(k.conntrack)
-	k.Programs, err = program.Open(k.Pins, program.Options{Table: o.table(), Constants: constants, Log: o.Log})
+	if k.cast, err = o.build.cast(); err != nil {
+		return nil, err
+	}
+	k.Programs, err = program.Open(k.Pins, program.Options{
+		Table: o.table(), Constants: k.constants(k.conntrack), Log: o.Log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -457,6 +463,9 @@ func (o *Options) setDefaults() error {
 	if o.build.conntrack == nil {
 		o.build.conntrack = program.HasConntrack
 	}
+	if o.build.cast == nil {
+		o.build.cast = program.HasCast
+	}
 	return errors.Join(errs...)
 }
 
@@ -487,6 +496,13 @@ func PinnedRanges(dir string) ([]netip.Prefix, error) {
 	}
 	ranges, err := ipmap.Open(pins).Ranges()
 	return ranges, errors.Join(err, pins.Close())
+}
+
+// constants are those of the options and of what the kernel has.
+func (k *Kernel) constants(conntrack bool) map[string]any {
+	constants := k.opened.constants()
+	constants[cfgConntrack], constants[cfgCast] = boolean(conntrack), boolean(k.cast)
+	return constants
 }
 
 // constants are the values of what config.h declares.

@@ -40,7 +40,7 @@ func HasConntrack() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read the types of module nf_conntrack: %w", err)
 	}
-	return hasFunction(module)
+	return hasFunction(module, conntrackLookup)
 }
 
 // builtIn reports whether nf_conntrack is part of the kernel.
@@ -49,7 +49,7 @@ var builtIn = sync.OnceValues(func() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read the types of the kernel: %w", err)
 	}
-	return hasFunction(kernel)
+	return hasFunction(kernel, conntrackLookup)
 })
 
 // canOpenModules reports whether this process may open the types of modules, as loading a
@@ -66,14 +66,14 @@ func canOpenModules() (bool, error) {
 	return false, nil
 }
 
-func hasFunction(types *btf.Spec) (bool, error) {
+func hasFunction(types *btf.Spec, name string) (bool, error) {
 	var fn *btf.Func
-	switch err := types.TypeByName(conntrackLookup, &fn); {
+	switch err := types.TypeByName(name, &fn); {
 	case err == nil:
 		return true, nil
 	case errors.Is(err, btf.ErrNotFound):
 		return false, nil
 	default:
-		return false, fmt.Errorf("find function %s: %w", conntrackLookup, err)
+		return false, fmt.Errorf("find function %s: %w", name, err)
 	}
 }

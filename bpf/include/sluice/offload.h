@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_OFFLOAD_H
+#define SLUICE_OFFLOAD_H
+
+/*
+ * Checksums that a packet leaves to the device. The packet says where the device writes the
+ * sum, and a packet socket (PACKET_VNET_HDR) lets its owner choose the place: also one that
+ * the programs have evaluated, such as the destination port. The device, or the kernel for
+ * one that cannot do it, writes there after the last program has run.
+ *
+ * A sum further inside is that of a packet in a tunnel of the pod's own.
+ */
+
+#include <bpf/bpf_helpers.h>
+#include <sluice/config.h>
+#include <sluice/packet.h>
+#include <sluice/related.h>
+#include <sluice/rewrite.h>
+#include <sluice/transport.h>
+
+#define SL_CHECKSUM_PARTIAL 3 /* CHECKSUM_PARTIAL of linux/skbuff.h */
+
+/* Of enum bpf_field_info_kind, which compilers and loaders share. */
+#define SL_FIELD_BYTE_OFFSET 0
+#define SL_FIELD_LSHIFT_U64 4
+#define SL_FIELD_RSHIFT_U64 5
+
+/* The parts of the kernel's packets that are read here. The loader finds where the running
+ * kernel has them.
+ */
+struct sk_buff {
+	__u8 ip_summed : 2;
+	__u16 csum_start; /* from head on */
+	__u16 csum_offset;
+	unsigned char *head;
+	unsigned char *data;
+} __attribute__((preserve_access_index));
+
+/* Since Linux 6.2, see cfg_cast: the packet of a program as the kernel's. */
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+/* Reads a field of the kernel's packet. */
+#define read_kernel(to, from)                                           \
+	({                                                              \
+		if (cfg_cast)                                           \
+			(to) = *(from);                                 \
+		else                                                    \
+			bpf_probe_read_kernel(&(to), sizeof(to), from); \
+	})
+
+#define SL_NO_PLACE 0x7fffffff
+
+/* Where a device writes the checksum of the packet, SL_NO_PLACE: nowhere. */
+static __noinline __s32 checksum_place(struct __sk_buff *skb)
+{
+	struct sk_buff *k = cfg_cast ? bpf_cast_to_kern_ctx(skb) : (void *)skb;
+	unsigned char *head = NULL, *data = NULL;
+	__u16 start = 0, offset = 0;
+	__u8 summed = 0;
+	__u64 bits;
+
+	read_kernel(summed, (__u8 *)k + __builtin_preserve_field_info(k->ip_summed,
+								     SL_FIELD_BYTE_OFFSET));
+	bits = (__u64)summed << __builtin_preserve_field_info(k->ip_summed, SL_FIELD_LSHIFT_U64);
+	bits >>= __builtin_preserve_field_info(k->ip_summed, SL_FIELD_RSHIFT_U64);
+	if (bits != SL_CHECKSUM_PARTIAL)
+		return SL_NO_PLACE;
+	read_kernel(start, &k->csum_start);
+	read_kernel(offset, &k->csum_offset);
+	read_kernel(head, &k->head);
+	read_kernel(data, &k->data);
+	return start + offset - (__s32)(data - head);
+}
+
+/* Whether a device would write the checksum over something that was evaluated. */
+static __always_inline bool is_checksum_misplaced(struct __sk_buff *skb, const struct sl_packet *p)
+{
+	__s32 at = checksum_place(skb);
+
+	if (at == SL_NO_PLACE)
+		return false;
+	at -= (__s32)p->l4;
+	if (at < 0)
+		return true;
+	if (p->fragment)
+		return false;
+	switch (p->proto) {
+	case SL_TCP:
+		return at < 20 && at != 16;
+	case SL_UDP:
+		return at < 8 && at != 6;
+	case SL_SCTP:
+		return at < SL_SCTP_COMMON + 4 && at != 8;
+	case SL_ICMP:
+	case SL_ICMPV6:
+		return (at < SL_ICMP_HEADER || is_error(p)) && at != SL_ICMP_CHECK;
+	default:
+		return false;
+	}
+}
+
+#endif

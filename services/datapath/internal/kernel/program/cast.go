@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package program
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf/btf"
+)
+
+// HasCast reports whether programs can read the kernel's packet directly, by a function that
+// Linux has since 6.2. Else they copy what they need, which takes longer.
+var HasCast = sync.OnceValues(func() (bool, error) {
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return false, fmt.Errorf("read the types of the kernel: %w", err)
+	}
+	return hasFunction(kernel, "bpf_cast_to_kern_ctx")
+})

@@ -6,7 +6,7 @@
 /*
  * What the answers of a service's connection have to come from is in the connection's entry,
  * which the map may evict and an operator may flush. A server may speak next. So the first
- * answer stores the same beside it, in sl_xl4 or sl_xl6 under the answer as it arrives: which
+ * answer stores the same in sl_answers4 or sl_answers6, under the answer as it arrives: which
  * end has asked, and for what. A record is no verdict: the packet is evaluated as an answer of
  * that connection, by the policy as it is now.
  */
@@ -28,7 +28,6 @@ static __always_inline void write_answers_key(struct sl_packet *p)
 		p->xl4.sport = sport;
 		p->xl4.dport = dport;
 		p->xl4.proto = p->proto;
-		p->xl4.zone = SL_XL_ANSWERS;
 		p->xl4.pad = 0;
 		return;
 	}
@@ -37,7 +36,6 @@ static __always_inline void write_answers_key(struct sl_packet *p)
 	p->xl6.sport = sport;
 	p->xl6.dport = dport;
 	p->xl6.proto = p->proto;
-	p->xl6.zone = SL_XL_ANSWERS;
 	p->xl6.pad = 0;
 }
 
@@ -50,19 +48,16 @@ __noinline int remember_answers(struct sl_packet *p)
 		return 0;
 	p->reply = 1;
 	write_answers_key(p);
-	xl = find_translation(p->family);
+	xl = find_answer(p->family, SL_XL_ANSWERS);
 	if (xl && READ_ONCE(xl->front) == p->front && READ_ONCE(xl->asked_at) == p->asked_at)
 		return 0;
-	/* values are written once */
-	if (xl)
-		delete_translation(p->family);
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
 	__builtin_memcpy(p->xl.addr, p->dst, sizeof(p->xl.addr));
 	p->xl.port = p->dport;
 	p->xl.front = p->front;
 	p->xl.asked_at = p->asked_at;
 	p->xl.last_s = now_seconds();
-	return (int)insert_translation(p->family);
+	return (int)store_answer(p->family, SL_XL_ANSWERS);
 }
 
 /* The initiator has asked for something else: what was stored is not true any more. */
@@ -77,7 +72,7 @@ __noinline int forget_answers(struct sl_packet *p)
 		return 0;
 	p->reply = 0;
 	write_answers_key(p);
-	delete_translation(p->family);
+	delete_answer(p->family, SL_XL_ANSWERS);
 	return 0;
 }
 
@@ -92,7 +87,6 @@ static __always_inline void write_claimed_key(struct sl_packet *p, const struct 
 		p->xl4.sport = p->sport;
 		p->xl4.dport = at->port;
 		p->xl4.proto = p->proto;
-		p->xl4.zone = SL_XL_CLAIMED;
 		p->xl4.pad = 0;
 	} else {
 		__builtin_memcpy(p->xl6.src, p->src, sizeof(p->xl6.src));
@@ -100,7 +94,6 @@ static __always_inline void write_claimed_key(struct sl_packet *p, const struct 
 		p->xl6.sport = p->sport;
 		p->xl6.dport = at->port;
 		p->xl6.proto = p->proto;
-		p->xl6.zone = SL_XL_CLAIMED;
 		p->xl6.pad = 0;
 	}
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
@@ -121,7 +114,7 @@ __noinline int find_answers(struct sl_packet *p)
 	p->reply = 1;
 	write_answers_key(p);
 	p->reply = 0;
-	xl = find_translation(p->family);
+	xl = find_answer(p->family, SL_XL_ANSWERS);
 	if (!xl)
 		return 0;
 	p->front = READ_ONCE(xl->front);

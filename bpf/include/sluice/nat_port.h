@@ -119,6 +119,28 @@ static __always_inline void write_claim(struct sl_packet *p, const struct sl_end
 		p->xl.born = 0;
 }
 
+static __always_inline void write_zone(struct sl_packet *p, __u8 zone)
+{
+	if (p->family == 4)
+		p->xl4.zone = zone;
+	else
+		p->xl6.zone = zone;
+}
+
+/* The claim under the key in the cell, or what was stored about its answers, if the map has
+ * evicted the claim: the port is as much the connection's as before.
+ */
+static __always_inline struct sl_xl *find_claim(struct sl_packet *p)
+{
+	struct sl_xl *xl = find_translation(p->family);
+
+	if (xl)
+		return xl;
+	xl = find_answer(p->family, SL_XL_CLAIMED);
+	write_zone(p, SL_XL_NAT);
+	return xl;
+}
+
 /* Whether answers to the source are the connection's, if they are anybody's. */
 static __always_inline bool is_own_claim(const struct sl_packet *p, const struct sl_xl *xl)
 {
@@ -208,7 +230,7 @@ static __always_inline __u32 worth_of_port(struct sl_packet *p, const struct sl_
 	__u32 worth;
 
 	write_claim(p, from);
-	xl = find_translation(p->family);
+	xl = find_claim(p);
 	if (!xl)
 		return SL_PORT_FREE;
 	if (is_own_claim(p, xl))
@@ -313,19 +335,15 @@ __noinline int exceeds_share(struct sl_packet *p, __u32 sender)
  */
 static __always_inline bool unseat(struct sl_packet *p, __u64 word)
 {
-	struct sl_xl *xl = find_translation(p->family);
+	struct sl_xl *xl = find_claim(p);
 
 	/* the map may have given the element to another key, with another word */
 	if (!xl || __sync_val_compare_and_swap((__u64 *)&xl->last_s, word,
 					       (__u64)SL_CLAIM_BUSY << 32 | (__u32)word) != word)
 		return false;
 	delete_translation(p->family);
-	/* and its copy, if the backend has answered: see remember_transit */
-	p->xl4.zone = SL_XL_CLAIMED;
-	p->xl6.zone = SL_XL_CLAIMED;
-	delete_translation(p->family);
-	p->xl4.zone = SL_XL_NAT;
-	p->xl6.zone = SL_XL_NAT;
+	delete_answer(p->family, SL_XL_CLAIMED);
+	write_zone(p, SL_XL_NAT);
 	return true;
 }
 
@@ -339,8 +357,10 @@ __noinline int take_port(struct sl_packet *p, const struct sl_end *from)
 	worth = worth_of_port(p, from);
 	if (!worth)
 		return 0;
-	if (worth == SL_PORT_OWN)
+	if (worth == SL_PORT_OWN) {
+		insert_translation(p->family); /* the map may have evicted it */
 		return 1;
+	}
 	if (worth != SL_PORT_FREE) {
 		loser = p->search.loser;
 		if (!unseat(p, p->search.word))

@@ -25,6 +25,8 @@
 #define SL_MAX_SOURCES 16384 /* of each family */
 #define SL_MAX_XL4 32768
 #define SL_MAX_XL6 16384
+#define SL_MAX_ANSWERS4 16384
+#define SL_MAX_ANSWERS6 8192
 
 /* sl_fe_key4.kind and sl_fe_key6.kind */
 #define SL_FE_ADDRESS 0 /* of an address */
@@ -195,8 +197,8 @@ struct sl_socket {
 _Static_assert(sizeof(struct sl_socket) == 64, "a cache line");
 
 /*
- * Keys of sl_xl4 and sl_xl6: a packet as it arrives, before its destination is
- * translated.
+ * Keys of sl_xl4 and sl_xl6, sl_answers4 and sl_answers6: a packet as it arrives, before its
+ * destination is translated.
  */
 struct sl_xl_key4 {
 	__be32 src;
@@ -223,11 +225,13 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 #define SL_XL_SERVICE 0
 /* An answer of a backend elsewhere, to an address of this node. */
 #define SL_XL_NAT 1
-/* An answer of a backend, once it has given one: what its connection has asked for, if the
- * connection's entry is lost. See answers.h.
+/* In sl_answers4 and sl_answers6: an answer of a backend, once it has given one: what its
+ * connection has asked for, if the connection's entry is lost. See answers.h.
  */
 #define SL_XL_ANSWERS 2
-/* The same as SL_XL_NAT, once the backend has answered, if the claim is lost. */
+/* In sl_answers4 and sl_answers6: the same as SL_XL_NAT, once the backend has answered, if the
+ * claim is lost.
+ */
 #define SL_XL_CLAIMED 3
 
 /* Ports of the node from which packets go to backends elsewhere. */
@@ -235,7 +239,7 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 #define SL_NAT_PORTS 10000
 
 /*
- * Value of sl_xl4 and sl_xl6: where the packets of one sender go instead. The map
+ * Value of these maps: where the packets of one sender go instead. The map
  * may recycle an element while a program holds it, so that only last_s is stored in
  * place.
  */

@@ -114,6 +114,21 @@ struct {
 	__type(value, struct sl_xl);
 } sl_xl6 SEC(".maps");
 
+/* answer as it arrives -> what sl_ct and sl_xl say about it, a second time */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_ANSWERS4);
+	__type(key, struct sl_xl_key4);
+	__type(value, struct sl_xl);
+} sl_answers4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_ANSWERS6);
+	__type(key, struct sl_xl_key6);
+	__type(value, struct sl_xl);
+} sl_answers6 SEC(".maps");
+
 /* counters of what bounds are shared by; see count.h */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

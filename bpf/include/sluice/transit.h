@@ -261,9 +261,7 @@ __noinline int remember_transit(struct sl_packet *p)
 	from.port = (__u16)word;
 	/* the backend is the source here */
 	write_claimed_key(p, &from);
-	if (find_translation(p->family))
-		delete_translation(p->family); /* of an earlier connection with this port */
-	return (int)insert_translation(p->family);
+	return (int)store_answer(p->family, SL_XL_CLAIMED);
 }
 
 /*

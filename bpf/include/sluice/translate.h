@@ -43,6 +43,7 @@ static __always_inline void write_arriving_key(struct sl_packet *p)
 	key6->pad = 0;
 }
 
+/* A translation by the key in the cell. */
 static __always_inline struct sl_xl *find_translation(__u8 family)
 {
 	struct sl_packet *own = own_packet();
@@ -76,6 +77,51 @@ static __always_inline long insert_translation(__u8 family)
 	if (family == 4)
 		return bpf_map_update_elem(&sl_xl4, &own->xl4, &own->xl, BPF_NOEXIST);
 	return bpf_map_update_elem(&sl_xl6, &own->xl6, &own->xl, BPF_NOEXIST);
+}
+
+/* What was stored about an answer, in a zone. Writes the zone into the key in the cell. */
+static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return NULL;
+	if (family == 4) {
+		own->xl4.zone = zone;
+		return bpf_map_lookup_elem(&sl_answers4, &own->xl4);
+	}
+	own->xl6.zone = zone;
+	return bpf_map_lookup_elem(&sl_answers6, &own->xl6);
+}
+
+static __always_inline void delete_answer(__u8 family, __u8 zone)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return;
+	if (family == 4) {
+		own->xl4.zone = zone;
+		bpf_map_delete_elem(&sl_answers4, &own->xl4);
+	} else {
+		own->xl6.zone = zone;
+		bpf_map_delete_elem(&sl_answers6, &own->xl6);
+	}
+}
+
+/* Stores the value in the cell, in place of what was stored before. */
+static __always_inline long store_answer(__u8 family, __u8 zone)
+{
+	struct sl_packet *own = own_packet();
+
+	if (!own)
+		return -1;
+	if (family == 4) {
+		own->xl4.zone = zone;
+		return bpf_map_update_elem(&sl_answers4, &own->xl4, &own->xl, BPF_ANY);
+	}
+	own->xl6.zone = zone;
+	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);
 }
 
 /* The packet goes to the backend from here on. */

@@ -18,6 +18,8 @@ import (
 const (
 	FromOverlayMapSlAff4              = "sl_aff4"
 	FromOverlayMapSlAff6              = "sl_aff6"
+	FromOverlayMapSlAnswers4          = "sl_answers4"
+	FromOverlayMapSlAnswers6          = "sl_answers6"
 	FromOverlayMapSlBe4               = "sl_be4"
 	FromOverlayMapSlBe6               = "sl_be6"
 	FromOverlayMapSlBudget            = "sl_budget"
@@ -134,6 +136,8 @@ type FromOverlayProgramSpecs struct {
 type FromOverlayMapSpecs struct {
 	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
@@ -226,6 +230,8 @@ func (o *FromOverlayObjects) Close() error {
 type FromOverlayMaps struct {
 	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
@@ -283,6 +289,8 @@ func (m *FromOverlayMaps) Close() error {
 	return _FromOverlayClose(
 		m.SlAff4,
 		m.SlAff6,
+		m.SlAnswers4,
+		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
 		m.SlBudget,

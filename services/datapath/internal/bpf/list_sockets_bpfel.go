@@ -18,6 +18,8 @@ import (
 const (
 	ListSocketsMapSlAff4             = "sl_aff4"
 	ListSocketsMapSlAff6             = "sl_aff6"
+	ListSocketsMapSlAnswers4         = "sl_answers4"
+	ListSocketsMapSlAnswers6         = "sl_answers6"
 	ListSocketsMapSlBe4              = "sl_be4"
 	ListSocketsMapSlBe6              = "sl_be6"
 	ListSocketsMapSlCount            = "sl_count"
@@ -85,23 +87,25 @@ type ListSocketsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ListSocketsMapSpecs struct {
-	SlAff4   *ebpf.MapSpec `ebpf:"sl_aff4"`
-	SlAff6   *ebpf.MapSpec `ebpf:"sl_aff6"`
-	SlBe4    *ebpf.MapSpec `ebpf:"sl_be4"`
-	SlBe6    *ebpf.MapSpec `ebpf:"sl_be6"`
-	SlCount  *ebpf.MapSpec `ebpf:"sl_count"`
-	SlFe4    *ebpf.MapSpec `ebpf:"sl_fe4"`
-	SlFe6    *ebpf.MapSpec `ebpf:"sl_fe6"`
-	SlFront  *ebpf.MapSpec `ebpf:"sl_front"`
-	SlMember *ebpf.MapSpec `ebpf:"sl_member"`
-	SlNs     *ebpf.MapSpec `ebpf:"sl_ns"`
-	SlOwn    *ebpf.MapSpec `ebpf:"sl_own"`
-	SlShare  *ebpf.MapSpec `ebpf:"sl_share"`
-	SlSk     *ebpf.MapSpec `ebpf:"sl_sk"`
-	SlSrc4   *ebpf.MapSpec `ebpf:"sl_src4"`
-	SlSrc6   *ebpf.MapSpec `ebpf:"sl_src6"`
-	SlXl4    *ebpf.MapSpec `ebpf:"sl_xl4"`
-	SlXl6    *ebpf.MapSpec `ebpf:"sl_xl6"`
+	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
+	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
+	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
+	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
+	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
+	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
+	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
+	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
+	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // ListSocketsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -130,29 +134,33 @@ func (o *ListSocketsObjects) Close() error {
 //
 // It can be passed to LoadListSocketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ListSocketsMaps struct {
-	SlAff4   *ebpf.Map `ebpf:"sl_aff4"`
-	SlAff6   *ebpf.Map `ebpf:"sl_aff6"`
-	SlBe4    *ebpf.Map `ebpf:"sl_be4"`
-	SlBe6    *ebpf.Map `ebpf:"sl_be6"`
-	SlCount  *ebpf.Map `ebpf:"sl_count"`
-	SlFe4    *ebpf.Map `ebpf:"sl_fe4"`
-	SlFe6    *ebpf.Map `ebpf:"sl_fe6"`
-	SlFront  *ebpf.Map `ebpf:"sl_front"`
-	SlMember *ebpf.Map `ebpf:"sl_member"`
-	SlNs     *ebpf.Map `ebpf:"sl_ns"`
-	SlOwn    *ebpf.Map `ebpf:"sl_own"`
-	SlShare  *ebpf.Map `ebpf:"sl_share"`
-	SlSk     *ebpf.Map `ebpf:"sl_sk"`
-	SlSrc4   *ebpf.Map `ebpf:"sl_src4"`
-	SlSrc6   *ebpf.Map `ebpf:"sl_src6"`
-	SlXl4    *ebpf.Map `ebpf:"sl_xl4"`
-	SlXl6    *ebpf.Map `ebpf:"sl_xl6"`
+	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
+	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
+	SlCount    *ebpf.Map `ebpf:"sl_count"`
+	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
+	SlFront    *ebpf.Map `ebpf:"sl_front"`
+	SlMember   *ebpf.Map `ebpf:"sl_member"`
+	SlNs       *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn      *ebpf.Map `ebpf:"sl_own"`
+	SlShare    *ebpf.Map `ebpf:"sl_share"`
+	SlSk       *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
+	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *ListSocketsMaps) Close() error {
 	return _ListSocketsClose(
 		m.SlAff4,
 		m.SlAff6,
+		m.SlAnswers4,
+		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
 		m.SlCount,

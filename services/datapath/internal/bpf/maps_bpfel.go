@@ -714,6 +714,8 @@ type MapsSlXlKey6 struct {
 const (
 	MapsMapSlAff4     = "sl_aff4"
 	MapsMapSlAff6     = "sl_aff6"
+	MapsMapSlAnswers4 = "sl_answers4"
+	MapsMapSlAnswers6 = "sl_answers6"
 	MapsMapSlBe4      = "sl_be4"
 	MapsMapSlBe6      = "sl_be6"
 	MapsMapSlBudget   = "sl_budget"
@@ -817,6 +819,8 @@ type MapsProgramSpecs struct {
 type MapsMapSpecs struct {
 	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
@@ -898,6 +902,8 @@ func (o *MapsObjects) Close() error {
 type MapsMaps struct {
 	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
@@ -955,6 +961,8 @@ func (m *MapsMaps) Close() error {
 	return _MapsClose(
 		m.SlAff4,
 		m.SlAff6,
+		m.SlAnswers4,
+		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
 		m.SlBudget,

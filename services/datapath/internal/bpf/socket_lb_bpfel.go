@@ -18,6 +18,8 @@ import (
 const (
 	SocketLBMapSlAff4              = "sl_aff4"
 	SocketLBMapSlAff6              = "sl_aff6"
+	SocketLBMapSlAnswers4          = "sl_answers4"
+	SocketLBMapSlAnswers6          = "sl_answers6"
 	SocketLBMapSlBe4               = "sl_be4"
 	SocketLBMapSlBe6               = "sl_be6"
 	SocketLBMapSlBudget            = "sl_budget"
@@ -147,6 +149,8 @@ type SocketLBProgramSpecs struct {
 type SocketLBMapSpecs struct {
 	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
@@ -238,6 +242,8 @@ func (o *SocketLBObjects) Close() error {
 type SocketLBMaps struct {
 	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
@@ -293,6 +299,8 @@ func (m *SocketLBMaps) Close() error {
 	return _SocketLBClose(
 		m.SlAff4,
 		m.SlAff6,
+		m.SlAnswers4,
+		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
 		m.SlBudget,

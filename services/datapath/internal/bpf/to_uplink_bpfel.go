@@ -18,6 +18,8 @@ import (
 const (
 	ToUplinkMapSlAff4              = "sl_aff4"
 	ToUplinkMapSlAff6              = "sl_aff6"
+	ToUplinkMapSlAnswers4          = "sl_answers4"
+	ToUplinkMapSlAnswers6          = "sl_answers6"
 	ToUplinkMapSlBe4               = "sl_be4"
 	ToUplinkMapSlBe6               = "sl_be6"
 	ToUplinkMapSlBudget            = "sl_budget"
@@ -134,6 +136,8 @@ type ToUplinkProgramSpecs struct {
 type ToUplinkMapSpecs struct {
 	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
@@ -226,6 +230,8 @@ func (o *ToUplinkObjects) Close() error {
 type ToUplinkMaps struct {
 	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
 	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
@@ -283,6 +289,8 @@ func (m *ToUplinkMaps) Close() error {
 	return _ToUplinkClose(
 		m.SlAff4,
 		m.SlAff6,
+		m.SlAnswers4,
+		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
 		m.SlBudget,

@@ -108,7 +108,10 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlSrc6: entries(servicemap.DescribeSource6, plain[uint32]),
 	bpf.MapsMapSlXl4:  translations(translation.Of4),
 	bpf.MapsMapSlXl6:  translations(translation.Of6),
-	bpf.MapsMapSlOwn:  array(number, slotmap.DescribeOwn),
+
+	bpf.MapsMapSlAnswers4: translations(translation.Of4),
+	bpf.MapsMapSlAnswers6: translations(translation.Of6),
+	bpf.MapsMapSlOwn:      array(number, slotmap.DescribeOwn),
 	bpf.MapsMapSlShare: entries(translation.DescribeShareKey, func(v *bpf.MapsSlShare) string {
 		return fmt.Sprintf("ports %d, senders with shares %d", v.Ports, v.Senders)
 	}),

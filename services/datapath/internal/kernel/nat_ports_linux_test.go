@@ -304,21 +304,61 @@ func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken int) {
 
 // claimOf is the map of a claim, its key there, and an address of another sender.
 func claimOf(x translation.Translation) (m func(*Kernel) *ebpf.Map, key any, other [16]byte) {
-	zone := uint8(1)
+	zone, in4, in6 := uint8(1), bpf.MapsMapSlXl4, bpf.MapsMapSlXl6
 	if x.Copy {
-		zone = 3
+		zone, in4, in6 = 3, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6
 	}
 	if x.Source.Addr().Is4() {
 		src, dst := x.Source.Addr().As4(), x.Asked.Addr().As4()
 		copy(other[:], netip.AddrFrom4([4]byte{198, 51, 100, 99}).AsSlice())
-		return func(k *Kernel) *ebpf.Map { return k.Pins.Map(bpf.MapsMapSlXl4) }, &bpf.MapsSlXlKey4{
+		return func(k *Kernel) *ebpf.Map { return k.Pins.Map(in4) }, &bpf.MapsSlXlKey4{
 			Src: binary.NativeEndian.Uint32(src[:]), Dst: binary.NativeEndian.Uint32(dst[:]),
 			Sport: x.Source.Port(), Dport: x.Asked.Port(), Proto: x.Protocol, Zone: zone,
 		}, other
 	}
 	other = netip.MustParseAddr("2001:db8:99::99").As16()
-	return func(k *Kernel) *ebpf.Map { return k.Pins.Map(bpf.MapsMapSlXl6) }, &bpf.MapsSlXlKey6{
+	return func(k *Kernel) *ebpf.Map { return k.Pins.Map(in6) }, &bpf.MapsSlXlKey6{
 		Src: x.Source.Addr().As16(), Dst: x.Asked.Addr().As16(),
 		Sport: x.Source.Port(), Dport: x.Asked.Port(), Proto: x.Protocol, Zone: zone,
 	}, other
+}
+
+// TestKernelPortWhoseClaimWasEvictedIsNotFree: connections that have lost their claims keep
+// their ports, because their answers are known. Others get other ports.
+func TestKernelPortWhoseClaimWasEvictedIsNotFree(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	nodePort := nodePortElsewhere(t, f)
+	const connections = 300 // of 10,000 ports: nine others would take a port of these
+	connect := func() {
+		for range connections {
+			c, err := dialIn(t, f.outsider, "tcp", nodePort)
+			must(t, "connect", err)
+			t.Cleanup(func() { _ = c.Close() })
+			_, err = readLine(c)
+			must(t, "read", err)
+		}
+	}
+	clients := func() map[uint16]netip.AddrPort {
+		of := map[uint16]netip.AddrPort{}
+		must(t, "list", f.a.k.Translations.Each(func(tr translation.Translation) error {
+			if tr.Copy {
+				of[tr.Asked.Port()] = tr.Backend
+			}
+			return nil
+		}))
+		return of
+	}
+	connect()
+	before := clients()
+	if len(before) != connections {
+		t.Fatalf("%d connections have %d ports", connections, len(before))
+	}
+	clearZone(t, f.a.k, 1)
+	connect()
+	after := clients()
+	for port, client := range before {
+		if after[port] != client {
+			t.Errorf("port %d of %v is that of %v now", port, client, after[port])
+		}
+	}
 }

@@ -62,16 +62,19 @@ func clearZone(t *testing.T, k *Kernel, zone uint8) {
 	}
 }
 
-// losses are what a connection by a service may lose: any one entry.
+// losses are what a connection by a service may lose: any one entry, or all of one map.
 var losses = map[string]func(t *testing.T, k *Kernel){
 	"its entry": func(t *testing.T, k *Kernel) { clearMaps(t, k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6) },
 	"its entry, by a flush": func(t *testing.T, k *Kernel) {
 		_, err := k.Connections.Flush(t.Context(), conntrack.Filter{}, false)
 		must(t, "flush", err)
 	},
-	"where its requests go":           func(t *testing.T, k *Kernel) { clearZone(t, k, 0) },
-	"the claim of its port":           func(t *testing.T, k *Kernel) { clearZone(t, k, 1) },
-	"what its answers come from":      func(t *testing.T, k *Kernel) { clearZone(t, k, 2) },
+	"where its requests go":         func(t *testing.T, k *Kernel) { clearZone(t, k, 0) },
+	"the claim of its port":         func(t *testing.T, k *Kernel) { clearZone(t, k, 1) },
+	"its translation and its claim": func(t *testing.T, k *Kernel) { clearMaps(t, k, bpf.MapsMapSlXl4, bpf.MapsMapSlXl6) },
+	"what is stored about answers": func(t *testing.T, k *Kernel) {
+		clearMaps(t, k, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6)
+	},
 	"nothing, and its service's list": nil,
 }
 

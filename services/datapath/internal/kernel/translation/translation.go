@@ -29,12 +29,13 @@ const Rest = 10 * time.Second
 // meanwhile.
 const Keep = 15 * time.Minute
 
-// Maps are the two maps of translations.
+// Maps are the maps of translations, and of what is stored about answers.
 type Maps struct {
-	gate     pin.Gate
-	xl4, xl6 *ebpf.Map
-	share    *ebpf.Map
-	counts   *count.Counts
+	gate               pin.Gate
+	xl4, xl6           *ebpf.Map
+	answers4, answers6 *ebpf.Map
+	share              *ebpf.Map
+	counts             *count.Counts
 }
 
 // Open finds the maps among all.
@@ -45,8 +46,9 @@ func Open(pm *pin.Maps) (*Maps, error) {
 	}
 	return &Maps{
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
-		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6), share: pm.Map(bpf.MapsMapSlShare),
-		counts: counts,
+		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
+		answers4: pm.Map(bpf.MapsMapSlAnswers4), answers6: pm.Map(bpf.MapsMapSlAnswers6),
+		share: pm.Map(bpf.MapsMapSlShare), counts: counts,
 	}, nil
 }
 
@@ -109,7 +111,7 @@ func DescribeValue(t Translation) string {
 		t.Backend, t.Number, t.Generation, t.Front, t.LastSeen)
 }
 
-// Of4 reads an entry of sl_xl4.
+// Of4 reads an entry of sl_xl4 or sl_answers4.
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
 	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
@@ -117,7 +119,7 @@ func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	return t
 }
 
-// Of6 reads an entry of sl_xl6.
+// Of6 reads an entry of sl_xl6 or sl_answers6.
 func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom16(v.Addr))
 	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
@@ -150,8 +152,8 @@ type entry struct {
 
 // each visits all translations, some at a time.
 func (m *Maps) each(visit func([]entry) error) error {
-	err := eachOf(m, m.xl4, Of4, visit)
-	return errors.Join(err, eachOf(m, m.xl6, Of6, visit))
+	return errors.Join(eachOf(m, m.xl4, Of4, visit), eachOf(m, m.xl6, Of6, visit),
+		eachOf(m, m.answers4, Of4, visit), eachOf(m, m.answers6, Of6, visit))
 }
 
 func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translation, visit func([]entry) error) error {

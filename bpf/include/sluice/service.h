@@ -140,9 +140,18 @@ static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
 	return (__u8)(word >> 48) == SL_BE_ACTIVE;
 }
 
+/* The node's own sockets, which have many addresses or none, are a client without one. */
+static __always_inline bool has_address(const struct sl_choice *c)
+{
+	const __u64 *client = (const __u64 *)c->client;
+
+	return client[0] | client[1];
+}
+
 /*
  * Whether the client may ask a front that only some may. A key of IPv4 is the
- * beginning of one of IPv6.
+ * beginning of one of IPv6. Without bits of an address, no prefix but that of every
+ * address is found.
  */
 __noinline int is_source(const struct sl_choice *c)
 {
@@ -152,7 +161,7 @@ __noinline int is_source(const struct sl_choice *c)
 		       "one begins like the other");
 	if (!c)
 		return 0;
-	key.bits = c->family == 4 ? 64 : 160;
+	key.bits = !has_address(c) ? 32 : c->family == 4 ? 64 : 160;
 	key.front = c->front;
 	__builtin_memcpy(key.addr, c->client, sizeof(key.addr));
 	if (c->family == 4)

@@ -541,6 +541,52 @@ func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 	}
 }
 
+// TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything: they have many addresses, or
+// none, so a range that has the unspecified address is none of theirs.
+func TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything(t *testing.T) {
+	n := newSocketNode(t, slotmap.HostSlot)
+	front := uint32(0)
+	for _, c := range []struct {
+		vip, backend netip.AddrPort
+		ways         []way
+	}{
+		{vip4, backend4(1), []way{tcp4, udp4, tcp46, udp46}},
+		{vip6, backend6(1), []way{tcp6, udp6}},
+	} {
+		n.backend(1, c.backend, beActive, 0)
+		serve(t, n.ns, c.backend)
+		for _, bits := range []int{c.vip.Addr().BitLen(), 8, 1, 0} {
+			front++
+			at := netip.AddrPortFrom(c.vip.Addr(), uint16(80+front))
+			n.service(front, at, bpf.MapsSlFront{List: uint64(frontSources) << 48}, 1)
+			source := netip.PrefixFrom(frontend.Unspecified(at.Addr()), bits)
+			putSource(t, n.k, front, source)
+			if ok, err := n.k.Services.MayAsk(front, source.Addr()); err != nil || ok != (bits == 0) {
+				t.Errorf("sources %v: may ask %t, %v", source, ok, err)
+			}
+			for _, w := range c.ways {
+				_, err := w.ask(t, n.ns, at)
+				if bits == 0 && err != nil || bits > 0 && !errors.Is(err, unix.EHOSTUNREACH) {
+					t.Errorf("%s, sources %v: %v", w.name, source, err)
+				}
+			}
+		}
+	}
+}
+
+// putSource lets a front be asked from a prefix.
+func putSource(t testing.TB, k *Kernel, front uint32, p netip.Prefix) {
+	t.Helper()
+	bits := uint32(32 + p.Bits())
+	if p.Addr().Is4() {
+		key := &bpf.MapsSlSrcKey4{Bits: bits, Front: front, Addr: p.Addr().As4()}
+		must(t, "write a source", k.Pins.Map(bpf.MapsMapSlSrc4).Put(key, uint32(1)))
+		return
+	}
+	key := &bpf.MapsSlSrcKey6{Bits: bits, Front: front, Addr: p.Addr().As16()}
+	must(t, "write a source", k.Pins.Map(bpf.MapsMapSlSrc6).Put(key, uint32(1)))
+}
+
 // TestKernelConnectToAPortWithoutAServiceIsRefused at once, of TCP, where the address is
 // of services alone. A UDP socket finds the way there.
 func TestKernelConnectToAPortWithoutAServiceIsRefused(t *testing.T) {

@@ -341,7 +341,7 @@ func (n *Node) allows(external netip.Addr) bool {
 
 // sourceRanges are those of one family. Where ranges are given and none is of the
 // family, no client may use the address: the unspecified address alone, which
-// none has.
+// none has. The sockets of a node are in no range but that of every address.
 func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {

@@ -210,13 +210,18 @@ func (a *mapAudit) sources() {
 	}
 }
 
-// MayAsk says whether the kernel lets a client ask a front that has source ranges.
+// MayAsk says whether the kernel lets a client ask a front that has source ranges. The unspecified address is the
+// sockets of the node itself, which are in a range only if that is everything.
 func (m *Maps) MayAsk(front uint32, client netip.Addr) (bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return false, err
 	}
 	defer m.gate.RUnlock()
-	src := source{front, netip.PrefixFrom(client, client.BitLen())}
+	bits := client.BitLen()
+	if client.IsUnspecified() {
+		bits = 0
+	}
+	src := source{front, netip.PrefixFrom(client, bits)}
 	var value uint32
 	switch err := m.store.sources[src.family()].Lookup(src.key(), &value); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):

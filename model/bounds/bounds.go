@@ -97,8 +97,8 @@ var All = []Bound{
 	},
 	{
 		Name: "identity-classes", Process: "sluice-policy", Default: "26,213 of 32,767", Divided: ByTenant,
-		Beyond: "selectors of a tenant above its share do not split classes: their allow rules match no peer of such a class, " +
-			"their deny rules match all",
+		Beyond: "selectors of a tenant above its share do not split classes: their allow rules match no peer " +
+			"of such a class, their deny rules match all",
 		Shown: "`sluice shares`, `sluice status`, `sluice_policy_exceeds_share`",
 		Tests: []string{
 			"TestSelectorsOfOneTenantSplitClassesWithinItsShare",

@@ -59,7 +59,7 @@ static __always_inline enum sl_reason find_service_sender(struct __sk_buff *skb,
 /* A datagram of the host comes from what the pod has asked; its later fragments too. */
 static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
-	if (!is_datagram_of_host(skb, p) || follow_fragments(p))
+	if (p->proto != SL_UDP || follow_fragments(p) || !may_answer_pod(skb, p))
 		return SL_CONTINUE;
 	answer_from_asked(p);
 	if (!p->readdressed)

@@ -31,15 +31,8 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 /* An answer of what the stack has led to, or of the host itself, as what the pod has asked. */
 static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p)
 {
-	enum sl_reason reason = SL_CONTINUE;
+	enum sl_reason reason = admit_behind_stack(skb, p);
 
-	if (is_datagram_of_host(skb, p)) {
-		reason = follow_fragments(p);
-		if (!reason)
-			answer_from_asked(p);
-	}
-	if (!reason)
-		reason = admit_behind_stack(skb, p);
 	if (reason)
 		return reason;
 	if (needs_rewrite(p) ? rewrite_for_pod(skb, p)

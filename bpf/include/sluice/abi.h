@@ -738,11 +738,13 @@ struct sl_packet {
 	__u8 asked[16] __attribute__((aligned(8)));
 	__u16 answer_mtu; /* what the answer "too big" says */
 	__u8 translated; /* SL_TRANSLATED_... */
-	__u8 untold; /* 1: the translation is not in its map yet */
+	__u8 untold; /* SL_UNTOLD_..., if the translation is not in its map yet */
 	__u8 zone; /* SL_ZONE_... of its connection's key */
 	__u8 answers; /* 1: it is known to answer, although its connection is not known */
 	__u8 readdressed; /* 1: src is what a pod has asked, asked what the frame has */
 	__u8 by_stack; /* 1: a later fragment whose first one went to the host's stack */
+	__u8 unknown; /* 1: a connection with its key was looked for, and there is none */
+	__u8 pad4[7];
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */
@@ -767,6 +769,10 @@ struct sl_packet {
 #define SL_TRANSLATED_HAIRPIN 2 /* and the backend is the sender itself */
 #define SL_TRANSLATED_BACK 3 /* the answer to that: dst and dport are the service's */
 #define SL_TRANSLATED_RESTORED 4 /* dst and dport are a sender's whose source was translated */
+
+/* sl_packet.untold */
+#define SL_UNTOLD 1
+#define SL_UNTOLD_AFFINITY 2 /* and the sender may keep the backend */
 
 /* sl_packet.news: what there is to tell besides what became of the packet. */
 #define SL_NEWS_VERDICT 0x1 /* a connection was evaluated */

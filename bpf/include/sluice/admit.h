@@ -9,6 +9,7 @@
  */
 
 #include <sluice/answers.h>
+#include <sluice/asked.h>
 #include <sluice/conntrack.h>
 #include <sluice/fragment.h>
 #include <sluice/peer.h>
@@ -529,7 +530,12 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return SL_DROP_CT_INVALID;
 	if (lacks_flags(p))
 		return SL_DROP_CT_INVALID;
-	ct = find_known(p);
+	ct = SL_FROM_OUTSIDE && p->unknown ? NULL : find_known(p);
+	if (SL_PROGRAM == SL_PROGRAM_TO_POD && may_be_readdressed(skb, p, ct)) {
+		answer_from_asked(p);
+		if (p->readdressed)
+			ct = find_known(p);
+	}
 	if (!ct && SL_TRANSLATES && !p->translated)
 		return SL_ASK_SERVICE;
 	if (!ct)
@@ -585,7 +591,7 @@ static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, st
 	/* to itself: there is no connection, but a translation takes room as well */
 	if (p->translated > SL_TRANSLATED_DESTINATION)
 		return p->untold && !within_budget(p) ? SL_DROP_CT_BUDGET : SL_CONTINUE;
-	return admit(skb, p);
+	return p->unknown ? admit_first(skb, p) : admit(skb, p);
 }
 
 /* Whether a packet, or a fragment of one, may pass. The caller has a first fragment lead

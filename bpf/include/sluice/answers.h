@@ -57,6 +57,7 @@ __noinline int remember_answers(struct sl_packet *p)
 	p->xl.front = p->front;
 	p->xl.asked_at = p->asked_at;
 	p->xl.last_s = now_seconds();
+	keep_port(SL_COUNT_ANSWERED, p->sport);
 	return (int)store_answer(p->family, SL_XL_ANSWERS);
 }
 
@@ -109,7 +110,7 @@ __noinline int find_answers(struct sl_packet *p)
 	struct sl_xl *xl;
 	__u32 now;
 
-	if (!p)
+	if (!p || !may_have_port(SL_COUNT_ANSWERED, p->sport))
 		return 0;
 	p->reply = 1;
 	write_answers_key(p);

@@ -12,10 +12,14 @@
  *
  * The key has 0 for the address of the host, which the answer does not tell. The last
  * address that was asked counts.
+ *
+ * A port of the host that no pod has asked has no record, so that other datagrams of the host
+ * look for none: see SL_COUNT_ASKED.
  */
 
 #include <sluice/claim.h>
 #include <sluice/conntrack.h>
+#include <sluice/count.h>
 #include <sluice/fragment.h>
 #include <sluice/node.h>
 #include <sluice/rewrite.h>
@@ -58,38 +62,58 @@ static __always_inline void insert_asked(struct sl_packet *p, __u16 place)
 	ct->SL_CT_ASKED = place;
 	ct->last_s = now_seconds();
 	ct->flags = ring_flag(p);
+	keep_port(SL_COUNT_ASKED, p->dport);
 	insert_connection(p);
 }
 
-/* Records the address of the host that a pod's datagram asks. */
-__noinline int record_asked(struct sl_packet *p)
+/* Whether an address of the node stands at a place. */
+static __always_inline bool is_at_place(__u16 place, const __u8 *addr, __u8 family)
 {
-	__u32 now = now_seconds(), place;
+	__u32 at = place - 1;
+	struct sl_own *own = bpf_map_lookup_elem(&sl_own, &at);
+
+	return own && own->family == family && equal16(own->addr, addr);
+}
+
+/* Stores another address in the record ct, or makes the record. */
+static __noinline void change_asked(struct sl_packet *p, struct sl_ct *ct)
+{
+	__u32 place = own_address_at(p);
 	__u64 old, *word;
-	struct sl_ct *ct;
 
 	_Static_assert(offsetof(struct sl_ct, SL_CT_NODE_WORD) % 8 == 0 &&
 			       offsetof(struct sl_ct, SL_CT_ASKED) ==
 				       offsetof(struct sl_ct, SL_CT_NODE_WORD) + 4,
 		       "the third quarter of a word");
-
-	if (!p)
-		return 0;
-	place = own_address_at(p);
 	if (!place)
-		return 0;
-	write_asked_key(p, p->src, p->sport, p->dport);
-	ct = look_up_connection(p);
+		return;
 	if (!ct) {
 		insert_asked(p, (__u16)place);
-		return 0;
+		return;
 	}
 	word = (__u64 *)&ct->SL_CT_NODE_WORD;
 	old = READ_ONCE(*word);
 	/* the map may have given the element to a connection since it was found */
-	if ((__u16)(old >> 32) != place && look_up_connection(p) == ct)
+	if (look_up_connection(p) == ct)
 		__sync_val_compare_and_swap(word, old,
 					    (old & ~(0xffffULL << 32)) | (__u64)place << 32);
+}
+
+/* Records the address of the host that a pod's datagram asks. */
+__noinline int record_asked(struct sl_packet *p)
+{
+	struct sl_ct *ct;
+	__u32 now;
+
+	if (!p)
+		return 0;
+	write_asked_key(p, p->src, p->sport, p->dport);
+	ct = look_up_connection(p);
+	if (!ct || !is_at_place(asked_of_connection(ct), p->dst, p->family))
+		change_asked(p, ct);
+	if (!ct)
+		return 0;
+	now = now_seconds();
 	if (READ_ONCE(ct->last_s) != now)
 		*(volatile __u32 *)&ct->last_s = now;
 	return 0;
@@ -108,13 +132,10 @@ static __always_inline bool is_route_source(struct sl_packet *p)
 {
 	struct sl_end chosen = {};
 	struct sl_node *local;
-	struct sl_ct *ct;
 	__u16 place;
 
-	if (SL_PROGRAM == SL_PROGRAM_TO_POD) {
-		ct = find_known(p);
-		return !ct || !is_reply(p, ct);
-	}
+	if (SL_PROGRAM == SL_PROGRAM_TO_POD)
+		return true; /* see may_be_readdressed */
 	local = node_at(0);
 	if (!local)
 		return true;
@@ -148,10 +169,22 @@ __noinline int answer_from_asked(struct sl_packet *p)
 	return 0;
 }
 
-/* Whether the packet is a datagram that the host itself has sent. */
-static __always_inline bool is_datagram_of_host(struct __sk_buff *skb, const struct sl_packet *p)
+/* Whether the packet is a datagram that the host itself has sent, from a port that a pod may
+ * have asked.
+ */
+static __always_inline bool may_answer_pod(struct __sk_buff *skb, const struct sl_packet *p)
 {
-	return p->proto == SL_UDP && !is_forwarded(skb, p);
+	return p->proto == SL_UDP && may_have_port(SL_COUNT_ASKED, p->sport) &&
+	       !is_forwarded(skb, p);
+}
+
+/* Whether the host's answer, whose connection is ct or not known, may have to come from another
+ * address. What the pod has asked of this one is answered from this one.
+ */
+static __always_inline bool may_be_readdressed(struct __sk_buff *skb, const struct sl_packet *p,
+					       const struct sl_ct *ct)
+{
+	return may_answer_pod(skb, p) && !(ct && is_reply(p, ct));
 }
 
 /* Writes the source into the frame. */

@@ -46,6 +46,21 @@ static __always_inline void add_to_count(__u32 at, __u32 n)
 		__sync_fetch_and_add(count, n);
 }
 
+/* Whether a record of a kind, SL_COUNT_ANSWERED and so on, may have the port. */
+static __always_inline bool may_have_port(__u32 kind, __u16 port)
+{
+	return counted(kind + port / 32) >> (port % 32) & 1;
+}
+
+/* A record of the kind that is stored next has the port. */
+static __always_inline void keep_port(__u32 kind, __u16 port)
+{
+	__u32 *word = count_at(kind + port / 32), bit = 1U << (port % 32);
+
+	if (word && !(READ_ONCE(*word) & bit))
+		__sync_fetch_and_or(word, bit);
+}
+
 static __always_inline __u64 count_seed(void)
 {
 	return (__u64)counted(SL_COUNT_SEED + 1) << 32 | counted(SL_COUNT_SEED);

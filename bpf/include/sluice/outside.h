@@ -197,7 +197,8 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 		return pass_by(skb, p);
 	if (reason)
 		return reason;
-	p->dst_slot = slot_of_address(p->dst, p->family);
+	if (!p->unknown) /* else zone_to_backend has looked */
+		p->dst_slot = slot_of_address(p->dst, p->family);
 	if (p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST)
 		return lead_away(skb, p);
 	return lead_to_pod(skb, p);

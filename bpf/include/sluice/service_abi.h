@@ -295,7 +295,17 @@ _Static_assert(sizeof(struct sl_share) == 8, "one word");
 #define SL_COUNT_PROVEN (SL_COUNT_SENDERS + SL_COUNTED_SENDERS)
 #define SL_COUNT_PROVEN_BY (SL_COUNT_PROVEN + 8)
 #define SL_PROVEN_BUCKETS 1024 /* of each family */
-#define SL_COUNTS (SL_COUNT_PROVEN_BY + 2 * SL_PROVEN_BUCKETS)
+/*
+ * Bits of ports, which no count is. A port whose bit is 0 is in no record of that kind, so that
+ * programs look for none: answers of a service by the port of the backend, what pods have asked
+ * by the port of the host, and lost claims by the port of the node. A bit is set before the
+ * first record is stored, and stays.
+ */
+#define SL_COUNT_ANSWERED (SL_COUNT_PROVEN_BY + 2 * SL_PROVEN_BUCKETS)
+#define SL_COUNT_ASKED (SL_COUNT_ANSWERED + SL_PORT_CELLS)
+#define SL_COUNT_CLAIMED (SL_COUNT_ASKED + SL_PORT_CELLS)
+#define SL_PORT_CELLS (65536 / 32)
+#define SL_COUNTS (SL_COUNT_CLAIMED + SL_PORT_CELLS)
 
 #define SL_COUNTERS 8
 

@@ -71,7 +71,7 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 		return SL_DROP_CT_INVALID;
 	p->zone = SL_ZONE_TRANSIT;
 	write_key(p);
-	ct = look_up_connection(p);
+	ct = p->unknown ? NULL : look_up_connection(p);
 	if (ct && begins(p) && has_ended(READ_ONCE(ct->flags))) {
 		delete_connection(p);
 		ct = NULL;
@@ -261,6 +261,7 @@ __noinline int remember_transit(struct sl_packet *p)
 	from.port = (__u16)word;
 	/* the backend is the source here */
 	write_claimed_key(p, &from);
+	keep_port(SL_COUNT_CLAIMED, from.port);
 	return (int)store_answer(p->family, SL_XL_CLAIMED);
 }
 

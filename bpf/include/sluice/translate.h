@@ -201,6 +201,14 @@ static __always_inline __u32 front_here(const struct sl_fe *fe)
 	return fe->outside == fe->inside ? SL_FRONT_INSIDE : fe->outside;
 }
 
+/* Whether the packet is to an address of the node, which node ports answer at. */
+static __always_inline bool is_to_node(const struct sl_packet *p)
+{
+	if (SL_FROM_OUTSIDE) /* serve has looked */
+		return p->dst_slot == SL_SLOT_HOST;
+	return slot_of_address(p->dst, p->family) == SL_SLOT_HOST;
+}
+
 /*
  * Finds the front that answers at the packet's destination. A node port answers at
  * addresses of the node, which the way back has to name.
@@ -216,7 +224,7 @@ static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_ch
 	if (fe)
 		return front_here(fe);
 	fe = frontend_of(c, SL_FE_NODE);
-	if (!fe || !is_own_address(p->dst, p->family))
+	if (!fe || !is_to_node(p))
 		return 0;
 	p->asked_at = (__u16)own_address_at(p);
 	return p->asked_at ? front_here(fe) : 0;
@@ -251,11 +259,20 @@ static __always_inline bool is_other(const struct sl_packet *p, const struct sl_
 	return !front || !is_gone(p, READ_ONCE(front->list));
 }
 
+/* The zone of connections from outside to the packet's destination, a backend. */
+static __always_inline __u8 zone_to_backend(struct sl_packet *p)
+{
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	return p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST ? SL_ZONE_TRANSIT
+									  : SL_ZONE_POD;
+}
+
 /* Whether the sender's port is in use to the backend as something else. */
 static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choice *c)
 {
 	struct sl_ct *ct;
 
+	p->unknown = 0;
 	/* the sender's own socket: both directions would be one */
 	if (SL_FROM_OUTSIDE && c->port == p->sport && equal16(c->addr, p->src))
 		return true;
@@ -263,18 +280,14 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 		return false;
 	__builtin_memcpy(p->dst, c->addr, sizeof(p->dst));
 	p->dport = c->port;
+	if (SL_FROM_OUTSIDE)
+		p->zone = zone_to_backend(p);
 	write_key(p);
 	/* one of the version before is not taken over for this: the stack has no room */
 	ct = look_up_connection(p);
-	if (ct && !has_ended(READ_ONCE(ct->flags)))
-		return is_reply(p, ct) || is_other(p, c, ct);
-	if (!SL_IN_TRANSIT)
-		return false;
-	p->zone = SL_ZONE_TRANSIT;
-	write_key(p);
 	p->zone = SL_ZONE_POD;
-	ct = look_up_connection(p);
-	return ct && !has_ended(READ_ONCE(ct->flags)) && is_other(p, c, ct);
+	p->unknown = !ct && !cfg_previous;
+	return ct && !has_ended(READ_ONCE(ct->flags)) && (is_reply(p, ct) || is_other(p, c, ct));
 }
 
 /* The backend of the next member to be tried, 0: there is none. */
@@ -316,7 +329,8 @@ static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl
 }
 
 /* Keeps what was chosen in the cell of the run, until the packet may pass. */
-static __always_inline void propose(struct sl_packet *p, const struct sl_choice *c)
+static __always_inline void propose(struct sl_packet *p, const struct sl_choice *c,
+				    const struct sl_front *front)
 {
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
 	__builtin_memcpy(p->xl.addr, c->addr, sizeof(p->xl.addr));
@@ -326,7 +340,7 @@ static __always_inline void propose(struct sl_packet *p, const struct sl_choice 
 	p->xl.backend = c->backend;
 	p->xl.gen = c->gen;
 	p->xl.last_s = now_seconds();
-	p->untold = 1;
+	p->untold = front->timeout ? SL_UNTOLD_AFFINITY : SL_UNTOLD;
 }
 
 /* The address and port that the packet asks for. */
@@ -374,7 +388,7 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 		return reason;
 	if (is_hairpin(p))
 		p->translated = SL_TRANSLATED_HAIRPIN;
-	propose(p, &c);
+	propose(p, &c, front);
 	return SL_CONTINUE;
 }
 
@@ -449,17 +463,21 @@ __noinline int store_translation(struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
 	struct sl_xl *xl;
+	long err;
 
 	if (!p || !own)
 		return 0;
-	keep_backend(p);
+	if (p->untold == SL_UNTOLD_AFFINITY)
+		keep_backend(p);
+	err = insert_translation(p->family);
+	if (err != -SL_EEXIST)
+		return (int)err;
 	xl = find_translation(p->family);
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&
 	    xl->front == own->xl.front)
 		return 0;
 	/* values are written once */
-	if (xl)
-		delete_translation(p->family);
+	delete_translation(p->family);
 	return (int)insert_translation(p->family);
 }
 

@@ -387,6 +387,8 @@ type MapsSlPacket struct {
 	Answers       uint8
 	Readdressed   uint8
 	ByStack       uint8
+	Unknown       uint8
+	Pad4          [7]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8

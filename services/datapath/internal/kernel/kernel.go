@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
@@ -336,6 +337,11 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if !o.ValidateOnly {
+		if err := k.keepPorts(); err != nil {
+			return nil, err
+		}
+	}
 	if k.Tables, err = policymap.Open(k.Pins, k.Endpoints, o.Log); err != nil {
 		return nil, err
 	}
@@ -383,6 +389,42 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		k.opened.Log.Info("connections of an earlier version are moved as their packets come", "maps", k.Pins.PreviousNames())
 	}
 	return k, nil
+}
+
+// keepPorts tells the programs of records that are older than the map with the bits of their
+// ports.
+func (k *Kernel) keepPorts() error {
+	if !k.Pins.Created(bpf.MapsMapSlCount) {
+		return nil
+	}
+	counts, err := count.Open(k.Pins)
+	if err != nil {
+		return err
+	}
+	err = k.Translations.Each(func(t translation.Translation) error {
+		switch {
+		case t.Record:
+			counts.KeepPort(count.Answered, t.Source.Port())
+		case t.Copy:
+			counts.KeepPort(count.Claimed, t.Asked.Port())
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the records of answers: %w", err)
+	}
+	err = k.Connections.Each(func(cs []conntrack.Connection) error {
+		for _, c := range cs {
+			if c.Asked {
+				counts.KeepPort(count.Asked, c.Responder.Port())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the records of asked addresses: %w", err)
+	}
+	return nil
 }
 
 // settle makes adopted and fresh maps ready for use. No other process writes

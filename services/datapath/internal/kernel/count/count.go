@@ -31,8 +31,22 @@ const (
 	cellBuckets = cellProven + 8
 	// Buckets is how many buckets of senders there are in each family.
 	Buckets = 1024
-	// Cells is how many there are.
+	// Cells is how many count.
 	Cells = cellBuckets + 2*Buckets
+)
+
+// Ports is a kind of records, of whose ports sl_count has bits: programs look for no record
+// with a port whose bit is 0.
+type Ports uint32
+
+// Kinds of records: answers of services by the port of the backend, what pods have asked by the
+// port of the host, and lost claims by the port of the node.
+const (
+	Answered Ports = Cells
+	Asked          = Answered + portCells
+	Claimed        = Asked + portCells
+
+	portCells = 65536 / 32
 )
 
 // IsOfPorts reports whether a cell counts ports of the node.
@@ -60,6 +74,11 @@ func Open(pm *pin.Maps) (*Counts, error) {
 	}
 	c.seed = uint64(c.Get(cellSeed+1))<<32 | uint64(c.Get(cellSeed))
 	return c, nil
+}
+
+// KeepPort tells the programs that there are records with a port.
+func (c *Counts) KeepPort(kind Ports, port uint16) {
+	atomic.OrUint32(c.cell(uint32(kind)+uint32(port)/32), 1<<(port%32))
 }
 
 func (c *Counts) cell(at uint32) *uint32 { return pin.Word32(c.memory, int(at)*4) }

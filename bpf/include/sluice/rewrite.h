@@ -161,8 +161,7 @@ static __always_inline long rewrite_address6(struct __sk_buff *skb, const struct
 		return -1;
 	for (i = 0; i < 4; i++)
 		diff = sum_change(diff, old.word[i], new[i]);
-	if (check &&
-	    bpf_l4_csum_replace(skb, check, 0, fold_to_32(diff), flags | BPF_F_PSEUDO_HDR))
+	if (check && bpf_l4_csum_replace(skb, check, 0, fold_to_32(diff), flags | BPF_F_PSEUDO_HDR))
 		return -1;
 	return bpf_skb_store_bytes(skb, at, new, sizeof(new), BPF_F_RECOMPUTE_CSUM);
 }

@@ -17,6 +17,9 @@ const (
 	ByNamespace Divided = "namespace"
 	// BySender divides by the address of senders outside the cluster, or their /64 of IPv6.
 	BySender Divided = "sender outside"
+	// ByEndpoint divides one half of the limit equally among the endpoints of a node that use it,
+	// and lets all of them use the other half.
+	ByEndpoint Divided = "endpoint"
 	// PerObject is a limit of one object: no tenant can use up what another needs.
 	PerObject Divided = "object"
 	// ByRoot is a limit that only calls and files of root use. Tenants have no part of it.
@@ -262,6 +265,16 @@ var All = []Bound{
 			"the longest idle proven ones of the senders with most of them are ended",
 		Shown: "`sluice conntrack list`",
 		Tests: []string{"TestKernelSilentSendersReplaceEachOther", "TestSurplusOfOpenConnections"},
+	},
+	{
+		Name: "translations of packets of pods to Services", Process: datapath,
+		Default: "14,336 of IPv4, 7,168 of IPv6", Divided: ByEndpoint,
+		Beyond: "first packets of an endpoint above its guarantee are dropped (`translation-share`)",
+		Shown:  "`observe`, `sluice_packets_total` (`translation-share`)",
+		Tests: []string{
+			"TestKernelTranslationsOfOnePodLeaveThoseOfOthers", "TestKernelPodsThatComeLaterHaveTheirShareOfTranslations",
+			"TestKernelSharesOutliveTheirCollector",
+		},
 	},
 	{
 		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,

@@ -251,7 +251,11 @@ enum sl_reason {
 	SL_DROP_NO_SERVICE_PORT = 61, /* at an address of services alone; a pod is told */
 	/* the sender has its share of the node's ports to the backend; it is told */
 	SL_DROP_NAT_SHARE = 62,
+	SL_DROP_XL_SHARE = 63, /* the endpoint has its share of translations */
+
+	SL_REASONS, /* how many numbers are in use */
 };
+_Static_assert(SL_REASONS <= SL_MAX_REASONS, "each reason has its cells");
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the
  * endpoint is together with what evaluates it.
@@ -595,6 +599,35 @@ struct sl_budget {
 #define SL_MAX_BUDGETS (2 * (SL_MAX_SLOTS + 1))
 #define SL_BUDGET_WAIT 10
 #define SL_BUDGET_LEAST 128
+
+/* Bounds that endpoints share; see bound.h. */
+#define SL_BOUND_XL4 0 /* translations of IPv4, way backs of hairpins and records of answers */
+#define SL_BOUND_XL6 1
+#define SL_BOUND_FRAGMENTS 2 /* datagrams in pieces */
+#define SL_BOUND_AFFINITY4 3
+#define SL_BOUND_AFFINITY6 4
+#define SL_BOUND_EVENTS 5 /* events that wait in the ring */
+#define SL_BOUND_ANSWERS 6 /* a rate; see rate.h */
+#define SL_BOUND_TOO_BIG 7 /* likewise */
+#define SL_BOUNDS 8
+
+/*
+ * Value of sl_bound, at the bound. The datapath writes guarantee and common when it opens the
+ * map, and all of it at each pass of the collector.
+ */
+struct sl_bound {
+	__u32 guarantee; /* entries that each endpoint may have; 0: the bound limits nothing */
+	__u32 common; /* entries that endpoints may have together beyond their guarantees */
+	__u32 used; /* of these */
+	__u32 refused_s; /* first refusal since the last pass, CLOCK_MONOTONIC, seconds; 0: none */
+};
+_Static_assert(sizeof(struct sl_bound) == 16, "no padding");
+
+/* Value of sl_held, at the slot: what the endpoint has of each bound. */
+struct sl_held {
+	__u32 n[SL_BOUNDS];
+};
+_Static_assert(sizeof(struct sl_held) == 32, "half a cache line");
 
 /* Index of sl_ct_stats. */
 enum sl_ct_stat {

@@ -588,9 +588,9 @@ static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, st
 		return reason;
 	if (!p->translated)
 		return admit_unknown(skb, p);
-	/* to itself: there is no connection, but a translation takes room as well */
+	/* to itself: no policy is asked, and there is no connection */
 	if (p->translated > SL_TRANSLATED_DESTINATION)
-		return p->untold && !within_budget(p) ? SL_DROP_CT_BUDGET : SL_CONTINUE;
+		return SL_CONTINUE;
 	return p->unknown ? admit_first(skb, p) : admit(skb, p);
 }
 
@@ -606,8 +606,8 @@ static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct 
 	reason = admit(skb, p);
 	if (SL_TRANSLATES && reason == SL_ASK_SERVICE)
 		reason = admit_to_service(skb, p);
-	if (SL_TRANSLATES && p->untold && !reason)
-		store_translation(p);
+	if (SL_TRANSLATES && p->untold && !reason && !store_translation(p))
+		return SL_DROP_XL_SHARE;
 	return reason;
 }
 

@@ -39,6 +39,18 @@ static __always_inline void write_answers_key(struct sl_packet *p)
 	p->xl6.pad = 0;
 }
 
+/* Whether the end that has asked, if it is a pod, has room for the record in its share. Without
+ * a record the connection goes on, for as long as its entry does.
+ */
+static __always_inline bool may_remember(const struct sl_packet *p)
+{
+	__u32 slot = p->dst_slot;
+
+	if (slot == SL_SLOT_NONE || slot == SL_SLOT_HOST)
+		return true;
+	return take_translations(p, slot, 1);
+}
+
 /* Stores what the answer that the packet is has to come from. */
 __noinline int remember_answers(struct sl_packet *p)
 {
@@ -50,6 +62,8 @@ __noinline int remember_answers(struct sl_packet *p)
 	write_answers_key(p);
 	xl = find_answer(p->family, SL_XL_ANSWERS);
 	if (xl && READ_ONCE(xl->front) == p->front && READ_ONCE(xl->asked_at) == p->asked_at)
+		return 0;
+	if (!xl && !may_remember(p))
 		return 0;
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
 	__builtin_memcpy(p->xl.addr, p->dst, sizeof(p->xl.addr));

@@ -234,6 +234,24 @@ struct {
 	__type(value, struct sl_budget);
 } sl_budget SEC(".maps");
 
+/* bound -> how endpoints share it */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_BOUNDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_bound);
+} sl_bound SEC(".maps");
+
+/* slot -> entries of each bound */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_SLOTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_held);
+} sl_held SEC(".maps");
+
 /* hash of an address -> changes whenever the address goes to another identity */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

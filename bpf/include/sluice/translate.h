@@ -14,6 +14,7 @@
 
 #include <sluice/affinity.h>
 #include <sluice/answer.h>
+#include <sluice/bound.h>
 #include <sluice/clock.h>
 #include <sluice/conntrack.h>
 #include <sluice/service.h>
@@ -455,30 +456,54 @@ __noinline int keep_backend(const struct sl_packet *p)
 	return 0;
 }
 
+/* Takes n translations for an endpoint; 0: they exceed its share. */
+static __always_inline int take_translations(const struct sl_packet *p, __u32 slot, __u32 n)
+{
+	return take_of_bound(SL_BOUND_XL4 + (p->family == 6), slot, n);
+}
+
+/* Gives back translations of an endpoint that were taken and are not made. */
+static __always_inline void give_translations(const struct sl_packet *p, __u32 slot, __u32 n)
+{
+	hold(SL_BOUND_XL4 + (p->family == 6), slot, -n);
+}
+
 /*
  * Stores what was chosen for a packet that may pass. Two CPUs choose alike, unless
- * the list has changed between: the first one counts from the next packet on.
+ * the list has changed between: the first one counts from the next packet on. 0: it exceeds
+ * the share of the pod that has sent the packet. A hairpin takes two: its way back is stored
+ * next.
  */
 __noinline int store_translation(struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
+	__u32 taken = 0;
 	struct sl_xl *xl;
-	long err;
 
 	if (!p || !own)
-		return 0;
+		return 1;
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD) {
+		taken = p->translated == SL_TRANSLATED_HAIRPIN ? 2 : 1;
+		if (!take_translations(p, p->src_slot, taken)) {
+			if (!find_translation(p->family))
+				return 0;
+			taken = 0;
+		}
+	}
 	if (p->untold == SL_UNTOLD_AFFINITY)
 		keep_backend(p);
-	err = insert_translation(p->family);
-	if (err != -SL_EEXIST)
-		return (int)err;
+	if (insert_translation(p->family) != -SL_EEXIST)
+		return 1;
+	if (taken)
+		give_translations(p, p->src_slot, taken);
 	xl = find_translation(p->family);
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&
 	    xl->front == own->xl.front)
-		return 0;
+		return 1;
 	/* values are written once */
 	delete_translation(p->family);
-	return (int)insert_translation(p->family);
+	insert_translation(p->family);
+	return 1;
 }
 
 #endif

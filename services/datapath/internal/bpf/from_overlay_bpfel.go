@@ -22,6 +22,7 @@ const (
 	FromOverlayMapSlAnswers6          = "sl_answers6"
 	FromOverlayMapSlBe4               = "sl_be4"
 	FromOverlayMapSlBe6               = "sl_be6"
+	FromOverlayMapSlBound             = "sl_bound"
 	FromOverlayMapSlBudget            = "sl_budget"
 	FromOverlayMapSlCidr4             = "sl_cidr4"
 	FromOverlayMapSlCidr6             = "sl_cidr6"
@@ -39,6 +40,7 @@ const (
 	FromOverlayMapSlFrag              = "sl_frag"
 	FromOverlayMapSlFront             = "sl_front"
 	FromOverlayMapSlGen               = "sl_gen"
+	FromOverlayMapSlHeld              = "sl_held"
 	FromOverlayMapSlId                = "sl_id"
 	FromOverlayMapSlIf                = "sl_if"
 	FromOverlayMapSlIp4               = "sl_ip4"
@@ -140,6 +142,7 @@ type FromOverlayMapSpecs struct {
 	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -157,6 +160,7 @@ type FromOverlayMapSpecs struct {
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -234,6 +238,7 @@ type FromOverlayMaps struct {
 	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
+	SlBound    *ebpf.Map `ebpf:"sl_bound"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -251,6 +256,7 @@ type FromOverlayMaps struct {
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld     *ebpf.Map `ebpf:"sl_held"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
 	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
@@ -293,6 +299,7 @@ func (m *FromOverlayMaps) Close() error {
 		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
+		m.SlBound,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -310,6 +317,7 @@ func (m *FromOverlayMaps) Close() error {
 		m.SlFrag,
 		m.SlFront,
 		m.SlGen,
+		m.SlHeld,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	JudgeMapSlBound      = "sl_bound"
 	JudgeMapSlBudget     = "sl_budget"
 	JudgeMapSlCidr4      = "sl_cidr4"
 	JudgeMapSlCidr6      = "sl_cidr6"
@@ -29,6 +30,7 @@ const (
 	JudgeMapSlEvents     = "sl_events"
 	JudgeMapSlFrag       = "sl_frag"
 	JudgeMapSlGen        = "sl_gen"
+	JudgeMapSlHeld       = "sl_held"
 	JudgeMapSlId         = "sl_id"
 	JudgeMapSlIf         = "sl_if"
 	JudgeMapSlIp4        = "sl_ip4"
@@ -102,6 +104,7 @@ type JudgeProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type JudgeMapSpecs struct {
+	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -115,6 +118,7 @@ type JudgeMapSpecs struct {
 	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -164,6 +168,7 @@ func (o *JudgeObjects) Close() error {
 //
 // It can be passed to LoadJudgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type JudgeMaps struct {
+	SlBound    *ebpf.Map `ebpf:"sl_bound"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -177,6 +182,7 @@ type JudgeMaps struct {
 	SlEvents   *ebpf.Map `ebpf:"sl_events"`
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld     *ebpf.Map `ebpf:"sl_held"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
 	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
@@ -202,6 +208,7 @@ type JudgeMaps struct {
 
 func (m *JudgeMaps) Close() error {
 	return _JudgeClose(
+		m.SlBound,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -215,6 +222,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlEvents,
 		m.SlFrag,
 		m.SlGen,
+		m.SlHeld,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

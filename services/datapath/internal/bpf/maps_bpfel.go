@@ -53,6 +53,14 @@ type MapsSlBe6 struct {
 	Addr [16]uint8
 }
 
+type MapsSlBound struct {
+	_         structs.HostLayout
+	Guarantee uint32
+	Common    uint32
+	Used      uint32
+	RefusedS  uint32
+}
+
 type MapsSlBudget struct {
 	_     structs.HostLayout
 	Begun uint64
@@ -280,6 +288,11 @@ type MapsSlFront struct {
 	Group   uint16
 	Port    uint16
 	Addr    [16]uint8
+}
+
+type MapsSlHeld struct {
+	_ structs.HostLayout
+	N [8]uint32
 }
 
 type MapsSlIpcache struct {
@@ -532,6 +545,8 @@ const (
 	MapsSlReasonSL_DROP_SERVICE_INSIDE   MapsSlReason = 60
 	MapsSlReasonSL_DROP_NO_SERVICE_PORT  MapsSlReason = 61
 	MapsSlReasonSL_DROP_NAT_SHARE        MapsSlReason = 62
+	MapsSlReasonSL_DROP_XL_SHARE         MapsSlReason = 63
+	MapsSlReasonSL_REASONS               MapsSlReason = 64
 )
 
 type MapsSlRevoked struct {
@@ -720,6 +735,7 @@ const (
 	MapsMapSlAnswers6 = "sl_answers6"
 	MapsMapSlBe4      = "sl_be4"
 	MapsMapSlBe6      = "sl_be6"
+	MapsMapSlBound    = "sl_bound"
 	MapsMapSlBudget   = "sl_budget"
 	MapsMapSlCidr4    = "sl_cidr4"
 	MapsMapSlCidr6    = "sl_cidr6"
@@ -737,6 +753,7 @@ const (
 	MapsMapSlFrag     = "sl_frag"
 	MapsMapSlFront    = "sl_front"
 	MapsMapSlGen      = "sl_gen"
+	MapsMapSlHeld     = "sl_held"
 	MapsMapSlId       = "sl_id"
 	MapsMapSlIf       = "sl_if"
 	MapsMapSlIp4      = "sl_ip4"
@@ -825,6 +842,7 @@ type MapsMapSpecs struct {
 	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -842,6 +860,7 @@ type MapsMapSpecs struct {
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -908,6 +927,7 @@ type MapsMaps struct {
 	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
+	SlBound    *ebpf.Map `ebpf:"sl_bound"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -925,6 +945,7 @@ type MapsMaps struct {
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld     *ebpf.Map `ebpf:"sl_held"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
 	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
@@ -967,6 +988,7 @@ func (m *MapsMaps) Close() error {
 		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
+		m.SlBound,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -984,6 +1006,7 @@ func (m *MapsMaps) Close() error {
 		m.SlFrag,
 		m.SlFront,
 		m.SlGen,
+		m.SlHeld,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

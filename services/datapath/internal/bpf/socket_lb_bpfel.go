@@ -22,6 +22,7 @@ const (
 	SocketLBMapSlAnswers6          = "sl_answers6"
 	SocketLBMapSlBe4               = "sl_be4"
 	SocketLBMapSlBe6               = "sl_be6"
+	SocketLBMapSlBound             = "sl_bound"
 	SocketLBMapSlBudget            = "sl_budget"
 	SocketLBMapSlCidr4             = "sl_cidr4"
 	SocketLBMapSlCidr6             = "sl_cidr6"
@@ -39,6 +40,7 @@ const (
 	SocketLBMapSlFrag              = "sl_frag"
 	SocketLBMapSlFront             = "sl_front"
 	SocketLBMapSlGen               = "sl_gen"
+	SocketLBMapSlHeld              = "sl_held"
 	SocketLBMapSlId                = "sl_id"
 	SocketLBMapSlIf                = "sl_if"
 	SocketLBMapSlIp4               = "sl_ip4"
@@ -153,6 +155,7 @@ type SocketLBMapSpecs struct {
 	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -170,6 +173,7 @@ type SocketLBMapSpecs struct {
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -246,6 +250,7 @@ type SocketLBMaps struct {
 	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
+	SlBound    *ebpf.Map `ebpf:"sl_bound"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -263,6 +268,7 @@ type SocketLBMaps struct {
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld     *ebpf.Map `ebpf:"sl_held"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
 	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
@@ -303,6 +309,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
+		m.SlBound,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -320,6 +327,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlFrag,
 		m.SlFront,
 		m.SlGen,
+		m.SlHeld,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
@@ -87,14 +88,18 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlRevoked4: entries(connectionKey4, revokedWords),
 	bpf.MapsMapSlRevoked6: entries(connectionKey6, revokedWords),
 	bpf.MapsMapSlBudget:   array(budgetKey, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
-	bpf.MapsMapSlPgen:     array(number, plain[uint64]),
-	bpf.MapsMapSlFe4:      batched(servicemap.DescribeKey4, servicemap.DescribeFronts),
-	bpf.MapsMapSlFe6:      batched(servicemap.DescribeKey6, servicemap.DescribeFronts),
-	bpf.MapsMapSlFront:    array(number, servicemap.DescribeFront),
-	bpf.MapsMapSlMember:   array(number, servicemap.DescribeMember),
-	bpf.MapsMapSlBe4:      array(number, servicemap.DescribeBackend4),
-	bpf.MapsMapSlBe6:      array(number, servicemap.DescribeBackend6),
-	bpf.MapsMapSlNs:       entries(cookie, namespaceWords),
+	bpf.MapsMapSlBound: array(func(at *uint32) string { return bound.Bound(*at).String() }, func(v *bpf.MapsSlBound) string {
+		return fmt.Sprintf("guarantee %d common %d of which used %d, refused at %d s", v.Guarantee, v.Common, v.Used, v.RefusedS)
+	}),
+	bpf.MapsMapSlHeld:   array(number, func(v *bpf.MapsSlHeld) string { return fmt.Sprint(v.N) }),
+	bpf.MapsMapSlPgen:   array(number, plain[uint64]),
+	bpf.MapsMapSlFe4:    batched(servicemap.DescribeKey4, servicemap.DescribeFronts),
+	bpf.MapsMapSlFe6:    batched(servicemap.DescribeKey6, servicemap.DescribeFronts),
+	bpf.MapsMapSlFront:  array(number, servicemap.DescribeFront),
+	bpf.MapsMapSlMember: array(number, servicemap.DescribeMember),
+	bpf.MapsMapSlBe4:    array(number, servicemap.DescribeBackend4),
+	bpf.MapsMapSlBe6:    array(number, servicemap.DescribeBackend6),
+	bpf.MapsMapSlNs:     entries(cookie, namespaceWords),
 	bpf.MapsMapSlAff4: entries(func(k *bpf.MapsSlAffKey4) string {
 		return fmt.Sprintf("%v group %d", pin.Addr4(k.Client), k.Group)
 	}, affinityWords),

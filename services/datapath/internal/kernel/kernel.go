@@ -36,6 +36,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -175,6 +176,8 @@ type Kernel struct {
 	// Translations are where packets to services go.
 	Translations *translation.Maps
 	Events       *event.Events
+	// Bounds are what endpoints share.
+	Bounds *bound.Bounds
 
 	// NodeName names the node with a number, for dumps; nil: none is known.
 	NodeName func(number uint16) string
@@ -328,7 +331,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		Reserved: o.ReservedEndpoints, Services: o.Services, Log: o.Log,
 	})
 	k.Events = event.Open(k.Pins)
-	if k.Translations, err = translation.Open(k.Pins); err != nil {
+	k.Bounds = bound.Open(k.Pins)
+	if k.Translations, err = translation.Open(k.Pins, k.Endpoints, k.Bounds); err != nil {
 		return nil, err
 	}
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{

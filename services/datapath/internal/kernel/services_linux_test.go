@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
@@ -751,15 +752,14 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 }
 
 // TestKernelHairpinHasABudget: a pod that floods itself through a service with new source
-// ports is stopped by its budget, and takes no room from the translations of others.
+// ports is stopped by its share of translations, of which each port takes two.
 func TestKernelHairpinHasABudget(t *testing.T) {
 	n := newServiceNode(t)
 	flooder := newPod(t, n.k, "sl-flooder", 10, slotmap.DeliverPeer)
-	const limit, flood = 100, 1000
+	const guarantee, common, flood = 100, 60, 1000
 	vip, at := serviceAddr(flooder.IPv4, 1), netip.AddrPortFrom(flooder.IPv4, 8080)
 	n.lead(vip, feAddress, at)
-	_, allowed := budgetCell(n.k, int(flooder.Slot))
-	*allowed = limit
+	update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4), bpf.MapsSlBound{Guarantee: guarantee, Common: common})
 	before := n.counters(t)
 	var frames [][]byte
 	for port := range uint16(flood) {
@@ -767,16 +767,16 @@ func TestKernelHairpinHasABudget(t *testing.T) {
 			ip4Header{src: flooder.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(10000+port, vip.Port()))))
 	}
 	inNetns(t, flooder.ns, func() { sendRaw(t, "eth0", frames...) })
-	over, let := cell{event.DropConnectionBudget, event.Egress}, cell{event.ForwardPeer, event.Egress}
+	over, let := cell{event.DropTranslationShare, event.Egress}, cell{event.ForwardPeer, event.Egress}
 	passed := uint64(0)
 	servicetest.Eventually(t, "the flood to be counted", func() bool {
 		gained := n.counters(t)
 		passed = gained[let].Packets - before[let].Packets
 		return passed+gained[over].Packets-before[over].Packets >= flood
 	})
-	// a part of a budget that was used up for long is renewed, which emulation may be
-	if passed < limit || passed > flood/2 {
-		t.Errorf("%d of %d passed, with a budget of %d", passed, flood, limit)
+	// a part of a share that was used up for long is renewed, which emulation may be
+	if passed < (guarantee+common)/2 || passed > flood/2 {
+		t.Errorf("%d of %d passed, with a share of %d translations", passed, flood, guarantee+common)
 	}
 	kept := uint64(0)
 	must(t, "list", n.k.Translations.Each(func(translation.Translation) error { kept++; return nil }))

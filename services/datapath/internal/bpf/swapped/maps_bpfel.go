@@ -22,6 +22,7 @@ const (
 	MapsMapSlAnswers6 = "sl_answers6"
 	MapsMapSlBe4      = "sl_be4"
 	MapsMapSlBe6      = "sl_be6"
+	MapsMapSlBound    = "sl_bound"
 	MapsMapSlBudget   = "sl_budget"
 	MapsMapSlCidr4    = "sl_cidr4"
 	MapsMapSlCidr6    = "sl_cidr6"
@@ -39,6 +40,7 @@ const (
 	MapsMapSlFrag     = "sl_frag"
 	MapsMapSlFront    = "sl_front"
 	MapsMapSlGen      = "sl_gen"
+	MapsMapSlHeld     = "sl_held"
 	MapsMapSlId       = "sl_id"
 	MapsMapSlIf       = "sl_if"
 	MapsMapSlIp4      = "sl_ip4"
@@ -127,6 +129,7 @@ type MapsMapSpecs struct {
 	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
 	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
 	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
@@ -144,6 +147,7 @@ type MapsMapSpecs struct {
 	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
 	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -210,6 +214,7 @@ type MapsMaps struct {
 	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
 	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
 	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
+	SlBound    *ebpf.Map `ebpf:"sl_bound"`
 	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
@@ -227,6 +232,7 @@ type MapsMaps struct {
 	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
 	SlFront    *ebpf.Map `ebpf:"sl_front"`
 	SlGen      *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld     *ebpf.Map `ebpf:"sl_held"`
 	SlId       *ebpf.Map `ebpf:"sl_id"`
 	SlIf       *ebpf.Map `ebpf:"sl_if"`
 	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
@@ -269,6 +275,7 @@ func (m *MapsMaps) Close() error {
 		m.SlAnswers6,
 		m.SlBe4,
 		m.SlBe6,
+		m.SlBound,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
@@ -286,6 +293,7 @@ func (m *MapsMaps) Close() error {
 		m.SlFrag,
 		m.SlFront,
 		m.SlGen,
+		m.SlHeld,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

@@ -78,6 +78,8 @@ const (
 	DropNoServicePort  = Reason(bpf.MapsSlReasonSL_DROP_NO_SERVICE_PORT)
 	DropNATShare       = Reason(bpf.MapsSlReasonSL_DROP_NAT_SHARE)
 
+	DropTranslationShare = Reason(bpf.MapsSlReasonSL_DROP_XL_SHARE)
+
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
 	QuietMulticast = Reason(bpf.MapsSlReasonSL_QUIET_MULTICAST)
@@ -151,6 +153,8 @@ var reasonNames = map[Reason]string{
 	DropServiceInside:  "service-inside",
 	DropNoServicePort:  "no-service-port",
 	DropNATShare:       "nat-share",
+
+	DropTranslationShare: "translation-share",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",

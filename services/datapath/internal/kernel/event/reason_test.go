@@ -53,8 +53,8 @@ func TestReasonsOfTheProgramsAreNamedAndExplained(t *testing.T) {
 }
 
 func TestUnknownReasonsAndDirectionsShowTheirNumber(t *testing.T) {
-	if got := Reason(63).String(); got != "reason-63" {
-		t.Errorf("reason 63 is %q", got)
+	if got := Reason(255).String(); got != "reason-255" {
+		t.Errorf("reason 255 is %q", got)
 	}
 	if got := Direction(0).String(); got != "direction-0" {
 		t.Errorf("direction 0 is %q", got)

@@ -344,6 +344,7 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 	e.Slot = s
 	e.Policy.Epoch = eps.nextEpoch()
 	delete(eps.renamed, s)
+	eps.clearHeld(s)
 	*eps.slotRecord(s) = e.record()
 	atomic.StoreUint64(eps.word(s), e.Policy.word())
 
@@ -361,6 +362,15 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 		return NoSlot, err
 	}
 	return s, nil
+}
+
+// clearHeld forgets what the last endpoint of the slot had of the bounds of the node: entries of
+// an endpoint that is gone are nobody's.
+func (eps *Maps) clearHeld(s Slot) {
+	const size = int(unsafe.Sizeof(bpf.MapsSlHeld{}))
+	for at := int(s) * size; at < int(s+1)*size; at += 4 {
+		atomic.StoreUint32(pin.Word32(eps.held, at), 0)
+	}
 }
 
 // takeSlot returns with the lock held if it returns no error.

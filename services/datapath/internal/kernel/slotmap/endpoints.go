@@ -39,6 +39,7 @@ type Maps struct {
 	devices, ip4, ip6 *ebpf.Map
 	own               *ebpf.Map // sl_own
 	mem               []byte    // of sl_ep
+	held              []byte    // of sl_held
 	counter           []byte    // of sl_gen
 
 	gate      pin.Gate
@@ -62,7 +63,7 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 		log: o.Log, reserved: o.Reserved, services: o.Services, addresses: addresses,
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
 		own: pm.Map(bpf.MapsMapSlOwn),
-		mem: pm.Memory(bpf.MapsMapSlEp), counter: pm.Memory(bpf.MapsMapSlGen),
+		mem: pm.Memory(bpf.MapsMapSlEp), held: pm.Memory(bpf.MapsMapSlHeld), counter: pm.Memory(bpf.MapsMapSlGen),
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[policytable.ID]bool{}, renamed: map[Slot]uint32{},
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
@@ -56,7 +57,7 @@ func open(t testing.TB) *instance {
 	})
 	must(t, "open the connections", err)
 	t.Cleanup(func() { must(t, "close the connections", i.connections.Close()) })
-	i.Maps, err = Open(i.pins)
+	i.Maps, err = Open(i.pins, endpoints, bound.Open(i.pins))
 	must(t, "open", err)
 	return i
 }

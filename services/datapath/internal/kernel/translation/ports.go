@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -197,7 +198,8 @@ func (c *claim) end(ct *conntrack.Connections) (bool, error) {
 }
 
 // Pressed reports whether nearly all ports to a backend are in use, so that a pass may end
-// connections.
+// connections, or whether an endpoint was refused a translation.
 func (m *Maps) Pressed() bool {
-	return m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })
+	return m.bounds.Refused(bound.Translations4) || m.bounds.Refused(bound.Translations6) ||
+		m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })
 }

@@ -15,9 +15,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
 // Rest is for how long a translation without a connection stays: its first packet
@@ -36,10 +38,13 @@ type Maps struct {
 	answers4, answers6 *ebpf.Map
 	share              *ebpf.Map
 	counts             *count.Counts
+	bounds             *bound.Bounds
+	// endpoints say whose the source of a translation is.
+	endpoints *slotmap.Maps
 }
 
 // Open finds the maps among all.
-func Open(pm *pin.Maps) (*Maps, error) {
+func Open(pm *pin.Maps, endpoints *slotmap.Maps, bounds *bound.Bounds) (*Maps, error) {
 	counts, err := count.Open(pm)
 	if err != nil {
 		return nil, err
@@ -48,7 +53,7 @@ func Open(pm *pin.Maps) (*Maps, error) {
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
 		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
 		answers4: pm.Map(bpf.MapsMapSlAnswers4), answers6: pm.Map(bpf.MapsMapSlAnswers6),
-		share: pm.Map(bpf.MapsMapSlShare), counts: counts,
+		share: pm.Map(bpf.MapsMapSlShare), counts: counts, bounds: bounds, endpoints: endpoints,
 	}, nil
 }
 
@@ -223,15 +228,23 @@ type Pass struct {
 	// Ended is how many idle connections of senders outside were ended, because nearly
 	// all ports of the node to their backend were in use.
 	Ended int
+	// Surplus is how many translations were removed because endpoints had more than the half of
+	// the map that is theirs, of those that had most.
+	Surplus int
 }
 
 // Collect removes the translations whose connection has ended, at a time in seconds of
-// CLOCK_MONOTONIC, and counts the ports of the node in use. One whose connection was evicted or
-// flushed stays, so that the connection goes on, for as long as Keep. Those of a pod to itself
+// CLOCK_MONOTONIC, counts the ports of the node in use, and divides the maps among the
+// endpoints. One whose connection was evicted or flushed stays, so that the connection goes on,
+// for as long as Keep. Those of a pod to itself
 // have no connection, and go when they have been idle for as long as one may be. What is
 // removed while a packet comes is chosen again by that packet.
 func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
 	ports, err := m.beginPorts()
+	if err != nil {
+		return p, err
+	}
+	pods, err := m.beginPods()
 	if err != nil {
 		return p, err
 	}
@@ -255,6 +268,7 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 			}
 			p.Live++
 			ports.add(e, last)
+			pods.add(e)
 		}
 		return nil
 	})
@@ -268,11 +282,16 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 		case what == changed:
 			p.Live++
 			ports.add(e, conntrack.Connection{})
+			pods.add(e)
 		}
 	}
 	if err != nil {
 		return p, err
 	}
+	if p.Surplus, err = pods.finish(now); err != nil {
+		return p, err
+	}
+	p.Live -= p.Surplus
 	p.Ended, err = ports.finish(now, ct)
 	return p, err
 }

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_BOUND_H
+#define SLUICE_BOUND_H
+
+/*
+ * Bounds that all endpoints of the node share. One half of a bound is common: first come, first
+ * served. The other half is divided: with n endpoints that have entries, each is guaranteed
+ * 1/n of that half. When the common half is used up, only endpoints above their guarantee are
+ * refused.
+ *
+ * sl_held counts the entries of each endpoint: what the collector found at its last pass, plus
+ * what the programs have made since. Programs add when they make an entry, never per packet. Maps
+ * of the LRU kind report no eviction, so only the collector lowers a count. While no collector
+ * passes, each endpoint gets another eighth of its guarantee every SL_BUDGET_WAIT seconds, from
+ * the first refusal on.
+ */
+
+#include <sluice/clock.h>
+#include <sluice/compiler.h>
+#include <sluice/maps.h>
+
+static __always_inline __u32 held(__u32 bound, __u32 slot)
+{
+	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);
+
+	return counts ? READ_ONCE(counts->n[bound & (SL_BOUNDS - 1)]) : 0;
+}
+
+/* Adds to what an endpoint has of a bound; n may be negative modulo 2^32. */
+static __always_inline void hold(__u32 bound, __u32 slot, __u32 n)
+{
+	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);
+
+	if (counts)
+		__sync_fetch_and_add(&counts->n[bound & (SL_BOUNDS - 1)], n);
+}
+
+/* What an endpoint may have whatever the others have. */
+static __always_inline __u32 guaranteed(const struct sl_bound *b)
+{
+	__u32 guarantee = READ_ONCE(b->guarantee), refused = READ_ONCE(b->refused_s);
+
+	if (unlikely(refused))
+		guarantee += guarantee / 8 * ((now_seconds() - refused) / SL_BUDGET_WAIT);
+	return guarantee;
+}
+
+/*
+ * Takes n entries of a bound for an endpoint, which makes them next. 0: they would exceed its
+ * share. A bound that the datapath has not set up limits nothing.
+ */
+__noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
+{
+	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
+
+	if (!b || !READ_ONCE(b->guarantee))
+		return 1;
+	if (held(bound, slot) + n > guaranteed(b)) {
+		if (READ_ONCE(b->used) + n > READ_ONCE(b->common)) {
+			if (!READ_ONCE(b->refused_s))
+				__sync_val_compare_and_swap(&b->refused_s, 0, now_seconds());
+			return 0;
+		}
+		__sync_fetch_and_add(&b->used, n);
+	}
+	hold(bound, slot, n);
+	return 1;
+}
+
+/* Whether an endpoint has more of a bound than its guarantee. */
+static __always_inline bool is_above_guarantee(__u32 bound, __u32 slot)
+{
+	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
+
+	return b && READ_ONCE(b->guarantee) && held(bound, slot) > READ_ONCE(b->guarantee);
+}
+
+#endif

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package bound is the Go side of sl_bound and sl_held: bounds that the endpoints of a node
+// share, as bpf/include/sluice/bound.h explains. Programs count what endpoints make. A collector
+// corrects the counts, and computes what each endpoint is guaranteed.
+package bound
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+)
+
+// Bound is a bound that endpoints share: SL_BOUND_... of abi.h.
+type Bound uint32
+
+// The bounds whose entries are counted.
+const (
+	Translations4 Bound = iota
+	Translations6
+	Fragments
+	Affinity4
+	Affinity6
+	Events
+	counted
+	// all is how many counters an endpoint has; the rest are rates.
+	all = 8
+)
+
+var names = [counted]string{
+	"translations-ipv4", "translations-ipv6", "fragments", "affinity-ipv4", "affinity-ipv6", "events",
+}
+
+// String is the name of the bound in metrics and documents.
+func (b Bound) String() string {
+	if b < counted {
+		return names[b]
+	}
+	return fmt.Sprintf("bound-%d", uint32(b))
+}
+
+// Counted lists the bounds whose entries are counted.
+func Counted() []Bound {
+	return []Bound{Translations4, Translations6, Fragments, Affinity4, Affinity6, Events}
+}
+
+// ofPods is how much of a map the endpoints share: senders outside have one half, and an eighth
+// of the other half stays free for endpoints that begin.
+func ofPods(entries int) int {
+	half := entries / 2
+	return half - half/8
+}
+
+// Bounds are the bounds of one node. Their methods may be called concurrently, but for passes
+// of the same bound.
+type Bounds struct {
+	bounds, held []byte
+	sizes        [counted]int
+}
+
+// Open finds the bounds among all maps. The first process that may write sets them up.
+func Open(pm *pin.Maps) *Bounds {
+	b := &Bounds{bounds: pm.Memory(bpf.MapsMapSlBound), held: pm.Memory(bpf.MapsMapSlHeld)}
+	for of, name := range map[Bound]string{
+		Translations4: bpf.MapsMapSlXl4, Translations6: bpf.MapsMapSlXl6,
+	} {
+		b.sizes[of] = ofPods(int(pm.Map(name).MaxEntries()))
+	}
+	for of := range counted {
+		if !pm.ValidateOnly && b.sizes[of] > 0 && atomic.LoadUint32(b.word(of, guarantee)) == 0 {
+			b.divide(of)
+		}
+	}
+	return b
+}
+
+// Words of struct sl_bound.
+const (
+	guarantee = unsafe.Offsetof(bpf.MapsSlBound{}.Guarantee)
+	common    = unsafe.Offsetof(bpf.MapsSlBound{}.Common)
+	used      = unsafe.Offsetof(bpf.MapsSlBound{}.Used)
+	refused   = unsafe.Offsetof(bpf.MapsSlBound{}.RefusedS)
+)
+
+func (b *Bounds) word(of Bound, field uintptr) *uint32 {
+	return pin.Word32(b.bounds, int(of)*int(unsafe.Sizeof(bpf.MapsSlBound{}))+int(field))
+}
+
+func (b *Bounds) count(of Bound, s slotmap.Slot) *uint32 {
+	return pin.Word32(b.held, (int(s)*all+int(of))*4)
+}
+
+// Size is how many entries of a bound the endpoints share.
+func (b *Bounds) Size(of Bound) int { return b.sizes[of] }
+
+// Held is how many entries of a bound an endpoint has: those that the last pass found, and those
+// that it has made since.
+func (b *Bounds) Held(of Bound, s slotmap.Slot) int { return int(atomic.LoadUint32(b.count(of, s))) }
+
+// Guarantee is how many entries of a bound each endpoint may have, whatever the others have.
+func (b *Bounds) Guarantee(of Bound) int { return int(atomic.LoadUint32(b.word(of, guarantee))) }
+
+// Refused reports whether an endpoint was refused entries of a bound since the last pass.
+func (b *Bounds) Refused(of Bound) bool { return atomic.LoadUint32(b.word(of, refused)) != 0 }
+
+// Total is how many entries of a bound the endpoints have together.
+func (b *Bounds) Total(of Bound) (n int) {
+	for s := range slotmap.Slot(slotmap.MaxEndpoints + 1) {
+		n += b.Held(of, s)
+	}
+	return n
+}
+
+// Pass counts the entries of a bound.
+type Pass struct {
+	b      *Bounds
+	of     Bound
+	before []uint32 // when the pass began: what programs add meanwhile stays
+	found  []uint32
+}
+
+// Begin begins a pass of a bound. It precedes the first look at the entries.
+func (b *Bounds) Begin(of Bound) *Pass {
+	p := &Pass{
+		b: b, of: of, before: make([]uint32, slotmap.MaxEndpoints+1), found: make([]uint32, slotmap.MaxEndpoints+1),
+	}
+	for s := range p.before {
+		p.before[s] = uint32(b.Held(of, slotmap.Slot(s)))
+	}
+	return p
+}
+
+// Add counts n entries of an endpoint.
+func (p *Pass) Add(s slotmap.Slot, n int) {
+	if int(s) < len(p.found) {
+		p.found[s] += uint32(n)
+	}
+}
+
+// Finish corrects the counts and divides the bound anew. A pass that failed is not finished.
+func (p *Pass) Finish() {
+	for s := range p.found {
+		if p.found[s] != p.before[s] {
+			atomic.AddUint32(p.b.count(p.of, slotmap.Slot(s)), p.found[s]-p.before[s])
+		}
+	}
+	p.b.divide(p.of)
+}
+
+// divide writes what each endpoint is guaranteed, and how much of the common half is used.
+func (b *Bounds) divide(of Bound) {
+	var held []int
+	for s := range slotmap.Slot(slotmap.MaxEndpoints + 1) {
+		// an addition that a pass has taken back already may be late
+		if n := b.Held(of, s); n > 0 && n < 1<<31 {
+			held = append(held, n)
+		}
+	}
+	half := b.sizes[of] / 2
+	each := max(1, half/max(1, len(held)))
+	beyond := 0
+	for _, n := range held {
+		beyond += max(0, n-each)
+	}
+	atomic.StoreUint32(b.word(of, common), uint32(half))
+	atomic.StoreUint32(b.word(of, used), uint32(beyond))
+	atomic.StoreUint32(b.word(of, guarantee), uint32(each))
+	atomic.StoreUint32(b.word(of, refused), 0)
+}

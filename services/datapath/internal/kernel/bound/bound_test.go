@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package bound
+
+import (
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+)
+
+// fresh are bounds in ordinary memory.
+func fresh(size int) *Bounds {
+	b := &Bounds{
+		bounds: make([]byte, all*int(unsafe.Sizeof(bpf.MapsSlBound{}))),
+		held:   make([]byte, (slotmap.MaxEndpoints+1)*int(unsafe.Sizeof(bpf.MapsSlHeld{}))),
+	}
+	b.sizes[Fragments] = size
+	b.divide(Fragments)
+	return b
+}
+
+// TestHalfOfABoundIsGuaranteed: each endpoint with entries has an equal part of one half, and what
+// exceeds these parts counts for the other half.
+func TestHalfOfABoundIsGuaranteed(t *testing.T) {
+	const size = 800
+	for _, c := range []struct {
+		what            string
+		found           map[slotmap.Slot]int
+		guarantee, used int
+	}{
+		{"nobody", nil, 400, 0},
+		{"one endpoint", map[slotmap.Slot]int{7: 100}, 400, 0},
+		{"one that has all", map[slotmap.Slot]int{7: 800}, 400, 400},
+		{"one that has all, and another", map[slotmap.Slot]int{7: 799, 8: 1}, 200, 599},
+		{"four", map[slotmap.Slot]int{1: 500, 2: 150, 3: 100, slotmap.MaxEndpoints: 1}, 100, 450},
+	} {
+		b := fresh(size)
+		p := b.Begin(Fragments)
+		for s, n := range c.found {
+			p.Add(s, n)
+		}
+		p.Finish()
+		used := int(atomic.LoadUint32(b.word(Fragments, used)))
+		common := int(atomic.LoadUint32(b.word(Fragments, common)))
+		if b.Guarantee(Fragments) != c.guarantee || used != c.used || common != size/2 {
+			t.Errorf("%s: guarantee %d, %d used of %d, want %d, %d of %d",
+				c.what, b.Guarantee(Fragments), used, common, c.guarantee, c.used, size/2)
+		}
+		for s, n := range c.found {
+			if got := b.Held(Fragments, s); got != n {
+				t.Errorf("%s: slot %d has %d, want %d", c.what, s, got, n)
+			}
+		}
+	}
+}
+
+// TestPassKeepsWhatIsMadeMeanwhile, and takes away what it did not find.
+func TestPassKeepsWhatIsMadeMeanwhile(t *testing.T) {
+	b := fresh(800)
+	atomic.StoreUint32(b.count(Fragments, 3), 50) // evicted since
+	atomic.StoreUint32(b.word(Fragments, refused), 17)
+	p := b.Begin(Fragments)
+	p.Add(3, 10)
+	atomic.AddUint32(b.count(Fragments, 3), 5) // by a program
+	p.Add(slotmap.NoSlot, 100)
+	p.Finish()
+	if got := b.Held(Fragments, 3); got != 15 {
+		t.Errorf("the endpoint has %d, want 10 that were found and 5 that were made", got)
+	}
+	if b.Refused(Fragments) {
+		t.Error("a refusal before the pass still counts")
+	}
+}
+
+// TestEveryEndpointIsGuaranteedOne, however many there are.
+func TestEveryEndpointIsGuaranteedOne(t *testing.T) {
+	b := fresh(800)
+	p := b.Begin(Fragments)
+	for s := range slotmap.Slot(slotmap.MaxEndpoints) {
+		p.Add(s+1, 1)
+	}
+	p.Finish()
+	if got := b.Guarantee(Fragments); got != 1 {
+		t.Errorf("guarantee %d, want 1", got)
+	}
+}

@@ -277,6 +277,13 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "answers of the programs to pods", Process: datapath,
+		Default: "1,000 a second and CPU (resets, ICMP errors)", Divided: ByEndpoint,
+		Beyond: "packets of an endpoint above its guarantee are dropped without an answer",
+		Shown:  "`sluice map dump sl_rate`",
+		Tests:  []string{"TestKernelAnswersToOnePodLeaveThoseToOthers"},
+	},
+	{
 		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,
 		Beyond: "a new sender has at most 64 ports to a backend while half of them are in use",
 		Shown:  "`sluice_packets_total` (`nat-share`)",

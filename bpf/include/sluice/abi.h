@@ -19,12 +19,7 @@
 #define SL_MAX_DEVICES 8192
 #define SL_MAX_ADDRESSES 16384
 #define SL_MAX_IPCACHE 524288
-#define SL_MAX_REASONS 64
-/* Cells of sl_limits beyond the reasons', for limits of other things. */
-#define SL_LIMIT_ANSWERS_TO_PODS SL_MAX_REASONS
-#define SL_LIMIT_ANSWERS_OUTSIDE (SL_MAX_REASONS + 1)
-#define SL_LIMIT_TOO_BIG (SL_MAX_REASONS + 2)
-#define SL_MAX_LIMITS (SL_MAX_REASONS + 8)
+#define SL_MAX_REASONS 256
 #define SL_MAX_TABLES 4096
 #define SL_MAX_PORT_NODES 16384
 #define SL_MAX_CLASSES 65536
@@ -341,6 +336,23 @@ struct sl_limit {
 	__u32 sent; /* in this window */
 	__u32 lost; /* since the last event */
 };
+
+/* Cells of sl_rate; see rate.h. */
+#define SL_RATE_ANSWERS_TO_PODS 0
+#define SL_RATE_ANSWERS_OUTSIDE 1
+#define SL_RATE_TOO_BIG 2
+#define SL_MAX_RATES 8
+
+/* Value of sl_rate. */
+struct sl_rate {
+	__u64 since; /* start of the window, ns */
+	__u64 refused; /* since the map was made */
+	__u32 given; /* in this window */
+	__u32 common; /* of these beyond guarantees */
+	__u32 takers; /* endpoints that have taken some in this window */
+	__u32 last_takers; /* and in the one before */
+};
+_Static_assert(sizeof(struct sl_rate) == 32, "no padding");
 
 #define SL_LIMIT_KINDS 8
 

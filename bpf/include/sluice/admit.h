@@ -13,6 +13,7 @@
 #include <sluice/conntrack.h>
 #include <sluice/fragment.h>
 #include <sluice/peer.h>
+#include <sluice/rate.h>
 #include <sluice/related.h>
 #include <sluice/revoked.h>
 #include <sluice/translate.h>
@@ -52,7 +53,8 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 		break;
 	default:
 		if (!is_too_big(p) || p->hook != SL_INGRESS ||
-		    !within_rate(SL_LIMIT_TOO_BIG, SL_TOO_BIG_RATE))
+		    !within_rate_of(SL_RATE_TOO_BIG, SL_TOO_BIG_RATE, SL_BOUND_TOO_BIG,
+				    p->dst_slot))
 			return judge_sides(p, SL_BOTH_SIDES);
 	}
 	count_connection(SL_CT_STAT_RELATED);

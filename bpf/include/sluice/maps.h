@@ -285,10 +285,18 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SL_MAX_LIMITS);
+	__uint(max_entries, SL_MAX_REASONS);
 	__type(key, __u32);
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");
+
+/* rate -> what this CPU has done in this second */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SL_MAX_RATES);
+	__type(key, __u32);
+	__type(value, struct sl_rate);
+} sl_rate SEC(".maps");
 
 /* slot -> events of an endpoint */
 struct {

@@ -20,16 +20,21 @@
 
 #include <sluice/ndp.h>
 #include <sluice/packet.h>
+#include <sluice/rate.h>
 #include <sluice/related.h>
 
 #define SL_ANSWER_TTL 64
 
-/* Cell of sl_limits for the answers, one for pods and one for what is outside, and how
- * many a CPU gives in a second.
- */
-#define SL_LIMIT_ANSWERS \
-	(SL_PROGRAM == SL_PROGRAM_FROM_POD ? SL_LIMIT_ANSWERS_TO_PODS : SL_LIMIT_ANSWERS_OUTSIDE)
+/* How many answers a CPU gives in a second to pods, which share them, and to what is outside. */
 #define SL_ANSWER_RATE 1000
+
+static __always_inline bool may_answer_now(const struct sl_packet *p)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+		return within_rate_of(SL_RATE_ANSWERS_TO_PODS, SL_ANSWER_RATE, SL_BOUND_ANSWERS,
+				      p->src_slot);
+	return within_rate(SL_RATE_ANSWERS_OUTSIDE, SL_ANSWER_RATE);
+}
 
 enum sl_answer_kind {
 	SL_ANSWER_REFUSED = 0,
@@ -252,7 +257,7 @@ static __always_inline bool may_answer_piece(const struct sl_packet *p, __u32 ki
  */
 __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 kind)
 {
-	if (!p || !may_answer_piece(p, kind) || !within_rate(SL_LIMIT_ANSWERS, SL_ANSWER_RATE))
+	if (!p || !may_answer_piece(p, kind) || !may_answer_now(p))
 		return -1;
 	if (p->proto == SL_TCP && kind == SL_ANSWER_REFUSED)
 		return p->l4 == ETH_HLEN + ip_header(p) ? answer_reset(skb, p) : -1;

@@ -51,27 +51,9 @@ static __always_inline bool is_too_big(const struct sl_packet *p)
 }
 
 /* How many of those about no connection a CPU lets through in a second, under
- * SL_LIMIT_TOO_BIG: any sender can make them up.
+ * SL_RATE_TOO_BIG: any sender can make them up. The pods that receive them share the rate.
  */
 #define SL_TOO_BIG_RATE 100
-
-/* Whether this CPU may let another one of a kind through in this second. */
-static __always_inline bool within_rate(__u32 at, __u32 rate)
-{
-	struct sl_limit *limit = bpf_map_lookup_elem(&sl_limits, &at);
-	__u64 now = bpf_ktime_get_ns();
-
-	if (!limit)
-		return false;
-	if (now - limit->since >= 1000000000) {
-		limit->since = now;
-		limit->sent = 0;
-	}
-	if (limit->sent >= rate)
-		return false;
-	limit->sent++;
-	return true;
-}
 
 /*
  * Copies a part of the quotation. What lies behind the end of the IP packet in

@@ -44,6 +44,7 @@ const (
 	JudgeMapSlPeer       = "sl_peer"
 	JudgeMapSlPgen       = "sl_pgen"
 	JudgeMapSlPorts      = "sl_ports"
+	JudgeMapSlRate       = "sl_rate"
 	JudgeMapSlRevoked4   = "sl_revoked4"
 	JudgeMapSlRevoked6   = "sl_revoked6"
 	JudgeMapSlRing4      = "sl_ring4"
@@ -132,6 +133,7 @@ type JudgeMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -196,6 +198,7 @@ type JudgeMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -236,6 +239,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlRate,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

@@ -477,6 +477,16 @@ type MapsSlQuestion struct {
 	Pad       [3]uint8
 }
 
+type MapsSlRate struct {
+	_          structs.HostLayout
+	Since      uint64
+	Refused    uint64
+	Given      uint32
+	Common     uint32
+	Takers     uint32
+	LastTakers uint32
+}
+
 type MapsSlReason uint32
 
 const (
@@ -772,6 +782,7 @@ const (
 	MapsMapSlPorts    = "sl_ports"
 	MapsMapSlPrev4    = "sl_prev4"
 	MapsMapSlPrev6    = "sl_prev6"
+	MapsMapSlRate     = "sl_rate"
 	MapsMapSlRevoked4 = "sl_revoked4"
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRing4    = "sl_ring4"
@@ -879,6 +890,7 @@ type MapsMapSpecs struct {
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
+	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -964,6 +976,7 @@ type MapsMaps struct {
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
+	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -1025,6 +1038,7 @@ func (m *MapsMaps) Close() error {
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,
+		m.SlRate,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

@@ -57,6 +57,7 @@ const (
 	SocketLBMapSlPeer              = "sl_peer"
 	SocketLBMapSlPgen              = "sl_pgen"
 	SocketLBMapSlPorts             = "sl_ports"
+	SocketLBMapSlRate              = "sl_rate"
 	SocketLBMapSlRevoked4          = "sl_revoked4"
 	SocketLBMapSlRevoked6          = "sl_revoked6"
 	SocketLBMapSlRing4             = "sl_ring4"
@@ -190,6 +191,7 @@ type SocketLBMapSpecs struct {
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -285,6 +287,7 @@ type SocketLBMaps struct {
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
+	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -344,6 +347,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlPeer,
 		m.SlPgen,
 		m.SlPorts,
+		m.SlRate,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

@@ -59,6 +59,7 @@ const (
 	ToUplinkMapSlPorts             = "sl_ports"
 	ToUplinkMapSlPrev4             = "sl_prev4"
 	ToUplinkMapSlPrev6             = "sl_prev6"
+	ToUplinkMapSlRate              = "sl_rate"
 	ToUplinkMapSlRevoked4          = "sl_revoked4"
 	ToUplinkMapSlRevoked6          = "sl_revoked6"
 	ToUplinkMapSlRing4             = "sl_ring4"
@@ -179,6 +180,7 @@ type ToUplinkMapSpecs struct {
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
+	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -275,6 +277,7 @@ type ToUplinkMaps struct {
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
+	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -336,6 +339,7 @@ func (m *ToUplinkMaps) Close() error {
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,
+		m.SlRate,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

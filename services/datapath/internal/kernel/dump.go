@@ -146,6 +146,9 @@ var dumpers = map[string]dumper{
 	}, func(v *bpf.MapsSlLimit) string {
 		return fmt.Sprintf("lost %d, of which untold %d", v.LostTotal, v.Lost)
 	}),
+	bpf.MapsMapSlRate: perCPU(rateName, func(sum *bpf.MapsSlRate, v bpf.MapsSlRate) {
+		sum.Refused += v.Refused
+	}, func(v *bpf.MapsSlRate) string { return fmt.Sprintf("refused %d", v.Refused) }),
 	bpf.MapsMapSlEpLimits: array(number, func(v *bpf.MapsSlEpLimit) string {
 		var words []string
 		for kind, sent := range v.Sent {
@@ -304,6 +307,14 @@ func peerKey(p *bpf.MapsSlPeerKey) string {
 
 // limitName names a limit: ends of connections have no reason of their own, and
 // are limited under 0.
+func rateName(i *uint32) string {
+	names := []string{"answers-to-pods", "answers-outside", "errors-too-big"}
+	if int(*i) < len(names) {
+		return names[*i]
+	}
+	return number(i)
+}
+
 func limitName(i *uint32) string {
 	if *i == 0 {
 		return "connection-closed"

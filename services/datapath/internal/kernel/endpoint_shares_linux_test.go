@@ -9,12 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 )
@@ -199,4 +202,48 @@ func TestKernelSharesOfASlotBeginAnew(t *testing.T) {
 	if got := k.Bounds.Held(bound.Translations4, e.Slot); got != 0 {
 		t.Errorf("the new endpoint of slot %d has %d translations", e.Slot, got)
 	}
+}
+
+// answers runs the program of a pod's device on a datagram of the pod to an address, and reports
+// whether the sender was answered.
+func (n *serviceNode) answers(p *pod, to netip.AddrPort) bool {
+	n.Helper()
+	in := frame(p.HostMAC, p.MAC, etherIPv4,
+		ip4Header{src: p.IPv4, dst: to.Addr(), proto: protoUDP}.with(udp(40000, to.Port())))
+	verdict, err := n.k.program(program.FromPod).Run(&ebpf.RunOptions{
+		Data: in, DataOut: make([]byte, len(in)+256), Context: skbContext{Ifindex: p.Ifindex},
+	})
+	must(n.T, "run", err)
+	return verdict == verdictRedirect
+}
+
+// TestKernelAnswersToOnePodLeaveThoseToOthers: a pod asks a Service without backends more often
+// than a CPU answers in a second. Other pods are told as before that nobody listens.
+func TestKernelAnswersToOnePodLeaveThoseToOthers(t *testing.T) {
+	stayOnOneCPU(t)
+	n := newServiceNode(t)
+	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
+	others := []*pod{
+		newPod(t, n.k, "sl-other0", 11, slotmap.DeliverPeer), newPod(t, n.k, "sl-other1", 12, slotmap.DeliverPeer),
+	}
+	vip := serviceAddr(greedy.IPv4, 1)
+	n.lead(vip, feAddress)
+	const flood, few = 3000, 20
+	answered := 0
+	for range flood {
+		if n.answers(greedy, vip) {
+			answered++
+		}
+	}
+	for i := range few {
+		for _, o := range others {
+			if !n.answers(o, vip) {
+				t.Fatalf("datagram %d of another pod was not answered, after %d of %d of the first pod", i, answered, flood)
+			}
+		}
+	}
+	if answered == flood {
+		t.Errorf("all %d datagrams were answered", flood)
+	}
+	t.Logf("%d of %d datagrams of the first pod were answered", answered, flood)
 }

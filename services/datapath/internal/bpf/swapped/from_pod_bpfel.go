@@ -59,6 +59,7 @@ const (
 	FromPodMapSlPorts             = "sl_ports"
 	FromPodMapSlPrev4             = "sl_prev4"
 	FromPodMapSlPrev6             = "sl_prev6"
+	FromPodMapSlRate              = "sl_rate"
 	FromPodMapSlRevoked4          = "sl_revoked4"
 	FromPodMapSlRevoked6          = "sl_revoked6"
 	FromPodMapSlRing4             = "sl_ring4"
@@ -179,6 +180,7 @@ type FromPodMapSpecs struct {
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
+	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -275,6 +277,7 @@ type FromPodMaps struct {
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
+	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -336,6 +339,7 @@ func (m *FromPodMaps) Close() error {
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,
+		m.SlRate,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

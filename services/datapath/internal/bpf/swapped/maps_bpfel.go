@@ -59,6 +59,7 @@ const (
 	MapsMapSlPorts    = "sl_ports"
 	MapsMapSlPrev4    = "sl_prev4"
 	MapsMapSlPrev6    = "sl_prev6"
+	MapsMapSlRate     = "sl_rate"
 	MapsMapSlRevoked4 = "sl_revoked4"
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRing4    = "sl_ring4"
@@ -166,6 +167,7 @@ type MapsMapSpecs struct {
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
+	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -251,6 +253,7 @@ type MapsMaps struct {
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
+	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -312,6 +315,7 @@ func (m *MapsMaps) Close() error {
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,
+		m.SlRate,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

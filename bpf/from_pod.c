@@ -152,8 +152,8 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	if (is_checksum_misplaced(skb, p))
 		return SL_DROP_MALFORMED;
 	reason = admit_and_forward(skb, p, src, ifindex);
-	if (leads_fragments(p))
-		lead_fragments(p, lead_of(reason));
+	if (leads_fragments(p) && lead_fragments(p, lead_of(reason)))
+		return SL_DROP_FRAGMENT_SHARE;
 	return reason;
 }
 

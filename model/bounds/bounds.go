@@ -270,11 +270,29 @@ var All = []Bound{
 		Name: "translations of packets of pods to Services", Process: datapath,
 		Default: "14,336 of IPv4, 7,168 of IPv6", Divided: ByEndpoint,
 		Beyond: "first packets of an endpoint above its guarantee are dropped (`translation-share`)",
-		Shown:  "`observe`, `sluice_packets_total` (`translation-share`)",
+		Shown:  "`observe`, `sluice_packets_total` (`translation-share`), `sluice_datapath_limit_used`",
 		Tests: []string{
 			"TestKernelTranslationsOfOnePodLeaveThoseOfOthers", "TestKernelPodsThatComeLaterHaveTheirShareOfTranslations",
 			"TestKernelSharesOutliveTheirCollector",
 		},
+	},
+	{
+		Name: "datagrams of pods in fragments", Process: datapath, Default: "3,584", Divided: ByEndpoint,
+		Beyond: "first fragments of an endpoint above its guarantee are dropped (`fragment-share`)",
+		Shown:  "`observe`, `sluice_packets_total` (`fragment-share`), `sluice_datapath_limit_used`",
+		Tests:  []string{"TestKernelFragmentsOfOnePodLeaveThoseOfOthers"},
+	},
+	{
+		Name: "backends that pods keep by session affinity", Process: datapath, Default: "3,584 of each family",
+		Divided: ByEndpoint,
+		Beyond:  "connections of an endpoint above its guarantee choose a backend anew",
+		Shown:   "`sluice_datapath_limit_used`", Tests: []string{"TestKernelAffinityOfOnePodLeavesThatOfOthers"},
+	},
+	{
+		Name: "events that wait for the datapath", Process: datapath, Default: "6,898", Divided: ByEndpoint,
+		Beyond: "events of an endpoint above its guarantee are left out and counted",
+		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`, `sluice_datapath_limit_used`",
+		Tests:  []string{"TestKernelEventsOfOnePodLeaveRoomInTheRing", "TestKernelEventsOfOneEndpointLeaveRoomForOthers"},
 	},
 	{
 		Name: "answers of the programs to pods", Process: datapath,

@@ -237,7 +237,7 @@ func (w *world) run(r opened, repair bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := w.t
 	var wg sync.WaitGroup
-	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, n.observe}
+	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, n.observe, n.collectShares}
 	if n.Keeper != nil {
 		work = append(work, func(ctx context.Context) error { return errors.Join(n.Keeper.Run(ctx), ctx.Err()) })
 	}

@@ -152,6 +152,7 @@ func newServer(
 	s := &server.Server{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
 		Core:    n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
+		Bounds:   n.Kernel.Bounds,
 		Services: n.Kernel.Services, Tracked: n.Kernel.Tracked, Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
@@ -246,6 +247,7 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 	if n.Fabric != nil {
 		p.Go("fabric", n.Fabric.Run)
 	}
+	p.Go("shares", n.collectShares)
 	p.Go("cluster", n.Follower.Run)
 	if n.Beliefs != nil {
 		p.Go("beliefs", n.Beliefs.Run)

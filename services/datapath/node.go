@@ -749,6 +749,35 @@ func (n *node) collectServices(ctx context.Context) error {
 	})
 }
 
+// shareInterval is how often the bounds that endpoints share are looked at.
+const shareInterval = time.Second
+
+// collectShares divides the bounds of fragments, events and affinity among the endpoints at intervals, and
+// early if an endpoint was refused. Translations are collected with the services.
+func (n *node) collectShares(ctx context.Context) error {
+	var due time.Time
+	return n.every(ctx, shareInterval, "divide shares of endpoints", func() error {
+		if time.Now().Before(due) && !n.Kernel.Bounds.Pressed() {
+			return nil
+		}
+		due = time.Now().Add(serviceInterval)
+		endpoints, err := n.Kernel.Endpoints.Count()
+		if err != nil {
+			return err
+		}
+		n.Kernel.Bounds.DivideEvents(endpoints)
+		local, err := n.Kernel.Endpoints.Local()
+		if err != nil {
+			return err
+		}
+		if err := n.Kernel.Bounds.CollectAffinity(local); err != nil {
+			return err
+		}
+		_, _, err = n.Kernel.Bounds.CollectFragments()
+		return err
+	})
+}
+
 // freeNumbers frees the numbers of removed frontends and backends that nothing names.
 func (n *node) freeNumbers(ctx context.Context) error {
 	_, err := n.Kernel.Services.Collect(ctx, numberUsers{n})

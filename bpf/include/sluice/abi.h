@@ -247,6 +247,7 @@ enum sl_reason {
 	/* the sender has its share of the node's ports to the backend; it is told */
 	SL_DROP_NAT_SHARE = 62,
 	SL_DROP_XL_SHARE = 63, /* the endpoint has its share of translations */
+	SL_DROP_FRAGMENT_SHARE = 64, /* and of datagrams in fragments */
 
 	SL_REASONS, /* how many numbers are in use */
 };
@@ -796,7 +797,8 @@ struct sl_packet {
 	struct sl_question question __attribute__((aligned(8))); /* of evaluate() */
 	struct sl_side side; /* its answer */
 	__u8 in_ring; /* 1: its connection begins in a ring; within_budget writes it */
-	__u8 pad3[3];
+	__u8 last_fragment; /* 1: the last fragment of several; the parser writes it */
+	__u8 pad3[2];
 	__u64 src_pol; /* of both ends, as judge_sides() has read them */
 	__u64 dst_pol;
 	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
@@ -854,7 +856,8 @@ struct sl_event {
 	__u8 dst[16];
 	__u8 orig_dst[16]; /* before a service's address was translated; zero: it was not */
 	__u16 orig_dport;
-	__u8 pad[6];
+	/* two bytes: the slot that the event counts for, 0: none; then zeros */
+	__u8 charged[6];
 };
 _Static_assert(sizeof(struct sl_event) == 144, "read from the ring in Go");
 

@@ -5,6 +5,7 @@
 
 /* The backend that a client keeps, for as long as it is in the list. */
 
+#include <sluice/bound.h>
 #include <sluice/clock.h>
 #include <sluice/service.h>
 
@@ -63,11 +64,23 @@ static __always_inline __u64 *find_affinity(const struct sl_choice *c, __u16 gro
 	return bpf_map_lookup_elem(&sl_aff6, &key6);
 }
 
-static __always_inline long insert_affinity(const struct sl_choice *c, __u16 group, __u64 word)
+/* Whether a client has room in its share: the pod of a slot, or another one, which has none. */
+static __always_inline int take_affinity(__u32 slot, __u8 family)
+{
+	if (slot == SL_SLOT_HOST || slot >= SL_MAX_SLOTS)
+		return 1;
+	return take_of_bound(SL_BOUND_AFFINITY4 + (family == 6), slot, 1);
+}
+
+/* Stores what a client has from now on. Beyond its share, each of its connections chooses anew. */
+static __always_inline long insert_affinity(const struct sl_choice *c, __u16 group, __u64 word,
+					    __u32 slot)
 {
 	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = group };
 	struct sl_aff_key6 key6 = { .group = group };
 
+	if (!take_affinity(slot, c->family))
+		return -1;
 	if (c->family == 4)
 		return bpf_map_update_elem(&sl_aff4, &key4, &word, BPF_NOEXIST);
 	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
@@ -92,14 +105,15 @@ static __always_inline bool recall_affinity(struct sl_choice *c, const struct sl
 	return at && read_affinity(c, READ_ONCE(*at), list, front->timeout, now_seconds());
 }
 
-/* The client of a packet that may pass has the backend from now on. */
-static __always_inline void keep_affinity(const struct sl_choice *c, const struct sl_front *front)
+/* The client of a packet that may pass, a pod of a slot, has the backend from now on. */
+static __always_inline void keep_affinity(const struct sl_choice *c, const struct sl_front *front,
+					  __u32 slot)
 {
 	__u64 *at = find_affinity(c, front->group), word;
 	__u64 mine = affinity_word(c->backend, c->gen, now_seconds());
 
 	if (!at) {
-		insert_affinity(c, front->group, mine);
+		insert_affinity(c, front->group, mine, slot);
 		return;
 	}
 	word = READ_ONCE(*at);
@@ -113,7 +127,7 @@ static __always_inline void keep_affinity(const struct sl_choice *c, const struc
  * takes what the earlier one has stored.
  */
 static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct sl_front *front,
-					       __u64 list, __u32 fresh)
+					       __u64 list, __u32 fresh, __u32 slot)
 {
 	__u32 timeout = front->timeout, now = now_seconds();
 	__u64 *at, word, mine;
@@ -132,7 +146,7 @@ static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct
 			return false;
 		mine = affinity_word(c->backend, c->gen, now);
 		if (at ? __sync_val_compare_and_swap(at, word, mine) == word
-		       : !insert_affinity(c, front->group, mine))
+		       : !insert_affinity(c, front->group, mine, slot))
 			return true;
 	}
 	return true; /* c has "fresh" */

@@ -68,12 +68,24 @@ __noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
 	return 1;
 }
 
-/* Whether an endpoint has more of a bound than its guarantee. */
-static __always_inline bool is_above_guarantee(__u32 bound, __u32 slot)
+/* Whether an endpoint has its guarantee of a bound, or more. */
+static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 {
 	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
 
-	return b && READ_ONCE(b->guarantee) && held(bound, slot) > READ_ONCE(b->guarantee);
+	return b && READ_ONCE(b->guarantee) && held(bound, slot) >= READ_ONCE(b->guarantee);
+}
+
+/* Gives back an entry that a program has removed. */
+static __always_inline void give_back(__u32 bound, __u32 slot)
+{
+	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
+
+	if (!b)
+		return;
+	if (held(bound, slot) > READ_ONCE(b->guarantee) && READ_ONCE(b->used))
+		__sync_fetch_and_add(&b->used, -1);
+	hold(bound, slot, -1);
 }
 
 #endif

@@ -14,8 +14,13 @@
  * for all fragments of a datagram, so those that a program delivers past it would be
  * missing there. A later fragment that arrives before its first one has no ports and is
  * dropped on either path.
+ *
+ * The pods of the node share the datagrams that are remembered; see bound.h. Those of a pod above
+ * its guarantee are forgotten with their last fragment, so that a pod that sends fragments in
+ * their order is never refused.
  */
 
+#include <sluice/bound.h>
 #include <sluice/ipv6.h>
 #include <sluice/maps.h>
 #include <sluice/transport.h>
@@ -49,6 +54,16 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 		key->slot = SL_SLOT_NONE;
 }
 
+/* Forgets a datagram of a pod above its guarantee, all of whose fragments have come. */
+static __always_inline void end_datagram(const struct sl_packet *p, const struct sl_fragment *key)
+{
+	if (SL_PROGRAM != SL_PROGRAM_FROM_POD || !p->last_fragment ||
+	    !has_guarantee(SL_BOUND_FRAGMENTS, p->src_slot))
+		return;
+	if (!bpf_map_delete_elem(&sl_frag, key))
+		give_back(SL_BOUND_FRAGMENTS, p->src_slot);
+}
+
 /* Finds the ports of a later fragment, and the path of its datagram. */
 __noinline enum sl_reason find_ports(struct sl_packet *p)
 {
@@ -69,6 +84,7 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 		p->by_stack = 1;
 	}
 	ports = *found;
+	end_datagram(p, &key);
 	p->dport = (__u16)ports;
 	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6)
 		p->echo = (__u16)(ports >> 16);
@@ -125,7 +141,8 @@ static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 p
 
 /*
  * Remembers the ports and the path of a first fragment that passes. One that is denied
- * takes no room from those of others, and leaves its later ones none.
+ * takes no room from those of others, and leaves its later ones none. 1: the datagram exceeds the
+ * share of the pod that sends it.
  */
 __noinline int lead_fragments(struct sl_packet *p, __u32 lead)
 {
@@ -144,6 +161,8 @@ __noinline int lead_fragments(struct sl_packet *p, __u32 lead)
 	by = keep_fragment(&key, ports, !past && (lead == SL_LEAD_ON || lead == SL_LEAD_BY_STACK));
 	if (past || by || lead == SL_LEAD_NONE)
 		return 0;
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD && !take_of_bound(SL_BOUND_FRAGMENTS, p->src_slot, 1))
+		return 1;
 	if (lead != SL_LEAD_BY_STACK)
 		key.family &= (__u8)~SL_FRAGMENT_BY_STACK;
 	bpf_map_update_elem(&sl_frag, &key, &ports, BPF_NOEXIST);

@@ -69,6 +69,7 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	p->hops = ip.ttl;
 	p->fragment = frag & SL_IP4_OFFSET;
 	p->more_fragments = !p->fragment && frag & SL_IP4_MORE;
+	p->last_fragment = p->fragment && !(frag & SL_IP4_MORE);
 	p->fragment_id = bpf_ntohs(ip.id);
 	p->l4 = ETH_HLEN + ihl;
 	p->end = ETH_HLEN + total;

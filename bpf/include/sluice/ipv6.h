@@ -91,6 +91,7 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 				return SL_DROP_MALFORMED;
 			p->fragment = (ext[2] << 8 | ext[3]) & 0xfff8;
 			p->more_fragments = !p->fragment && ext[3] & 1;
+			p->last_fragment = p->fragment && !(ext[3] & 1);
 			p->fragment_id = bpf_ntohl(id);
 			/* later pieces could lie about what is behind, and write over it */
 			if (p->more_fragments && is_ext_header(ext[0]))

@@ -9,6 +9,7 @@
  * the policy denies it always does.
  */
 
+#include <sluice/bound.h>
 #include <sluice/config.h>
 #include <sluice/maps.h>
 #include <sluice/packet.h>
@@ -52,6 +53,17 @@ static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
 }
 
 /*
+ * Whether another event of the endpoint may wait in the ring. One half of the ring is common; while
+ * that is full, endpoints that have their guarantee in the ring are refused. So an endpoint cannot
+ * hide the events of others while the datapath does not read.
+ */
+static __always_inline bool may_wait(__u32 slot)
+{
+	return bpf_ringbuf_query(&sl_events, BPF_RB_AVAIL_DATA) < SL_EVENT_BYTES / 2 ||
+	       !has_guarantee(SL_BOUND_EVENTS, slot);
+}
+
+/*
  * The event, or NULL if the endpoint or this CPU has sent enough of them in this
  * second or the reader is behind. What is left out is counted, and told by the
  * next event.
@@ -68,7 +80,8 @@ static __always_inline struct sl_event *reserve_event(__u32 slot, __u32 at, __u6
 		limit->sent = 0;
 	}
 	event = NULL;
-	if (limit->sent / SL_EVENT_SHARERS < cfg_event_rate && within_own_limit(slot, at, now))
+	if (limit->sent / SL_EVENT_SHARERS < cfg_event_rate && within_own_limit(slot, at, now) &&
+	    may_wait(slot))
 		event = bpf_ringbuf_reserve(&sl_events, sizeof(*event), 0);
 	if (!event) {
 		limit->lost++;
@@ -78,6 +91,10 @@ static __always_inline struct sl_event *reserve_event(__u32 slot, __u32 at, __u6
 	limit->sent++;
 	event->lost = limit->lost;
 	limit->lost = 0;
+	hold(SL_BOUND_EVENTS, slot, 1);
+	__builtin_memset(event->charged, 0, sizeof(event->charged));
+	if (slot < SL_MAX_SLOTS)
+		__builtin_memcpy(event->charged, &slot, 2);
 	return event;
 }
 
@@ -122,7 +139,6 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 		event->orig_dport = p->asked_port;
 		__builtin_memcpy(event->orig_dst, p->asked, sizeof(event->orig_dst));
 	}
-	__builtin_memset(event->pad, 0, sizeof(event->pad));
 	__builtin_memcpy(event->src, p->src, sizeof(event->src));
 	__builtin_memcpy(event->dst, p->dst, sizeof(event->dst));
 	bpf_ringbuf_submit(event, 0);

@@ -75,7 +75,8 @@ static __always_inline bool within_rate_of(__u32 at, __u32 limit, __u32 bound, _
 	if (!(taken & 0xffff))
 		rate->takers++;
 	/* two CPUs may both take the last one */
-	*(volatile __u32 *)&counts->n[bound & (SL_BOUNDS - 1)] = taken + 1;
+	*(volatile __u32 *)&counts->n[bound & (SL_BOUNDS - 1)] =
+		taken + ((taken & 0xffff) != 0xffff);
 	rate->given++;
 	return true;
 }

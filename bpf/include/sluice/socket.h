@@ -191,7 +191,7 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c
 			return list_flags(list) & SL_FRONT_DROP ? SL_EHOSTUNREACH : SL_ECONNREFUSED;
 		backend = next_by_socket(c, list);
 		if (has_affinity(front, list)) {
-			if (choose_by_affinity(c, front, list, backend))
+			if (choose_by_affinity(c, front, list, backend, slot))
 				return 0;
 		} else if (read_backend(c, backend)) {
 			return 0;

@@ -452,7 +452,7 @@ __noinline int keep_backend(const struct sl_packet *p)
 	c.backend = own->xl.backend;
 	c.gen = own->xl.gen;
 	__builtin_memcpy(c.client, p->src, sizeof(c.client));
-	keep_affinity(&c, front);
+	keep_affinity(&c, front, SL_PROGRAM == SL_PROGRAM_FROM_POD ? p->src_slot : SL_SLOT_HOST);
 	return 0;
 }
 

@@ -238,7 +238,7 @@ type MapsSlEvent struct {
 	Dst         [16]uint8
 	OrigDst     [16]uint8
 	OrigDport   uint16
-	Pad         [6]uint8
+	Charged     [6]uint8
 }
 
 type MapsSlEventType uint32
@@ -405,7 +405,8 @@ type MapsSlPacket struct {
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8
-	Pad3          [3]uint8
+	LastFragment  uint8
+	Pad3          [2]uint8
 	SrcPol        uint64
 	DstPol        uint64
 	Key4          MapsSlCtKey4
@@ -556,7 +557,8 @@ const (
 	MapsSlReasonSL_DROP_NO_SERVICE_PORT  MapsSlReason = 61
 	MapsSlReasonSL_DROP_NAT_SHARE        MapsSlReason = 62
 	MapsSlReasonSL_DROP_XL_SHARE         MapsSlReason = 63
-	MapsSlReasonSL_REASONS               MapsSlReason = 64
+	MapsSlReasonSL_DROP_FRAGMENT_SHARE   MapsSlReason = 64
+	MapsSlReasonSL_REASONS               MapsSlReason = 65
 )
 
 type MapsSlRevoked struct {

@@ -4,6 +4,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
@@ -246,4 +248,184 @@ func TestKernelAnswersToOnePodLeaveThoseToOthers(t *testing.T) {
 		t.Errorf("all %d datagrams were answered", flood)
 	}
 	t.Logf("%d of %d datagrams of the first pod were answered", answered, flood)
+}
+
+// piece sends a fragment of a datagram of a pod to another address, and reports whether it passed.
+func (n *serviceNode) piece(p *pod, to netip.Addr, id uint16, last bool) bool {
+	n.Helper()
+	h := ip4Header{src: p.IPv4, dst: to, proto: protoUDP, frag: 0x2000}
+	payload := udp(40000, 50000)
+	if last {
+		h.frag, payload = 64/8, make([]byte, 64)
+	} else {
+		payload = append(payload, make([]byte, 64-len(payload))...)
+	}
+	packet := h.with(payload)
+	binary.BigEndian.PutUint16(packet[4:], id)
+	binary.BigEndian.PutUint16(packet[10:], 0)
+	binary.BigEndian.PutUint16(packet[10:], checksum(packet[:20]))
+	in := frame(p.HostMAC, p.MAC, etherIPv4, packet)
+	verdict, err := n.k.program(program.FromPod).Run(&ebpf.RunOptions{
+		Data: in, DataOut: make([]byte, len(in)+256), Context: skbContext{Ifindex: p.Ifindex},
+	})
+	must(n.T, "run", err)
+	return verdict != verdictShot
+}
+
+// TestKernelFragmentsOfOnePodLeaveThoseOfOthers: a pod begins more datagrams than the map holds and
+// ends none. The datagram that another pod has begun before still passes whole. A pod that ends its
+// datagrams may have any number of them.
+func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
+	n := newServiceNode(t)
+	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
+	to := newPod(t, n.k, "sl-server", 12, slotmap.DeliverPeer).IPv4
+	size := n.k.Bounds.Size(bound.Fragments)
+	if !n.piece(other, to, 1, false) {
+		t.Fatal("the first fragment of a datagram did not pass")
+	}
+	before, passed := n.counters(t), 0
+	const flood = 20_000
+	for id := range flood {
+		if n.piece(greedy, to, uint16(id), false) {
+			passed++
+		}
+	}
+	dropped := n.counters(t)[cell{event.DropFragmentShare, event.Egress}].Packets - before[cell{event.DropFragmentShare, event.Egress}].Packets
+	// emulation may take so long that a part of the share is renewed
+	if passed < size-1 || passed > flood/2 || int(dropped) != flood-passed {
+		t.Errorf("%d of %d datagrams were begun and %d dropped for the share, want about %d", passed, flood, dropped, size)
+	}
+	if !n.piece(other, to, 1, true) {
+		t.Error("the last fragment of another pod's datagram was dropped")
+	}
+	for id := range 2 * size {
+		if !n.piece(other, to, uint16(id+2), false) || !n.piece(other, to, uint16(id+2), true) {
+			t.Fatalf("datagram %d of a pod that ends its datagrams did not pass", id)
+		}
+	}
+	for i, want := range []int{0, passed} {
+		_, removed, err := n.k.Bounds.CollectFragments()
+		must(t, "collect", err)
+		if i == 0 && removed != 0 || removed < want {
+			t.Errorf("pass %d removed %d datagrams, want %d", i, removed, want)
+		}
+	}
+	if got := n.k.Bounds.Total(bound.Fragments); got != 0 {
+		t.Errorf("%d datagrams are counted, and none is there", got)
+	}
+	if !n.piece(greedy, to, 7, false) || !n.piece(greedy, to, 7, true) {
+		t.Error("the pod is refused although it has no datagrams any more")
+	}
+}
+
+// TestKernelEventsOfOnePodLeaveRoomInTheRing: while nobody reads, a pod causes more events than
+// the ring holds. The events of another pod find room.
+func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
+	stayOnOneCPU(t)
+	th := newTheatre(t, false)
+	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
+	for _, e := range th.pods {
+		e.Policy = slotmap.Policy{}
+		publish(t, k, e)
+	}
+	k.Bounds.DivideEvents(len(th.pods))
+	send := func(who string, n uint32) {
+		_, ctx, in := th.frame(say(who, "world", datagram(1, 53), 0))
+		opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: n}
+		_, err := k.program(program.FromPod).Run(opts)
+		must(t, "run", err)
+	}
+	send("a", 20_000)
+	const few = 100
+	send("b", few)
+	events, err := k.Events.Read()
+	must(t, "Events", err)
+	defer events.Close()
+	of := map[netip.Addr]int{}
+	for _, e := range drain(t, events) {
+		of[e.Source.Addr()]++
+	}
+	size, all := k.Bounds.Size(bound.Events), 0
+	for _, n := range of {
+		all += n
+	}
+	if of[th.addr("b")] != few || of[th.addr("a")] < size/2 || all >= size {
+		t.Errorf("%d events of the pod that floods and %d of the other, want all %d of these, in a ring of %d",
+			of[th.addr("a")], of[th.addr("b")], few, size)
+	}
+	if got := k.Bounds.Total(bound.Events); got != 0 {
+		t.Errorf("%d events are counted in an empty ring", got)
+	}
+}
+
+// TestKernelAffinityOfOnePodLeavesThatOfOthers: a pod keeps backends of more Services than its share
+// of the map has room for. Another pod that asks later keeps its backend, and so does one that has
+// asked before.
+func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {
+	n := newServiceNode(t)
+	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 12, slotmap.DeliverPeer)
+	const guarantee, common, services = 40, 20, 200
+	update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Affinity4), bpf.MapsSlBound{Guarantee: guarantee, Common: common})
+	at := netip.AddrPortFrom(server.IPv4, 8080)
+	vip := func(i int) netip.AddrPort { return serviceAddr(server.IPv4, byte(i+1)) }
+	for i := range services {
+		number := n.lead(vip(i), feAddress, at)
+		f := bpf.MapsSlFront{
+			List: putMembers(t, n.k, n.member, n.backend), Port: vip(i).Port(), Timeout: 100, Group: uint16(i + 1),
+		}
+		copy(f.Addr[:], vip(i).Addr().AsSlice())
+		putFront(t, n.k, number, f)
+	}
+	ask := func(p *pod, i int) {
+		t.Helper()
+		in := frame(p.HostMAC, p.MAC, etherIPv4,
+			ip4Header{src: p.IPv4, dst: vip(i).Addr(), proto: protoUDP}.with(udp(uint16(40000+i), vip(i).Port())))
+		verdict, err := n.k.program(program.FromPod).Run(&ebpf.RunOptions{
+			Data: in, DataOut: make([]byte, len(in)+256), Context: skbContext{Ifindex: p.Ifindex},
+		})
+		must(t, "run", err)
+		if verdict == verdictShot {
+			t.Fatalf("a datagram to Service %d was dropped", i)
+		}
+	}
+	kept := func(p *pod) (all int) {
+		var k bpf.MapsSlAffKey4
+		var v uint64
+		it := n.k.Pins.Map(bpf.MapsMapSlAff4).Iterate()
+		for it.Next(&k, &v) {
+			if pin.Addr4(k.Client) == p.IPv4 {
+				all++
+			}
+		}
+		must(t, "list", it.Err())
+		return all
+	}
+	ask(other, 0)
+	for i := range services {
+		ask(greedy, i)
+	}
+	if got := kept(greedy); got != guarantee+common {
+		t.Errorf("the pod keeps %d backends, want its share, %d", got, guarantee+common)
+	}
+	for i := range guarantee {
+		ask(other, i)
+	}
+	if got := kept(other); got != guarantee {
+		t.Errorf("the other pod keeps %d backends, want %d", got, guarantee)
+	}
+	local, err := n.k.Endpoints.Local()
+	must(t, "list the addresses", err)
+	must(t, "collect", n.k.Bounds.CollectAffinity(local))
+	for p, want := range map[*pod]int{greedy: guarantee + common, other: guarantee} {
+		if got := n.k.Bounds.Held(bound.Affinity4, p.Slot); got != want {
+			t.Errorf("%v: %d are counted, want %d", p.IPv4, got, want)
+		}
+	}
+	size := n.k.Bounds.Size(bound.Affinity4)
+	if got := n.k.Bounds.Guarantee(bound.Affinity4); got != size/4 {
+		t.Errorf("each of two pods is guaranteed %d, want %d", got, size/4)
+	}
 }

@@ -330,8 +330,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{
 		Reserved: o.ReservedEndpoints, Services: o.Services, Log: o.Log,
 	})
-	k.Events = event.Open(k.Pins)
 	k.Bounds = bound.Open(k.Pins)
+	k.Events = event.Open(k.Pins, k.Bounds)
 	if k.Translations, err = translation.Open(k.Pins, k.Endpoints, k.Bounds); err != nil {
 		return nil, err
 	}
@@ -650,6 +650,7 @@ func (k *Kernel) Close() error {
 		k.Nodes.Close()
 		k.Namespaces.Close()
 		k.Translations.Close()
+		k.Bounds.Close()
 	}
 	if k.Sockets != nil {
 		errs = append(errs, k.Sockets.Close())

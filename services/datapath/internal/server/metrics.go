@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 )
 
 // Metrics reads the counters of the kernel and the core when they are asked for.
@@ -86,7 +87,7 @@ func newMetrics(s *Server) *metrics {
 		unknown: desc("policy_waiting_identities",
 			"Identities that stay unknown because there is no identity class for them."),
 
-		limit:     desc("limit", "Units of a limit of the policy maps that tenants share.", "limit"),
+		limit:     desc("limit", "Units of a limit that tenants share in the policy maps, or endpoints in other maps.", "limit"),
 		limitUsed: desc("limit_used", "Units of the limit that are in use.", "limit"),
 		exceeds: desc("exceeds_share", "Units that tenants ask for beyond their share of the limit; their tables are "+
 			"not in the kernel, or not wholly.", "limit"),
@@ -181,6 +182,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	m.collectConnections(ch)
 	m.collectServices(ch)
+	m.collectBounds(ch)
 	if m.server.Policy != nil {
 		st := m.server.Policy.Status()
 		ch <- prometheus.MustNewConstMetric(m.revision, prometheus.GaugeValue, float64(st.Revision))
@@ -191,6 +193,20 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(m.limit, prometheus.GaugeValue, float64(u.Limit.Size), u.Limit.Name)
 			ch <- prometheus.MustNewConstMetric(m.limitUsed, prometheus.GaugeValue, float64(u.Used), u.Limit.Name)
 			ch <- prometheus.MustNewConstMetric(m.exceeds, prometheus.GaugeValue, float64(u.Asked-u.Used), u.Limit.Name)
+		}
+	}
+}
+
+// collectBounds reads the bounds that endpoints share.
+func (m *metrics) collectBounds(ch chan<- prometheus.Metric) {
+	if m.server.Bounds == nil {
+		return
+	}
+	for _, b := range bound.Counted() {
+		if size := m.server.Bounds.Size(b); size > 0 {
+			used := float64(m.server.Bounds.Total(b))
+			ch <- prometheus.MustNewConstMetric(m.limit, prometheus.GaugeValue, float64(size), b.String())
+			ch <- prometheus.MustNewConstMetric(m.limitUsed, prometheus.GaugeValue, used, b.String())
 		}
 	}
 }

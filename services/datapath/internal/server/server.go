@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
@@ -41,6 +42,8 @@ type Server struct {
 	Ring   *observe.Ring
 	Facts  Facts
 	Counts Counts
+	// Bounds are what endpoints share of the programs' maps; nil: metrics leave them out.
+	Bounds *bound.Bounds
 	Called Called
 	// Owners is the stream of what endpoints shall be.
 	Owners interface {

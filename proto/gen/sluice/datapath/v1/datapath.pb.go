@@ -614,6 +614,8 @@ const (
 	Reason_REASON_NAT_SHARE Reason = 62
 	// The endpoint has its share of the translations of the node.
 	Reason_REASON_TRANSLATION_SHARE Reason = 63
+	// The endpoint has its share of datagrams in fragments.
+	Reason_REASON_FRAGMENT_SHARE Reason = 64
 )
 
 // Enum value maps for Reason.
@@ -681,6 +683,7 @@ var (
 		61: "REASON_NO_SERVICE_PORT",
 		62: "REASON_NAT_SHARE",
 		63: "REASON_TRANSLATION_SHARE",
+		64: "REASON_FRAGMENT_SHARE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -745,6 +748,7 @@ var (
 		"REASON_NO_SERVICE_PORT":          61,
 		"REASON_NAT_SHARE":                62,
 		"REASON_TRANSLATION_SHARE":        63,
+		"REASON_FRAGMENT_SHARE":           64,
 	}
 )
 
@@ -5344,7 +5348,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x84\r\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x9f\r\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -5410,7 +5414,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x15REASON_SERVICE_INSIDE\x10<\x12\x1a\n" +
 	"\x16REASON_NO_SERVICE_PORT\x10=\x12\x14\n" +
 	"\x10REASON_NAT_SHARE\x10>\x12\x1c\n" +
-	"\x18REASON_TRANSLATION_SHARE\x10?*o\n" +
+	"\x18REASON_TRANSLATION_SHARE\x10?\x12\x19\n" +
+	"\x15REASON_FRAGMENT_SHARE\x10@*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

@@ -8,8 +8,12 @@ package bound
 
 import (
 	"fmt"
+	"hash/maphash"
+	"net/netip"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -59,25 +63,50 @@ func ofPods(entries int) int {
 // Bounds are the bounds of one node. Their methods may be called concurrently, but for passes
 // of the same bound.
 type Bounds struct {
+	gate         pin.Gate
 	bounds, held []byte
 	sizes        [counted]int
+	frag         *ebpf.Map
+	aff4, aff6   *ebpf.Map
+	seen         map[uint64]struct{} // datagrams that the last pass found, by their hash
+	seed         maphash.Seed
 }
 
 // Open finds the bounds among all maps. The first process that may write sets them up.
 func Open(pm *pin.Maps) *Bounds {
-	b := &Bounds{bounds: pm.Memory(bpf.MapsMapSlBound), held: pm.Memory(bpf.MapsMapSlHeld)}
+	b := &Bounds{
+		gate:   pin.Gate{ValidateOnly: pm.ValidateOnly},
+		bounds: pm.Memory(bpf.MapsMapSlBound), held: pm.Memory(bpf.MapsMapSlHeld),
+		frag: pm.Map(bpf.MapsMapSlFrag), aff4: pm.Map(bpf.MapsMapSlAff4), aff6: pm.Map(bpf.MapsMapSlAff6),
+		seed: maphash.MakeSeed(),
+	}
 	for of, name := range map[Bound]string{
-		Translations4: bpf.MapsMapSlXl4, Translations6: bpf.MapsMapSlXl6,
+		Translations4: bpf.MapsMapSlXl4, Translations6: bpf.MapsMapSlXl6, Fragments: bpf.MapsMapSlFrag,
+		Affinity4: bpf.MapsMapSlAff4, Affinity6: bpf.MapsMapSlAff6,
 	} {
 		b.sizes[of] = ofPods(int(pm.Map(name).MaxEntries()))
 	}
+	b.sizes[Events] = int(pm.Map(bpf.MapsMapSlEvents).MaxEntries()) / eventBytes
 	for of := range counted {
 		if !pm.ValidateOnly && b.sizes[of] > 0 && atomic.LoadUint32(b.word(of, guarantee)) == 0 {
 			b.divide(of)
 		}
 	}
+	if !pm.ValidateOnly {
+		b.DivideEvents(usualPods)
+	}
 	return b
 }
+
+// Close refuses every later pass over a map.
+func (b *Bounds) Close() { b.gate.Close() }
+
+// eventBytes is what an event takes of the ring, with its header.
+const eventBytes = int(unsafe.Sizeof(bpf.MapsSlEvent{})) + 8
+
+// usualPods is for how many endpoints the ring of events is divided before their number is known:
+// as many pods as kubelet starts by default.
+const usualPods = 110
 
 // Words of struct sl_bound.
 const (
@@ -107,6 +136,10 @@ func (b *Bounds) Guarantee(of Bound) int { return int(atomic.LoadUint32(b.word(o
 
 // Refused reports whether an endpoint was refused entries of a bound since the last pass.
 func (b *Bounds) Refused(of Bound) bool { return atomic.LoadUint32(b.word(of, refused)) != 0 }
+
+// Pressed reports whether an endpoint was refused a datagram in fragments, so that a pass may
+// give it more.
+func (b *Bounds) Pressed() bool { return b.Refused(Fragments) }
 
 // Total is how many entries of a bound the endpoints have together.
 func (b *Bounds) Total(of Bound) (n int) {
@@ -150,6 +183,102 @@ func (p *Pass) Finish() {
 		}
 	}
 	p.b.divide(p.of)
+}
+
+// DivideEvents divides the ring of events among as many endpoints as there are on the node. Nothing
+// evicts an event, so the guarantee of an endpoint that has none in the ring yet must stay free.
+func (b *Bounds) DivideEvents(endpoints int) {
+	atomic.StoreUint32(b.count(Events, slotmap.HostSlot), 0) // the reader does not count it
+	half := b.sizes[Events] / 2
+	atomic.StoreUint32(b.word(Events, common), uint32(half))
+	atomic.StoreUint32(b.word(Events, guarantee), uint32(max(1, half/max(1, endpoints))))
+}
+
+// TakeEvent notes that an event of an endpoint has left the ring.
+func (b *Bounds) TakeEvent(s slotmap.Slot) {
+	if s == slotmap.HostSlot || s > slotmap.MaxEndpoints {
+		return
+	}
+	for at := b.count(Events, s); ; {
+		n := atomic.LoadUint32(at)
+		if n == 0 || atomic.CompareAndSwapUint32(at, n, n-1) {
+			return
+		}
+	}
+}
+
+// NoEvents notes that the ring was empty: what is counted was lost with an earlier reader.
+func (b *Bounds) NoEvents() {
+	for s := range slotmap.Slot(slotmap.MaxEndpoints) {
+		if n := b.Held(Events, s+1); n > 0 {
+			atomic.CompareAndSwapUint32(b.count(Events, s+1), uint32(n), 0)
+		}
+	}
+}
+
+// CollectFragments counts the datagrams in fragments of each endpoint, and divides their bound. It
+// removes those that the last pass has found already: their fragments have come, or are lost. It
+// returns how many are left and were removed. There is at least a second between two passes.
+func (b *Bounds) CollectFragments() (left, removed int, err error) {
+	p, seen := b.Begin(Fragments), map[uint64]struct{}{}
+	err = pin.EachEntry(b.frag, b.gate.Look, func(keys []bpf.MapsSlFragment, _ []uint32) error {
+		for i := range keys {
+			s := slotmap.Slot(keys[i].Slot)
+			if s > slotmap.MaxEndpoints {
+				continue // from outside
+			}
+			h := maphash.Comparable(b.seed, keys[i])
+			if _, old := b.seen[h]; old {
+				if err := pin.DeleteKey(b.frag, keys[i]); err != nil {
+					return fmt.Errorf("remove a datagram of slot %d: %w", s, err)
+				}
+				removed++
+				continue
+			}
+			seen[h] = struct{}{}
+			p.Add(s, 1)
+			left++
+		}
+		return nil
+	})
+	if err != nil {
+		return left, removed, err
+	}
+	b.seen = seen
+	p.Finish()
+	return left, removed, nil
+}
+
+// CollectAffinity counts the backends that the clients among the endpoints keep, and divides their
+// bounds. The local addresses are those of endpoints and of the host.
+func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
+	p4, p6 := b.Begin(Affinity4), b.Begin(Affinity6)
+	err := pin.EachEntry(b.aff4, b.gate.Look, func(keys []bpf.MapsSlAffKey4, _ []uint64) error {
+		for i := range keys {
+			p4.addClient(local, pin.Addr4(keys[i].Client))
+		}
+		return nil
+	})
+	if err == nil {
+		err = pin.EachEntry(b.aff6, b.gate.Look, func(keys []bpf.MapsSlAffKey6, _ []uint64) error {
+			for i := range keys {
+				p6.addClient(local, netip.AddrFrom16(keys[i].Client))
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("count the affinity of clients: %w", err)
+	}
+	p4.Finish()
+	p6.Finish()
+	return nil
+}
+
+func (p *Pass) addClient(local map[netip.Addr]slotmap.Slot, client netip.Addr) {
+	if s, ok := local[client]; ok && s != slotmap.HostSlot {
+		p.Add(s, 1)
+	}
 }
 
 // divide writes what each endpoint is guaranteed, and how much of the common half is used.

@@ -13,11 +13,13 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -138,8 +140,9 @@ type Event struct {
 
 // Reader reads events in the order in which they were sent.
 type Reader struct {
-	ring *ringbuf.Reader
-	rec  ringbuf.Record
+	ring   *ringbuf.Reader
+	rec    ringbuf.Record
+	bounds *bound.Bounds
 }
 
 // Read opens a reader on the programs' events. The ring buffer has one reader:
@@ -156,7 +159,7 @@ func (es *Events) Read() (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the event ring: %w", err)
 	}
-	return &Reader{ring: ring}, nil
+	return &Reader{ring: ring, bounds: es.bounds}, nil
 }
 
 // Read returns the next event. It ends with ctx's error, or with pin.ErrClosed
@@ -172,6 +175,7 @@ func (r *Reader) Read(ctx context.Context) (Event, error) {
 		stop()
 		switch {
 		case err == nil:
+			r.bounds.TakeEvent(charged(r.rec.RawSample))
 			return decodeEvent(r.rec.RawSample)
 		case errors.Is(err, ringbuf.ErrClosed):
 			return Event{}, fmt.Errorf("read events: %w", pin.ErrClosed)
@@ -181,6 +185,15 @@ func (r *Reader) Read(ctx context.Context) (Event, error) {
 			return Event{}, fmt.Errorf("read events: %w", err)
 		}
 	}
+}
+
+// charged is the slot whose share of the ring an event was taken from, HostSlot without one.
+func charged(raw []byte) slotmap.Slot {
+	const at = int(unsafe.Offsetof(bpf.MapsSlEvent{}.Charged))
+	if len(raw) < at+2 {
+		return slotmap.HostSlot
+	}
+	return slotmap.Slot(binary.NativeEndian.Uint16(raw[at:]))
 }
 
 // Waiting is how many bytes of events have not been read.

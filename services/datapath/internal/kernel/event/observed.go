@@ -95,6 +95,9 @@ func (es *Events) Observe(ctx context.Context, names Names, ring *observe.Ring) 
 		}
 		// Each event tells what its CPU left out before it; the sum of all CPUs
 		// has that too, and is told once.
+		if quiet && reader.Waiting() == 0 {
+			es.bounds.NoEvents()
+		}
 		var lost uint64
 		if quiet || e.Lost > 0 {
 			total, err := es.Lost()

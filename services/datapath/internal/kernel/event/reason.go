@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -79,6 +80,7 @@ const (
 	DropNATShare       = Reason(bpf.MapsSlReasonSL_DROP_NAT_SHARE)
 
 	DropTranslationShare = Reason(bpf.MapsSlReasonSL_DROP_XL_SHARE)
+	DropFragmentShare    = Reason(bpf.MapsSlReasonSL_DROP_FRAGMENT_SHARE)
 
 	QuietARP       = Reason(bpf.MapsSlReasonSL_QUIET_ARP)
 	QuietNDP       = Reason(bpf.MapsSlReasonSL_QUIET_NDP)
@@ -155,6 +157,7 @@ var reasonNames = map[Reason]string{
 	DropNATShare:       "nat-share",
 
 	DropTranslationShare: "translation-share",
+	DropFragmentShare:    "fragment-share",
 
 	QuietARP:       "arp",
 	QuietNDP:       "ndp",
@@ -206,13 +209,15 @@ func (d Direction) String() string {
 type Events struct {
 	gate                   pin.Gate
 	ring, counters, limits *ebpf.Map
+	bounds                 *bound.Bounds
 }
 
 // Open finds the maps of events among all.
-func Open(pm *pin.Maps) *Events {
+func Open(pm *pin.Maps, bounds *bound.Bounds) *Events {
 	return &Events{
-		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
-		ring: pm.Map(bpf.MapsMapSlEvents), counters: pm.Map(bpf.MapsMapSlMetrics), limits: pm.Map(bpf.MapsMapSlLimits),
+		bounds: bounds,
+		gate:   pin.Gate{ValidateOnly: pm.ValidateOnly},
+		ring:   pm.Map(bpf.MapsMapSlEvents), counters: pm.Map(bpf.MapsMapSlMetrics), limits: pm.Map(bpf.MapsMapSlLimits),
 	}
 }
 

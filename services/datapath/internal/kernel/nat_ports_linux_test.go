@@ -259,9 +259,9 @@ func TestKernelFlowWhosePortGaveWayTakesAnother(t *testing.T) {
 			flow := dialFrom(t, f.outsider, "udp", 4000, nodePort)
 			for range 3 {
 				wantAnswers(t, "the flow", flow, at)
-				taken := takeClaims(t, n.k, netip.AddrPortFrom(f.outsideAddrs()[i], 4000))
-				if taken != 1 {
-					t.Fatalf("%d claims of the flow, want 1", taken)
+				taken, copies := takeClaims(t, n.k, netip.AddrPortFrom(f.outsideAddrs()[i], 4000))
+				if taken != 1 || copies != 1 {
+					t.Fatalf("%d claims of the flow and %d copies of them, want one each", taken, copies)
 				}
 			}
 			wantAnswers(t, "the flow in the end", flow, at)
@@ -271,8 +271,8 @@ func TestKernelFlowWhosePortGaveWayTakesAnother(t *testing.T) {
 }
 
 // takeClaims has another sender hold the ports of one, as if some seconds had passed, and
-// returns how many there were.
-func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken int) {
+// returns how many claims there were, and copies of them.
+func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken, copies int) {
 	t.Helper()
 	var claims []translation.Translation
 	must(t, "list", k.Translations.Each(func(x translation.Translation) error {
@@ -282,7 +282,9 @@ func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken int) {
 		return nil
 	}))
 	for _, x := range claims {
-		if !x.Copy {
+		if x.Copy {
+			copies++
+		} else {
 			taken++
 		}
 		m, key, other := claimOf(x)
@@ -299,7 +301,7 @@ func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken int) {
 		c.Value.LastS -= 2
 		must(t, "age the entry", ct.Put(ctKey, &c.Value))
 	}
-	return taken
+	return taken, copies
 }
 
 // claimOf is the map of a claim, its key there, and an address of another sender.

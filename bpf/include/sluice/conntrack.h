@@ -568,9 +568,9 @@ static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flag
 }
 
 /* Chunks of SCTP that an end also sends without an association: RFC 9260 5.1 and 8.4. */
-#define SL_SCTP_WITHOUT                                                          \
-	(1U << SL_SCTP_INIT | 1U << SL_SCTP_INIT_ACK | 1U << SL_SCTP_ABORT |     \
-	 1U << SL_SCTP_ERROR | 1U << SL_SCTP_SHUTDOWN_COMPLETE)
+#define SL_SCTP_WITHOUT                                                                            \
+	(1U << SL_SCTP_INIT | 1U << SL_SCTP_INIT_ACK | 1U << SL_SCTP_ABORT | 1U << SL_SCTP_ERROR | \
+	 1U << SL_SCTP_SHUTDOWN_COMPLETE)
 
 /*
  * Whether the packet shows that both ends take part. Of TCP: the initiator goes on after

@@ -60,8 +60,8 @@ static __noinline __s32 checksum_place(struct __sk_buff *skb)
 	__u8 summed = 0;
 	__u64 bits;
 
-	read_kernel(summed, (__u8 *)k + __builtin_preserve_field_info(k->ip_summed,
-								     SL_FIELD_BYTE_OFFSET));
+	read_kernel(summed,
+		    (__u8 *)k + __builtin_preserve_field_info(k->ip_summed, SL_FIELD_BYTE_OFFSET));
 	bits = (__u64)summed << __builtin_preserve_field_info(k->ip_summed, SL_FIELD_LSHIFT_U64);
 	bits >>= __builtin_preserve_field_info(k->ip_summed, SL_FIELD_RSHIFT_U64);
 	if (bits != SL_CHECKSUM_PARTIAL)

@@ -169,8 +169,8 @@ static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, stru
 		return reason;
 	word = READ_ONCE(*claim);
 	from->port = (__u16)word;
-	return own_address(from->addr, (__u16)(word >> 16), p->family) ? SL_DROP_NAT_SOURCE :
-									 SL_CONTINUE;
+	return own_address(from->addr, (__u16)(word >> 16), p->family) ? SL_DROP_NAT_SOURCE
+								       : SL_CONTINUE;
 }
 
 /* The connection that the error quotes, in a zone; whether the quoted packet is of its

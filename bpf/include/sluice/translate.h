@@ -110,7 +110,7 @@ static __always_inline void delete_answer(__u8 family, __u8 zone)
 	}
 }
 
-/* Stores the value in the cell, in place of what was stored before. */
+/* Stores the value in the cell, also where there is one already. */
 static __always_inline long store_answer(__u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
@@ -119,9 +119,11 @@ static __always_inline long store_answer(__u8 family, __u8 zone)
 		return -1;
 	if (family == 4) {
 		own->xl4.zone = zone;
+		/* in place: no, a map of this kind takes another element */
 		return bpf_map_update_elem(&sl_answers4, &own->xl4, &own->xl, BPF_ANY);
 	}
 	own->xl6.zone = zone;
+	/* in place: no, as above */
 	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);
 }
 

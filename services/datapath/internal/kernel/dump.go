@@ -88,8 +88,9 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlRevoked4: entries(connectionKey4, revokedWords),
 	bpf.MapsMapSlRevoked6: entries(connectionKey6, revokedWords),
 	bpf.MapsMapSlBudget:   array(budgetKey, func(v *bpf.MapsSlBudget) string { return budgetWords(v) }),
-	bpf.MapsMapSlBound: array(func(at *uint32) string { return bound.Bound(*at).String() }, func(v *bpf.MapsSlBound) string {
-		return fmt.Sprintf("guarantee %d common %d of which used %d, refused at %d s", v.Guarantee, v.Common, v.Used, v.RefusedS)
+	bpf.MapsMapSlBound: array(boundName, func(v *bpf.MapsSlBound) string {
+		return fmt.Sprintf("guarantee %d common %d of which used %d, refused at %d s",
+			v.Guarantee, v.Common, v.Used, v.RefusedS)
 	}),
 	bpf.MapsMapSlHeld:   array(number, func(v *bpf.MapsSlHeld) string { return fmt.Sprint(v.N) }),
 	bpf.MapsMapSlPgen:   array(number, plain[uint64]),
@@ -295,6 +296,7 @@ func perCPU[V comparable](key func(*uint32) string, sum func(*V, V), value func(
 func add[N uint32 | uint64](sum *N, v N)   { *sum += v }
 func plain[N uint32 | uint64](v *N) string { return fmt.Sprint(*v) }
 func number(i *uint32) string              { return fmt.Sprint(*i) }
+func boundName(i *uint32) string           { return bound.Bound(*i).String() }
 func device(i *uint32) string              { return fmt.Sprintf("device %d", *i) }
 func slotWords(s *uint32) string           { return fmt.Sprintf("slot %d", *s) }
 func address4(a *[4]byte) string           { return netip.AddrFrom4(*a).String() }

@@ -291,7 +291,8 @@ func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 			passed++
 		}
 	}
-	dropped := n.counters(t)[cell{event.DropFragmentShare, event.Egress}].Packets - before[cell{event.DropFragmentShare, event.Egress}].Packets
+	refused := cell{event.DropFragmentShare, event.Egress}
+	dropped := n.counters(t)[refused].Packets - before[refused].Packets
 	// emulation may take so long that a part of the share is renewed
 	if passed < size-1 || passed > flood/2 || int(dropped) != flood-passed {
 		t.Errorf("%d of %d datagrams were begun and %d dropped for the share, want about %d", passed, flood, dropped, size)

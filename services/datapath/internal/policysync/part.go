@@ -45,8 +45,9 @@ var unbounded = policytable.Size{
 // limitOf returns the limit that a map of the kernel is.
 func limitOf(name string) (policytable.MapLimit, bool) {
 	limit, ok := map[string]policytable.MapLimit{
-		"sl_table": policytable.LimitTables, "sl_rule": policytable.LimitRules, policytable.PortMap: policytable.LimitPortNodes,
-		"sl_class": policytable.LimitPeerClasses, policytable.PeerMap: policytable.LimitPeerRows,
+		"sl_table": policytable.LimitTables, "sl_rule": policytable.LimitRules,
+		policytable.PortMap: policytable.LimitPortNodes,
+		"sl_class":          policytable.LimitPeerClasses, policytable.PeerMap: policytable.LimitPeerRows,
 		"sl_cidr4": policytable.LimitPrefixes4, "sl_cidr6": policytable.LimitPrefixes6,
 	}[name]
 	return limit, ok

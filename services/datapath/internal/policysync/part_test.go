@@ -153,9 +153,12 @@ func drawPolicy(r *rand.Rand) testPolicy {
 	}
 	if r.IntN(2) == 0 {
 		p.prefixes = map[netip.Prefix]policytable.Action{}
-		for _, text := range []string{"10.0.0.0/8", "10.0.0.0/16", "10.0.0.0/24", "10.0.0.5/32", "192.0.2.0/24", "fd00::/8", "fd00::/64"} {
+		for _, text := range []string{
+			"10.0.0.0/8", "10.0.0.0/16", "10.0.0.0/24", "10.0.0.5/32", "192.0.2.0/24", "fd00::/8", "fd00::/64",
+		} {
 			if r.IntN(2) == 0 {
-				p.prefixes[netip.MustParsePrefix(text)] = []policytable.Action{policytable.ActionAllow, policytable.ActionDeny}[r.IntN(2)]
+				actions := []policytable.Action{policytable.ActionAllow, policytable.ActionDeny}
+				p.prefixes[netip.MustParsePrefix(text)] = actions[r.IntN(2)]
 			}
 		}
 	}
@@ -205,7 +208,9 @@ func TestATenantWhoseShareGrowsHasItsWholeTableAgain(t *testing.T) {
 		}
 	}
 	for subject := range crowded.policies { // nothing is enforced for the others
-		alone.policies[subject] = alone.policies[subject]
+		if _, ok := alone.policies[subject]; !ok {
+			alone.policies[subject] = [2]testPolicy{}
+		}
 	}
 	c.reach(alone)
 	c.settle(alone)

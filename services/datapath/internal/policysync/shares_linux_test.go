@@ -242,7 +242,8 @@ func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
 		}
 	}
 	if whole+parts != count || parts == 0 {
-		t.Errorf("%d tables allow everything and %d some of it, of %d; refusals %q", whole, parts, count, s.policies.Status().Refusals)
+		t.Errorf("%d tables allow everything and %d some of it, of %d; refusals %q",
+			whole, parts, count, s.policies.Status().Refusals)
 	}
 	if diffs, err := s.kernel.Tables.Audit(false); err != nil || len(diffs) > 0 {
 		t.Errorf("the maps differ from what was written: %d, %v", len(diffs), err)

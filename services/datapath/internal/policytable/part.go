@@ -16,7 +16,8 @@ import (
 // nothing that the table denies.
 //
 // whole is the number of rules at the start of the list that are admitted only together.
-// Allow rules follow them, so that the namespaces take turns. Without room for them, the list is in the order of evaluation.
+// Allow rules follow them, so that the namespaces take turns. Without room for them, the list is
+// in the order of evaluation.
 // namespace returns the namespace of the policy of a rule.
 func (c *Content) Order(together bool, namespace func(rule int) string) (list []uint16, whole int) {
 	if !together {

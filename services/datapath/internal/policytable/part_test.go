@@ -149,7 +149,8 @@ func TestPartOfATableIsSmaller(t *testing.T) {
 		HostAllow: true,
 		Rules:     []Rule{{Action: ActionAllow, Tier: 1}, {Action: ActionAllow, Tier: 1}, {Action: ActionAllow, Tier: 1}, {Tier: isolation}},
 		Classes: []Ranges{
-			{everything}, nil,
+			{everything},
+			nil,
 			{{Last: 79, Rest: 4}, {First: 80, Last: 80, Rest: 2}, {First: 81, Last: LastPoint, Rest: 4}},
 		},
 	}

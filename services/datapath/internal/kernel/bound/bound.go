@@ -223,7 +223,7 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 	p, seen := b.Begin(Fragments), map[uint64]struct{}{}
 	err = pin.EachEntry(b.frag, b.gate.Look, func(keys []bpf.MapsSlFragment, _ []uint32) error {
 		for i := range keys {
-			s := slotmap.Slot(keys[i].Slot)
+			s := keys[i].Slot
 			if s > slotmap.MaxEndpoints {
 				continue // from outside
 			}

@@ -188,7 +188,7 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 		i.fromPod(17, 23, peer4, 0, 30),
 		i.fromOutside(6, 24, peer4, established|Reset, 10),
 	}
-	other := slotmap.Slot(i.pod.Slot + 1) // nobody's
+	other := i.pod.Slot + 1 // nobody's
 	orphan := []Connection{
 		with(i.fromPod(6, 31, peer4, established, 0), func(c *Connection) { c.From.Slot = other }),
 		with(i.fromOutside(6, 32, peer6, established, 0), func(c *Connection) { c.To.Slot = other; byService(c) }),
@@ -573,7 +573,9 @@ func TestKernelOpenConnectionsAreCountedByResponder(t *testing.T) {
 	})
 	at := func(text string, proto uint8) Responder { return Responder{netip.MustParseAddrPort(text), proto} }
 	want := []Count{
-		{at("198.51.100.1:80", 6), 1}, {at("198.51.100.1:80", 17), 2}, {at("198.51.100.1:81", 17), 1},
+		{at("198.51.100.1:80", 6), 1},
+		{at("198.51.100.1:80", 17), 2},
+		{at("198.51.100.1:81", 17), 1},
 		{at("[2001:db8::1]:80", 17), 1},
 	}
 	if err != nil || !slices.Equal(got, want) {

@@ -193,7 +193,7 @@ func charged(raw []byte) slotmap.Slot {
 	if len(raw) < at+2 {
 		return slotmap.HostSlot
 	}
-	return slotmap.Slot(binary.NativeEndian.Uint16(raw[at:]))
+	return binary.NativeEndian.Uint16(raw[at:])
 }
 
 // Waiting is how many bytes of events have not been read.

@@ -111,9 +111,9 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 func TestKernelAdoptsNoOtherMapUnderAnOldName(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
-	other := legacySpecs(t)["sl_metrics"]
+	other := legacySpecs(t)["sl_ep"]
 	other.MaxEntries /= 2
-	m, err := newPinned(filepath.Join(dir, pin.LegacyPins["sl_metrics"].Pin), other)
+	m, err := newPinned(filepath.Join(dir, pin.LegacyPins["sl_ep"].Pin), other)
 	must(t, "create another map", err)
 	defer m.Close()
 	if k, err := Open(t.Context(), testOptions(dir)); err == nil {

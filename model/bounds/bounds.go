@@ -251,7 +251,7 @@ var All = []Bound{
 		Default: "10,000 of TCP, 10,000 of UDP", Divided: BySender,
 		Beyond: "half-open TCP and UDP replace each other, the oldest first; " +
 			"a sender above its share is refused (`nat-share`)",
-		Shown: "`observe`, `sluice_packets_total` (`nat-share`, `nat-exhausted`)",
+		Shown: "`observe`, `sluice_datapath_packets_total` (`nat-share`, `nat-exhausted`)",
 		Tests: []string{
 			"TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers", "TestKernelHalfOpenConnectionsGiveWay",
 			"TestKernelDatagramsOfOneSenderLeavePortsToOthers", "TestKernelEndedConnectionsFreeTheirPorts",
@@ -270,7 +270,7 @@ var All = []Bound{
 		Name: "translations of packets of pods to Services", Process: datapath,
 		Default: "14,336 of IPv4, 7,168 of IPv6", Divided: ByEndpoint,
 		Beyond: "first packets of an endpoint above its guarantee are dropped (`translation-share`)",
-		Shown:  "`observe`, `sluice_packets_total` (`translation-share`), `sluice_datapath_limit_used`",
+		Shown:  "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice_datapath_limit_used`",
 		Tests: []string{
 			"TestKernelTranslationsOfOnePodLeaveThoseOfOthers", "TestKernelPodsThatComeLaterHaveTheirShareOfTranslations",
 			"TestKernelSharesOutliveTheirCollector",
@@ -279,7 +279,7 @@ var All = []Bound{
 	{
 		Name: "datagrams of pods in fragments", Process: datapath, Default: "3,584", Divided: ByEndpoint,
 		Beyond: "first fragments of an endpoint above its guarantee are dropped (`fragment-share`)",
-		Shown:  "`observe`, `sluice_packets_total` (`fragment-share`), `sluice_datapath_limit_used`",
+		Shown:  "`observe`, `sluice_datapath_packets_total` (`fragment-share`), `sluice_datapath_limit_used`",
 		Tests:  []string{"TestKernelFragmentsOfOnePodLeaveThoseOfOthers"},
 	},
 	{
@@ -304,7 +304,7 @@ var All = []Bound{
 	{
 		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,
 		Beyond: "a new sender has at most 64 ports to a backend while half of them are in use",
-		Shown:  "`sluice_packets_total` (`nat-share`)",
+		Shown:  "`sluice_datapath_packets_total` (`nat-share`)",
 	},
 }
 

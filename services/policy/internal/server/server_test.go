@@ -376,6 +376,9 @@ func TestSharesAreThoseOfTheNamespaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, x := range m.GetTenants() {
+			if x.GetName() == "" {
+				continue // what no tenant splits
+			}
 			got = append(got, fmt.Sprintf("%s of %s: all admitted %t",
 				m.GetLimit().GetName(), x.GetName(), x.GetAdmitted() == x.GetAsked()))
 		}

@@ -340,7 +340,7 @@ func emptyCgroup(t *testing.T) string {
 func (r *restarted) reach(t *testing.T) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "every target answers", func() error {
-		p, err := prober.Start(20*time.Millisecond, r.targets...)
+		p, err := prober.Start(20*time.Millisecond, 2*time.Second, r.targets...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func (r *restarted) reach(t *testing.T) {
 // fail.
 func (r *restarted) during(t *testing.T, what string, do func() error) {
 	t.Helper()
-	p, err := prober.Start(attemptEvery(t), r.targets...)
+	p, err := prober.Start(attemptEvery(t), prober.Patience, r.targets...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,13 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of an attempt, by the clock of the process. A packet that is lost shows by the second
-// datagram, which is lost as well, or by a second SYN, and not by the time: a server in a busy
-// process has answered after 15 s.
-const (
-	again   = time.Second // after which a datagram is sent a second time, and the last
-	patient = time.Minute
-)
+// again is after how long a datagram is sent a second time, and the last, by the clock of the
+// process.
+const again = time.Second
+
+// Patience is for how long attempts wait that may not fail. A packet that is lost shows by the
+// second datagram, which is lost as well, or by a second SYN, and not by the time: a server in a
+// busy process has answered after 15 s.
+const Patience = time.Minute
 
 // errLost: the handshake needed a SYN that was sent again.
 var errLost = errors.New("the first SYN was lost")
@@ -84,8 +85,9 @@ type running struct {
 	failed []Failure // guarded by mu
 }
 
-// Start begins an attempt at each target at every interval, until Stop.
-func Start(interval time.Duration, targets ...Target) (*Prober, error) {
+// Start begins an attempt at each target at every interval, until Stop. Attempts wait for an
+// answer for as long as patience, which is more than a second.
+func Start(interval, patience time.Duration, targets ...Target) (*Prober, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Prober{cancel: cancel, spaces: map[string]*space{}, clock: startClock()}
 	for _, t := range targets {
@@ -100,7 +102,7 @@ func Start(interval time.Duration, targets ...Target) (*Prober, error) {
 		}
 		r := &running{Target: t}
 		p.targets = append(p.targets, r)
-		p.wg.Go(func() { r.run(ctx, interval, s, p.clock) })
+		p.wg.Go(func() { r.run(ctx, interval, patience, s, p.clock) })
 	}
 	return p, nil
 }
@@ -128,7 +130,7 @@ func (p *Prober) Tried() int {
 	return int(least.tried.Load())
 }
 
-func (r *running) run(ctx context.Context, interval time.Duration, s *space, c *clock) {
+func (r *running) run(ctx context.Context, interval, patience time.Duration, s *space, c *clock) {
 	var open sync.WaitGroup
 	defer open.Wait()
 	places := make(chan struct{}, maxOpen)
@@ -150,7 +152,7 @@ func (r *running) run(ctx context.Context, interval time.Duration, s *space, c *
 		open.Go(func() {
 			defer func() { <-places }()
 			begun := time.Now()
-			from, err := attempt(s, c, r.UDP, to)
+			from, err := attempt(s, c, patience, r.UDP, to)
 			took := time.Since(begun)
 			if err != nil {
 				r.mu.Lock()
@@ -164,7 +166,7 @@ func (r *running) run(ctx context.Context, interval time.Duration, s *space, c *
 // attempt connects to an address, or exchanges a datagram with it, and returns the port that it
 // did so from. It waits by the runtime's poller: a thread for each attempt would be more than the
 // machine can bear.
-func attempt(s *space, c *clock, udp bool, to netip.AddrPort) (from uint16, err error) {
+func attempt(s *space, c *clock, patience time.Duration, udp bool, to netip.AddrPort) (from uint16, err error) {
 	kind := unix.SOCK_STREAM
 	if udp {
 		kind = unix.SOCK_DGRAM
@@ -180,9 +182,9 @@ func attempt(s *space, c *clock, udp bool, to netip.AddrPort) (from uint16, err 
 	}
 	from = portOf(fd)
 	if udp {
-		return from, echo(f, c)
+		return from, echo(f, c, patience)
 	}
-	return from, c.within(patient, f.SetWriteDeadline, func() error { return handshake(f) })
+	return from, c.within(patience, f.SetWriteDeadline, func() error { return handshake(f) })
 }
 
 // portOf is the local port of a socket, 0 if it cannot be read.
@@ -227,9 +229,9 @@ func handshake(f *os.File) error {
 }
 
 // echo sends a datagram, at most twice, until it comes back.
-func echo(f *os.File, c *clock) error {
+func echo(f *os.File, c *clock, patience time.Duration) error {
 	var err error
-	for _, timeout := range []time.Duration{again, patient - again} {
+	for _, timeout := range []time.Duration{again, patience - again} {
 		if _, err := f.Write([]byte("x")); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -22,13 +23,24 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // identity is a Publisher.
 type identity struct {
-	calls []string
-	times []time.Time
-	away  atomic.Bool
+	away atomic.Bool
+
+	mu    sync.Mutex
+	calls []string // guarded by mu
+}
+
+// take returns what was published since the last take.
+func (i *identity) take() (calls []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	calls, i.calls = i.calls, nil
+	return calls
 }
 
 func (i *identity) PublishPodCIDRs(_ context.Context, nodes map[string][]netip.Prefix) error {
-	i.calls, i.times = append(i.calls, fmt.Sprint(nodes)), append(i.times, time.Now())
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.calls = append(i.calls, fmt.Sprint(nodes))
 	if i.away.Load() {
 		return errors.New("away")
 	}
@@ -63,13 +75,13 @@ func TestNothingIsPublishedBeforeAllNodesAreKnown(t *testing.T) {
 		n.Failed(errors.New("away"))
 		n.Complete()
 		pass(time.Hour)
-		if len(i.calls) != 0 {
-			t.Errorf("published is %q", i.calls)
+		if calls := i.take(); len(calls) != 0 {
+			t.Errorf("published is %q", calls)
 		}
 		n.Failed(nil)
 		pass(time.Second)
-		if want := []string{"map[a:[10.0.1.0/24]]"}; !slices.Equal(i.calls, want) {
-			t.Errorf("published is %q, want %q", i.calls, want)
+		if calls, want := i.take(), []string{"map[a:[10.0.1.0/24]]"}; !slices.Equal(calls, want) {
+			t.Errorf("published is %q, want %q", calls, want)
 		}
 	})
 }
@@ -78,7 +90,7 @@ func TestChangesArePublishedInGroups(t *testing.T) {
 	led(t, func(i *identity, n *Nodes) {
 		n.Complete()
 		pass(time.Second)
-		i.calls = nil
+		i.take()
 		for k := range 10 {
 			n.Upsert(fmt.Sprint("n", k), []string{fmt.Sprintf("10.0.%d.0/24", k), fmt.Sprintf("fd00:0:0:%d::/64", k)})
 			n.Upsert(fmt.Sprint("n", k), []string{fmt.Sprintf("10.0.%d.0/24", k), fmt.Sprintf("fd00:0:0:%d::/64", k)})
@@ -89,8 +101,8 @@ func TestChangesArePublishedInGroups(t *testing.T) {
 		}
 		n.Upsert("n9", nil) // without podCIDRs, as a new Node
 		pass(time.Second)
-		if len(i.calls) != 2 || i.calls[1] != "map[n9:[]]" {
-			t.Errorf("published is %q", i.calls)
+		if calls := i.take(); len(calls) != 2 || calls[1] != "map[n9:[]]" {
+			t.Errorf("published is %q", calls)
 		}
 	})
 }
@@ -100,15 +112,15 @@ func TestPodCIDRsArePublishedAgain(t *testing.T) {
 		i.away.Store(true)
 		n.Complete()
 		pass(time.Hour)
-		if len(i.calls) < 100 || len(i.calls) > 200 {
-			t.Errorf("%d tries in an hour while identity is away", len(i.calls))
+		if n := len(i.take()); n < 100 || n > 200 {
+			t.Errorf("%d tries in an hour while identity is away", n)
 		}
 		i.away.Store(false)
 		pass(time.Minute)
-		i.calls, i.times = nil, nil
+		i.take()
 		pass(time.Hour)
-		if len(i.calls) != 120 {
-			t.Errorf("%d calls in an hour", len(i.calls))
+		if n := len(i.take()); n != 120 {
+			t.Errorf("%d calls in an hour", n)
 		}
 	})
 }
@@ -120,8 +132,9 @@ func TestMalformedPodCIDRsStopNoOtherNode(t *testing.T) {
 		n.Upsert("b", []string{"10.0.2.1/24", "010.0.3.0/24", "", "::ffff:10.0.0.0/120", "fd00:0:0:2::/64"})
 		n.Complete()
 		pass(time.Second)
-		if want := "map[a:[10.0.1.0/24] b:[fd00:0:0:2::/64]]"; len(i.calls) != 1 || i.calls[0] != want {
-			t.Errorf("published is %q, want %q", i.calls, want)
+		want := []string{"map[a:[10.0.1.0/24] b:[fd00:0:0:2::/64]]"}
+		if calls := i.take(); !slices.Equal(calls, want) {
+			t.Errorf("published is %q, want %q", calls, want)
 		}
 	})
 }

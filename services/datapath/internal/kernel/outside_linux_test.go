@@ -139,10 +139,13 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 		}
 		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
 		before := f.a.counters(t)
-		if c, err := dialIn(t, f.b.ns, "tcp", netip.AddrPortFrom(f.a.addr4, 30080)); err == nil {
-			c.Close()
-			t.Error("a pod answers that nobody may reach")
-		}
+		inNetns(t, f.b.ns, func() {
+			to := netip.AddrPortFrom(f.a.addr4, 30080).String()
+			if c, err := net.DialTimeout("tcp", to, time.Second); err == nil {
+				c.Close()
+				t.Error("a pod answers that nobody may reach")
+			}
+		})
 		if got := f.a.gained(t, before)[cell{event.DropPolicyDenied, event.Ingress}]; got == 0 {
 			t.Errorf("%v, want what the pod's policy denies", f.a.gained(t, before))
 		}

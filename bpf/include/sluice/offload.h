@@ -49,14 +49,16 @@ extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 			bpf_probe_read_kernel(&(to), sizeof(to), from); \
 	})
 
-#define SL_NO_PLACE 0x7fffffff
-
-/* Where a device writes the checksum of the packet, SL_NO_PLACE: nowhere. */
-static __noinline __s32 checksum_place(struct __sk_buff *skb)
+/* The packet as the kernel's, where it can be read. */
+static __always_inline struct sk_buff *as_kernel(struct __sk_buff *skb)
 {
-	struct sk_buff *k = cfg_cast ? bpf_cast_to_kern_ctx(skb) : (void *)skb;
-	unsigned char *head = NULL, *data = NULL;
-	__u16 start = 0, offset = 0;
+	return cfg_cast ? bpf_cast_to_kern_ctx(skb) : (void *)skb;
+}
+
+/* Whether a device has still to write the checksum of the packet. */
+static __always_inline bool leaves_checksum(struct __sk_buff *skb)
+{
+	struct sk_buff *k = as_kernel(skb);
 	__u8 summed = 0;
 	__u64 bits;
 
@@ -64,8 +66,16 @@ static __noinline __s32 checksum_place(struct __sk_buff *skb)
 		    (__u8 *)k + __builtin_preserve_field_info(k->ip_summed, SL_FIELD_BYTE_OFFSET));
 	bits = (__u64)summed << __builtin_preserve_field_info(k->ip_summed, SL_FIELD_LSHIFT_U64);
 	bits >>= __builtin_preserve_field_info(k->ip_summed, SL_FIELD_RSHIFT_U64);
-	if (bits != SL_CHECKSUM_PARTIAL)
-		return SL_NO_PLACE;
+	return bits == SL_CHECKSUM_PARTIAL;
+}
+
+/* Where a device writes the checksum of such a packet, from the beginning of the frame on. */
+static __noinline __s32 checksum_place(struct __sk_buff *skb)
+{
+	struct sk_buff *k = as_kernel(skb);
+	unsigned char *head = NULL, *data = NULL;
+	__u16 start = 0, offset = 0;
+
 	read_kernel(start, &k->csum_start);
 	read_kernel(offset, &k->csum_offset);
 	read_kernel(head, &k->head);
@@ -76,11 +86,11 @@ static __noinline __s32 checksum_place(struct __sk_buff *skb)
 /* Whether a device would write the checksum over something that was evaluated. */
 static __always_inline bool is_checksum_misplaced(struct __sk_buff *skb, const struct sl_packet *p)
 {
-	__s32 at = checksum_place(skb);
+	__s32 at;
 
-	if (at == SL_NO_PLACE)
+	if (!leaves_checksum(skb))
 		return false;
-	at -= (__s32)p->l4;
+	at = checksum_place(skb) - (__s32)p->l4;
 	if (at < 0)
 		return true;
 	if (p->fragment)

@@ -76,16 +76,16 @@ static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 	return b && READ_ONCE(b->guarantee) && held(bound, slot) >= READ_ONCE(b->guarantee);
 }
 
-/* Gives back an entry that a program has removed. */
-static __always_inline void give_back(__u32 bound, __u32 slot)
+/* Gives back n entries that a program has removed, or has taken and does not make. */
+static __always_inline void give_back(__u32 bound, __u32 slot, __u32 n)
 {
 	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
 
-	if (!b)
+	if (!b || !READ_ONCE(b->guarantee))
 		return;
-	if (held(bound, slot) > READ_ONCE(b->guarantee) && READ_ONCE(b->used))
-		__sync_fetch_and_add(&b->used, -1);
-	hold(bound, slot, -1);
+	if (held(bound, slot) > READ_ONCE(b->guarantee) && READ_ONCE(b->used) >= n)
+		__sync_fetch_and_add(&b->used, -n);
+	hold(bound, slot, -n);
 }
 
 #endif

@@ -61,7 +61,7 @@ static __always_inline void end_datagram(const struct sl_packet *p, const struct
 	    !has_guarantee(SL_BOUND_FRAGMENTS, p->src_slot))
 		return;
 	if (!bpf_map_delete_elem(&sl_frag, key))
-		give_back(SL_BOUND_FRAGMENTS, p->src_slot);
+		give_back(SL_BOUND_FRAGMENTS, p->src_slot, 1);
 }
 
 /* Finds the ports of a later fragment, and the path of its datagram. */

@@ -130,13 +130,13 @@ static __always_inline void write_zone(struct sl_packet *p, __u8 zone)
 /* The claim under the key in the cell, or what was stored about its answers, if the map has
  * evicted the claim: the port is as much the connection's as before.
  */
-static __always_inline struct sl_xl *find_claim(struct sl_packet *p)
+static __always_inline struct sl_xl *find_claim(struct sl_packet *p, __u16 port)
 {
 	struct sl_xl *xl = find_translation(p->family);
 
 	if (xl)
 		return xl;
-	xl = find_answer(p->family, SL_XL_CLAIMED);
+	xl = find_claimed(p->family, port);
 	write_zone(p, SL_XL_NAT);
 	return xl;
 }
@@ -230,7 +230,7 @@ static __always_inline __u32 worth_of_port(struct sl_packet *p, const struct sl_
 	__u32 worth;
 
 	write_claim(p, from);
-	xl = find_claim(p);
+	xl = find_claim(p, from->port);
 	if (!xl)
 		return SL_PORT_FREE;
 	if (is_own_claim(p, xl))
@@ -333,9 +333,9 @@ __noinline int exceeds_share(struct sl_packet *p, __u32 sender)
 /* Takes the claim of another connection out of the map, unless it has changed since it was
  * looked at.
  */
-static __always_inline bool unseat(struct sl_packet *p, __u64 word)
+static __always_inline bool unseat(struct sl_packet *p, __u16 port, __u64 word)
 {
-	struct sl_xl *xl = find_claim(p);
+	struct sl_xl *xl = find_claim(p, port);
 
 	/* the map may have given the element to another key, with another word */
 	if (!xl || __sync_val_compare_and_swap((__u64 *)&xl->last_s, word,
@@ -363,7 +363,7 @@ __noinline int take_port(struct sl_packet *p, const struct sl_end *from)
 	}
 	if (worth != SL_PORT_FREE) {
 		loser = p->search.loser;
-		if (!unseat(p, p->search.word))
+		if (!unseat(p, from->port, p->search.word))
 			return 0;
 		count_port(p, loser, (__u32)-1);
 	}

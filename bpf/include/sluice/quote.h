@@ -175,7 +175,7 @@ __noinline enum sl_reason restore_error(struct __sk_buff *skb, struct sl_packet 
 	write_quoted_key(p, &q, SL_XL_NAT);
 	xl = find_translation(p->family);
 	if (!xl)
-		xl = find_answer(p->family, SL_XL_CLAIMED);
+		xl = find_claimed(p->family, q.sport);
 	if (!xl) {
 		write_quoted_key(p, &q, SL_XL_SERVICE);
 		xl = find_translation(p->family);

@@ -115,8 +115,8 @@ __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_p
 	p->xl4.zone = SL_XL_NAT;
 	p->xl6.zone = SL_XL_NAT;
 	xl = find_translation(p->family);
-	if (unlikely(!xl) && may_have_port(SL_COUNT_CLAIMED, p->dport))
-		xl = find_answer(p->family, SL_XL_CLAIMED);
+	if (unlikely(!xl))
+		xl = find_claimed(p->family, p->dport);
 	if (!xl)
 		return SL_CONTINUE;
 	now = now_seconds();

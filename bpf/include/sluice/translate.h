@@ -17,6 +17,7 @@
 #include <sluice/bound.h>
 #include <sluice/clock.h>
 #include <sluice/conntrack.h>
+#include <sluice/count.h>
 #include <sluice/service.h>
 
 /* The packet's key as it arrived, in the cell of the run. */
@@ -93,6 +94,12 @@ static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
 	}
 	own->xl6.zone = zone;
 	return bpf_map_lookup_elem(&sl_answers6, &own->xl6);
+}
+
+/* What was stored about the answers to a port of the node, if it was: for a lost claim. */
+static __always_inline struct sl_xl *find_claimed(__u8 family, __u16 port)
+{
+	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(family, SL_XL_CLAIMED) : NULL;
 }
 
 static __always_inline void delete_answer(__u8 family, __u8 zone)
@@ -464,12 +471,6 @@ static __always_inline int take_translations(const struct sl_packet *p, __u32 sl
 	return take_of_bound(SL_BOUND_XL4 + (p->family == 6), slot, n);
 }
 
-/* Gives back translations of an endpoint that were taken and are not made. */
-static __always_inline void give_translations(const struct sl_packet *p, __u32 slot, __u32 n)
-{
-	hold(SL_BOUND_XL4 + (p->family == 6), slot, -n);
-}
-
 /*
  * Stores what was chosen for a packet that may pass. Two CPUs choose alike, unless
  * the list has changed between: the first one counts from the next packet on. 0: it exceeds
@@ -497,7 +498,7 @@ __noinline int store_translation(struct sl_packet *p)
 	if (insert_translation(p->family) != -SL_EEXIST)
 		return 1;
 	if (taken)
-		give_translations(p, p->src_slot, taken);
+		give_back(SL_BOUND_XL4 + (p->family == 6), p->src_slot, taken);
 	xl = find_translation(p->family);
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&
 	    xl->front == own->xl.front)

@@ -430,3 +430,41 @@ func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {
 		t.Errorf("each of two pods is guaranteed %d, want %d", got, size/4)
 	}
 }
+
+// TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations: a SYN that comes again has its
+// translation, and gives back what it has taken for another one, also of the common half.
+func TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations(t *testing.T) {
+	for name, guarantee := range map[string]uint32{"within the guarantee": 4000, "of the common half": 1} {
+		t.Run(name, func(t *testing.T) {
+			n := newServiceNode(t)
+			pod := newPod(t, n.k, "sl-pod", 10, slotmap.DeliverPeer)
+			vip := serviceAddr(pod.IPv4, 1)
+			n.lead(vip, feAddress, netip.AddrPortFrom(pod.IPv4, 8080))
+			update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4),
+				bpf.MapsSlBound{Guarantee: guarantee, Common: 4000})
+			const ports, times = 100, 5
+			before := n.counters(t)
+			inNetns(t, pod.ns, func() {
+				var frames [][]byte
+				for i := range ports * times {
+					p := ip4Header{src: pod.IPv4, dst: vip.Addr(), proto: protoTCP}
+					frames = append(frames, frame(pod.HostMAC, pod.MAC, etherIPv4,
+						p.with(tcp(uint16(2000+i%ports), vip.Port(), flagSYN))))
+				}
+				sendRaw(t, "eth0", frames...)
+			})
+			passed := cell{event.ForwardPeer, event.Egress}
+			servicetest.Eventually(t, "the packets", func() bool {
+				return n.counters(t)[passed].Packets-before[passed].Packets >= ports*times
+			})
+			if got := n.k.Bounds.Held(bound.Translations4, pod.Slot); got != 2*ports {
+				t.Errorf("the pod has %d translations, want %d: two of each hairpin", got, 2*ports)
+			}
+			var b bpf.MapsSlBound
+			must(t, "read the bound", n.k.Pins.Map(bpf.MapsMapSlBound).Lookup(uint32(bound.Translations4), &b))
+			if b.Used > 2*ports {
+				t.Errorf("%d of the common half are used, want at most %d", b.Used, 2*ports)
+			}
+		})
+	}
+}

@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // await gives the first event that is wanted.
@@ -177,7 +177,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 	if found := w.findings(true, policysync.SubjectEndpoint); len(found) > 0 {
 		t.Fatalf("before: %+v", found)
 	}
-	if _, err := w.node.Kernel.Endpoints.SetPolicy(a.ep.Slot, policytable.Allow, policytable.Allow); err != nil {
+	if _, err := w.node.Kernel.Endpoints.SetPolicy(a.ep.Slot, nodetable.Allow, nodetable.Allow); err != nil {
 		t.Fatal(err)
 	}
 	want := endpoint.Difference{Subject: policysync.SubjectEndpoint, Key: "1", Want: "egress table 2 ingress table 2", Have: "egress table 1 ingress table 1"}
@@ -187,7 +187,7 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 			t.Errorf("repair %v: %+v, want %+v", repair, found, want)
 		}
 	}
-	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != policytable.Pending || e.Policy.Ingress != policytable.Pending {
+	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != nodetable.Pending || e.Policy.Ingress != nodetable.Pending {
 		t.Errorf("afterwards %+v, %v", e.Policy, err)
 	}
 }
@@ -203,7 +203,7 @@ func TestKernelWhatWasAllowedWithoutPoliciesEvaluatesNobodyNew(t *testing.T) {
 	w.stop()
 	w.policies = nil
 	w.start(false)
-	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != policytable.Allow {
+	if e, err := w.node.Kernel.Endpoints.Lookup(a.ep.Slot); err != nil || e.Policy.Egress != nodetable.Allow {
 		t.Fatalf("without policies: %+v, %v", e.Policy, err)
 	}
 	w.stop()

@@ -130,7 +130,8 @@ var errMalformed = errors.New("malformed")
 
 // Bounds of what a barrier may say.
 const (
-	maxStateName = 16
+	maxIncarnation = 16
+	maxStateName   = 16
 )
 
 // frontendStep takes a step apart. A frontend whose key is known and that is not

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Maps implements endpoint.Maps.
@@ -55,7 +55,7 @@ func (m Maps) publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	ke := slotmap.Endpoint{
 		Ifindex: e.Ifindex, Identity: identity.Numeric(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
 		Deliver: slotmap.DeliverPeer,
-		Policy:  slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
+		Policy:  slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow},
 	}
 	for _, a := range e.Addrs {
 		if a.Is4() {
@@ -68,7 +68,7 @@ func (m Maps) publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		s, err := m.Endpoints.Publish(ctx, ke)
 		return s, translate(err)
 	}
-	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
+	publish := func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 		ke.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
 		s, err := m.Endpoints.Publish(ctx, ke)
 		if err != nil {
@@ -130,12 +130,12 @@ func (m Maps) SetIdentity(ctx context.Context, slot uint16, id uint32) error {
 	if err := m.Endpoints.Settled(ctx, slot); err != nil {
 		return translate(err)
 	}
-	set := func(egress, ingress policytable.ID) (uint32, error) {
+	set := func(egress, ingress nodetable.ID) (uint32, error) {
 		return m.Endpoints.SetIdentity(ctx, slot, identity.Numeric(id), egress, ingress)
 	}
 	var err error
 	if m.Policy == nil {
-		_, err = set(policytable.Allow, policytable.Allow)
+		_, err = set(nodetable.Allow, nodetable.Allow)
 	} else {
 		err = m.Policy.SetIdentity(ctx, slot, id, set)
 	}
@@ -151,7 +151,7 @@ func (m Maps) SetIdentityOrIsolate(ctx context.Context, slot uint16, id uint32) 
 	if err := m.Endpoints.Settled(ctx, slot); err != nil {
 		return "", translate(err)
 	}
-	reason, err = m.Policy.SetIdentityOrIsolate(ctx, slot, id, func(egress, ingress policytable.ID) (uint32, error) {
+	reason, err = m.Policy.SetIdentityOrIsolate(ctx, slot, id, func(egress, ingress nodetable.ID) (uint32, error) {
 		return m.Endpoints.SetIdentity(ctx, slot, identity.Numeric(id), egress, ingress)
 	})
 	return reason, translate(errors.Join(err, m.Endpoints.Settled(ctx, slot)))
@@ -168,7 +168,7 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 		e := endpoint.Entry{
 			Slot: ke.Slot, Ifindex: ke.Ifindex, Identity: uint32(ke.Identity), MAC: ke.MAC, HostMAC: ke.HostMAC,
 			MTU: ke.MTU, Damaged: ke.Incomplete, Epoch: ke.Policy.Epoch,
-			Forwards: ke.Policy.Egress != policytable.Deny || ke.Policy.Ingress != policytable.Deny,
+			Forwards: ke.Policy.Egress != nodetable.Deny || ke.Policy.Ingress != nodetable.Deny,
 		}
 		for _, a := range []netip.Addr{ke.IPv4, ke.IPv6} {
 			if a.IsValid() {
@@ -188,7 +188,7 @@ func translate(err error) error {
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
 	case errors.Is(err, slotmap.ErrNotFound), errors.Is(err, policysync.ErrNoEndpoint):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
-	case errors.Is(err, policytable.ErrNoCapacity), errors.Is(err, pin.ErrFull):
+	case errors.Is(err, nodetable.ErrNoCapacity), errors.Is(err, pin.ErrFull):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)
 	case errors.Is(err, policysync.ErrHeld):
 		return fmt.Errorf("%w: %w: %w", endpoint.ErrUnavailable, endpoint.ErrPoliciesHeld, err)

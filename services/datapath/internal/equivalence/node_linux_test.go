@@ -32,8 +32,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // node is a kernel with programs that can be asked.
@@ -197,7 +197,7 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 	} else {
 		e.IPv6 = addr
 	}
-	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress policytable.ID) (uint16, uint32, error) {
+	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 		e.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
 		slot, err := s.n.k.Endpoints.Publish(s.ctx, e)
 		if err != nil {
@@ -249,7 +249,7 @@ func wanted(q *vectorv1.Question) verdict {
 // of a side on which nothing is enforced.
 func answerOf(side bpf.MapsSlSide) (verdict, error) {
 	v := verdict{policyv1.Action(side.Action) + 1, netv1.DecidedBy(side.By), uint32(side.Rule)}
-	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(policytable.Allow) {
+	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(nodetable.Allow) {
 		return v, fmt.Errorf("evaluated by table %d", side.Table)
 	}
 	return v, nil

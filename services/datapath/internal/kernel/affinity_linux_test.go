@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // TestKernelDeniedSendersPushOutNoAffinity: affinity is stored when a packet may pass, so
@@ -35,7 +35,7 @@ func TestKernelDeniedSendersPushOutNoAffinity(t *testing.T) {
 	}
 	sticky(kept, netip.AddrPortFrom(f.a.pod.IPv4, 8080))
 	sticky(closed, netip.AddrPortFrom(second.IPv4, 8080))
-	setPolicy(t, f.a.k, second.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	setPolicy(t, f.a.k, second.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	for range 3 {
 		askTCP(t, f.outsider, kept, 16)
 	}

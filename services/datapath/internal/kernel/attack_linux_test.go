@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // A process of the node's namespace that may set marks (CAP_NET_RAW is enough
@@ -54,7 +54,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		must(t, "send", err)
 	}
 	for name, policy := range map[string]slotmap.Policy{
-		"deny": {Egress: policytable.Deny, Ingress: policytable.Deny}, "friends": {Egress: policytable.Deny, Ingress: friends},
+		"deny": {Egress: nodetable.Deny, Ingress: nodetable.Deny}, "friends": {Egress: nodetable.Deny, Ingress: friends},
 	} {
 		setPolicy(t, k, p.Slot, policy)
 		denied := func() uint64 { return th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets }
@@ -203,7 +203,7 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
-	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow})
+	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow})
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)

@@ -14,11 +14,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // denying is a policy that lets nothing of other pods in or out.
-var denying = slotmap.Policy{Egress: policytable.Pending, Ingress: policytable.Pending}
+var denying = slotmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending}
 
 // audited has b, whose policy denies, be in audit mode, and a connection of a to it.
 func audited(t *testing.T) *theatre {
@@ -55,11 +55,11 @@ func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
 func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	const redirected = 12 // the port of a rule that redirects
 	th := newTheatre(t, false)
-	id, slot := policytable.ID(16), th.pods["b"].Slot
+	id, slot := nodetable.ID(16), th.pods["b"].Slot
 	everyRule(id, 0).put(t, th.k)
 	update(t, th.k, bpf.MapsMapSlId, identityIndex(a.Identity), knownWord(7, 0, 0))
 	update(t, th.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
-	setPolicy(t, th.k, slot, slotmap.Policy{Egress: policytable.Allow, Ingress: id})
+	setPolicy(t, th.k, slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: id})
 	th.expect(t, say("a", "b", segment(4000, redirected, flagSYN), event.DropNoProxy))
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), true, slot))
 	for _, a := range handshake(4000, redirected) {

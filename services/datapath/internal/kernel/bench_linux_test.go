@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // passOnly is a program that does nothing: what it takes is the harness's.
@@ -105,16 +105,16 @@ func BenchmarkConnection(b *testing.B) {
 		mirror.MAC, mirror.HostMAC = a.HostMAC, a.MAC
 		other := publish(b, k, mirror)
 		for _, addresses := range []uint16{0, 4} {
-			table := policytable.ID(40 + addresses)
+			table := nodetable.ID(40 + addresses)
 			r := everyRule(table, addresses)
 			r.header.DefClass[0], r.header.DefClass[6] = 1, 1
 			r.put(b, k)
 			for _, c := range []struct {
 				name            string
-				egress, ingress policytable.ID
+				egress, ingress nodetable.ID
 				in              []byte
 			}{
-				{"fixed tables", policytable.Allow, policytable.Allow, from4(mirror.IPv4, 6, tcp(1, 16, flagSYN))},
+				{"fixed tables", nodetable.Allow, nodetable.Allow, from4(mirror.IPv4, 6, tcp(1, 16, flagSYN))},
 				{"tables", table, table, from4(mirror.IPv4, 6, tcp(1, 16, flagSYN))},
 				{"tables, IPv6", table, table, from6(mirror.IPv6, 6, tcp(1, 16, flagSYN))},
 			} {
@@ -209,7 +209,7 @@ func BenchmarkSetPolicy(b *testing.B) {
 	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	e := publish(b, k, a)
 	for b.Loop() {
-		if _, err := k.Endpoints.SetPolicy(e.Slot, policytable.Allow, policytable.Allow); err != nil {
+		if _, err := k.Endpoints.SetPolicy(e.Slot, nodetable.Allow, nodetable.Allow); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // noStrangers is a table that denies peers of identity class 8 and allows all
 // others, those that are not known too.
-const noStrangers = policytable.ID(46)
+const noStrangers = nodetable.ID(46)
 
 func (th *theatre) putNoStrangers(t *testing.T) {
 	t.Helper()
@@ -66,7 +66,7 @@ func TestKernelAddressBelowARangeIsJudgedAgain(t *testing.T) {
 	dns := datagram(4000, 80)
 	clusterPlays(t, map[string][]act{
 		"denied": {
-			policy("a", noStrangers, policytable.Allow),
+			policy("a", noStrangers, nodetable.Allow),
 			announced("world", 8, identity.UnknownInCluster, 2),
 			say("a", "world", dns, event.ForwardOutside),
 			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
@@ -76,7 +76,7 @@ func TestKernelAddressBelowARangeIsJudgedAgain(t *testing.T) {
 			say("a", "world", dns, event.ForwardOutside),
 		},
 		"a segment of an open connection": {
-			policy("a", noStrangers, policytable.Allow),
+			policy("a", noStrangers, nodetable.Allow),
 			announced("world", 8, identity.UnknownInCluster, 2),
 			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
 			say("world", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardFromStack).forwarded(),
@@ -85,7 +85,7 @@ func TestKernelAddressBelowARangeIsJudgedAgain(t *testing.T) {
 			say("a", "world", segment(4000, 80, flagACK), event.DropPolicyDenied),
 		},
 		"the range comes later": {
-			policy("a", policytable.Allow, policytable.Allow),
+			policy("a", nodetable.Allow, nodetable.Allow),
 			announced("world", 0, friend, 2),
 			say("a", "world", dns, event.ForwardOutside),
 			announced("world", 8, identity.UnknownInCluster, 2),
@@ -100,14 +100,14 @@ func TestKernelMovedAddressNeverKeepsAVerdict(t *testing.T) {
 	dns := datagram(4000, 80)
 	clusterPlays(t, map[string][]act{
 		"other identity": {
-			policy("a", friends, policytable.Allow),
+			policy("a", friends, nodetable.Allow),
 			announced("world", 0, friend, 2),
 			say("a", "world", dns, event.ForwardOutside),
 			announced("world", 0, stranger, 2),
 			say("a", "world", dns, event.DropPolicyDenied),
 		},
 		"other node": {
-			policy("a", friends, policytable.Allow),
+			policy("a", friends, nodetable.Allow),
 			announced("world", 0, friend, 2),
 			say("a", "world", dns, event.ForwardOutside),
 			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
@@ -116,14 +116,14 @@ func TestKernelMovedAddressNeverKeepsAVerdict(t *testing.T) {
 			say("a", "world", dns, event.ForwardOutside).check(reported(0, 0)),
 		},
 		"the node has another number": {
-			policy("a", friends, policytable.Allow),
+			policy("a", friends, nodetable.Allow),
 			announced("world", 0, friend, 2),
 			say("a", "world", dns, event.ForwardOutside),
 			change(func(t *testing.T, th *theatre) { must(t, "Renumber", th.k.IPCache.Renumber(2, 9)) }),
 			say("a", "world", dns, event.ForwardOutside).check(reported(1, 0)),
 		},
 		"other identity, from the stack": {
-			policy("a", policytable.Allow, friends),
+			policy("a", nodetable.Allow, friends),
 			announced("world", 0, friend, 2),
 			say("world", "a", dns, event.ForwardFromStack).forwarded(),
 			announced("world", 0, stranger, 3),
@@ -150,7 +150,7 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 	}
 	clusterPlays(t, map[string][]act{
 		"": {
-			policy("a", friends, policytable.Allow),
+			policy("a", friends, nodetable.Allow),
 			gate(),
 			announced("world", 8, identity.UnknownInCluster, 2),
 			announced("world", 0, friend, 2),

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 const (
@@ -177,7 +177,7 @@ func (a act) throughStack() act                           { return a.fromDevice(
 func (a act) fromDevice(pod string) act                   { a.stack, a.via = true, pod; return a }
 func (a act) fromNowhere() act                            { a.stack, a.via = true, ""; return a }
 func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
-func policy(who string, egress, ingress policytable.ID) act {
+func policy(who string, egress, ingress nodetable.ID) act {
 	return change(func(t *testing.T, th *theatre) {
 		setPolicy(t, th.k, th.pods[who].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
 	})
@@ -343,12 +343,12 @@ func forgetAll() act {
 
 // Tables of the plays.
 const (
-	only80    = policytable.ID(40) // TCP, UDP and SCTP to port 80, from and to anybody
-	only80b   = policytable.ID(41) // the same again
-	friends   = policytable.ID(42) // peers of identity class 7, whatever they do
-	pings     = policytable.ID(43) // echo requests
-	redirects = policytable.ID(44) // TCP to a proxy that does not exist
-	worldly   = policytable.ID(45) // the world, and nobody else
+	only80    = nodetable.ID(40) // TCP, UDP and SCTP to port 80, from and to anybody
+	only80b   = nodetable.ID(41) // the same again
+	friends   = nodetable.ID(42) // peers of identity class 7, whatever they do
+	pings     = nodetable.ID(43) // echo requests
+	redirects = nodetable.ID(44) // TCP to a proxy that does not exist
+	worldly   = nodetable.ID(45) // the world, and nobody else
 )
 
 // putTables writes them as their authors would.
@@ -359,7 +359,7 @@ func (th *theatre) putTables(t *testing.T) {
 	for _, proto := range []uint32{6, 17, 132} {
 		web[proto<<16|79], web[proto<<16|80] = none, rules(noAdmin, 1)
 	}
-	for _, id := range []policytable.ID{only80, only80b} {
+	for _, id := range []nodetable.ID{only80, only80b} {
 		rawTable{id: id, rules: []uint8{actAllow}, classes: []map[uint32]uint32{web}}.put(t, th.k)
 	}
 	rawTable{
@@ -503,7 +503,7 @@ func handshake(sport, dport uint16) []act {
 
 // oneWay lets a talk to b and nothing else.
 func oneWay() []act {
-	return []act{policy("a", policytable.Allow, policytable.Deny), policy("b", policytable.Deny, policytable.Allow)}
+	return []act{policy("a", nodetable.Allow, nodetable.Deny), policy("b", nodetable.Deny, nodetable.Allow)}
 }
 
 type scene struct {
@@ -545,13 +545,13 @@ func scenes() []scene {
 			say("b", "a", ping(true, 8), event.DropPolicyDenied))},
 		{"an echo reply to no request begins nothing", play(
 			say("a", "b", ping(true, 7), event.ForwardPeer).check(remain(0)),
-			policy("a", policytable.Deny, policytable.Allow),
+			policy("a", nodetable.Deny, nodetable.Allow),
 			say("a", "b", ping(true, 7), event.DropPolicyDenied))},
 		{"an echo the other way with the same identifier is evaluated by itself", play(oneWay(),
 			say("a", "b", ping(false, 7), event.ForwardPeer),
 			say("b", "a", ping(false, 7), event.DropPolicyDenied),
 			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
-		{"an echo that goes on by asking for something else is evaluated", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
+		{"an echo that goes on by asking for something else is evaluated", play(policy("a", pings, nodetable.Deny), policy("b", nodetable.Deny, pings),
 			say("a", "b", ping(false, 7), event.ForwardPeer),
 			say("a", "b", ping(true, 7), event.DropIdentityUnknown),
 			say("a", "b", coded(ping(false, 7), 5), event.DropIdentityUnknown),
@@ -587,7 +587,7 @@ func scenes() []scene {
 				}
 				return 1, icmp(14, 0)
 			}, event.DropPolicyDenied))},
-		{"the host's probes are answered while the policy is unknown", play(policy("a", policytable.Pending, policytable.Pending),
+		{"the host's probes are answered while the policy is unknown", play(policy("a", nodetable.Pending, nodetable.Pending),
 			say("host", "a", segment(4000, 80, flagSYN), event.ForwardFromStack),
 			say("a", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardHost),
 			say("host", "a", datagram(4000, 53), event.ForwardFromStack),
@@ -660,7 +660,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.ForwardPeer).check(begunBy("b", conntrack.SeenReply)))},
 		{"a port that is used again is evaluated again", play(handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
 		{"an INIT the other way takes no live association over", play(
 			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
@@ -697,7 +697,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(4000, 80, flagACK), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack)),
 			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack|conntrack.SeenReply|conntrack.Established)))},
-		{"a port is not scanned with anything but a SYN", play(policy("a", policytable.Allow, policytable.Allow), policy("b", policytable.Allow, only80),
+		{"a port is not scanned with anything but a SYN", play(policy("a", nodetable.Allow, nodetable.Allow), policy("b", nodetable.Allow, only80),
 			say("a", "b", segment(4000, 22, flagACK), event.DropIdentityUnknown).on(event.Ingress).check(remain(0)),
 			say("a", "b", segment(4000, 22, flagFIN), event.DropConnectionInvalid),
 			say("a", "b", segment(4000, 22, 0), event.DropConnectionInvalid),
@@ -709,14 +709,14 @@ func scenes() []scene {
 		{"a connection that either end may have begun needs both permissions", play(handshake(4000, 22), forgetAll(),
 			say("b", "a", segment(22, 4000, data), event.ForwardOutside).check(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
 			say("a", "b", segment(4000, 22, data), event.ForwardOutside),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 22, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			say("b", "a", segment(22, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 0)))},
 		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
 			say("a", "b", segment(4000, 22, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
-			policy("a", policytable.Allow, policytable.Deny),
+			policy("a", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(22, 4000, data), event.DropPolicyDenied).on(event.Ingress),
-			policy("a", policytable.Allow, policytable.Allow),
+			policy("a", nodetable.Allow, nodetable.Allow),
 			say("b", "a", segment(22, 4000, data), event.ForwardOutside),
 			say("a", "b", segment(4000, 22, data), event.ForwardOutside))},
 		{"a connection that was picked up begins nothing the other way", play(oneWay(),
@@ -731,7 +731,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.ForwardOutside),
 			say("a", "b", segment(4000, 80, data), event.ForwardFromStack).throughStack(),
 			say("b", "a", segment(80, 4000, data), event.ForwardOutside))},
-		{"nothing is picked up that neither way may begin", play(policy("a", policytable.Deny, policytable.Deny), policy("b", policytable.Deny, policytable.Deny),
+		{"nothing is picked up that neither way may begin", play(policy("a", nodetable.Deny, nodetable.Deny), policy("b", nodetable.Deny, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"an evicted UDP flow is not picked up", play(oneWay(),
@@ -740,47 +740,47 @@ func scenes() []scene {
 
 		// what a policy has terminated
 		{"a revoked connection stays revoked without its entry", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(remain(0)),
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.DropPolicyDenied).check(remain(0)))},
 		{"one that the server's answer met first stays revoked", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"a revoked connection that is allowed again goes on without its entry", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
-			policy("b", policytable.Allow, policytable.Allow),
+			policy("b", nodetable.Allow, nodetable.Allow),
 			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ByResponder|conntrack.ViaStack)),
 			say("a", "b", segment(4000, 80, data), event.ForwardOutside),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(reported(0, 1)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"a connection that has ended is revoked all the same", play(handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST), event.ForwardPeer),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
 		{"ports that are used again the other way are remembered anew", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
-			policy("b", policytable.Allow, policytable.Allow),
+			policy("b", nodetable.Allow, nodetable.Allow),
 			say("b", "a", segment(80, 4000, flagSYN), event.ForwardPeer).check(begunBy("b", 0)),
-			policy("a", policytable.Allow, policytable.Deny),
+			policy("a", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress),
 			evict(),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Egress).check(remain(0)))},
 		{"without room to remember nothing is picked up", play(handshake(4000, 80),
 			fullOfRevoked(),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(stopped(2)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.DropConnectionInvalid).check(remain(0)),
@@ -789,7 +789,7 @@ func scenes() []scene {
 			say("a", "world", segment(80, 4000, data), event.ForwardOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }))},
 		{"after a loss of connections nothing is picked up that could have been revoked", play(
-			policy("b", policytable.Allow, only80),
+			policy("b", nodetable.Allow, only80),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.StopPickUp() }),
 			say("b", "a", segment(22, 4000, data), event.DropConnectionInvalid),
 			say("a", "b", segment(4000, 80, data), event.DropConnectionInvalid),
@@ -800,45 +800,45 @@ func scenes() []scene {
 
 		// policy changes under a connection
 		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
 		{"a reply meets the revocation first", play(handshake(4000, 80),
-			policy("a", policytable.Deny, policytable.Allow),
+			policy("a", nodetable.Deny, nodetable.Allow),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)))},
 		{"a revoked connection that is allowed again goes on", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
-			policy("b", policytable.Allow, policytable.Allow),
+			policy("b", nodetable.Allow, nodetable.Allow),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer))},
 		{"a connection is revoked twice", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
-			policy("b", policytable.Allow, policytable.Allow),
+			policy("b", nodetable.Allow, nodetable.Allow),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
 			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 1)))},
 		{"the end of a connection is told once, whatever the policy does", play(handshake(4000, 80),
 			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(reported(0, 1)),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 0)),
-			policy("b", policytable.Allow, policytable.Allow),
+			policy("b", nodetable.Allow, nodetable.Allow),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported)))},
 		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
-			policy("b", policytable.Allow, policytable.Allow),
+			policy("b", nodetable.Allow, nodetable.Allow),
 			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", 0)))},
 		{"a revoked UDP flow is cut and forgotten", play(
 			say("a", "b", datagram(4000, 53), event.ForwardPeer),
-			policy("b", policytable.Allow, policytable.Deny),
+			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).on(event.Ingress).check(all(reported(0, 1), remain(0))))},
 		{"a connection that stays allowed loses nothing and is evaluated once", play(handshake(4000, 80),
-			policy("b", policytable.Allow, only80),
+			policy("b", nodetable.Allow, only80),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(reported(1, 0)),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(0, 0)),
 			bumpEpoch("a"),
@@ -853,20 +853,20 @@ func scenes() []scene {
 					t.Errorf("epochs %d and %d, rule %d, want %d, %d, 1", c.From.Epoch, c.To.Epoch, c.IngressRule, a.Policy.Epoch, b.Policy.Epoch)
 				}
 			}))},
-		{"an answer is evaluated by the ports of the question", play(policy("a", only80, policytable.Deny), policy("b", policytable.Deny, only80),
+		{"an answer is evaluated by the ports of the question", play(policy("a", only80, nodetable.Deny), policy("b", nodetable.Deny, only80),
 			handshake(4000, 80),
-			policy("b", policytable.Deny, only80b),
+			policy("b", nodetable.Deny, only80b),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
-			policy("a", only80b, policytable.Deny),
+			policy("a", only80b, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
 			say("b", "a", segment(81, 4000, data), event.DropPolicyDenied))},
-		{"an echo reply is evaluated as the request", play(policy("a", pings, policytable.Deny), policy("b", policytable.Deny, pings),
+		{"an echo reply is evaluated as the request", play(policy("a", pings, nodetable.Deny), policy("b", nodetable.Deny, pings),
 			say("a", "b", ping(false, 7), event.ForwardPeer),
 			bumpEpoch("b"), bumpEpoch("a"),
 			say("b", "a", ping(true, 7), event.ForwardPeer))},
 		{"only the side that moved is evaluated", play(handshake(4000, 80),
 			// a's table is taken away in place, without a word to anybody
-			policy("a", only80, policytable.Allow),
+			policy("a", only80, nodetable.Allow),
 			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
 			change(func(t *testing.T, th *theatre) {
 				update(t, th.k, bpf.MapsMapSlRule, uint32(only80)*16, bpf.MapsSlRule{Action: actDeny})
@@ -880,13 +880,13 @@ func scenes() []scene {
 			bumpEpoch("a"),
 			say("a", "b", segment(4000, 80, data), event.DropIdentityUnknown))},
 		{"a connection that is to go through a proxy cannot be moved", play(handshake(4000, 80),
-			policy("b", policytable.Allow, redirects),
+			policy("b", nodetable.Allow, redirects),
 			say("a", "b", segment(4000, 80, data), event.DropNoProxy).on(event.Ingress).check(reported(0, 1)))},
 		{"a relabelled pod's connections are evaluated again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", setIdentity(t, th.k, th.pods["b"].Slot, friend))
 			}),
-			policy("a", friends, policytable.Allow),
+			policy("a", friends, nodetable.Allow),
 			handshake(4000, 80),
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", setIdentity(t, th.k, th.pods["b"].Slot, stranger))
@@ -894,7 +894,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied),
 			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress))},
 
-		{"what is denied in audit mode passes and says so", play(policy("b", policytable.Deny, only80), audit("b", true),
+		{"what is denied in audit mode passes and says so", play(policy("b", nodetable.Deny, only80), audit("b", true),
 			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
 				if len(th.evaluated) != 1 || !th.evaluated[0].Ingress.Audited || th.evaluated[0].Egress.Audited {
 					t.Errorf("evaluated %+v, want the ingress side audited", th.evaluated)
@@ -923,7 +923,7 @@ func scenes() []scene {
 			budget("a", 2),
 			say("a", "b", datagram(4001, 53), event.ForwardPeer),
 			budget("a", 0))},
-		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", policytable.Allow, only80),
+		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", nodetable.Allow, only80),
 			say("a", "b", datagram(4000, 53), event.DropIdentityUnknown).on(event.Ingress),
 			say("a", "b", datagram(4000, 80), event.ForwardPeer),
 			budget("a", 0))},
@@ -949,12 +949,12 @@ func scenes() []scene {
 			budget("a", 0), budget("b", 0))},
 
 		// addresses
-		{"an address that goes to another identity ends its connection at once", play(knows("world", friend), policy("a", friends, policytable.Deny),
+		{"an address that goes to another identity ends its connection at once", play(knows("world", friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
 			forgets("world", 0))},
-		{"an address whose prefix becomes more specific is evaluated again", play(within("world", 8, friend), policy("a", friends, policytable.Deny),
+		{"an address whose prefix becomes more specific is evaluated again", play(within("world", 8, friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
@@ -962,21 +962,21 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(remain(1)),
 			forgets("world", 8),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)))},
-		{"a prefix that a longer one hides has no say", play(knows("world", friend), policy("a", friends, policytable.Deny),
+		{"a prefix that a longer one hides has no say", play(knows("world", friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			within("world", 8, stranger),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(remain(1)),
 			forgets("world", 0),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
 			forgets("world", 8))},
-		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, policytable.Deny),
+		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			knows("world", stranger), bump("world"),
 			say("world", "a", datagram(53, 4000), event.DropPolicyDenied).on(event.Ingress),
 			change(func(t *testing.T, th *theatre) {
 				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
 			}))},
-		{"an address that becomes the host's is evaluated as the host", play(policy("a", worldly, policytable.Deny),
+		{"an address that becomes the host's is evaluated as the host", play(policy("a", worldly, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			hostHas("host", "world"),
 			say("a", "world", datagram(4000, 53), event.DropPolicyDenied),
@@ -1016,17 +1016,17 @@ func scenes() []scene {
 			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside).check(begunBy("a", conntrack.ViaStack)),
 			say("world", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardFromStack).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
 			say("a", "world", segment(4000, 80, flagACK), event.ForwardOutside))},
-		{"a flow to the host is the stack's", play(policy("a", policytable.Allow, policytable.Deny),
+		{"a flow to the host is the stack's", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "host", datagram(4000, 53), event.ForwardHost).check(begunBy("a", conntrack.ViaStack)),
 			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
-		{"what the stack forwards under the host's address is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
+		{"what the stack forwards under the host's address is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
 			say("host", "b", datagram(4001, 53), event.DropPolicyPending).forwarded(),
 			// who was allowed before it is evaluated again stays who it is
 			bumpEpoch("b"),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
 		// who may say to be the sender
-		{"a mark opens nothing to processes of the host", play(policy("b", policytable.Deny, friends),
+		{"a mark opens nothing to processes of the host", play(policy("b", nodetable.Deny, friends),
 			say("host", "b", datagram(4000, 53), event.DropPolicyDenied),
 			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).marked(markOf(markPod, uint32(friend))),
 			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).marked(0x0a00|uint32(friend)<<16),
@@ -1038,7 +1038,7 @@ func scenes() []scene {
 					t.Errorf("with the mark of a delivered packet: %v, verdict %d", o.reason, o.verdict)
 				}
 			}))},
-		{"a mark does not make a pod another one", play(policy("b", policytable.Deny, friends), labelled("a", stranger),
+		{"a mark does not make a pod another one", play(policy("b", nodetable.Deny, friends), labelled("a", stranger),
 			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).throughStack(),
 			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
 			labelled("a", friend),
@@ -1047,23 +1047,23 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromDevice("b").on(event.Ingress),
 			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere().forwarded().on(event.Ingress),
 			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack())},
-		{"what is marked as forwarded is not the host's", play(policy("b", policytable.Deny, policytable.Pending),
+		{"what is marked as forwarded is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.DropPolicyPending).marked(0x100),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
 			say("host", "b", datagram(4000, 53), event.DropPolicyPending).marked(0x100|0x8000),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
-		{"a forwarded packet does not continue a flow of the host", play(policy("b", policytable.Deny, policytable.Pending),
+		{"a forwarded packet does not continue a flow of the host", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack).check(begunBy("host", conntrack.ViaStack)),
 			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
 			say("host", "b", datagram(4000, 53), event.DropPolicyPending).fromDevice("a"),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack).check(reported(0, 0)),
 			say("b", "host", datagram(53, 4000), event.ForwardHost))},
-		{"a forwarded packet does not continue a flow that the host has answered", play(policy("b", policytable.Allow, policytable.Deny),
+		{"a forwarded packet does not continue a flow that the host has answered", play(policy("b", nodetable.Allow, nodetable.Deny),
 			say("b", "host", datagram(53, 4000), event.ForwardHost),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
 			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).forwarded(),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
-		{"the host does not continue what it forwards under its address", play(policy("b", policytable.Allow, worldly),
+		{"the host does not continue what it forwards under its address", play(policy("b", nodetable.Allow, worldly),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack).forwarded(),
 			say("host", "b", datagram(4000, 53), event.DropPolicyDenied),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack).forwarded().check(reported(0, 0)))},
@@ -1072,7 +1072,7 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere().on(event.Ingress),
 			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromDevice("b").on(event.Ingress),
 			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(all(reported(0, 0), begunBy("a", conntrack.ViaStack))))},
-		{"a SYN of another sender leaves the connection alone", play(policy("b", policytable.Allow, policytable.Allow),
+		{"a SYN of another sender leaves the connection alone", play(policy("b", nodetable.Allow, nodetable.Allow),
 			say("host", "b", segment(4000, 80, flagSYN), event.ForwardFromStack),
 			say("b", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardHost),
 			say("host", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).forwarded(),
@@ -1081,7 +1081,7 @@ func scenes() []scene {
 					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
 				}
 			}))},
-		{"a change is not a way in", play(policy("b", policytable.Deny, policytable.Pending),
+		{"a change is not a way in", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
 			bumpEpoch("b"),
 			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
@@ -1096,20 +1096,20 @@ func scenes() []scene {
 		{"a forged packet terminates no TCP connection whose address has moved", play(oneWay(), handshake(4000, 80),
 			bump("a"),
 			say("a", "b", segment(4000, 80, flagACK), event.DropSpoofedIP).fromNowhere().check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
-		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", policytable.Allow, policytable.Deny),
+		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "host", datagram(4000, 53), event.ForwardHost), say("host", "a", datagram(53, 4000), event.ForwardFromStack),
 			bump("host"),
 			say("host", "a", datagram(53, 4000), event.DropPolicyDenied).forwarded(),
 			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
-		{"a client under the host's address is not evaluated as the host when that moves", play(policy("a", policytable.Deny, worldly),
+		{"a client under the host's address is not evaluated as the host when that moves", play(policy("a", nodetable.Deny, worldly),
 			say("host", "a", datagram(4000, 53), event.ForwardFromStack).forwarded(),
 			say("a", "host", datagram(53, 4000), event.ForwardHost),
-			policy("a", policytable.Deny, policytable.Pending),
+			policy("a", nodetable.Deny, nodetable.Pending),
 			bump("host"),
 			say("a", "host", datagram(53, 4000), event.DropPolicyPending).on(event.Egress))},
 
 		// ICMP errors
-		{"an error about a connection is delivered whoever sends it", play(policy("a", policytable.Allow, policytable.Deny),
+		{"an error about a connection is delivered whoever sends it", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
 			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack),
 			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack),
@@ -1117,16 +1117,16 @@ func scenes() []scene {
 			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), event.DropPolicyDenied),
 			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), event.DropPolicyDenied))},
 		{"an error about somebody else's connection is evaluated", play(
-			policy("a", policytable.Allow, policytable.Deny),
+			policy("a", nodetable.Allow, nodetable.Deny),
 			say("b", "world", datagram(4000, 53), event.ForwardOutside),
 			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), event.DropPolicyDenied),
 			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), event.ForwardFromStack),
 		)},
-		{"an error about an echo is delivered", play(policy("a", policytable.Allow, policytable.Deny),
+		{"an error about an echo is delivered", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "world", ping(false, 7), event.ForwardOutside),
 			say("router", "a", failure(3, "a", "world", ping(false, 7)), event.ForwardFromStack),
 			say("router", "a", failure(3, "a", "world", ping(false, 8)), event.DropPolicyDenied))},
-		{"an error about another protocol is delivered", play(policy("a", policytable.Allow, policytable.Deny),
+		{"an error about another protocol is delivered", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "world", other(47), event.ForwardOutside),
 			say("router", "a", failure(3, "a", "world", other(47)), event.ForwardFromStack))},
 		{"a pod answers with an error that its policy does not know", play(oneWay(),
@@ -1135,7 +1135,7 @@ func scenes() []scene {
 			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.DropPolicyDenied))},
 		{"an error about a connection under an older policy is evaluated", play(
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
-			policy("a", policytable.Deny, policytable.Deny),
+			policy("a", nodetable.Deny, nodetable.Deny),
 			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied))},
 		{"a pod sends no errors about what others talk", play(oneWay(),
 			say("a", "b", datagram(4000, 53), event.ForwardPeer),
@@ -1156,14 +1156,14 @@ func scenes() []scene {
 			}, event.DropConnectionInvalid),
 			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), event.ForwardHost),
 			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), event.ForwardPeer))},
-		{"an error about an address that went to another is evaluated", play(policy("a", policytable.Allow, policytable.Deny),
+		{"an error about an address that went to another is evaluated", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack),
 			bump("world"),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied),
 			say("a", "world", datagram(4000, 53), event.ForwardOutside),
 			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack))},
-		{"an error quotes an error", play(policy("a", policytable.Allow, policytable.Deny),
+		{"an error quotes an error", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), event.DropPolicyDenied))},
 	}
 }
@@ -1179,7 +1179,7 @@ func TestKernelConnectionLife(t *testing.T) {
 					defer func() {
 						for _, e := range th.pods {
 							must(t, "SetIdentity", setIdentity(t, th.k, e.Slot, e.Identity))
-							setPolicy(t, th.k, e.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+							setPolicy(t, th.k, e.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 						}
 					}()
 					th.play(t, s.acts)
@@ -1240,8 +1240,8 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 					t.Errorf("%s: %v, want %v", what, got, want)
 				}
 			}
-			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
-			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: only80})
+			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: only80})
 
 			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
 			expect("a later piece before the first", "a", allowed[2], event.DropFragment)
@@ -1284,7 +1284,7 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 				}
 			}
 
-			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: pings})
+			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
 				expect("a piece of an echo", "a", in, event.ForwardPeer)
 			}
@@ -1344,7 +1344,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			th := newTheatre(t, v6)
-			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
 			if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ForwardOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
@@ -1408,7 +1408,7 @@ func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
-	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Allow})
+	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow})
 	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
@@ -1431,7 +1431,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.putTables(t)
 			update(t, th.k, bpf.MapsMapSlId, uint32(th.pods["b"].Identity), knownWord(7, 0, 0))
-			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: friends, Ingress: policytable.Deny})
+			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: friends, Ingress: nodetable.Deny})
 			send := func(a act) {
 				t.Helper()
 				prog, ctx, in := th.frame(a)
@@ -1448,7 +1448,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			for _, identity := range []identity.Numeric{old.Identity, stranger} {
 				must(t, "Barrier", th.k.Endpoints.Barrier(t.Context()))
 				e := old
-				e.Identity, e.Policy = identity, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
+				e.Identity, e.Policy = identity, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
 				// it sends nothing to a, whom nobody may reach
 				send(say("b", "a", datagram(53, 4000), event.DropPolicyDenied))
@@ -1479,7 +1479,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	if got := drain(t, events); len(got) != 0 {
 		t.Errorf("events %+v, want none", got)
 	}
-	setPolicy(t, k, one.Slot, slotmap.Policy{Egress: policytable.Pending, Ingress: policytable.Pending})
+	setPolicy(t, k, one.Slot, slotmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending})
 	must(t, "SetAudit", k.Endpoints.SetAudit(t.Context(), true, one.Slot))
 	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionEvaluated || !got[0].Egress.Audited {
@@ -1496,7 +1496,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 // that deny: each packet is counted once, none passes, none leaves an entry.
 func TestKernelNoTCPFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
-	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
+	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
 	for flags := range 256 {
 		_, ctx, in := th.frame(say("a", "b", segment(4000, 80, byte(flags)), 0))
 		o := th.run(t, program.FromPod, in, ctx, 0)

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // reopenWithout closes k, removes the pin of a map and opens the directory
@@ -37,7 +37,7 @@ func TestKernelEpochsAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 
 	var epoch uint32
 	for epoch < to.Policy.Epoch {
-		epoch, err = k.Endpoints.SetPolicy(to.Slot, policytable.Deny, policytable.Deny)
+		epoch, err = k.Endpoints.SetPolicy(to.Slot, nodetable.Deny, nodetable.Deny)
 		must(t, "SetPolicy", err)
 	}
 	if o := (runner{k}).run(t, program.FromPod, in, skbContext{Ifindex: from.Ifindex}, 0); !o.reason.Dropped() {

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // actions of rules
@@ -32,7 +32,7 @@ const (
 // rawTable is a table as its author writes it into the maps, entry for entry:
 // also one that no compiler would make.
 type rawTable struct {
-	id      policytable.ID
+	id      nodetable.ID
 	header  bpf.MapsSlTable
 	rules   []uint8             // actions, number 1 first
 	classes []map[uint32]uint32 // point at which an interval ends -> its value
@@ -90,7 +90,7 @@ func knownWord(class uint16, kind, scope uint32) uint32 {
 
 // everyRule is a table with every kind of rule: identity class 0 has none, 1 all of them by
 // port, 2 is what addresses in a prefix get.
-func everyRule(id policytable.ID, flags uint16) rawTable {
+func everyRule(id nodetable.ID, flags uint16) rawTable {
 	const tcp = 6 << 16
 	return rawTable{
 		id:     id,
@@ -123,12 +123,12 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewEvaluator(t, k.Pins)
 	const (
-		plain     = policytable.ID(16)
-		open      = policytable.ID(17)
-		host      = policytable.ID(18)
-		addresses = policytable.ID(19)
-		strict    = policytable.ID(20) // denies unknown peers by a rule
-		unused    = policytable.ID(21)
+		plain     = nodetable.ID(16)
+		open      = nodetable.ID(17)
+		host      = nodetable.ID(18)
+		addresses = nodetable.ID(19)
+		strict    = nodetable.ID(20) // denies unknown peers by a rule
+		unused    = nodetable.ID(21)
 	)
 	everyRule(plain, 0).put(t, k)
 	everyRule(open, 1).put(t, k)
@@ -146,12 +146,12 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	} {
 		update(t, k, bpf.MapsMapSlId, identityIndex(id), word)
 	}
-	for _, table := range []policytable.ID{plain, open, host, addresses, strict} {
+	for _, table := range []nodetable.ID{plain, open, host, addresses, strict} {
 		update(t, k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(table), NodeClass: 7}, uint32(1))
 	}
 	in4, in6 := netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:f::/48")
 	block := bpf.MapsSlCidr{Class: [3]uint16{0, 0, 2}}
-	for _, table := range []policytable.ID{addresses, strict} {
+	for _, table := range []nodetable.ID{addresses, strict} {
 		set := [4]byte(binary.BigEndian.AppendUint32(nil, uint32(table)))
 		key4 := bpf.MapsSlCidrKey4{Bits: 32 + 24, Set: binary.NativeEndian.Uint32(set[:]), Addr: in4.Addr().As4()}
 		key6 := bpf.MapsSlCidrKey6{Bits: 32 + 48, Set: binary.NativeEndian.Uint32(set[:]), Addr: in6.Addr().As16()}
@@ -163,7 +163,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 
 	for _, c := range []struct {
 		name   string
-		table  policytable.ID
+		table  nodetable.ID
 		peer   identity.Numeric
 		addr   netip.Addr
 		port   uint16
@@ -172,13 +172,13 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		reason event.Reason
 		side   bpf.MapsSlSide
 	}{
-		{name: "table 0 denies", table: policytable.Deny, peer: web, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
-		{name: "table 0, which cuts off, denies in audit mode", table: policytable.Deny, peer: web, audit: true, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
-		{name: "table 1 allows", table: policytable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets the host in", table: policytable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets nobody else in", table: policytable.Pending, peer: web, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending lets nothing out", table: policytable.Pending, peer: identity.Host, egress: true, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending passes in audit mode", table: policytable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
+		{name: "table 0 denies", table: nodetable.Deny, peer: web, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
+		{name: "table 0, which cuts off, denies in audit mode", table: nodetable.Deny, peer: web, audit: true, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
+		{name: "table 1 allows", table: nodetable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
+		{name: "pending lets the host in", table: nodetable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
+		{name: "pending lets nobody else in", table: nodetable.Pending, peer: web, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nothing out", table: nodetable.Pending, peer: identity.Host, egress: true, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending passes in audit mode", table: nodetable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
 		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
 		{name: "a table that nobody wrote", table: unused, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
 		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
@@ -243,7 +243,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewEvaluator(t, k.Pins)
-	const id, peer = policytable.ID(16), identity.Numeric(300)
+	const id, peer = nodetable.ID(16), identity.Numeric(300)
 	update(t, k, bpf.MapsMapSlId, uint32(peer), knownWord(7, 0, 0))
 	base := uint32(id) * 16
 	for _, c := range []struct {
@@ -313,7 +313,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewEvaluator(t, k.Pins)
-	const id, peer = policytable.ID(16), identity.Numeric(300)
+	const id, peer = nodetable.ID(16), identity.Numeric(300)
 	const first = uint32(1000) // node
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 2, 15, 16, 17, 255, 256, 257, 4096} {

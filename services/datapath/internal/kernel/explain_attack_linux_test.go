@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // questions are tuples of every protocol and kind of address, about a pod.
@@ -50,8 +50,8 @@ func questions(own4, own6 netip.Addr, others ...netip.Addr) (ts []conntrack.Tupl
 func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: policytable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: nodetable.Allow})
 	ts := questions(a.IPv4, a.IPv6, b.IPv4, b.IPv6, host4, host6, world4, world6, nobody4, gateway6,
 		netip.MustParseAddr("127.0.0.1"))
 	// the programs track all that may begin, and half of it is terminated

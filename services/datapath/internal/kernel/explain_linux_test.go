@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -22,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // everything is the content of all maps, by its hash, but for the ring.
@@ -72,26 +73,26 @@ func port80(rule uint16) policytable.Ranges {
 
 // explained are tables in which each kind of answer occurs: by identity row,
 // default class, prefix and default.
-func explained(t testing.TB, k *Kernel) (egress, ingress policytable.ID) {
+func explained(t testing.TB, k *Kernel) (egress, ingress nodetable.ID) {
 	t.Helper()
 	class, err := k.Tables.DefineIdentityClass(policytable.ClassKey{1})
 	must(t, "DefineIdentityClass", err)
-	must(t, "SetIdentities", k.Tables.SetIdentities(map[uint32]policytable.Identity{
+	must(t, "SetIdentities", k.Tables.SetIdentities(map[uint32]nodetable.Identity{
 		uint32(a.Identity): {Class: class, Known: true}, uint32(b.Identity): {Class: class, Known: true},
 		uint32(identity.Host):      {Class: class + 1, Kind: 3, Scope: 1, Known: true},
 		uint32(identity.WorldIPv4): {Class: class + 2, Kind: 1, Scope: 2, Known: true},
 		uint32(identity.WorldIPv6): {Class: class + 2, Kind: 2, Scope: 2, Known: true},
 	}))
-	c := policytable.Content{
+	c := nodetable.NewContent(policytable.Table{
 		Hash: [32]byte{1}, HasAddresses: true,
-		Rules:   []policytable.Rule{{Action: policytable.ActionAllow, Tier: 1}, {Action: policytable.ActionDeny, Tier: 1}, {Action: policytable.ActionAllow, Tier: 1}},
+		Rules:   []policytable.Rule{{Action: policytable.Allow, Tier: 1}, {Action: policytable.Deny, Tier: 1}, {Action: policytable.Allow, Tier: 1}},
 		Classes: []policytable.Ranges{nil, port80(1), port80(2), port80(3)},
-		Peers:   map[policytable.IdentityClass]uint16{class: 1},
 		Prefixes: map[netip.Prefix]policytable.PrefixClasses{
 			netip.MustParsePrefix("198.51.100.0/24"): {0, 0, 3},
 			netip.MustParsePrefix("198.51.0.0/16"):   {0, 0, 2},
 		},
-	}
+	}, 1)
+	c.Peers[class] = 1
 	egress, err = k.Tables.DefineTable(c)
 	must(t, "DefineTable", err)
 	c.Hash, c.HostAllow = [32]byte{2}, true
@@ -209,9 +210,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(ping, true, true, event.ForwardPeer)
 	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
 	check(there, true, false, event.ForwardPeer)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 	check(there, true, false, event.ForwardPeer)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	check(there, true, false, event.DropPolicyDenied)
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.DropPolicyDenied)
 }
@@ -220,12 +221,12 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 // dropped, in audit mode it passes that side, and the side names the rule. The other side is evaluated in both cases.
 func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	r, cast := newStage(t)
-	id := policytable.ID(16)
+	id := nodetable.ID(16)
 	everyRule(id, 0).put(t, r.k)
 	update(t, r.k, bpf.MapsMapSlId, identityIndex(b.Identity), knownWord(7, 0, 0))
 	update(t, r.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: id, Ingress: policytable.Allow})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: id, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	for _, audit := range []bool{false, true} {
 		must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), audit, cast["a"].Slot))
 		x, err := r.k.Explainer.Explain(conntrack.Tuple{
@@ -239,7 +240,7 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 		if x.Reason != want || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 || x.Egress.Audited != audit {
 			t.Errorf("audit %v: %v, %+v", audit, x.Reason, x.Egress)
 		}
-		if x.Ingress == nil || x.Ingress.Action != event.ActionDeny || x.Ingress.Table != policytable.Deny {
+		if x.Ingress == nil || x.Ingress.Action != event.ActionDeny || x.Ingress.Table != nodetable.Deny {
 			t.Errorf("audit %v, the other side: %+v", audit, x.Ingress)
 		}
 	}
@@ -251,7 +252,7 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
-	tables := []policytable.ID{policytable.Deny, policytable.Allow, policytable.Pending, egress, ingress, 999}
+	tables := []nodetable.ID{nodetable.Deny, nodetable.Allow, nodetable.Pending, egress, ingress, 999}
 	places := []netip.Addr{
 		a.IPv4, b.IPv4, only4.IPv4, shaped.IPv4, host4, remote4, world4, nobody4, gateway4,
 		netip.MustParseAddr("198.51.9.9"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("0.1.2.3"), netip.MustParseAddr("240.0.0.1"),

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem: what is said of a connection from
@@ -165,7 +165,7 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 		away := lead(30081, netip.AddrPortFrom(f.b.pod.IPv4, 8080))
 		tunnel := lead(30082, netip.AddrPortFrom(f.b.addr4, 4789))
 		gone := lead(30083, netip.AddrPortFrom(netip.MustParseAddr("10.244.1.78"), 8080))
-		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		for _, c := range []struct {
 			what string
 			src  netip.Addr

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func leadsTo(backends ...netip.AddrPort) *frontend.List {
@@ -243,8 +243,8 @@ func TestKernelExplainSaysWhereNoPolicyIsAsked(t *testing.T) {
 	r, cast := serviceStage(t, clusterAt(big, frontend.TCP, leadsTo(many...)),
 		clusterAt(vip4, frontend.TCP, leadsTo(netip.AddrPortFrom(a.IPv4, 80), netip.AddrPortFrom(b.IPv4, 80),
 			netip.AddrPortFrom(remote4, 80))))
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Deny})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
+	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 	for _, c := range []struct {
 		name string
 		from netip.Addr

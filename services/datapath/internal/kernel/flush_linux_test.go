@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/tracked"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {
@@ -41,8 +41,8 @@ func (k *Kernel) listed(t testing.TB, f conntrack.Filter) (all []tracked.Connect
 }
 
 var (
-	inOnly  = slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow}
-	outOnly = slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny}
+	inOnly  = slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow}
+	outOnly = slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny}
 )
 
 // TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas: whichever end speaks first, it is
@@ -91,7 +91,7 @@ func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
 	}
 }
 
-var bothWays = slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
+var bothWays = slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 
 // TestKernelAFlushKeepsWhatAPolicyHasTerminated, and says so.
 func TestKernelAFlushKeepsWhatAPolicyHasTerminated(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // seen is what the recorder distinguishes: the device that a packet came in by,
@@ -276,17 +276,17 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		src     netip.Addr
-		ingress policytable.ID
+		ingress nodetable.ID
 		pieces  uint64
 		reason  event.Reason
 	}{
-		{"IPv4, masqueraded", outside4, policytable.Allow, 3, event.ForwardFromStack},
-		{"IPv4, masqueraded", outside4, policytable.Pending, 1, event.DropPolicyPending},
-		{"IPv6, of the world", world6, policytable.Allow, 3, event.ForwardFromStack},
-		{"IPv6, forged", host6, policytable.Pending, 1, event.DropPolicyPending},
+		{"IPv4, masqueraded", outside4, nodetable.Allow, 3, event.ForwardFromStack},
+		{"IPv4, masqueraded", outside4, nodetable.Pending, 1, event.DropPolicyPending},
+		{"IPv6, of the world", world6, nodetable.Allow, 3, event.ForwardFromStack},
+		{"IPv6, forged", host6, nodetable.Pending, 1, event.DropPolicyPending},
 	} {
 		t.Run(fmt.Sprintf("%s, table %d", c.name, c.ingress), func(t *testing.T) {
-			setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: c.ingress})
+			setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: c.ingress})
 			got, verdicts := n.send(t, c.src, 0, c.pieces)
 			for s, count := range got {
 				if s.Ingress != uint32(n.uplink.Attrs().Index) {
@@ -307,7 +307,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 // keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	got, _ := n.send(t, world6, 128, 4)
 	for s, count := range got {
 		t.Logf("%d fragments of device %d", count, s.Ingress)
@@ -320,7 +320,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 // They are the world's by that mark, whatever address they have.
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
 	if _, verdicts := n.send(t, host6, 128, 1); verdicts[event.ForwardFromStack] != 0 {
 		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // flood sends the packets from two CPUs while change runs, and counts what passed.
@@ -54,16 +54,16 @@ func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
 	const changes = 1_000_000
 	th := newTheatre(t, false)
 	th.putTables(t)
-	_, err := th.k.Endpoints.SetPolicy(th.pods["b"].Slot, policytable.Allow, friends)
+	_, err := th.k.Endpoints.SetPolicy(th.pods["b"].Slot, nodetable.Allow, friends)
 	must(t, "SetPolicy", err)
 	slot := th.pods["a"].Slot
-	_, err = th.k.Endpoints.SetIdentity(t.Context(), slot, stranger, policytable.Allow, policytable.Allow)
+	_, err = th.k.Endpoints.SetIdentity(t.Context(), slot, stranger, nodetable.Allow, nodetable.Allow)
 	must(t, "SetIdentity", err)
 	const size = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 	mem := th.k.Pins.Memory(bpf.MapsMapSlEp)[int(slot)*size:][:size]
 	word := pin.Word(mem, int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
 	asStranger := atomic.LoadUint64(word) // by the second identity; friend is the first one
-	asFriend := asStranger>>16<<16 | uint64(policytable.Deny)
+	asFriend := asStranger>>16<<16 | uint64(nodetable.Deny)
 	binary.NativeEndian.PutUint32(mem[unsafe.Offsetof(bpf.MapsSlEndpoint{}.Identity):], uint32(friend))
 
 	out := [2]shot{th.shot(say("a", "b", datagram(4000, 53), 0)), th.shot(say("a", "b", datagram(4001, 53), 0))}
@@ -89,7 +89,7 @@ func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	th := newTheatre(t, false)
 	th.putTables(t)
 	update(t, th.k, bpf.MapsMapSlId, uint32(other), knownWord(7, 0, 2)) // as friend
-	_, err := th.k.Endpoints.SetPolicy(th.pods["b"].Slot, policytable.Allow, friends)
+	_, err := th.k.Endpoints.SetPolicy(th.pods["b"].Slot, nodetable.Allow, friends)
 	must(t, "SetPolicy", err)
 	slot := th.pods["a"].Slot
 	must(t, "set identity", setIdentity(t, th.k, slot, friend))
@@ -98,11 +98,11 @@ func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	}
 	sent, passed := flood(t, shots, func() error {
 		for i := range 100 {
-			id, egress := friend, policytable.Allow
+			id, egress := friend, nodetable.Allow
 			if i%2 == 0 {
 				id, egress = other, only80
 			}
-			_, err := th.k.Endpoints.SetIdentity(t.Context(), slot, id, egress, policytable.Allow)
+			_, err := th.k.Endpoints.SetIdentity(t.Context(), slot, id, egress, nodetable.Allow)
 			if err := errors.Join(err, th.k.Endpoints.Settled(t.Context(), slot)); err != nil {
 				return err
 			}
@@ -121,7 +121,7 @@ func TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	k := openKernel(t, o)
 	e := publish(t, k, a)
-	_, err := k.Endpoints.SetIdentity(t.Context(), e.Slot, 4711, policytable.Allow, policytable.Deny)
+	_, err := k.Endpoints.SetIdentity(t.Context(), e.Slot, 4711, nodetable.Allow, nodetable.Deny)
 	must(t, "SetIdentity", err) // and no Settled
 	must(t, "old ipcache", k.Addresses.Set(ipmap.HostPrefix(e.IPv4), ipmap.Info{Identity: e.Identity}))
 	must(t, "close", k.Close())
@@ -129,7 +129,7 @@ func TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart(t *testing.T) {
 	again := openKernel(t, o)
 	got, err := again.Endpoints.Lookup(e.Slot)
 	must(t, "Lookup", err)
-	want := slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny, Epoch: got.Policy.Epoch}
+	want := slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny, Epoch: got.Policy.Epoch}
 	if got.Identity != 4711 || got.Incomplete || got.Policy != want {
 		t.Errorf("after the restart: %+v", got)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // What a program says to the kernel.
@@ -266,7 +266,7 @@ func (l life) verdict() uint32 {
 
 func lives() []life {
 	dns, web := udp(40000, 53), tcp(40000, 80, flagSYN)
-	deny := func(who string, egress, ingress policytable.ID) map[string]slotmap.Policy {
+	deny := func(who string, egress, ingress nodetable.ID) map[string]slotmap.Policy {
 		return map[string]slotmap.Policy{who: {Egress: egress, Ingress: ingress}}
 	}
 	spoof4 := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: b.IPv4, dst: world4, proto: 17}.with(dns))
@@ -456,26 +456,26 @@ func lives() []life {
 		{name: "TTL 1 goes to the stack", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.StackTTL},
 		{name: "hop limit 1 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 1, length: -1}.with(dns)), reason: event.StackTTL},
 		{name: "hop limit 0 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 0, length: -1}.with(dns)), reason: event.StackTTL},
-		{name: "TTL 1 that the policy denies is dropped", policies: deny("b", policytable.Allow, policytable.Deny), in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.DropPolicyDenied, direction: event.Ingress},
+		{name: "TTL 1 that the policy denies is dropped", policies: deny("b", nodetable.Allow, nodetable.Deny), in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.DropPolicyDenied, direction: event.Ingress},
 		{name: "a packet over the receiver's MTU goes to the stack, IPv4", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP...)), reason: event.StackMTU},
 		{name: "a packet over the receiver's MTU goes to the stack, IPv6", in: from6(narrow.IPv6, 58, icmp(128, 0, bigICMP...)), reason: event.StackMTU},
 		{name: "a packet of exactly the MTU arrives", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP[:1280-28]...)), reason: event.ForwardPeer},
 
 		// policy
-		{name: "egress denied to a pod", policies: deny("a", policytable.Deny, policytable.Allow), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyDenied},
-		{name: "egress denied to the host", policies: deny("a", policytable.Deny, policytable.Allow), in: from4(host4, 17, dns), reason: event.DropPolicyDenied},
-		{name: "egress denied to the world", policies: deny("a", policytable.Deny, policytable.Allow), in: from6(world6, 17, dns), reason: event.DropPolicyDenied},
-		{name: "ingress denied by the other pod", policies: deny("b", policytable.Allow, policytable.Deny), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyDenied, direction: event.Ingress},
-		{name: "ingress of the sender does not matter", policies: deny("a", policytable.Allow, policytable.Deny), in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
-		{name: "egress of the receiver does not matter", policies: deny("b", policytable.Deny, policytable.Allow), in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
-		{name: "egress pending to a pod", policies: deny("a", policytable.Pending, policytable.Allow), in: from4(b.IPv4, 6, web), reason: event.DropPolicyPending},
-		{name: "egress pending to the world", policies: deny("a", policytable.Pending, policytable.Pending), in: from4(world4, 6, tcp(80, 40000, flagACK)), reason: event.DropPolicyPending},
-		{name: "egress pending opens nothing to the host", policies: deny("a", policytable.Pending, policytable.Allow), in: from4(host4, 6, web), reason: event.DropPolicyPending},
-		{name: "egress pending sends no UDP to the host", policies: deny("a", policytable.Pending, policytable.Allow), in: from4(host4, 17, dns), reason: event.DropPolicyPending},
-		{name: "ingress pending from a pod", policies: deny("b", policytable.Allow, policytable.Pending), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyPending, direction: event.Ingress},
-		{name: "an unknown egress table denies", policies: deny("a", 16, policytable.Allow), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyTable},
-		{name: "an unknown ingress table denies", policies: deny("b", policytable.Allow, 0xffff), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyTable, direction: event.Ingress},
-		{name: "table 3 is reserved and denies", policies: deny("b", policytable.Allow, 3), in: from6(b.IPv6, 17, dns), reason: event.DropPolicyTable, direction: event.Ingress},
+		{name: "egress denied to a pod", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyDenied},
+		{name: "egress denied to the host", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from4(host4, 17, dns), reason: event.DropPolicyDenied},
+		{name: "egress denied to the world", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from6(world6, 17, dns), reason: event.DropPolicyDenied},
+		{name: "ingress denied by the other pod", policies: deny("b", nodetable.Allow, nodetable.Deny), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyDenied, direction: event.Ingress},
+		{name: "ingress of the sender does not matter", policies: deny("a", nodetable.Allow, nodetable.Deny), in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
+		{name: "egress of the receiver does not matter", policies: deny("b", nodetable.Deny, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
+		{name: "egress pending to a pod", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(b.IPv4, 6, web), reason: event.DropPolicyPending},
+		{name: "egress pending to the world", policies: deny("a", nodetable.Pending, nodetable.Pending), in: from4(world4, 6, tcp(80, 40000, flagACK)), reason: event.DropPolicyPending},
+		{name: "egress pending opens nothing to the host", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(host4, 6, web), reason: event.DropPolicyPending},
+		{name: "egress pending sends no UDP to the host", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(host4, 17, dns), reason: event.DropPolicyPending},
+		{name: "ingress pending from a pod", policies: deny("b", nodetable.Allow, nodetable.Pending), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyPending, direction: event.Ingress},
+		{name: "an unknown egress table denies", policies: deny("a", 16, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyTable},
+		{name: "an unknown ingress table denies", policies: deny("b", nodetable.Allow, 0xffff), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyTable, direction: event.Ingress},
+		{name: "table 3 is reserved and denies", policies: deny("b", nodetable.Allow, 3), in: from6(b.IPv6, 17, dns), reason: event.DropPolicyTable, direction: event.Ingress},
 
 		// from the stack
 		{name: "the host to a pod, IPv4", to: true, in: to4(host4, 6, web), reason: event.ForwardFromStack},
@@ -490,19 +490,19 @@ func lives() []life {
 		{name: "something else than IP from the host", to: true, in: frame(a.MAC, a.HostMAC, 0x88cc, make([]byte, 40)), reason: event.DropNotIP},
 		{name: "a short packet from the host", to: true, in: to4(host4, 6, web[:19]), reason: event.DropMalformed},
 		{name: "a source route through the host", to: true, in: to6(world6, 43, append(ext(17), dns...)), reason: event.DropSourceRoute},
-		{name: "ingress denied from the host", to: true, policies: deny("a", policytable.Allow, policytable.Deny), in: to4(host4, 6, web), reason: event.DropPolicyDenied},
-		{name: "ingress pending admits the local host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), reason: event.ForwardFromStack},
-		{name: "ingress pending denies a remote node", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(remote4, 6, web), reason: event.DropPolicyPending},
-		{name: "ingress pending denies the world", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to6(world6, 6, web), reason: event.DropPolicyPending},
-		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(identity.World)), reason: event.ForwardFromStack},
-		{name: "the mark of a pod names no sender", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: event.ForwardFromStack},
-		{name: "a mark does not make the world the host", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(identity.Host)), reason: event.DropPolicyPending},
+		{name: "ingress denied from the host", to: true, policies: deny("a", nodetable.Allow, nodetable.Deny), in: to4(host4, 6, web), reason: event.DropPolicyDenied},
+		{name: "ingress pending admits the local host", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), reason: event.ForwardFromStack},
+		{name: "ingress pending denies a remote node", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(remote4, 6, web), reason: event.DropPolicyPending},
+		{name: "ingress pending denies the world", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to6(world6, 6, web), reason: event.DropPolicyPending},
+		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(identity.World)), reason: event.ForwardFromStack},
+		{name: "the mark of a pod names no sender", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: event.ForwardFromStack},
+		{name: "a mark does not make the world the host", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(identity.Host)), reason: event.DropPolicyPending},
 		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: event.DropSpoofedIP},
 		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: event.DropSpoofedIP},
-		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", policytable.Deny, policytable.Deny), in: to4(host4, 6, web), mark: markOf(markEvaluated, 1), reason: event.DropPolicyDenied},
-		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: 0x0300, reason: event.ForwardFromStack},
-		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", policytable.Pending, policytable.Pending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: event.ForwardFromStack},
-		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", policytable.Allow, 17), in: to4(host4, 6, web), reason: event.DropPolicyTable},
+		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", nodetable.Deny, nodetable.Deny), in: to4(host4, 6, web), mark: markOf(markEvaluated, 1), reason: event.DropPolicyDenied},
+		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: 0x0300, reason: event.ForwardFromStack},
+		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: event.ForwardFromStack},
+		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", nodetable.Allow, 17), in: to4(host4, 6, web), reason: event.DropPolicyTable},
 	}
 }
 
@@ -521,7 +521,7 @@ func TestKernelPacketLife(t *testing.T) {
 		t.Run(l.name, func(t *testing.T) {
 			for who, p := range l.policies {
 				setPolicy(t, r.k, cast[who].Slot, p)
-				defer setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+				defer setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 			}
 			prog, direction := program.FromPod, event.Egress
 			if l.to {
@@ -612,7 +612,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 		t.Fatalf("Events: %v", err)
 	}
 	defer events.Close()
-	epoch, err := r.k.Endpoints.SetPolicy(cast["b"].Slot, policytable.Allow, policytable.Deny)
+	epoch, err := r.k.Endpoints.SetPolicy(cast["b"].Slot, nodetable.Allow, nodetable.Deny)
 	must(t, "SetPolicy", err)
 
 	for _, c := range []struct {
@@ -645,8 +645,8 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 			want.Ifindex, want.Length, want.SourceMAC = 1, uint32(len(c.in)), a.MAC
 			want.SourceIdentity, want.DestinationIdentity = a.Identity, b.Identity
 			want.SourceSlot, want.DestinationSlot = cast["a"].Slot, cast["b"].Slot
-			want.Egress = event.SideVerdict{By: event.ByTable, Table: policytable.Allow, Epoch: cast["a"].Policy.Epoch, Action: event.ActionAllow}
-			want.Ingress = event.SideVerdict{By: event.ByTable, Table: policytable.Deny, Epoch: epoch, Action: event.ActionDeny}
+			want.Egress = event.SideVerdict{By: event.ByTable, Table: nodetable.Allow, Epoch: cast["a"].Policy.Epoch, Action: event.ActionAllow}
+			want.Ingress = event.SideVerdict{By: event.ByTable, Table: nodetable.Deny, Epoch: epoch, Action: event.ActionDeny}
 			if got != want {
 				t.Errorf("event\n got %+v\nwant %+v", got, want)
 			}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func TestMain(m *testing.M) {
@@ -82,7 +82,7 @@ func testEndpoint(ifindex uint32, n byte) slotmap.Endpoint {
 		HostMAC:  [6]byte{2, 0, 0, 0, 2, n},
 		MTU:      1500,
 		Deliver:  slotmap.DeliverPeer,
-		Policy:   slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow},
+		Policy:   slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow},
 	}
 }
 

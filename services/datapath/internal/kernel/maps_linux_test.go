@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
@@ -153,7 +153,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	}
 	cut, err := k.Endpoints.At(e.Slot)
 	must(t, "At", err)
-	if p := cut.Policy; p.Egress != policytable.Deny || p.Ingress != policytable.Deny || p.Epoch == e.Policy.Epoch {
+	if p := cut.Policy; p.Egress != nodetable.Deny || p.Ingress != nodetable.Deny || p.Epoch == e.Policy.Epoch {
 		t.Errorf("word after Unpublish: %+v", p)
 	}
 	owners, err := addrOwners(k)
@@ -689,7 +689,7 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 			e := testEndpoint(5000+uint32(n%50), byte(100+n%50))
 			var s slotmap.Slot
 			if s, err = k.Endpoints.Publish(ctx, e); err == nil {
-				if _, err = k.Endpoints.SetIdentity(ctx, s, 5000, policytable.Allow, policytable.Allow); err == nil {
+				if _, err = k.Endpoints.SetIdentity(ctx, s, 5000, nodetable.Allow, nodetable.Allow); err == nil {
 					err = k.Endpoints.Unpublish(s)
 				}
 			}
@@ -708,9 +708,9 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 		for n := 0; n < flips/2 && err == nil; n++ {
 			// the egress table of dst and the ingress table of src are denied
 			// in turn: a reader that mixes up records or halves is denied too
-			other := policytable.ID(n & 1)
-			if _, err = k.Endpoints.SetPolicy(src.Slot, policytable.Allow, other); err == nil {
-				_, err = k.Endpoints.SetPolicy(dst.Slot, other, policytable.Allow)
+			other := nodetable.ID(n & 1)
+			if _, err = k.Endpoints.SetPolicy(src.Slot, nodetable.Allow, other); err == nil {
+				_, err = k.Endpoints.SetPolicy(dst.Slot, other, nodetable.Allow)
 			}
 			if err == nil && n%100 == 0 {
 				err = errors.Join(

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // A container behind the node's masquerade does not go on with a UDP flow of the
@@ -50,7 +50,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	}
 	denied := func() uint64 { return n.counters(t)[cell{event.DropPolicyPending, event.Ingress}].Packets }
 
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Allow})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	container(4000)
 	masquerade := receive("container").Addr().Unmap()
 	if masquerade == outside4 {
@@ -58,7 +58,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	}
 
 	// Only the local host may enter.
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: policytable.Deny, Ingress: policytable.Pending})
+	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
 	own := netip.AddrPortFrom(masquerade, 4001)
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(own), net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.pod.IPv4, 53)))
 	must(t, "dial from the node", err)

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // fabric is two nodes and an outsider on one bridge, which is in the namespace of
@@ -376,7 +376,7 @@ func TestKernelHostOfNode(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		(&theatre{runner: f.b.runner}).putTables(t)
 		update(t, f.b.k, "sl_id", uint32(identity.RemoteNode), knownWord(7, 4, 1))
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		for i, addr := range f.b.pod.Addrs() {
 			// without a local address the kernel chooses one
 			for _, local := range [][]netip.Addr{{{}, f.a.addr4, f.a.over4}, {{}, f.a.addr6, f.a.over6}}[i] {
@@ -401,7 +401,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(east-identity.MinNodeLocal), knownWord(7, 4, 1))
 		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(west-identity.MinNodeLocal), knownWord(8, 4, 1))
 		update(t, f.b.k, bpf.MapsMapSlId, uint32(identity.RemoteNode), knownWord(8, 4, 1))
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		addresses := [][]netip.Addr{{f.a.addr4, f.a.over4}, {f.a.addr6, f.a.over6}}
 		relabel := func(id identity.Numeric) {
 			for _, list := range addresses {
@@ -632,7 +632,7 @@ func TestKernelExplainKnowsNodes(t *testing.T) {
 		if routing == RoutingNative {
 			way = event.ForwardNative
 		}
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		q := conntrack.Tuple{
 			Protocol:  unix.IPPROTO_TCP,
 			Initiator: netip.AddrPortFrom(f.a.pod.IPv4, 4000), Responder: netip.AddrPortFrom(f.b.pod.IPv4, 80),

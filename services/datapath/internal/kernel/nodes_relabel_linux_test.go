@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // opened is a TCP connection between two namespaces.
@@ -76,7 +76,7 @@ func TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain(t *testing.T) {
 		} {
 			update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(id-identity.MinNodeLocal), word)
 		}
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		addresses := [][]netip.Addr{{f.a.addr4, f.a.over4}, {f.a.addr6, f.a.over6}}
 		relabel := func(id identity.Numeric) {
 			for _, list := range addresses {

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // outsideAddrs are the outsider's addresses, of both families.
@@ -137,7 +137,7 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 			wantServed(t, "udp", askUDP(t, f.b.ns, nodePort, 64), at, client)
 			wantNoDropsSince(t, n.runner, before)
 		}
-		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		before := f.a.counters(t)
 		inNetns(t, f.b.ns, func() {
 			to := netip.AddrPortFrom(f.a.addr4, 30080).String()

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // swappedBuild has the layout of connections that is the previous one of this
@@ -99,11 +99,11 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 // world in the middle of a connection.
 func openings() []act {
 	return []act{
-		policy("a", policytable.Allow, policytable.Deny), policy("b", policytable.Allow, policytable.Allow),
+		policy("a", nodetable.Allow, nodetable.Deny), policy("b", nodetable.Allow, nodetable.Allow),
 		say("b", "world", segment(6000, 80, flagSYN), event.ForwardOutside),
 		say("world", "b", segment(80, 6000, flagSYN|flagACK), event.ForwardFromStack),
 		say("b", "world", segment(6000, 80, flagACK), event.ForwardOutside),
-		policy("b", policytable.Deny, policytable.Allow),
+		policy("b", nodetable.Deny, nodetable.Allow),
 		say("b", "world", segment(6000, 80, flagACK), event.DropPolicyDenied),
 		say("a", "b", datagram(4000, 53), event.ForwardPeer),
 		say("b", "a", datagram(53, 4000), event.ForwardPeer),
@@ -234,10 +234,10 @@ func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	th.toLegacy(t)
 	th.reopen(t, th.k.opened.Dir, build{})
 	th.goOn(t, "upgrade", []act{
-		policy("a", policytable.Allow, policytable.Deny), // the same under another epoch
+		policy("a", nodetable.Allow, nodetable.Deny), // the same under another epoch
 		say("b", "a", datagram(53, 4000), event.ForwardPeer),
 		say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer),
-		policy("b", policytable.Deny, policytable.Deny),
+		policy("b", nodetable.Deny, nodetable.Deny),
 		say("b", "a", datagram(53, 4000), event.DropPolicyDenied),
 		say("a", "b", datagram(4000, 53), event.DropPolicyDenied),
 		say("b", "a", segment(80, 5000, flagACK), event.DropPolicyDenied),
@@ -275,7 +275,7 @@ func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th.toLegacy(t)
 	must(t, "remove a pin", os.Remove(filepath.Join(dir, epochs)))
 	th.reopen(t, dir, build{})
-	epoch, err := th.k.Endpoints.SetPolicy(publish(t, th.k, testEndpoint(9001, 91)).Slot, policytable.Allow, policytable.Allow)
+	epoch, err := th.k.Endpoints.SetPolicy(publish(t, th.k, testEndpoint(9001, 91)).Slot, nodetable.Allow, nodetable.Allow)
 	must(t, "SetPolicy", err)
 	if epoch <= 500 {
 		t.Errorf("the next epoch is %d, want one behind 500", epoch)

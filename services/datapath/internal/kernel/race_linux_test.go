@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // shot is a packet that is ready to be sent often.
@@ -158,8 +158,8 @@ func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 	identity := func(id identity.Numeric) error {
 		return errors.Join(th.k.Addresses.Set(ipmap.HostPrefix(th.addr("world")), ipmap.Info{Identity: id}), th.k.Addresses.Bump(th.addr("world")))
 	}
-	table := func(egress policytable.ID) error {
-		_, err := th.k.Endpoints.SetPolicy(pod.Slot, egress, policytable.Deny)
+	table := func(egress nodetable.ID) error {
+		_, err := th.k.Endpoints.SetPolicy(pod.Slot, egress, nodetable.Deny)
 		return err
 	}
 	defer func() { must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world")))) }()
@@ -182,7 +182,7 @@ func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 		defer close(start[0])
 		defer close(start[1])
 		for n := range rounds {
-			if err := errors.Join(identity(friend), table(policytable.Allow)); err != nil {
+			if err := errors.Join(identity(friend), table(nodetable.Allow)); err != nil {
 				return err
 			}
 			if ok, err := out.fire(); !ok || err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // revokedConnection opens a connection from a to b, of which b's policy takes
@@ -21,7 +21,7 @@ import (
 func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
-	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.DropPolicyDenied))
 }
 
@@ -106,7 +106,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	for _, a := range handshake(4000, 80) {
 		th.expect(t, a)
 	}
-	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Deny})
+	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.DropPolicyDenied))
 	if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)

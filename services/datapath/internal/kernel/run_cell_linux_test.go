@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // fillRunCells stores the same byte everywhere in the memory that runs of the
@@ -65,7 +65,7 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 			told = append(told, got)
 		}
 		for who := range l.policies {
-			setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow})
+			setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 		}
 		for i := range outcomes[1:] {
 			a, b := outcomes[0], outcomes[i+1]

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // serviceNode is a node whose pods reach services by packets: no hook of sockets
@@ -280,7 +280,7 @@ func TestKernelHairpin(t *testing.T) {
 	n := newServiceNode(t)
 	for i, deliver := range []slotmap.Deliver{slotmap.DeliverPeer, slotmap.DeliverRedirect} {
 		p := newPod(t, n.k, fmt.Sprintf("sl-pod%d", i), byte(10+i), deliver)
-		_, err := n.k.Endpoints.SetPolicy(p.Slot, policytable.Deny, policytable.Deny)
+		_, err := n.k.Endpoints.SetPolicy(p.Slot, nodetable.Deny, nodetable.Deny)
 		must(t, "deny everything", err)
 		for _, local := range p.Addrs() {
 			vip, at := serviceAddr(local, byte(1+i)), netip.AddrPortFrom(local, 8080)
@@ -412,7 +412,7 @@ func TestKernelPolicySeesTheBackend(t *testing.T) {
 	tell(t, server.ns, at)
 	n.lead(vip, feAddress, at)
 	askTCP(t, client.ns, vip, 16)
-	_, err := n.k.Endpoints.SetPolicy(server.Slot, policytable.Allow, policytable.Deny)
+	_, err := n.k.Endpoints.SetPolicy(server.Slot, nodetable.Allow, nodetable.Deny)
 	must(t, "deny", err)
 	c := cell{event.DropPolicyDenied, event.Ingress}
 	before := n.counters(t)

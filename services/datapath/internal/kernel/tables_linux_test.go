@@ -19,11 +19,12 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // TestKernelMapsFitIntoTheirMemory adds up what the kernel accounts for all
@@ -109,16 +110,16 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	go func() {
 		defer running.Store(false)
 		done <- func() error {
-			var old policytable.ID
+			var old nodetable.ID
 			for i := range flips {
 				// in turn port 80 is denied and allowed, by tables of all sizes
-				c := policytable.Content{
-					Rules:   []policytable.Rule{{Action: policytable.ActionDeny, Tier: 1}, {Action: policytable.ActionAllow, Tier: 1}},
+				c := nodetable.NewContent(policytable.Table{
+					Rules:   []policytable.Rule{{Action: policytable.Deny, Tier: 1}, {Action: policytable.Allow, Tier: 1}},
 					Classes: slices.Repeat([]policytable.Ranges{allBut80}, 1+i%5),
-				}
+				}, 0)
 				binary.BigEndian.PutUint64(c.Hash[:], uint64(i)+1)
 				if i%2 == 0 {
-					c.Rules[0].Action = policytable.ActionAllow
+					c.Rules[0].Action = policytable.Allow
 				}
 				for n := range uint32(i % 7) { // a node each
 					c.Classes = append(c.Classes, policytable.Ranges{{First: n, Last: n, Rest: 1}})

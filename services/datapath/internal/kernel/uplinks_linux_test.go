@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // The devices of this file are modules of Debian's kernels, which scripts/test-kernels
@@ -121,7 +121,7 @@ func TestKernelUplinksMayBeBondsAndVLANs(t *testing.T) {
 			}
 		}
 		(&theatre{runner: f.b.runner}).putTables(t)
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: policytable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		before := f.b.counters(t)
 		for i, addr := range f.b.pod.Addrs() {
 			if err := exchange(t, f.a.pod.ns, f.a.pod.Addrs()[i], f.b.pod.ns, addr); err == nil {

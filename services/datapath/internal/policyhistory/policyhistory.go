@@ -11,14 +11,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Policy is what evaluates an endpoint.
 type Policy struct {
 	// Revision of the policies that its tables belong to; 0: not known.
 	Revision        uint64
-	Egress, Ingress policytable.ID
+	Egress, Ingress nodetable.ID
 	Epoch           uint32
 	// Refusal says why a newer policy is not in force; empty: there is none.
 	Refusal string
@@ -30,7 +31,7 @@ type Policy struct {
 
 // Pending says whether the endpoint in a slot waits for its first policy.
 func (p Policy) Pending() bool {
-	return p.Egress == policytable.Pending || p.Ingress == policytable.Pending
+	return p.Egress == nodetable.Pending || p.Ingress == nodetable.Pending
 }
 
 // For how long, and how many, past policies are remembered.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // Past is the policy state that is enforced, also by earlier processes: what the

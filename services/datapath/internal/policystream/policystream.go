@@ -14,7 +14,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // Subscription is how a stream begins.
@@ -39,7 +39,7 @@ type Hold struct {
 type Nack struct {
 	Seq     uint64
 	Subject uint32
-	Table   uint64
+	Table   policytable.ID
 	Reason  string
 }
 

@@ -12,8 +12,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Adopt reads what the kernel holds: tables, classes, identities, endpoints and
@@ -38,7 +39,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 		if err != nil {
 			// It stays for those that use it, and nobody else will.
 			a.log.Error("table is not adopted", "table", id, log.Err(err))
-			c = policytable.Content{Classes: []policytable.Ranges{nil}}
+			c = nodetable.Content{Table: policytable.Table{Classes: []policytable.Ranges{nil}}}
 		}
 		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
 	}
@@ -93,31 +94,31 @@ func (a *Applier) gate() error {
 }
 
 // evaluated says whether a table is one that a policy service gave.
-func (a *Applier) evaluated(t policytable.ID) bool {
+func (a *Applier) evaluated(t nodetable.ID) bool {
 	_, ok := a.tables[t]
-	return ok || t == policytable.Allow
+	return ok || t == nodetable.Allow
 }
 
-func (a *Applier) setEntry(id uint32, w policytable.Identity) {
+func (a *Applier) setEntry(id uint32, w nodetable.Identity) {
 	if old, ok := a.entries[id]; ok {
 		if a.members[old.Class]--; a.members[old.Class] == 0 {
 			delete(a.members, old.Class)
 		}
 		delete(a.entries, id)
 	}
-	if w != (policytable.Identity{}) {
+	if w != (nodetable.Identity{}) {
 		a.entries[id] = w
 		a.members[w.Class]++
 	}
 }
 
 // number is the kernel's number of an identity class, 0 if there is no room for one.
-func (a *Applier) number(key policytable.ClassKey) (policytable.IdentityClass, error) {
+func (a *Applier) number(key policytable.ClassKey) (nodetable.IdentityClass, error) {
 	if nc, ok := a.numbers[key]; ok {
 		return nc, nil
 	}
 	nc, err := a.cfg.Kernel.DefineIdentityClass(key)
-	if errors.Is(err, policytable.ErrNoCapacity) {
+	if errors.Is(err, nodetable.ErrNoCapacity) {
 		return 0, nil
 	}
 	if err != nil {

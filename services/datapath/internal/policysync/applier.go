@@ -11,9 +11,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Config is what the applier has to know.
@@ -68,11 +69,11 @@ type Applier struct {
 
 	mu sync.Mutex
 	// What the kernel holds, as this process wrote or found it.
-	tables  map[policytable.ID]*kernelTable                    // guarded by mu
-	numbers map[policytable.ClassKey]policytable.IdentityClass // guarded by mu
-	entries map[uint32]policytable.Identity                    // guarded by mu
-	members map[policytable.IdentityClass]int                  // guarded by mu; identities with an entry of the class
-	slots   map[uint16]*slot                                   // guarded by mu
+	tables  map[nodetable.ID]*kernelTable                    // guarded by mu
+	numbers map[policytable.ClassKey]nodetable.IdentityClass // guarded by mu
+	entries map[uint32]nodetable.Identity                    // guarded by mu
+	members map[nodetable.IdentityClass]int                  // guarded by mu; identities with an entry of the class
+	slots   map[uint16]*slot                                 // guarded by mu
 
 	// What the service has said; nil before its first snapshot, and after an
 	// error that makes it worthless.
@@ -90,9 +91,9 @@ type Applier struct {
 	// that this process does not know.
 	refused string // guarded by mu
 
-	rooms    rooms                              // guarded by mu
-	expected map[uint64]policytable.BindSubject // guarded by mu; who has the tables of the message
-	unsaid   []policystream.Nack                // guarded by mu; that answer no message
+	rooms    rooms                                      // guarded by mu
+	expected map[policytable.ID]policytable.BindSubject // guarded by mu; who has the tables of the message
+	unsaid   []policystream.Nack                        // guarded by mu; that answer no message
 
 	// auditAll lets pass what the policies of all endpoints would deny.
 	auditAll bool // guarded by mu
@@ -118,15 +119,15 @@ type Applier struct {
 
 // kernelTable is a table in the kernel.
 type kernelTable struct {
-	id       policytable.ID
-	content  policytable.Content // as it is there
+	id       nodetable.ID
+	content  nodetable.Content // as it is there
 	owner    *serviceTable
 	meanings map[policytable.Meaning]uint16 // of classes; nil until it is asked for
 }
 
 // slot is an endpoint.
 type slot struct {
-	policytable.Binding
+	nodetable.Binding
 	audit bool // as it is in the kernel
 }
 
@@ -137,7 +138,7 @@ type subject struct {
 	// ready: both tables are in the kernel, and were heard of in this
 	// subscription, or found by a process that began.
 	ready           bool
-	egress, ingress policytable.ID
+	egress, ingress nodetable.ID
 	revision        uint64
 	rules           [2][][]policytable.Source
 	proxies         [2]map[uint16]uint16
@@ -159,8 +160,8 @@ func New(cfg Config) *Applier {
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
 	a := &Applier{
 		cfg: cfg, log: cfg.Log,
-		tables: map[policytable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]policytable.IdentityClass{},
-		entries: map[uint32]policytable.Identity{}, members: map[policytable.IdentityClass]int{},
+		tables: map[nodetable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]nodetable.IdentityClass{},
+		entries: map[uint32]nodetable.Identity{}, members: map[nodetable.IdentityClass]int{},
 		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1),
 		past: policystream.NewPast(cfg.Memory, cfg.Log),

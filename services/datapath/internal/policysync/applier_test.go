@@ -15,9 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 const (
@@ -34,10 +35,10 @@ var testPoints = []uint32{0, dns, web - 1, web, web + 1, lastTop}
 // and in ports.
 func testStates() []state {
 	allow := func(bit uint8, not bool, from, to uint32) testRule {
-		return testRule{bit, not, policytable.ActionAllow, from, to}
+		return testRule{bit, not, policytable.Allow, from, to}
 	}
 	deny := func(bit uint8, not bool, from, to uint32) testRule {
-		return testRule{bit, not, policytable.ActionDeny, from, to}
+		return testRule{bit, not, policytable.Deny, from, to}
 	}
 	everybody := map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 7}
 	fewer := map[uint32]props{300: 1, 301: 2, 303: 4}
@@ -48,22 +49,22 @@ func testStates() []state {
 		many = append(many, allow(uint8(i%3), i%2 == 0, web+2*i, web+2*i)) //nolint:gosec // small
 	}
 	on := func(rules ...testRule) testPolicy { return testPolicy{enforce: true, rules: rules} }
-	with := func(ids map[uint32]props, a, b [2]testPolicy) state {
-		return state{ids, map[uint32][2]testPolicy{300: a, 301: b}}
+	with := func(ids map[uint32]props, a, b testPolicies) state {
+		return state{ids, map[uint32]testPolicies{300: a, 301: b}}
 	}
 	off := testPolicy{}
 	blocks := testPolicy{enforce: true, prefixes: map[netip.Prefix]policytable.Action{
-		netip.MustParsePrefix("10.0.0.0/8"): policytable.ActionAllow, netip.MustParsePrefix("10.0.0.0/24"): policytable.ActionDeny,
+		netip.MustParsePrefix("10.0.0.0/8"): policytable.Allow, netip.MustParsePrefix("10.0.0.0/24"): policytable.Deny,
 	}}
 	return []state{
-		with(everybody, [2]testPolicy{off, off}, [2]testPolicy{off, off}),
-		with(everybody, [2]testPolicy{on(), on()}, [2]testPolicy{off, on()}),
-		with(everybody, [2]testPolicy{on(allow(0, false, web, web)), off}, [2]testPolicy{on(allow(0, false, web, web)), on()}),
-		with(everybody, [2]testPolicy{on(allow(1, false, web, web)), off}, [2]testPolicy{on(allow(0, true, web, web)), on()}),
-		with(fewer, [2]testPolicy{on(deny(0, false, 0, lastTop), allow(8, false, 0, lastTop)), on(allow(2, false, 0, web))}, [2]testPolicy{off, off}),
-		with(more, [2]testPolicy{on(deny(1, true, dns, dns), allow(8, false, 0, web)), on(allow(2, false, 0, web))}, [2]testPolicy{on(allow(2, true, 0, web)), off}),
-		with(more, [2]testPolicy{on(many...), on(deny(2, false, web, web+9), allow(8, false, 0, lastTop))}, [2]testPolicy{on(many...), on()}),
-		with(fewer, [2]testPolicy{blocks, on(deny(2, false, web, web))}, [2]testPolicy{blocks, off}),
+		with(everybody, testPolicies{off, off}, testPolicies{off, off}),
+		with(everybody, testPolicies{on(), on()}, testPolicies{off, on()}),
+		with(everybody, testPolicies{on(allow(0, false, web, web)), off}, testPolicies{on(allow(0, false, web, web)), on()}),
+		with(everybody, testPolicies{on(allow(1, false, web, web)), off}, testPolicies{on(allow(0, true, web, web)), on()}),
+		with(fewer, testPolicies{on(deny(0, false, 0, lastTop), allow(8, false, 0, lastTop)), on(allow(2, false, 0, web))}, testPolicies{off, off}),
+		with(more, testPolicies{on(deny(1, true, dns, dns), allow(8, false, 0, web)), on(allow(2, false, 0, web))}, testPolicies{on(allow(2, true, 0, web)), off}),
+		with(more, testPolicies{on(many...), on(deny(2, false, web, web+9), allow(8, false, 0, lastTop))}, testPolicies{on(many...), on()}),
+		with(fewer, testPolicies{blocks, on(deny(2, false, web, web))}, testPolicies{blocks, off}),
 	}
 }
 
@@ -177,13 +178,13 @@ func nothingLeft(t *testing.T, k *fakeKernel, st state) {
 	t.Helper()
 	tables := map[string]bool{}
 	for _, list := range st.policies {
-		for _, p := range list {
+		for _, p := range list.sides() {
 			if p.enforce {
 				tables[p.text()] = true
 			}
 		}
 	}
-	classes := map[policytable.IdentityClass]bool{}
+	classes := map[nodetable.IdentityClass]bool{}
 	for _, w := range k.entries {
 		classes[w.Class] = true
 	}
@@ -381,9 +382,9 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	k, st := scene(), testStates()[3]
 	a := start(t, k)
 	a.cfg.Timeout = time.Millisecond
-	var calls [][2]policytable.ID
-	set := func(egress, ingress policytable.ID) (uint32, error) {
-		calls = append(calls, [2]policytable.ID{egress, ingress})
+	var calls [][2]nodetable.ID
+	set := func(egress, ingress nodetable.ID) (uint32, error) {
+		calls = append(calls, [2]nodetable.ID{egress, ingress})
 		e := k.endpoints[1]
 		e.Identity = 301
 		k.endpoints[1] = e
@@ -416,7 +417,7 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	}
 	// what failed half-way has happened
 	failed := errors.New("the ipcache is full")
-	err := a.SetIdentity(t.Context(), 1, 300, func(egress, ingress policytable.ID) (uint32, error) {
+	err := a.SetIdentity(t.Context(), 1, 300, func(egress, ingress nodetable.ID) (uint32, error) {
 		epoch, _ := k.SetPolicy(1, egress, ingress)
 		return epoch, failed
 	})
@@ -444,19 +445,19 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 	}
 	k.maxTables = 0
 	change := states[3]
-	change.policies = map[uint32][2]testPolicy{300: {}, 301: states[3].policies[301]}
+	change.policies = map[uint32]testPolicies{300: {}, 301: states[3].policies[301]}
 	if _, err := a.apply(t.Context(), s.change(change)); err != nil {
 		t.Fatal(err)
 	}
 	qs := questions(k)
-	set := func(egress, ingress policytable.ID) (uint32, error) {
+	set := func(egress, ingress nodetable.ID) (uint32, error) {
 		e := k.endpoints[1]
 		e.Identity = 301
 		k.endpoints[1] = e
 		return k.SetPolicy(1, egress, ingress)
 	}
 	before := k.answers(qs)
-	if err := a.SetIdentity(t.Context(), 1, 301, set); !errors.Is(err, policytable.ErrNoCapacity) {
+	if err := a.SetIdentity(t.Context(), 1, 301, set); !errors.Is(err, nodetable.ErrNoCapacity) {
 		t.Errorf("a change that may be refused: %v", err)
 	}
 	same(t, "refused", qs, k.answers(qs), before)
@@ -491,7 +492,7 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 	if _, err := a.load(s.snapshot(st)); err != nil {
 		t.Fatal(err)
 	}
-	set := func(egress, ingress policytable.ID) (uint32, error) {
+	set := func(egress, ingress nodetable.ID) (uint32, error) {
 		k.endpoints[1].Identity = 305
 		return k.SetPolicy(1, egress, ingress)
 	}
@@ -510,11 +511,11 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 	}
 	reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 305, set)
 	if e := k.endpoints[1]; err != nil || reason == "" ||
-		e.Egress != policytable.Pending || e.Ingress != policytable.Pending {
+		e.Egress != nodetable.Pending || e.Ingress != nodetable.Pending {
 		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
 	}
 	// One whose tables are there gets them.
-	reason, err = a.SetIdentityOrIsolate(t.Context(), 1, 301, func(egress, ingress policytable.ID) (uint32, error) {
+	reason, err = a.SetIdentityOrIsolate(t.Context(), 1, 301, func(egress, ingress nodetable.ID) (uint32, error) {
 		k.endpoints[1].Identity = 301
 		return k.SetPolicy(1, egress, ingress)
 	})

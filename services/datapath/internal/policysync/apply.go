@@ -7,8 +7,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // work is what one message changes beyond its writes.
@@ -103,7 +103,7 @@ func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
 		}
 	case policytable.SetIdentity:
 		if a.held != "" && st.IdentityClass == 0 {
-			return a.makeUnknown(w, []uint32{st.Identity})
+			return a.makeUnknown(w, []uint32{uint32(st.Identity)})
 		}
 	}
 	return nil
@@ -143,7 +143,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	}
 	switch st := st.(type) {
 	case policytable.SetIdentity:
-		w.entries = append(w.entries, st.Identity)
+		w.entries = append(w.entries, uint32(st.Identity))
 	case policytable.RetireIdentityClass:
 		w.checks = true
 	case policytable.DefineTable:
@@ -163,14 +163,14 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	case policytable.DeletePrefix:
 		return a.prefix(w, m.tables[st.Table], st.Prefix, false)
 	case policytable.BindSubject:
-		if s := a.subjects[st.Subject]; s != nil { // else it was let go meanwhile
+		if s := a.subjects[uint32(st.Subject)]; s != nil { // else it was let go meanwhile
 			s.dirty = true
 		}
 	case policytable.RemoveSubject:
 		if err := a.flip(w); err != nil {
 			return err
 		}
-		a.gone(st.Subject)
+		a.gone(uint32(st.Subject))
 	case policytable.RetireTable:
 		if err := a.flip(w); err != nil {
 			return err

@@ -6,7 +6,7 @@ package policysync
 import (
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
@@ -20,9 +20,9 @@ func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 		t.Fatalf("nothing was changed: %+v, %v", diffs, err)
 	}
 	epochs := k.epochs()
-	k.endpoints[1].Egress = policytable.Allow
+	k.endpoints[1].Egress = nodetable.Allow
 	delete(k.entries, 301)
-	k.entries[999] = policytable.Identity{Class: 1, Known: true}
+	k.entries[999] = nodetable.Identity{Class: 1, Known: true}
 	for _, repair := range []bool{false, true} {
 		diffs, err := a.Check(repair)
 		if err != nil || len(diffs) != 3 || diffs[0].Subject != SubjectEndpoint || diffs[1].Key != "301" || diffs[2].Key != "999" {

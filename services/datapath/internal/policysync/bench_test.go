@@ -8,8 +8,8 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // BenchmarkPolicyOfOneOfManySubjects changes the policy of one of 200 subjects with tables of
@@ -18,15 +18,15 @@ func BenchmarkPolicyOfOneOfManySubjects(b *testing.B) {
 	const subjects = 200
 	k := newFakeKernel()
 	k.maxTables, k.maxRows, k.maxClasses = 1<<20, 1<<20, 1<<20
-	st := state{map[uint32]props{}, map[uint32][2]testPolicy{}}
-	policy := func(n, version int) [2]testPolicy {
+	st := state{map[uint32]props{}, map[uint32]testPolicies{}}
+	policy := func(n, version int) testPolicies {
 		var rules []testRule
 		for bit := range uint8(4) {
 			port := uint32(web + 100*n + 10*version + int(bit)) //nolint:gosec // small
-			rules = append(rules, testRule{bit: bit, action: policytable.ActionAllow, from: port, to: port})
+			rules = append(rules, testRule{bit: bit, action: policytable.Allow, from: port, to: port})
 		}
 		p := testPolicy{enforce: true, rules: rules}
-		return [2]testPolicy{p, p}
+		return testPolicies{p, p}
 	}
 	for i := range subjects {
 		id := uint32(300 + i)                                          //nolint:gosec // small

@@ -7,7 +7,7 @@ import (
 	"context"
 	"net/netip"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // What the tests on a real kernel share with those on the fake one.
@@ -39,7 +39,7 @@ func (s state) Allows(subject uint32, d policytable.Direction, peer uint32, addr
 func (s state) Figures() (tables, identities int) {
 	seen := map[string]bool{}
 	for _, list := range s.policies {
-		for _, p := range list {
+		for _, p := range list.sides() {
 			if p.enforce {
 				seen[p.text()] = true
 			}

@@ -14,7 +14,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -22,21 +23,21 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // fakeKernel has maps with limits, and refuses what the real one refuses. One
 // write is one call, but for words, of which each is one.
 type fakeKernel struct {
-	tables     map[policytable.ID]*policytable.Content
-	next       policytable.ID
-	numbers    map[policytable.ClassKey]policytable.IdentityClass
-	entries    map[uint32]policytable.Identity
-	endpoints  map[uint16]*policytable.Binding
+	tables     map[nodetable.ID]*nodetable.Content
+	next       nodetable.ID
+	numbers    map[policytable.ClassKey]nodetable.IdentityClass
+	entries    map[uint32]nodetable.Identity
+	endpoints  map[uint16]*nodetable.Binding
 	epoch      uint32
-	retired    map[policytable.ID]bool
+	retired    map[nodetable.ID]bool
 	auditError error // of SetAudit
 	audit      map[uint16]bool
 
 	maxTables, maxRows, maxClasses int
-	maxTableRows                   int              // of one table
-	sizes                          policytable.Size // of what is divided
-	maxPrefixes                    int              // of a table, for SetPrefix
-	maxNumbers                     int              // of identity classes; 0: any
+	maxTableRows                   int            // of one table
+	sizes                          nodetable.Size // of what is divided
+	maxPrefixes                    int            // of a table, for SetPrefix
+	maxNumbers                     int            // of identity classes; 0: any
 	writes                         int
 	bumps                          int
 	failAt                         int // number of the write that fails, and all after it; 0: none
@@ -48,10 +49,10 @@ var errKilled = errors.New("killed by the test")
 
 func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
-		tables: map[policytable.ID]*policytable.Content{}, next: policytable.First, numbers: map[policytable.ClassKey]policytable.IdentityClass{}, entries: map[uint32]policytable.Identity{},
-		endpoints: map[uint16]*policytable.Binding{}, retired: map[policytable.ID]bool{}, audit: map[uint16]bool{},
+		tables: map[nodetable.ID]*nodetable.Content{}, next: nodetable.First, numbers: map[policytable.ClassKey]nodetable.IdentityClass{}, entries: map[uint32]nodetable.Identity{},
+		endpoints: map[uint16]*nodetable.Binding{}, retired: map[nodetable.ID]bool{}, audit: map[uint16]bool{},
 		maxTables: 100, maxRows: 1000, maxTableRows: 1000,
-		sizes:      policytable.Size{1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20},
+		sizes:      nodetable.Size{1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20},
 		maxClasses: 1000, maxPrefixes: 1000,
 	}
 }
@@ -71,7 +72,7 @@ func (k *fakeKernel) done(what string, args ...any) {
 	}
 }
 
-func (k *fakeKernel) TableSize(t policytable.ID) (size policytable.Size) {
+func (k *fakeKernel) TableSize(t nodetable.ID) (size nodetable.Size) {
 	c := k.tables[t]
 	if c == nil {
 		return size
@@ -79,10 +80,10 @@ func (k *fakeKernel) TableSize(t policytable.ID) (size policytable.Size) {
 	return k.SizeOf(*c)
 }
 
-func (k *fakeKernel) SizeOf(c policytable.Content) (size policytable.Size) {
-	size = policytable.Size{
-		policytable.LimitTables: 1, policytable.LimitRules: len(c.Rules), policytable.LimitPortNodes: countRanges(c.Classes),
-		policytable.LimitPeerClasses: len(c.Classes), policytable.LimitPeerRows: len(c.Peers),
+func (k *fakeKernel) SizeOf(c nodetable.Content) (size nodetable.Size) {
+	size = nodetable.Size{
+		nodetable.LimitTables: 1, nodetable.LimitRules: len(c.Rules), nodetable.LimitPortNodes: countRanges(c.Classes),
+		nodetable.LimitPeerClasses: len(c.Classes), nodetable.LimitPeerRows: len(c.Peers),
 	}
 	for p := range c.Prefixes {
 		size[prefixLimit(p.Addr().Is4())]++
@@ -90,12 +91,12 @@ func (k *fakeKernel) SizeOf(c policytable.Content) (size policytable.Size) {
 	return size
 }
 
-func (k *fakeKernel) MapSizes() policytable.Size { return k.sizes }
+func (k *fakeKernel) MapSizes() nodetable.Size { return k.sizes }
 
 func (k *fakeKernel) endpoint(slot uint16, identity uint32, addr string) {
 	k.epoch++
-	k.endpoints[slot] = &policytable.Binding{
-		Slot: slot, Identity: identity, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Egress: policytable.Pending, Ingress: policytable.Pending, Epoch: k.epoch,
+	k.endpoints[slot] = &nodetable.Binding{
+		Slot: slot, Identity: identity, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Egress: nodetable.Pending, Ingress: nodetable.Pending, Epoch: k.epoch,
 	}
 }
 
@@ -106,13 +107,13 @@ func (k *fakeKernel) rows() (n int) {
 	return n
 }
 
-func (k *fakeKernel) DefineTable(c policytable.Content) (policytable.ID, error) {
+func (k *fakeKernel) DefineTable(c nodetable.Content) (nodetable.ID, error) {
 	switch {
 	case len(k.tables) >= k.maxTables:
-		return 0, fmt.Errorf("map tables: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
+		return 0, fmt.Errorf("map tables: 1 needed, 0 free: %w", nodetable.ErrNoCapacity)
 	case k.rows()+len(c.Peers) > k.maxRows || len(c.Peers) > k.maxTableRows:
-		return 0, &policytable.NoCapacityError{
-			Map: policytable.PeerMap, Need: len(c.Peers), Free: k.maxRows - k.rows(), Limit: k.maxTableRows,
+		return 0, &nodetable.NoCapacityError{
+			Map: nodetable.PeerMap, Need: len(c.Peers), Free: k.maxRows - k.rows(), Limit: k.maxTableRows,
 		}
 	}
 	if err := c.Validate(); err != nil {
@@ -129,7 +130,7 @@ func (k *fakeKernel) DefineTable(c policytable.Content) (policytable.ID, error) 
 	return id, nil
 }
 
-func (k *fakeKernel) table(t policytable.ID) (*policytable.Content, error) {
+func (k *fakeKernel) table(t nodetable.ID) (*nodetable.Content, error) {
 	c := k.tables[t]
 	if c == nil {
 		return nil, fmt.Errorf("there is no table %d", t)
@@ -137,13 +138,13 @@ func (k *fakeKernel) table(t policytable.ID) (*policytable.Content, error) {
 	return c, nil
 }
 
-func (k *fakeKernel) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
+func (k *fakeKernel) GrowTable(t nodetable.ID, classes []policytable.Ranges) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
 	}
 	if len(c.Classes)+len(classes) > k.maxClasses {
-		return fmt.Errorf("map classes: %d needed: %w", len(classes), policytable.ErrNoCapacity)
+		return fmt.Errorf("map classes: %d needed: %w", len(classes), nodetable.ErrNoCapacity)
 	}
 	d := *c
 	d.Classes = slices.Concat(c.Classes, classes)
@@ -158,7 +159,7 @@ func (k *fakeKernel) GrowTable(t policytable.ID, classes []policytable.Ranges) e
 	return nil
 }
 
-func (k *fakeKernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
+func (k *fakeKernel) SetPeer(t nodetable.ID, nc nodetable.IdentityClass, class uint16) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -167,7 +168,7 @@ func (k *fakeKernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, cla
 		return fmt.Errorf("row %d -> %d of table %d: there is %v", nc, class, t, c.Peers)
 	}
 	if k.rows() >= k.maxRows || len(c.Peers) >= k.maxTableRows {
-		return fmt.Errorf("map rows: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
+		return fmt.Errorf("map rows: 1 needed, 0 free: %w", nodetable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
 		return err
@@ -177,7 +178,7 @@ func (k *fakeKernel) SetPeer(t policytable.ID, nc policytable.IdentityClass, cla
 	return nil
 }
 
-func (k *fakeKernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
+func (k *fakeKernel) DeletePeer(t nodetable.ID, nc nodetable.IdentityClass) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -193,7 +194,7 @@ func (k *fakeKernel) DeletePeer(t policytable.ID, nc policytable.IdentityClass) 
 	return nil
 }
 
-func (k *fakeKernel) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error {
+func (k *fakeKernel) SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.Class) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -211,7 +212,7 @@ func (k *fakeKernel) SetDefaults(t policytable.ID, classes [identity.Kinds]polic
 	return c.Validate()
 }
 
-func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
+func (k *fakeKernel) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -220,7 +221,7 @@ func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policyt
 		return err
 	}
 	if _, ok := c.Prefixes[p]; !ok && len(c.Prefixes) >= k.maxPrefixes {
-		return fmt.Errorf("map prefixes: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
+		return fmt.Errorf("map prefixes: 1 needed, 0 free: %w", nodetable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
 		return err
@@ -230,7 +231,7 @@ func (k *fakeKernel) SetPrefix(t policytable.ID, p netip.Prefix, classes policyt
 	return nil
 }
 
-func (k *fakeKernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
+func (k *fakeKernel) DeletePrefix(t nodetable.ID, p netip.Prefix) error {
 	c, err := k.table(t)
 	if err != nil {
 		return err
@@ -243,7 +244,7 @@ func (k *fakeKernel) DeletePrefix(t policytable.ID, p netip.Prefix) error {
 	return nil
 }
 
-func (k *fakeKernel) RetireTables(ts ...policytable.ID) error {
+func (k *fakeKernel) RetireTables(ts ...nodetable.ID) error {
 	for _, t := range ts {
 		if _, err := k.table(t); err != nil {
 			return err
@@ -264,33 +265,33 @@ func (k *fakeKernel) RetireTables(ts ...policytable.ID) error {
 	return nil
 }
 
-func (k *fakeKernel) Tables() ([]policytable.Info, error) {
-	var out []policytable.Info
+func (k *fakeKernel) Tables() ([]nodetable.Info, error) {
+	var out []nodetable.Info
 	for _, t := range slices.Sorted(maps.Keys(k.tables)) {
-		out = append(out, policytable.Info{ID: t, Hash: k.tables[t].Hash})
+		out = append(out, nodetable.Info{ID: t, Hash: k.tables[t].Hash})
 	}
 	return out, nil
 }
 
-func (k *fakeKernel) TableContent(t policytable.ID) (policytable.Content, error) {
+func (k *fakeKernel) TableContent(t nodetable.ID) (nodetable.Content, error) {
 	c, err := k.table(t)
 	if err != nil {
-		return policytable.Content{}, err
+		return nodetable.Content{}, err
 	}
 	return c.Clone(), nil
 }
 
-func (k *fakeKernel) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
+func (k *fakeKernel) DefineIdentityClass(key policytable.ClassKey) (nodetable.IdentityClass, error) {
 	if nc, ok := k.numbers[key]; ok {
 		return nc, nil
 	}
 	if k.maxNumbers > 0 && len(k.numbers) >= k.maxNumbers {
-		return 0, fmt.Errorf("map identity classes: 1 needed, 0 free: %w", policytable.ErrNoCapacity)
+		return 0, fmt.Errorf("map identity classes: 1 needed, 0 free: %w", nodetable.ErrNoCapacity)
 	}
 	if err := k.write(); err != nil {
 		return 0, err
 	}
-	for nc := policytable.IdentityClass(1); ; nc++ {
+	for nc := nodetable.IdentityClass(1); ; nc++ {
 		taken := false
 		for _, n := range k.numbers {
 			taken = taken || n == nc
@@ -303,11 +304,11 @@ func (k *fakeKernel) DefineIdentityClass(key policytable.ClassKey) (policytable.
 	}
 }
 
-func (k *fakeKernel) IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass {
+func (k *fakeKernel) IdentityClasses() map[policytable.ClassKey]nodetable.IdentityClass {
 	return maps.Clone(k.numbers)
 }
 
-func (k *fakeKernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
+func (k *fakeKernel) RetireIdentityClasses(ncs ...nodetable.IdentityClass) error {
 	for _, nc := range ncs {
 		for t, c := range k.tables {
 			if _, ok := c.Peers[nc]; ok {
@@ -323,17 +324,17 @@ func (k *fakeKernel) RetireIdentityClasses(ncs ...policytable.IdentityClass) err
 	if err := k.write(); err != nil {
 		return err
 	}
-	maps.DeleteFunc(k.numbers, func(_ policytable.ClassKey, nc policytable.IdentityClass) bool { return slices.Contains(ncs, nc) })
+	maps.DeleteFunc(k.numbers, func(_ policytable.ClassKey, nc nodetable.IdentityClass) bool { return slices.Contains(ncs, nc) })
 	k.done("retire identity classes %v", ncs)
 	return nil
 }
 
-func (k *fakeKernel) SetIdentities(ws map[uint32]policytable.Identity) error {
+func (k *fakeKernel) SetIdentities(ws map[uint32]nodetable.Identity) error {
 	for id, w := range ws { // in any order, as the real one may
 		if err := k.write(); err != nil {
 			return err
 		}
-		if w == (policytable.Identity{}) {
+		if w == (nodetable.Identity{}) {
 			delete(k.entries, id)
 		} else {
 			k.entries[id] = w
@@ -343,13 +344,13 @@ func (k *fakeKernel) SetIdentities(ws map[uint32]policytable.Identity) error {
 	return nil
 }
 
-func (k *fakeKernel) Identities() (map[uint32]policytable.Identity, error) {
+func (k *fakeKernel) Identities() (map[uint32]nodetable.Identity, error) {
 	return maps.Clone(k.entries), nil
 }
 
-func (k *fakeKernel) SetPolicy(slot uint16, egress, ingress policytable.ID) (uint32, error) {
-	for _, t := range []policytable.ID{egress, ingress} {
-		if t >= policytable.First && k.tables[t] == nil {
+func (k *fakeKernel) SetPolicy(slot uint16, egress, ingress nodetable.ID) (uint32, error) {
+	for _, t := range []nodetable.ID{egress, ingress} {
+		if t >= nodetable.First && k.tables[t] == nil {
 			return 0, fmt.Errorf("there is no table %d", t)
 		}
 	}
@@ -387,8 +388,8 @@ func (k *fakeKernel) SetAudit(_ context.Context, on bool, slots ...uint16) error
 	return nil
 }
 
-func (k *fakeKernel) Bindings() ([]policytable.Binding, error) {
-	var out []policytable.Binding
+func (k *fakeKernel) Bindings() ([]nodetable.Binding, error) {
+	var out []nodetable.Binding
 	for _, e := range k.endpoints {
 		out = append(out, *e)
 	}
@@ -410,11 +411,11 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 	}
 	w := k.entries[peer]
 	switch t {
-	case policytable.Deny:
+	case nodetable.Deny:
 		return false
-	case policytable.Allow:
+	case nodetable.Allow:
 		return true
-	case policytable.Pending:
+	case nodetable.Pending:
 		return d == policytable.Ingress && w.Kind == identity.KindHost && w.Known
 	}
 	c := k.tables[t]
@@ -442,8 +443,8 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 		if n == 0 {
 			continue
 		}
-		if a := c.Rules[n-1].Action; a != policytable.ActionPass {
-			return a != policytable.ActionDeny
+		if a := c.Rules[n-1].Action; a != policytable.Pass {
+			return a != policytable.Deny
 		}
 	}
 	return c.DefaultAllow || c.HostAllow && w.Known && w.Kind == identity.KindHost

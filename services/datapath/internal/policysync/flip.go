@@ -11,9 +11,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // flip gives endpoints the tables that their subjects are bound to.
@@ -37,7 +38,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 		return nil
 	}
 	refusal, lacks := "", false
-	var tables [2]policytable.ID
+	var tables [2]nodetable.ID
 	for d, b := range list {
 		if b.table != nil && a.model.tables[b.id] != b.table {
 			return nil // it has ended: the subject is about to be bound anew, or to go
@@ -53,7 +54,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 			continue
 		}
 		// The table that the subject had may allow what the new one denies.
-		tables[d] = policytable.Pending
+		tables[d] = nodetable.Pending
 		s.rules[d], s.proxies[d] = nil, nil
 		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
 		w.nacks = append(w.nacks, policystream.Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
@@ -110,9 +111,9 @@ func (a *Applier) setPolicy(e *slot, s *subject) error {
 
 // isolate closes the direction that a table evaluates for its endpoints.
 func (a *Applier) isolate(k *kernelTable) error {
-	closed := func(t policytable.ID) policytable.ID {
+	closed := func(t nodetable.ID) nodetable.ID {
 		if t == k.id {
-			return policytable.Pending
+			return nodetable.Pending
 		}
 		return t
 	}
@@ -134,9 +135,9 @@ func (a *Applier) isolate(k *kernelTable) error {
 	return nil
 }
 
-func kernelID(b binding) policytable.ID {
+func kernelID(b binding) nodetable.ID {
 	if b.table == nil {
-		return policytable.Allow
+		return nodetable.Allow
 	}
 	return b.table.kernel.id
 }
@@ -151,11 +152,11 @@ func (b binding) proxies() (kinds map[uint16]uint16) {
 		rules = b.table.kernel.content.Rules
 	}
 	for i, r := range rules {
-		if r.Action == policytable.ActionRedirect {
+		if r.Action == policytable.Redirect {
 			if kinds == nil {
 				kinds = make(map[uint16]uint16)
 			}
-			kinds[uint16(i+1)] = r.Proxy //nolint:gosec // at most MaxRules
+			kinds[uint16(i+1)] = uint16(r.Proxy) //nolint:gosec // at most MaxRules
 		}
 	}
 	return kinds

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // drawn is a source of small numbers.
@@ -37,50 +37,50 @@ func (d *drawn) ranges() (out policytable.Ranges) {
 func (d *drawn) step() policytable.Step {
 	switch d.next(13) {
 	case 0:
-		return policytable.DefineIdentityClass{IdentityClass: uint32(d.next(5)), Key: policytable.ClassKey{byte(d.next(4))}}
+		return policytable.DefineIdentityClass{IdentityClass: policytable.IdentityClass(d.next(5)), Key: policytable.ClassKey{byte(d.next(4))}}
 	case 1:
-		return policytable.RetireIdentityClass{IdentityClass: uint32(d.next(5))}
+		return policytable.RetireIdentityClass{IdentityClass: policytable.IdentityClass(d.next(5))}
 	case 2:
-		return policytable.SetIdentity{Identity: uint32(300 + d.next(4)), IdentityClass: uint32(d.next(5)), Kind: identity.Kind(d.next(9)), Scope: identity.PeerScope(d.next(4))}
+		return policytable.SetIdentity{Identity: identity.Numeric(300 + d.next(4)), IdentityClass: policytable.IdentityClass(d.next(5)), Kind: identity.Kind(d.next(9)), Scope: identity.PeerScope(d.next(4))}
 	case 3:
-		st := policytable.DefineTable{Table: uint64(d.next(5)), Content: policytable.Content{Hash: [32]byte{byte(d.next(4))}}}
+		st := policytable.DefineTable{Table: policytable.ID(d.next(5)), Content: policytable.Table{Hash: [32]byte{byte(d.next(4))}}}
 		st.Content.HasAddresses = d.next(2) == 0
 		for range d.next(3) {
-			st.Content.Rules = append(st.Content.Rules, policytable.Rule{Action: policytable.Action(d.next(5)), Tier: uint8(d.next(4))})
+			st.Content.Rules = append(st.Content.Rules, policytable.Rule{Action: policytable.Action(d.next(5)), Tier: policytable.Tier(d.next(4))})
 		}
 		for range 1 + d.next(3) {
 			st.Content.Classes = append(st.Content.Classes, d.ranges())
 		}
 		st.Content.DefaultClasses[d.next(8)] = uint16(d.next(3))
 		for range d.next(3) {
-			st.Peers = append(st.Peers, policytable.Row{IdentityClass: uint32(d.next(5)), Class: uint16(d.next(3))})
+			st.Peers = append(st.Peers, policytable.Row{IdentityClass: policytable.IdentityClass(d.next(5)), Class: uint16(d.next(3))})
 		}
 		return st
 	case 4:
-		st := policytable.GrowTable{Table: uint64(d.next(5))}
+		st := policytable.GrowTable{Table: policytable.ID(d.next(5))}
 		for range d.next(3) {
 			st.Classes = append(st.Classes, d.ranges())
 		}
 		return st
 	case 5:
-		return policytable.RetireTable{Table: uint64(d.next(5))}
+		return policytable.RetireTable{Table: policytable.ID(d.next(5))}
 	case 6, 7:
-		table, row := uint64(d.next(5)), policytable.Row{IdentityClass: uint32(d.next(5)), Class: uint16(d.next(4))}
+		table, row := policytable.ID(d.next(5)), policytable.Row{IdentityClass: policytable.IdentityClass(d.next(5)), Class: uint16(d.next(4))}
 		if d.next(2) == 0 {
 			return policytable.DeletePeer{Table: table, IdentityClass: row.IdentityClass}
 		}
 		return policytable.SetPeer{Table: table, Row: row}
 	case 8:
 		prefix := []netip.Prefix{{}, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.1/8"), netip.MustParsePrefix("fd00::/8")}[d.next(4)]
-		table, classes := uint64(d.next(5)), policytable.PrefixClasses{uint16(d.next(4))}
+		table, classes := policytable.ID(d.next(5)), policytable.PrefixClasses{uint16(d.next(4))}
 		if d.next(2) == 0 {
 			return policytable.DeletePrefix{Table: table, Prefix: prefix}
 		}
 		return policytable.SetPrefix{Table: table, Prefix: prefix, Classes: classes}
 	case 9, 10:
-		return policytable.BindSubject{Subject: uint32(300 + d.next(2)), Direction: policytable.Direction(d.next(3)), Table: uint64(d.next(5))}
+		return policytable.BindSubject{Subject: identity.Numeric(300 + d.next(2)), Direction: policytable.Direction(d.next(3)), Table: policytable.ID(d.next(5))}
 	case 11:
-		return policytable.RemoveSubject{Subject: uint32(300 + d.next(2))}
+		return policytable.RemoveSubject{Subject: identity.Numeric(300 + d.next(2))}
 	}
 	return policytable.Barrier{PolicyRevision: uint64(d.next(9))}
 }

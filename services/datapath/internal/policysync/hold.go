@@ -6,7 +6,8 @@ package policysync
 import (
 	"slices"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // minPodIdentity is the first number that the identity service gives out. Those
@@ -61,10 +62,10 @@ func (a *Applier) setHeld(why string) {
 // makeUnknown makes identities unknown while the tables stay: to them a number means
 // what it meant, also if another label set gets it.
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
-	want := make(map[uint32]policytable.Identity, len(gone))
+	want := make(map[uint32]nodetable.Identity, len(gone))
 	for _, id := range gone {
 		if _, ok := a.entries[id]; ok && id >= minPodIdentity {
-			want[id] = policytable.Identity{}
+			want[id] = nodetable.Identity{}
 		}
 	}
 	if len(want) == 0 {

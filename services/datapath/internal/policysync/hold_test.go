@@ -16,8 +16,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // memory is a file that outlives the process.
@@ -85,7 +86,7 @@ func verdicts(k *fakeKernel) string {
 }
 
 // words are what the kernel knows of identities.
-func (k *fakeKernel) known() map[uint32]policytable.Identity { w, _ := k.Identities(); return w }
+func (k *fakeKernel) known() map[uint32]nodetable.Identity { w, _ := k.Identities(); return w }
 
 const stateA, stateB = "0123456789abcdef", "fedcba9876543210"
 
@@ -290,12 +291,12 @@ func TestNewEndpointsWhileTablesStay(t *testing.T) {
 	if err := a.Await(t.Context(), 305); err != nil {
 		t.Errorf("without waiting for policies: %v", err)
 	}
-	var egress, ingress policytable.ID
-	if _, err := a.Begin(t.Context(), 305, []netip.Addr{netip.MustParseAddr("10.0.0.5")}, func(e, i policytable.ID) (uint16, uint32, error) {
+	var egress, ingress nodetable.ID
+	if _, err := a.Begin(t.Context(), 305, []netip.Addr{netip.MustParseAddr("10.0.0.5")}, func(e, i nodetable.ID) (uint16, uint32, error) {
 		egress, ingress = e, i
 		return 9, 1, nil
-	}); err != nil || egress != policytable.Pending || ingress != policytable.Pending {
-		t.Errorf("it begins with tables %d and %d, %v; want %d, which lets in the local node alone", egress, ingress, err, policytable.Pending)
+	}); err != nil || egress != nodetable.Pending || ingress != nodetable.Pending {
+		t.Errorf("it begins with tables %d and %d, %v; want %d, which lets in the local node alone", egress, ingress, err, nodetable.Pending)
 	}
 }
 

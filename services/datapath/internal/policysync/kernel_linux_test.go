@@ -10,14 +10,15 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // watched calls after behind every write of the real maps, and fails from a
@@ -46,52 +47,52 @@ func (k *watched) write(f func() error) error {
 	return nil
 }
 
-func (k *watched) DefineTable(c policytable.Content) (t policytable.ID, err error) {
+func (k *watched) DefineTable(c nodetable.Content) (t nodetable.ID, err error) {
 	return t, k.write(func() error { t, err = k.Policies.DefineTable(c); return err })
 }
 
-func (k *watched) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
+func (k *watched) GrowTable(t nodetable.ID, classes []policytable.Ranges) error {
 	return k.write(func() error { return k.Policies.GrowTable(t, classes) })
 }
 
-func (k *watched) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
+func (k *watched) SetPeer(t nodetable.ID, nc nodetable.IdentityClass, class uint16) error {
 	return k.write(func() error { return k.Policies.SetPeer(t, nc, class) })
 }
 
-func (k *watched) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
+func (k *watched) DeletePeer(t nodetable.ID, nc nodetable.IdentityClass) error {
 	return k.write(func() error { return k.Policies.DeletePeer(t, nc) })
 }
 
-func (k *watched) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error {
+func (k *watched) SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.Class) error {
 	return k.write(func() error { return k.Policies.SetDefaults(t, classes) })
 }
 
-func (k *watched) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
+func (k *watched) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	return k.write(func() error { return k.Policies.SetPrefix(t, p, classes) })
 }
 
-func (k *watched) DeletePrefix(t policytable.ID, p netip.Prefix) error {
+func (k *watched) DeletePrefix(t nodetable.ID, p netip.Prefix) error {
 	return k.write(func() error { return k.Policies.DeletePrefix(t, p) })
 }
 
-func (k *watched) RetireTables(ts ...policytable.ID) error {
+func (k *watched) RetireTables(ts ...nodetable.ID) error {
 	return k.write(func() error { return k.Policies.RetireTables(ts...) })
 }
 
-func (k *watched) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
+func (k *watched) RetireIdentityClasses(ncs ...nodetable.IdentityClass) error {
 	return k.write(func() error { return k.Policies.RetireIdentityClasses(ncs...) })
 }
 
-func (k *watched) SetIdentities(ws map[uint32]policytable.Identity) error {
+func (k *watched) SetIdentities(ws map[uint32]nodetable.Identity) error {
 	for id, w := range ws {
-		if err := k.write(func() error { return k.Policies.SetIdentities(map[uint32]policytable.Identity{id: w}) }); err != nil {
+		if err := k.write(func() error { return k.Policies.SetIdentities(map[uint32]nodetable.Identity{id: w}) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (k *watched) SetPolicy(slot uint16, egress, ingress policytable.ID) (epoch uint32, err error) {
+func (k *watched) SetPolicy(slot uint16, egress, ingress nodetable.ID) (epoch uint32, err error) {
 	return epoch, k.write(func() error { epoch, err = k.Policies.SetPolicy(slot, egress, ingress); return err })
 }
 
@@ -117,7 +118,7 @@ func newStage(t *testing.T) *stage {
 		slot, err := s.kernel.Endpoints.Publish(t.Context(), slotmap.Endpoint{
 			Ifindex: 1000 + uint32(n), Identity: identity.Numeric(number), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
 			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: slotmap.DeliverPeer,
-			Policy: slotmap.Policy{Egress: policytable.Pending, Ingress: policytable.Pending},
+			Policy: slotmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -169,9 +170,9 @@ func (s *stage) allows(e slotmap.Endpoint, d policytable.Direction, peer uint32,
 		table = e.Policy.Ingress
 	}
 	switch table {
-	case policytable.Deny, policytable.Pending:
+	case nodetable.Deny, nodetable.Pending:
 		return false
-	case policytable.Allow:
+	case nodetable.Allow:
 		return true
 	}
 	q := kerneltest.Question(table, identity.Numeric(peer), addr, 0, 0)
@@ -217,7 +218,7 @@ func (s *stage) holds(what string, st policysync.TestState) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	classes := map[policytable.IdentityClass]bool{}
+	classes := map[nodetable.IdentityClass]bool{}
 	for _, w := range entries {
 		classes[w.Class] = true
 	}

@@ -9,7 +9,8 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // A row without room concerns only the table that lacks it. The table treats the peers of
@@ -19,23 +20,23 @@ import (
 // are then unknown to the table, too.
 
 // lacksRow notes that a table has no room for a row.
-func (m *model) lacksRow(t *serviceTable, nc policytable.IdentityClass) {
+func (m *model) lacksRow(t *serviceTable, nc nodetable.IdentityClass) {
 	if t.missing == nil {
-		t.missing = map[policytable.IdentityClass]struct{}{}
+		t.missing = map[nodetable.IdentityClass]struct{}{}
 	}
 	t.missing[nc] = struct{}{}
 	m.missingRows[t] = struct{}{}
 }
 
 // hasRow notes that a table has a row, or does not need it any more.
-func (m *model) hasRow(t *serviceTable, nc policytable.IdentityClass) {
+func (m *model) hasRow(t *serviceTable, nc nodetable.IdentityClass) {
 	if delete(t.missing, nc); len(t.missing) == 0 {
 		delete(m.missingRows, t)
 	}
 }
 
 // lacks notes which rows a table in the kernel lacks.
-func (m *model) lacks(t *serviceTable, there map[policytable.IdentityClass]policytable.Class) {
+func (m *model) lacks(t *serviceTable, there map[nodetable.IdentityClass]policytable.Class) {
 	for nc := range t.content.Peers {
 		if _, ok := there[nc]; !ok {
 			m.lacksRow(t, nc)
@@ -46,7 +47,7 @@ func (m *model) lacks(t *serviceTable, there map[policytable.IdentityClass]polic
 
 // reduced returns the content of a table with room for so many rows. Rows whose peers may do
 // more without them come first.
-func (m *model) reduced(t *serviceTable, room int) policytable.Content {
+func (m *model) reduced(t *serviceTable, room int) nodetable.Content {
 	c := t.content.Clone()
 	unknown := c.DefaultClasses[identity.KindUnknown]
 	unsafe := make(map[policytable.Class]bool)
@@ -55,7 +56,7 @@ func (m *model) reduced(t *serviceTable, room int) policytable.Content {
 			unsafe[class] = !c.AtMost(unknown, class)
 		}
 	}
-	all := slices.SortedFunc(maps.Keys(c.Peers), func(x, y policytable.IdentityClass) int {
+	all := slices.SortedFunc(maps.Keys(c.Peers), func(x, y nodetable.IdentityClass) int {
 		if a, b := unsafe[c.Peers[x]], unsafe[c.Peers[y]]; a != b {
 			if a {
 				return -1
@@ -120,7 +121,7 @@ func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 	for kind, class := range classes {
 		closes := class == classes[identity.KindUnknown]
 		at := t.classes[class]
-		if at != policytable.Absent && (closes || !w.keepClosed) && !k.content.Alike(want[kind], at) {
+		if at != nodetable.Absent && (closes || !w.keepClosed) && !k.content.Alike(want[kind], at) {
 			want[kind] = at
 		}
 	}
@@ -136,11 +137,11 @@ func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 }
 
 // alignFor prepares tables that lack the row of an identity for its new entry.
-func (a *Applier) alignFor(w *work, want map[uint32]policytable.Identity) error {
+func (a *Applier) alignFor(w *work, want map[uint32]nodetable.Identity) error {
 	if a.model == nil || len(a.model.missingRows) == 0 {
 		return nil
 	}
-	concerned := map[uint64]*serviceTable{}
+	concerned := map[policytable.ID]*serviceTable{}
 	for _, entry := range want {
 		for t := range a.model.missingRows {
 			if _, ok := t.missing[entry.Class]; ok && entry.Known {

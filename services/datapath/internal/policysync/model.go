@@ -10,8 +10,9 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Bounds of what the service may make the process remember: some of what the
@@ -34,13 +35,13 @@ const (
 // model is what the service has said. It is changed by taking steps, which
 // checks them; nothing of it reaches the kernel by that.
 type model struct {
-	classes     map[uint32]identityClass
+	classes     map[policytable.IdentityClass]identityClass
 	wants       map[uint32]want
-	tables      map[uint64]*serviceTable
+	tables      map[policytable.ID]*serviceTable
 	binds       map[uint32]*[2]binding
 	missingRows map[*serviceTable]struct{} // tables with missing rows
 	// kinds are those of the identities of a class, by the kernel's number: bit n is kind n.
-	kinds map[policytable.IdentityClass]uint8
+	kinds map[nodetable.IdentityClass]uint8
 	// unnumbered counts identity classes without a number in the kernel.
 	unnumbered int
 	revision   uint64
@@ -53,12 +54,12 @@ type model struct {
 // there was no room.
 type identityClass struct {
 	key    policytable.ClassKey
-	number policytable.IdentityClass
+	number nodetable.IdentityClass
 }
 
 // want is what an identity is, with the service's number of its class.
 type want struct {
-	class uint32
+	class policytable.IdentityClass
 	kind  identity.Kind
 	scope identity.PeerScope
 }
@@ -66,9 +67,9 @@ type want struct {
 // binding is one direction of a subject.
 type binding struct {
 	heard    bool
-	seq      uint64        // of the message
-	id       uint64        // the service's number of the table
-	table    *serviceTable // nil: everything is allowed
+	seq      uint64         // of the message
+	id       policytable.ID // the service's number of the table
+	table    *serviceTable  // nil: everything is allowed
 	revision uint64
 	rules    [][]policytable.Source
 	names    int // bytes of rules
@@ -80,8 +81,8 @@ const sourceBytes = 64
 
 // serviceTable is a table as the service has it, and where it is in the kernel.
 type serviceTable struct {
-	id      uint64
-	content policytable.Content
+	id      policytable.ID
+	content nodetable.Content
 	kernel  *kernelTable // nil: it is not there
 	// classes leads from the service's classes to the kernel's; absent are those
 	// that the kernel has not.
@@ -90,7 +91,7 @@ type serviceTable struct {
 	part    *part // what of it is in the kernel; nil: all of it
 	// missing rows and prefixes had no room. Of a prefix the value says whether the
 	// table allows something without it that it denies with it.
-	missing         map[policytable.IdentityClass]struct{}
+	missing         map[nodetable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]bool
 	// unsafe says that the peers of some missing rows may do more as unknown peers than
 	// with their rows, because an unknown peer matches no pass rule of a selector.
@@ -119,8 +120,9 @@ func (t *serviceTable) allowsTooMuch() bool {
 
 func newModel() *model {
 	return &model{
-		classes: map[uint32]identityClass{}, wants: map[uint32]want{}, tables: map[uint64]*serviceTable{}, binds: map[uint32]*[2]binding{},
-		missingRows: map[*serviceTable]struct{}{}, kinds: map[policytable.IdentityClass]uint8{},
+		classes: map[policytable.IdentityClass]identityClass{}, wants: map[uint32]want{},
+		tables: map[policytable.ID]*serviceTable{}, binds: map[uint32]*[2]binding{},
+		missingRows: map[*serviceTable]struct{}{}, kinds: map[nodetable.IdentityClass]uint8{},
 	}
 }
 
@@ -131,7 +133,7 @@ func validIdentity(id uint32) bool {
 
 // take checks a step and remembers it. Identity classes come with the number that
 // the kernel gave.
-func (m *model) take(st policytable.Step, seq uint64, number func(policytable.ClassKey) (policytable.IdentityClass, error)) error {
+func (m *model) take(st policytable.Step, seq uint64, number func(policytable.ClassKey) (nodetable.IdentityClass, error)) error {
 	switch st := st.(type) {
 	case policytable.DefineIdentityClass:
 		return m.defineClass(st, number)
@@ -170,12 +172,12 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 	case policytable.BindSubject:
 		return m.bind(st, seq)
 	case policytable.RemoveSubject:
-		if list := m.binds[st.Subject]; list != nil {
+		if list := m.binds[uint32(st.Subject)]; list != nil {
 			list[policytable.Egress].leave()
 			list[policytable.Ingress].leave()
 			m.names -= list[policytable.Egress].names + list[policytable.Ingress].names
 		}
-		delete(m.binds, st.Subject)
+		delete(m.binds, uint32(st.Subject))
 	case policytable.Barrier:
 		m.revision, m.named = st.PolicyRevision, st.State != ""
 	case policytable.SnapshotComplete:
@@ -185,7 +187,7 @@ func (m *model) take(st policytable.Step, seq uint64, number func(policytable.Cl
 	return nil
 }
 
-func (m *model) defineClass(st policytable.DefineIdentityClass, number func(policytable.ClassKey) (policytable.IdentityClass, error)) error {
+func (m *model) defineClass(st policytable.DefineIdentityClass, number func(policytable.ClassKey) (nodetable.IdentityClass, error)) error {
 	switch old, ok := m.classes[st.IdentityClass]; {
 	case st.IdentityClass == 0:
 		return policytable.Invalid("define_identity_class.identity_class is 0")
@@ -210,14 +212,14 @@ func (m *model) defineClass(st policytable.DefineIdentityClass, number func(poli
 }
 
 func (m *model) takeIdentity(st policytable.SetIdentity) error {
-	if st.Identity == 0 || st.Identity > uint32(identity.Max) {
+	if st.Identity == 0 || st.Identity > identity.Max {
 		return policytable.Invalid("set_identity.identity: %d is none", st.Identity)
 	}
 	if st.IdentityClass == 0 {
-		delete(m.wants, st.Identity)
+		delete(m.wants, uint32(st.Identity))
 		return nil
 	}
-	_, known := m.wants[st.Identity]
+	_, known := m.wants[uint32(st.Identity)]
 	class, ok := m.classes[st.IdentityClass]
 	switch {
 	case !ok:
@@ -229,7 +231,7 @@ func (m *model) takeIdentity(st policytable.SetIdentity) error {
 	case !known && len(m.wants) >= maxIdentities:
 		return policytable.Invalid("set_identity: more than %d identities", maxIdentities)
 	}
-	m.wants[st.Identity] = want{st.IdentityClass, st.Kind, st.Scope}
+	m.wants[uint32(st.Identity)] = want{st.IdentityClass, st.Kind, st.Scope}
 	m.kinds[class.number] |= 1 << st.Kind
 	return nil
 }
@@ -244,8 +246,7 @@ func (m *model) defineTable(st policytable.DefineTable) error {
 	case len(m.tables) >= maxTables:
 		return policytable.Invalid("define_table: more than %d tables", maxTables)
 	}
-	t := &serviceTable{id: st.Table, content: st.Content.Clone()}
-	t.content.Peers = make(map[policytable.IdentityClass]uint16, len(st.Peers))
+	t := &serviceTable{id: st.Table, content: nodetable.NewContent(st.Content, len(st.Peers))}
 	for i, row := range st.Peers {
 		if int(row.Class) >= len(t.content.Classes) {
 			return policytable.Invalid("define_table.peers[%d].class: there is no class %d", i, row.Class)
@@ -305,11 +306,11 @@ func (m *model) remember(t *serviceTable, added [remembered]int) {
 	}
 	t.need = t.size()
 	m.release(t)
-	t.content, t.forgotten = policytable.Content{Hash: t.content.Hash}, true
+	t.content, t.forgotten = nodetable.Content{Table: policytable.Table{Hash: t.content.Hash}}, true
 	t.missing, t.missingPrefixes, t.unsafe, t.part = nil, nil, false, nil
 	delete(m.missingRows, t)
 	t.err = fmt.Errorf("%w: all tables of this node would have more than %d %s",
-		policytable.ErrNoCapacity, maxRemembered[over], nameOf[over])
+		nodetable.ErrNoCapacity, maxRemembered[over], nameOf[over])
 }
 
 // release ends the count of a table.
@@ -382,8 +383,8 @@ func (m *model) setPeer(st policytable.SetPeer) error {
 		return nil
 	case int(st.Row.Class) >= len(t.content.Classes):
 		return policytable.Invalid("set_peer.row.class: there is no class %d", st.Row.Class)
-	case len(t.content.Peers) >= policytable.MaxPeers:
-		return policytable.Invalid("set_peer of table %d: more than %d rows", st.Table, policytable.MaxPeers)
+	case len(t.content.Peers) >= nodetable.MaxPeers:
+		return policytable.Invalid("set_peer of table %d: more than %d rows", st.Table, nodetable.MaxPeers)
 	}
 	before := len(t.content.Peers)
 	if err := m.row(t, st.Row); err != nil {
@@ -421,8 +422,8 @@ func (m *model) setPrefix(st policytable.SetPrefix) error {
 		return fmt.Errorf("set_prefix: %w", err)
 	}
 	_, there := t.content.Prefixes[st.Prefix]
-	if !there && len(t.content.Prefixes) >= policytable.MaxPrefixes {
-		return policytable.Invalid("set_prefix of table %d: more than %d prefixes", st.Table, policytable.MaxPrefixes)
+	if !there && len(t.content.Prefixes) >= nodetable.MaxPrefixes {
+		return policytable.Invalid("set_prefix of table %d: more than %d prefixes", st.Table, nodetable.MaxPrefixes)
 	}
 	t.content.Prefixes[st.Prefix] = st.Classes
 	if !there {
@@ -453,20 +454,20 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 		b.table = t
 	}
 	switch {
-	case st.Subject == 0 || st.Subject > uint32(identity.Max):
+	case st.Subject == 0 || st.Subject > identity.Max:
 		return policytable.Invalid("bind_subject.subject: %d is no identity", st.Subject)
-	case st.Direction > policytable.Ingress:
+	case st.Direction >= policytable.Directions:
 		return policytable.Invalid("bind_subject.direction: there is no %d", st.Direction)
-	case len(st.Rules) > policytable.MaxRules:
-		return policytable.Invalid("bind_subject.rules: %d, at most %d", len(st.Rules), policytable.MaxRules)
+	case len(st.Rules) > nodetable.MaxRules:
+		return policytable.Invalid("bind_subject.rules: %d, at most %d", len(st.Rules), nodetable.MaxRules)
 	}
-	list := m.binds[st.Subject]
+	list := m.binds[uint32(st.Subject)]
 	if list == nil {
 		if len(m.binds) >= maxSubjects {
 			return policytable.Invalid("bind_subject: more than %d subjects", maxSubjects)
 		}
 		list = &[2]binding{}
-		m.binds[st.Subject] = list
+		m.binds[uint32(st.Subject)] = list
 	}
 	m.names -= list[st.Direction].names
 	for _, sources := range b.rules {
@@ -499,19 +500,19 @@ func (b *binding) leave() {
 
 // entry is what the kernel shall know of an identity, and whether that is less
 // than the service wants.
-func (m *model) entry(id uint32) (w policytable.Identity, waits bool) {
+func (m *model) entry(id uint32) (w nodetable.Identity, waits bool) {
 	want, ok := m.wants[id]
 	if !ok {
-		return policytable.Identity{}, false
+		return nodetable.Identity{}, false
 	}
 	nc, ok := m.classes[want.class]
 	if !validIdentity(id) {
-		return policytable.Identity{}, false // of another cluster, for which the kernel has no place
+		return nodetable.Identity{}, false // of another cluster, for which the kernel has no place
 	}
 	if !ok || nc.number == 0 {
-		return policytable.Identity{}, true
+		return nodetable.Identity{}, true
 	}
-	return policytable.Identity{Class: nc.number, Kind: want.kind, Scope: want.scope, Known: true}, false
+	return nodetable.Identity{Class: nc.number, Kind: want.kind, Scope: want.scope, Known: true}, false
 }
 
 // sortedTables is for an order that does not depend on chance.

@@ -13,7 +13,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // A table without room in the share of its tenant is in the kernel with the rules that fit.
@@ -22,39 +23,39 @@ import (
 
 // part describes the part of a table that is in the kernel.
 type part struct {
-	*policytable.Part
+	*nodetable.Part
 	rules int // of the whole table
 	// rows and prefixes of the table that the kernel's table does not need.
-	rows     map[policytable.IdentityClass]struct{}
+	rows     map[nodetable.IdentityClass]struct{}
 	prefixes map[netip.Prefix]struct{}
 }
 
 // definition is a part that can be written.
 type definition struct {
-	content policytable.Content
+	content nodetable.Content
 	part    *part
 	classes []uint16 // the classes of the whole table → those of the part
-	size    policytable.Size
+	size    nodetable.Size
 }
 
 // unbounded is room without an end.
-var unbounded = policytable.Size{
+var unbounded = nodetable.Size{
 	math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt,
 }
 
 // limitOf returns the limit that a map of the kernel is.
-func limitOf(name string) (policytable.MapLimit, bool) {
-	limit, ok := map[string]policytable.MapLimit{
-		"sl_table": policytable.LimitTables, "sl_rule": policytable.LimitRules,
-		policytable.PortMap: policytable.LimitPortNodes,
-		"sl_class":          policytable.LimitPeerClasses, policytable.PeerMap: policytable.LimitPeerRows,
-		"sl_cidr4": policytable.LimitPrefixes4, "sl_cidr6": policytable.LimitPrefixes6,
+func limitOf(name string) (nodetable.MapLimit, bool) {
+	limit, ok := map[string]nodetable.MapLimit{
+		"sl_table": nodetable.LimitTables, "sl_rule": nodetable.LimitRules,
+		nodetable.PortMap: nodetable.LimitPortNodes,
+		"sl_class":        nodetable.LimitPeerClasses, nodetable.PeerMap: nodetable.LimitPeerRows,
+		"sl_cidr4": nodetable.LimitPrefixes4, "sl_cidr6": nodetable.LimitPrefixes6,
 	}[name]
 	return limit, ok
 }
 
 // within reports whether a size is at most another one.
-func within(size, most policytable.Size) bool {
+func within(size, most nodetable.Size) bool {
 	for l, n := range size {
 		if n > most[l] {
 			return false
@@ -64,12 +65,12 @@ func within(size, most policytable.Size) bool {
 }
 
 // partOf makes the content of a part of a table.
-func (m *model) partOf(t *serviceTable, p *policytable.Part) *definition {
+func (m *model) partOf(t *serviceTable, p *nodetable.Part) *definition {
 	c := &t.content
 	d := &definition{content: p.Header(c), classes: make([]uint16, len(c.Classes))}
 	d.part = &part{
 		Part: p, rules: len(c.Rules),
-		rows: make(map[policytable.IdentityClass]struct{}), prefixes: make(map[netip.Prefix]struct{}),
+		rows: make(map[nodetable.IdentityClass]struct{}), prefixes: make(map[netip.Prefix]struct{}),
 	}
 	known := make(map[policytable.Meaning]uint16)
 	for i, ranges := range c.Classes {
@@ -86,7 +87,7 @@ func (m *model) partOf(t *serviceTable, p *policytable.Part) *definition {
 		d.content.DefaultClasses[kind] = d.classes[class]
 	}
 	d.content.AddressClasses = d.prefixClasses(c.AddressClasses)
-	d.content.Peers = make(map[policytable.IdentityClass]policytable.Class)
+	d.content.Peers = make(map[nodetable.IdentityClass]policytable.Class)
 	for ic, class := range c.Peers {
 		at, needed := d.classes[class], m.kinds[ic] == 0
 		for kind := range d.content.DefaultClasses {
@@ -130,7 +131,7 @@ func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
 	var rules [][]policytable.Source
 	if bind, ok := a.expected[t.id]; ok {
 		rules = bind.Rules
-	} else if list := a.model.binds[t.charge.subject]; list != nil && list[t.charge.direction].table == t {
+	} else if list := a.model.binds[uint32(t.charge.subject)]; list != nil && list[t.charge.direction].table == t {
 		rules = list[t.charge.direction].rules
 	}
 	return func(rule int) string {
@@ -144,8 +145,8 @@ func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
 // fitPart returns the largest part of a table for which the shares of its tenants have room,
 // charges it, and requests the rest. It returns nil if not even a part without rules fits. Then
 // it requests the whole table.
-func (a *Applier) fitPart(t *serviceTable, most policytable.Size) *definition {
-	hosts := t.content.HostClasses(func(ic policytable.IdentityClass) uint8 { return a.model.kinds[ic] })
+func (a *Applier) fitPart(t *serviceTable, most nodetable.Size) *definition {
+	hosts := t.content.HostClasses(func(ic nodetable.IdentityClass) uint8 { return a.model.kinds[ic] })
 	a.rooms.ledger.Delete(ask{t, true})
 	try := func(list []uint16, n int) *definition {
 		d := a.model.partOf(t, t.content.Part(list[:n], hosts))
@@ -179,7 +180,7 @@ func (a *Applier) fitPart(t *serviceTable, most policytable.Size) *definition {
 		return nil
 	}
 	a.rooms.fits(t, best.size)
-	var lacks policytable.Size
+	var lacks nodetable.Size
 	for l := range lacks {
 		lacks[l] = max(0, whole[l]-best.size[l])
 	}
@@ -190,7 +191,7 @@ func (a *Applier) fitPart(t *serviceTable, most policytable.Size) *definition {
 // placePart writes the part of a table for which there is room. why says why the whole table
 // has none, and most bounds what the part may take. Without room for any part, the table is
 // not in the kernel.
-func (a *Applier) placePart(w *work, t *serviceTable, why error, most policytable.Size) error {
+func (a *Applier) placePart(w *work, t *serviceTable, why error, most nodetable.Size) error {
 	if written, err := a.writePart(w, t, why, most); written || err != nil {
 		return err
 	}
@@ -203,8 +204,8 @@ func (a *Applier) placePart(w *work, t *serviceTable, why error, most policytabl
 }
 
 // writePart writes a part and charges it. Without room for any part it changes only the charge.
-func (a *Applier) writePart(w *work, t *serviceTable, why error, most policytable.Size) (bool, error) {
-	for range policytable.MapLimits {
+func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.Size) (bool, error) {
+	for range nodetable.MapLimits {
 		d := a.fitPart(t, most)
 		if d == nil {
 			return false, nil
@@ -213,7 +214,7 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most policytabl
 		if id == 0 {
 			id, err = a.cfg.Kernel.DefineTable(d.content)
 		}
-		if full, ok := errors.AsType[*policytable.NoCapacityError](err); ok {
+		if full, ok := errors.AsType[*nodetable.NoCapacityError](err); ok {
 			limit, known := limitOf(full.Map)
 			if !known {
 				return false, nil
@@ -221,7 +222,7 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most policytabl
 			most[limit] = min(most[limit]-1, full.Free, full.Limit)
 			continue
 		}
-		if errors.Is(err, policytable.ErrNoCapacity) {
+		if errors.Is(err, nodetable.ErrNoCapacity) {
 			return false, nil
 		}
 		if err != nil {
@@ -254,8 +255,8 @@ const maxYields = 4
 // yield makes parts of other tables of the tenant smaller, the largest first, until a table of
 // the given size fits, or has as much room as the largest part. It reports whether the table
 // fits, and charges it then.
-func (a *Applier) yield(w *work, t *serviceTable, size policytable.Size) (bool, error) {
-	var least policytable.Size
+func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, error) {
+	var least nodetable.Size
 	for range maxYields {
 		limit, refused := a.rooms.refused(t)
 		if !refused {
@@ -265,7 +266,7 @@ func (a *Applier) yield(w *work, t *serviceTable, size policytable.Size) (bool, 
 		if largest == nil {
 			return false, nil
 		}
-		if least == (policytable.Size{}) {
+		if least == (nodetable.Size{}) {
 			least = a.cfg.Kernel.SizeOf(a.model.partOf(t, t.content.Part(nil, nil)).content)
 		}
 		most, former := unbounded, largest.charge.units
@@ -295,7 +296,7 @@ func (a *Applier) yield(w *work, t *serviceTable, size policytable.Size) (bool, 
 
 // largestPart returns the table of the same tenant of which the kernel has the part that
 // takes most of a limit; nil: there is none.
-func (a *Applier) largestPart(t *serviceTable, limit policytable.MapLimit) (largest *serviceTable) {
+func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (largest *serviceTable) {
 	for _, o := range a.model.sortedTables() {
 		if o == t || o.part == nil || o.charge.payer != t.charge.payer {
 			continue
@@ -309,7 +310,7 @@ func (a *Applier) largestPart(t *serviceTable, limit policytable.MapLimit) (larg
 
 // reuse finds a table of the kernel without an owner that equals the part, as after a restart.
 // It changes the classes of the definition to the classes of that table. 0: there is none.
-func (a *Applier) reuse(d *definition) (policytable.ID, error) {
+func (a *Applier) reuse(d *definition) (nodetable.ID, error) {
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
 		k := a.tables[id]
 		if k.owner != nil || k.content.Hash != d.content.Hash || len(k.content.Peers) != len(d.content.Peers) ||
@@ -317,7 +318,7 @@ func (a *Applier) reuse(d *definition) (policytable.ID, error) {
 			continue
 		}
 		match := k.content.Match(&d.content, k.known)
-		if match == nil || match.Rows > 0 || slices.Contains(match.Classes, policytable.Absent) {
+		if match == nil || match.Rows > 0 || slices.Contains(match.Classes, nodetable.Absent) {
 			continue
 		}
 		alike := true
@@ -352,7 +353,7 @@ func (a *Applier) unplace(t *serviceTable) {
 }
 
 // discard retires a table that was just written and that nothing uses.
-func (a *Applier) discard(id policytable.ID) {
+func (a *Applier) discard(id nodetable.ID) {
 	if err := a.cfg.Kernel.RetireTables(id); err != nil {
 		a.log.Error("table not retired", "table", id, log.Err(err)) // the next sweep tries again
 		return

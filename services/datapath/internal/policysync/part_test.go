@@ -12,24 +12,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // TestRulesOfATableAreAdmittedOneByOne: the table of a pod needs more than the share of its
 // tenant. The first rules are in force, and what the others allow is denied.
 func TestRulesOfATableAreAdmittedOneByOne(t *testing.T) {
-	sizes := policytable.Size{100, 1000, 120, 1000, 1000, 1000, 1000}
+	sizes := nodetable.Size{100, 1000, 120, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
 	var rules []testRule
 	for i := range uint32(40) { // each port has another class
-		rules = append(rules, testRule{uint8(i % 3), false, policytable.ActionAllow, web + 10*i, web + 10*i})
+		rules = append(rules, testRule{uint8(i % 3), false, policytable.Allow, web + 10*i, web + 10*i})
 	}
-	st := state{map[uint32]props{300: 1, 301: 2, 302: 4, 303: 3, 304: 5, 305: 6, 306: 7}, map[uint32][2]testPolicy{
-		firstOfFlood: {{enforce: true, rules: rules}, {}}, 300: {}, 301: {},
+	st := state{map[uint32]props{300: 1, 301: 2, 302: 4, 303: 3, 304: 5, 305: 6, 306: 7}, map[uint32]testPolicies{
+		firstOfFlood: {testPolicy{enforce: true, rules: rules}, testPolicy{}}, 300: {}, 301: {},
 	}}
 	for i, p := range []uint32{1, 2, 3} { // further tables of the tenant
-		st.policies[firstOfFlood+1+uint32(i)] = [2]testPolicy{
-			{enforce: true, rules: []testRule{{uint8(i), false, policytable.ActionAllow, web + p, web + p}}}, {},
+		st.policies[firstOfFlood+1+uint32(i)] = testPolicies{
+			testPolicy{enforce: true, rules: []testRule{{uint8(i), false, policytable.Allow, web + p, web + p}}}, testPolicy{},
 		}
 	}
 	c.reach(st)
@@ -66,10 +67,10 @@ func TestPartOfATableAllowsNoMoreAfterAnyWrite(t *testing.T) {
 	parts, kept := 0, 0
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 6))
-		sizes := policytable.Size{100, 1000, 1000, 1000, 1000, 1000, 1000}
-		for _, limit := range []policytable.MapLimit{
-			policytable.LimitRules, policytable.LimitPortNodes, policytable.LimitPeerClasses,
-			policytable.LimitPrefixes4, policytable.LimitPrefixes6,
+		sizes := nodetable.Size{100, 1000, 1000, 1000, 1000, 1000, 1000}
+		for _, limit := range []nodetable.MapLimit{
+			nodetable.LimitRules, nodetable.LimitPortNodes, nodetable.LimitPeerClasses,
+			nodetable.LimitPrefixes4, nodetable.LimitPrefixes6,
 		} {
 			if r.IntN(2) == 0 {
 				sizes[limit] = 10 + r.IntN(40)
@@ -87,12 +88,12 @@ func TestPartOfATableAllowsNoMoreAfterAnyWrite(t *testing.T) {
 			}
 			for i := range uint32(5) {
 				if r.IntN(2) == 0 {
-					st.policies[firstOfFlood+i] = [2]testPolicy{drawPolicy(r), drawPolicy(r)}
+					st.policies[firstOfFlood+i] = testPolicies{drawPolicy(r), drawPolicy(r)}
 				}
 			}
 			return st
 		}
-		now := draw(state{map[uint32]props{}, map[uint32][2]testPolicy{300: {}, 301: {}}})
+		now := draw(state{map[uint32]props{}, map[uint32]testPolicies{300: {}, 301: {}}})
 		c.reach(now)
 		qs := questions(c.k)
 		for change := range 6 {
@@ -141,9 +142,9 @@ func drawPolicy(r *rand.Rand) testPolicy {
 	p := testPolicy{enforce: true}
 	for range r.IntN(12) {
 		from := web + uint32(r.IntN(30)) //nolint:gosec // small
-		action := policytable.ActionAllow
+		action := policytable.Allow
 		if r.IntN(4) == 0 {
-			action = policytable.ActionDeny
+			action = policytable.Deny
 		}
 		bit := uint8(r.IntN(3)) //nolint:gosec // small
 		if r.IntN(6) == 0 {
@@ -157,7 +158,7 @@ func drawPolicy(r *rand.Rand) testPolicy {
 			"10.0.0.0/8", "10.0.0.0/16", "10.0.0.0/24", "10.0.0.5/32", "192.0.2.0/24", "fd00::/8", "fd00::/64",
 		} {
 			if r.IntN(2) == 0 {
-				actions := []policytable.Action{policytable.ActionAllow, policytable.ActionDeny}
+				actions := []policytable.Action{policytable.Allow, policytable.Deny}
 				p.prefixes[netip.MustParsePrefix(text)] = actions[r.IntN(2)]
 			}
 		}
@@ -167,22 +168,22 @@ func drawPolicy(r *rand.Rand) testPolicy {
 
 // TestATenantWhoseShareGrowsHasItsWholeTableAgain: another tenant leaves.
 func TestATenantWhoseShareGrowsHasItsWholeTableAgain(t *testing.T) {
-	sizes := policytable.Size{100, 1000, 300, 1000, 1000, 1000, 1000}
+	sizes := nodetable.Size{100, 1000, 300, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
 	rules := func(n, from uint32) (list []testRule) {
 		for i := range n {
-			list = append(list, testRule{uint8(i % 3), false, policytable.ActionAllow, web + from + 10*i, web + from + 10*i})
+			list = append(list, testRule{uint8(i % 3), false, policytable.Allow, web + from + 10*i, web + from + 10*i})
 		}
 		return list
 	}
-	alone := state{map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 5, 305: 6, 306: 7}, map[uint32][2]testPolicy{
-		firstOfFlood: {{enforce: true, rules: rules(40, 0)}, {}}, 300: {}, 301: {},
+	alone := state{map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 5, 305: 6, 306: 7}, map[uint32]testPolicies{
+		firstOfFlood: {testPolicy{enforce: true, rules: rules(40, 0)}, testPolicy{}}, 300: {}, 301: {},
 	}}
 	crowded := state{alone.identities, maps.Clone(alone.policies)}
 	for i := range uint32(3) {
-		crowded.policies[firstOfFlood+1+i] = [2]testPolicy{{enforce: true, rules: rules(10, 1+i)}, {}}
+		crowded.policies[firstOfFlood+1+i] = testPolicies{testPolicy{enforce: true, rules: rules(10, 1+i)}, testPolicy{}}
 	}
-	crowded.policies[300] = [2]testPolicy{{enforce: true, rules: rules(20, 5)}, {}}
+	crowded.policies[300] = testPolicies{testPolicy{enforce: true, rules: rules(20, 5)}, testPolicy{}}
 	c.reach(alone)
 	c.settle(alone)
 	part := func() (n int) {
@@ -209,7 +210,7 @@ func TestATenantWhoseShareGrowsHasItsWholeTableAgain(t *testing.T) {
 	}
 	for subject := range crowded.policies { // nothing is enforced for the others
 		if _, ok := alone.policies[subject]; !ok {
-			alone.policies[subject] = [2]testPolicy{}
+			alone.policies[subject] = testPolicies{}
 		}
 	}
 	c.reach(alone)

@@ -22,7 +22,8 @@ import (
 	"net/netip"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Kernel is where tables are written. Every call is done when it returns, and
@@ -31,45 +32,45 @@ import (
 type Kernel interface {
 	// DefineTable writes a table under an unused number. ErrNoCapacity with the
 	// figures if it does not fit.
-	DefineTable(c policytable.Content) (policytable.ID, error)
+	DefineTable(c nodetable.Content) (nodetable.ID, error)
 	// GrowTable appends classes. ErrNoCapacity.
-	GrowTable(t policytable.ID, classes []policytable.Ranges) error
+	GrowTable(t nodetable.ID, classes []policytable.Ranges) error
 	// SetPeer adds a row. ErrNoCapacity.
-	SetPeer(t policytable.ID, ic policytable.IdentityClass, class policytable.Class) error
-	DeletePeer(t policytable.ID, ic policytable.IdentityClass) error
+	SetPeer(t nodetable.ID, ic nodetable.IdentityClass, class policytable.Class) error
+	DeletePeer(t nodetable.ID, ic nodetable.IdentityClass) error
 	// SetPrefix adds or replaces a prefix. ErrNoCapacity.
-	SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error
-	DeletePrefix(t policytable.ID, p netip.Prefix) error
+	SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.PrefixClasses) error
+	DeletePrefix(t nodetable.ID, p netip.Prefix) error
 	// SetDefaults replaces the classes of peers without a row, one store for each kind.
-	SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error
+	SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.Class) error
 	// RetireTables ends tables that no endpoint uses. What they take is free
 	// after the next Barrier.
-	RetireTables(ts ...policytable.ID) error
+	RetireTables(ts ...nodetable.ID) error
 	// Tables lists the tables.
-	Tables() ([]policytable.Info, error)
+	Tables() ([]nodetable.Info, error)
 	// TableSize is what a table takes of the maps. A set of prefixes that tables share is
 	// divided among them.
-	TableSize(t policytable.ID) policytable.Size
+	TableSize(t nodetable.ID) nodetable.Size
 	// SizeOf is what a new table would take of the maps at most.
-	SizeOf(c policytable.Content) policytable.Size
+	SizeOf(c nodetable.Content) nodetable.Size
 	// MapSizes are the sizes of the maps.
-	MapSizes() policytable.Size
+	MapSizes() nodetable.Size
 	// TableContent reads a table back.
-	TableContent(t policytable.ID) (policytable.Content, error)
+	TableContent(t nodetable.ID) (nodetable.Content, error)
 
 	// DefineIdentityClass finds or allocates a number. ErrNoCapacity.
-	DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error)
-	IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass
+	DefineIdentityClass(key policytable.ClassKey) (nodetable.IdentityClass, error)
+	IdentityClasses() map[policytable.ClassKey]nodetable.IdentityClass
 	// RetireIdentityClasses ends identity classes; free after the next Barrier.
-	RetireIdentityClasses(ics ...policytable.IdentityClass) error
+	RetireIdentityClasses(ics ...nodetable.IdentityClass) error
 
 	// SetIdentities says what identities are, by one store each.
-	SetIdentities(ids map[uint32]policytable.Identity) error
+	SetIdentities(ids map[uint32]nodetable.Identity) error
 	// Identities lists those that are not zero.
-	Identities() (map[uint32]policytable.Identity, error)
+	Identities() (map[uint32]nodetable.Identity, error)
 
 	// SetPolicy replaces both tables of an endpoint by one store.
-	SetPolicy(slot uint16, egress, ingress policytable.ID) (epoch uint32, err error)
+	SetPolicy(slot uint16, egress, ingress nodetable.ID) (epoch uint32, err error)
 	// BumpEpochs has the connections of endpoints evaluated again; without a slot
 	// those of all.
 	BumpEpochs(slots ...uint16) error
@@ -77,7 +78,7 @@ type Kernel interface {
 	// that. Slots that nobody has are left alone.
 	SetAudit(ctx context.Context, on bool, slots ...uint16) error
 	// Bindings lists the endpoints with their tables.
-	Bindings() ([]policytable.Binding, error)
+	Bindings() ([]nodetable.Binding, error)
 	// Barrier returns when no program runs any more that began before.
 	Barrier(ctx context.Context) error
 }

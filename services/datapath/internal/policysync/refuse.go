@@ -6,8 +6,8 @@ package policysync
 import (
 	"fmt"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // refuse looks for steps that this process does not know. From the first one on,
@@ -39,7 +39,7 @@ func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, e
 	var ended []uint32
 	for _, st := range m.Steps {
 		if st, ok := st.(policytable.SetIdentity); ok && st.IdentityClass == 0 {
-			ended = append(ended, st.Identity)
+			ended = append(ended, uint32(st.Identity))
 		}
 	}
 	return []policystream.Nack{{Seq: m.Seq, Reason: a.refused}}, a.makeUnknown(w, ended)

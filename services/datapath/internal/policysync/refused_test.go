@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // TestLongRefusalEndsBehindAWholeCharacter: a text field of a message takes no

@@ -10,7 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // known are the classes by what they say; of equal ones the first.
@@ -23,7 +24,7 @@ func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 
 // adopt makes a table of the kernel the service's: what it lacks is added. What
 // it has too many stays until tidy.
-func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *policytable.Match) error {
+func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.Match) error {
 	k.owner, t.kernel = t, k
 	a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
 	t.classes, t.same, t.err = m.Classes, m.Same, nil
@@ -43,7 +44,7 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *policytable
 		same := ok
 		for i := range want {
 			at := t.classes[want[i]]
-			same = same && at != policytable.Absent && k.content.Alike(have[i], at)
+			same = same && at != nodetable.Absent && k.content.Alike(have[i], at)
 		}
 		if same {
 			continue
@@ -131,9 +132,9 @@ func (a *Applier) replace(w *work, next *model) error {
 		}
 	}
 
-	final := map[uint32]policytable.Identity{}
+	final := map[uint32]nodetable.Identity{}
 	for id := range a.entries {
-		final[id] = policytable.Identity{}
+		final[id] = nodetable.Identity{}
 	}
 	for id := range next.wants {
 		final[id], _ = next.entry(id)
@@ -176,7 +177,7 @@ func (a *Applier) replace(w *work, next *model) error {
 // between are the entries of identities while endpoints change from tables that
 // leave to those that come: the final ones where that changes nothing for the
 // leaving tables.
-func (a *Applier) between(final map[uint32]policytable.Identity) (map[uint32]policytable.Identity, error) {
+func (a *Applier) between(final map[uint32]nodetable.Identity) (map[uint32]nodetable.Identity, error) {
 	var leaving, staying []*kernelTable
 	used := a.used()
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
@@ -190,9 +191,9 @@ func (a *Applier) between(final map[uint32]policytable.Identity) (map[uint32]pol
 	if len(leaving) == 0 {
 		return final, nil
 	}
-	type pair struct{ old, new policytable.Identity }
-	seen := map[pair]policytable.Identity{}
-	out := make(map[uint32]policytable.Identity, len(final))
+	type pair struct{ old, new nodetable.Identity }
+	seen := map[pair]nodetable.Identity{}
+	out := make(map[uint32]nodetable.Identity, len(final))
 	for _, id := range slices.Sorted(maps.Keys(final)) {
 		p := pair{a.entries[id], final[id]}
 		to, ok := seen[p]
@@ -218,26 +219,26 @@ func all(list []*kernelTable, f func(*kernelTable) bool) bool {
 
 // classBetween makes an identity class that the leaving tables evaluate as one entry and
 // the others as another. Without room the identity is unknown for a moment.
-func (a *Applier) classBetween(old, to policytable.Identity, leaving, staying []*kernelTable) (policytable.Identity, error) {
-	nc, err := a.number(policytable.KeyBetween(old, to))
+func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*kernelTable) (nodetable.Identity, error) {
+	nc, err := a.number(nodetable.KeyBetween(old, to))
 	if err != nil || nc == 0 {
-		return policytable.Identity{}, err
+		return nodetable.Identity{}, err
 	}
-	entry := policytable.Identity{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
+	entry := nodetable.Identity{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
 	if !to.Known {
 		entry.Kind, entry.Scope = old.Kind, old.Scope
 	}
 	for i, list := range [][]*kernelTable{leaving, staying} {
-		as := [2]policytable.Identity{old, to}[i]
+		as := [2]nodetable.Identity{old, to}[i]
 		for _, k := range list {
 			if k.content.EvaluatesAlike(entry, as) {
 				continue
 			}
 			switch err := a.addRow(k, nc, k.content.ClassOf(as)); {
-			case errors.Is(err, policytable.ErrNoCapacity):
-				return policytable.Identity{}, nil
+			case errors.Is(err, nodetable.ErrNoCapacity):
+				return nodetable.Identity{}, nil
 			case err != nil:
-				return policytable.Identity{}, fmt.Errorf("row between two policies: %w", err)
+				return nodetable.Identity{}, fmt.Errorf("row between two policies: %w", err)
 			}
 		}
 	}
@@ -272,7 +273,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	}
 	w.nacks = nil // they were said before
 	// Behind the flips: a table that has left stands in the way of nobody.
-	want := map[uint32]policytable.Identity{}
+	want := map[uint32]nodetable.Identity{}
 	for id := range a.model.wants {
 		if entry, _ := a.model.entry(id); entry != a.entries[id] {
 			want[id] = entry

@@ -14,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // TestRefusedTableClosesItsDirectionUntilThereIsRoom: whatever the former table allows, the
@@ -43,7 +45,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 			anyClosed := false
 			for subject, list := range to.policies {
 				var c [2]bool
-				for d, p := range list {
+				for d, p := range list.sides() {
 					_, there := s.tables[p.text()]
 					c[d] = p.enforce && !there
 				}
@@ -69,7 +71,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 					t.Errorf("%d to %d: nacks %+v for subject %d, refused %v", i, j, nacks, subject, c)
 				}
 				err := a.Await(t.Context(), subject)
-				if refused := errors.Is(err, policytable.ErrNoCapacity); refused != (c[0] || c[1]) {
+				if refused := errors.Is(err, nodetable.ErrNoCapacity); refused != (c[0] || c[1]) {
 					t.Errorf("%d to %d: another endpoint of %d: %v", i, j, subject, err)
 				}
 			}
@@ -120,7 +122,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 	ten, block := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24")
 	other := netip.MustParsePrefix("192.0.2.0/24")
-	allow, deny := policytable.ActionAllow, policytable.ActionDeny
+	allow, deny := policytable.Allow, policytable.Deny
 	for _, v := range []struct {
 		name   string
 		has    map[netip.Prefix]policytable.Action
@@ -134,13 +136,13 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 			a, s := start(t, k), newService(1)
 			p := testPolicy{enforce: true, prefixes: v.has}
 			if _, err := a.load(s.snapshot(state{
-				map[uint32]props{300: 1, 301: 2}, map[uint32][2]testPolicy{300: {p, {}}, 301: {}},
+				map[uint32]props{300: 1, 301: 2}, map[uint32]testPolicies{300: {p, testPolicy{}}, 301: {}},
 			})); err != nil {
 				t.Fatal(err)
 			}
 			qs := questions(k)
 			before := k.answers(qs)
-			var id uint64
+			var id policytable.ID
 			for id = range a.model.tables {
 			}
 			classes := a.model.tables[id].content.Prefixes[other] // block gets the verdict of other
@@ -178,7 +180,7 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 					t.Errorf("prefixes %v", c.Prefixes)
 				}
 			}
-			if b := k.endpoints[1]; b.Egress < policytable.First {
+			if b := k.endpoints[1]; b.Egress < nodetable.First {
 				t.Errorf("with room slot 1 has table %d", b.Egress)
 			}
 		})
@@ -194,7 +196,7 @@ func TestRefusalNamesThePolicyWithTheLargestShare(t *testing.T) {
 	}
 	k.maxTables = 0
 	nacks, err := a.apply(t.Context(), s.change(states[6]))
-	if err != nil || len(nacks) == 0 || !strings.Contains(nacks[0].Reason, "of its 40 rules Test policy of 300 has the most, 40") {
+	if err != nil || len(nacks) < 2 || !strings.Contains(nacks[1].Reason, "of its 40 rules Test policy of 300 has the most, 40") {
 		t.Errorf("nacks %+v, %v", nacks, err)
 	}
 }
@@ -240,15 +242,15 @@ func limited(t *testing.T, what string, k *fakeKernel, a *Applier, qs []question
 // INV-53
 func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 	rule := func(bit uint8, action policytable.Action) testRule { return testRule{bit, false, action, 0, lastTop} }
-	allow, deny := policytable.ActionAllow, policytable.ActionDeny
-	first := state{map[uint32]props{300: 1, 301: 2, 302: 0}, map[uint32][2]testPolicy{
+	allow, deny := policytable.Allow, policytable.Deny
+	first := state{map[uint32]props{300: 1, 301: 2, 302: 0}, map[uint32]testPolicies{
 		300: {
-			{enforce: true, rules: []testRule{rule(0, allow), rule(1, allow), rule(2, allow)}},
-			{enforce: true, rules: []testRule{rule(0, deny), rule(1, deny), rule(2, deny), rule(8, allow)}},
+			testPolicy{enforce: true, rules: []testRule{rule(0, allow), rule(1, allow), rule(2, allow)}},
+			testPolicy{enforce: true, rules: []testRule{rule(0, deny), rule(1, deny), rule(2, deny), rule(8, allow)}},
 		},
 		301: {
-			{enforce: true, rules: []testRule{rule(2, allow)}},
-			{enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}},
+			testPolicy{enforce: true, rules: []testRule{rule(2, allow)}},
+			testPolicy{enforce: true, rules: []testRule{rule(2, deny), rule(8, allow)}},
 		},
 	}}
 	k := scene()
@@ -378,7 +380,7 @@ func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
 // other tables.
 func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 	states := testStates()
-	first := state{map[uint32]props{300: 1, 301: 2, 302: 3}, map[uint32][2]testPolicy{
+	first := state{map[uint32]props{300: 1, 301: 2, 302: 3}, map[uint32]testPolicies{
 		300: states[5].policies[300], 301: states[2].policies[301],
 	}}
 	k := scene()
@@ -387,7 +389,7 @@ func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	given := []policytable.Step{policytable.RemoveSubject{Subject: 300}}
-	for _, p := range first.policies[300] {
+	for _, p := range first.policies[300].sides() {
 		id := s.tables[p.text()]
 		given = append(given, policytable.RetireTable{Table: id})
 		delete(s.tables, p.text())
@@ -397,10 +399,10 @@ func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 	if _, err := a.apply(t.Context(), s.message(given)); err != nil {
 		t.Fatal(err)
 	}
-	if b := k.endpoints[1]; b.Egress < policytable.First || b.Ingress < policytable.First {
+	if b := k.endpoints[1]; b.Egress < nodetable.First || b.Ingress < nodetable.First {
 		t.Fatalf("without its subject slot 1 has %v", b)
 	}
-	s.state.policies = map[uint32][2]testPolicy{301: first.policies[301]}
+	s.state.policies = map[uint32]testPolicies{301: first.policies[301]}
 	next := state{map[uint32]props{300: 1, 301: 2, 302: 3, 306: 4}, s.state.policies}
 	k.maxTableRows = 0
 	if _, err := a.apply(t.Context(), s.change(next)); err != nil {
@@ -410,7 +412,7 @@ func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 		t.Error("identity 306 is unknown to all tables")
 	}
 	for _, n := range []uint16{1, 3} {
-		if b := k.endpoints[n]; b.Egress != policytable.Pending && b.Ingress != policytable.Pending {
+		if b := k.endpoints[n]; b.Egress != nodetable.Pending && b.Ingress != nodetable.Pending {
 			t.Errorf("slot %d has %v, and its tables lack a row", n, b)
 		}
 	}
@@ -446,8 +448,8 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 // TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone: the stream goes on, and other
 // tables with it.
 func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
-	content := func(n uint64) policytable.Content {
-		c := policytable.Content{
+	content := func(n uint64) policytable.Table {
+		c := policytable.Table{
 			Hash: [32]byte{1, byte(n), byte(n >> 8)}, Rules: make([]policytable.Rule, 16),
 			Classes: make([]policytable.Ranges, 64),
 		}
@@ -461,14 +463,15 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	k := scene()
 	a := start(t, k)
 	var steps []policytable.Step
-	bind := func(subject uint32, table uint64) {
-		steps = append(steps, policytable.BindSubject{Subject: subject, Table: table},
+	bind := func(subject identity.Numeric, table policytable.ID) {
+		steps = append(steps, policytable.BindSubject{Subject: subject, Direction: policytable.Egress, Table: table},
 			policytable.BindSubject{Subject: subject, Direction: policytable.Ingress, Table: table})
 	}
 	const tables = 2 * maxAllRanges / (64 * 256)
 	for n := range uint64(tables) {
-		steps = append(steps, policytable.DefineTable{Table: n + 1, Content: content(n)})
-		bind(uint32(1000+n), n+1) //nolint:gosec // small
+		table := policytable.ID(n + 1)
+		steps = append(steps, policytable.DefineTable{Table: table, Content: content(n)})
+		bind(identity.Numeric(1000+n), table) //nolint:gosec // small
 	}
 	bind(300, 1)
 	bind(301, tables)
@@ -482,8 +485,8 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	}
 	is := func(slot uint16, enforced bool) {
 		t.Helper()
-		if b := k.endpoints[slot]; (b.Egress >= policytable.First) != enforced ||
-			(b.Ingress >= policytable.First) != enforced {
+		if b := k.endpoints[slot]; (b.Egress >= nodetable.First) != enforced ||
+			(b.Ingress >= nodetable.First) != enforced {
 			t.Errorf("slot %d has %v", slot, b)
 		}
 	}
@@ -505,10 +508,10 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	}
 	steps = nil
 	for n := range uint64(tables) - 1 {
-		steps = append(steps, policytable.RetireTable{Table: n + 1})
+		steps = append(steps, policytable.RetireTable{Table: policytable.ID(n + 1)})
 	}
 	for n := range uint32(tables) - 1 {
-		steps = append(steps, policytable.RemoveSubject{Subject: 1000 + n})
+		steps = append(steps, policytable.RemoveSubject{Subject: identity.Numeric(1000 + n)})
 	}
 	change(3, append(steps, policytable.RemoveSubject{Subject: 300})...)
 	if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
@@ -524,14 +527,14 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 
 // TestNamesOfRulesAreRememberedWithinBounds: beyond the bound, rules have no names.
 func TestNamesOfRulesAreRememberedWithinBounds(t *testing.T) {
-	number := func(policytable.ClassKey) (policytable.IdentityClass, error) { return 1, nil }
+	number := func(policytable.ClassKey) (nodetable.IdentityClass, error) { return 1, nil }
 	m := newModel()
-	c := policytable.Content{Hash: [32]byte{1}, Classes: []policytable.Ranges{nil}}
+	c := policytable.Table{Hash: [32]byte{1}, Classes: []policytable.Ranges{nil}}
 	if err := m.take(policytable.DefineTable{Table: 1, Content: c}, 1, number); err != nil {
 		t.Fatal(err)
 	}
 	text := strings.Repeat("x", 1<<20)
-	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
+	for subject := identity.Numeric(300); subject < 300+2*maxAllNames>>20; subject++ {
 		if err := m.take(policytable.BindSubject{Subject: subject, Table: 1, Rules: [][]policytable.Source{{{Kind: text}}}}, 1, number); err != nil {
 			t.Fatal(err)
 		}
@@ -539,7 +542,7 @@ func TestNamesOfRulesAreRememberedWithinBounds(t *testing.T) {
 	if m.names > maxAllNames || m.names < maxAllNames/2 {
 		t.Errorf("%d bytes of names", m.names)
 	}
-	for subject := uint32(300); subject < 300+2*maxAllNames>>20; subject++ {
+	for subject := identity.Numeric(300); subject < 300+2*maxAllNames>>20; subject++ {
 		if err := m.take(policytable.RemoveSubject{Subject: subject}, 1, number); err != nil {
 			t.Fatal(err)
 		}
@@ -572,14 +575,14 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 			}
 			same(t, "grown", qs, k.answers(qs), now.answers(k, qs))
 		}
-		if !maps.EqualFunc(tables, k.tables, func(*policytable.Content, *policytable.Content) bool { return true }) {
+		if !maps.EqualFunc(tables, k.tables, func(*nodetable.Content, *nodetable.Content) bool { return true }) {
 			t.Errorf("tables %v became %v", tables, k.tables)
 		}
 		// and the next process reads back what was grown
 		if _, err := start(t, k).load(newService(seed + 50).snapshot(state{ids, states[6].policies})); err != nil {
 			t.Fatal(err)
 		}
-		if !maps.EqualFunc(tables, k.tables, func(*policytable.Content, *policytable.Content) bool { return true }) {
+		if !maps.EqualFunc(tables, k.tables, func(*nodetable.Content, *nodetable.Content) bool { return true }) {
 			t.Errorf("tables %v became %v after a restart", tables, k.tables)
 		}
 	}
@@ -588,7 +591,7 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 // INV-58
 func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 	define := func(change func(*policytable.DefineTable)) policytable.Step {
-		d := policytable.DefineTable{Table: 900, Content: policytable.Content{Hash: [32]byte{1}, Classes: []policytable.Ranges{everywhere(0)}}}
+		d := policytable.DefineTable{Table: 900, Content: policytable.Table{Hash: [32]byte{1}, Classes: []policytable.Ranges{everywhere(0)}}}
 		change(&d)
 		return d
 	}
@@ -596,7 +599,7 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 		return func(d *policytable.DefineTable) { d.Content.Classes[0] = list }
 	}
 	var many policytable.Ranges
-	for i := range uint32(policytable.MaxRanges) {
+	for i := range uint32(nodetable.MaxRanges) {
 		many = append(many, policytable.PortRange{First: 2 * i, Last: 2 * i})
 		many[i].Rest = uint16(1 + i%2)
 	}

@@ -10,7 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // place finds or makes the table of the service in the kernel.
@@ -42,9 +43,9 @@ func (a *Applier) place(w *work, t *serviceTable) error {
 
 // candidate is a table of the kernel that the service has given up, and that
 // can become t by changes in place.
-func (a *Applier) candidate(t *serviceTable) (*kernelTable, *policytable.Match) {
+func (a *Applier) candidate(t *serviceTable) (*kernelTable, *nodetable.Match) {
 	var best *kernelTable
-	var bestMatch *policytable.Match
+	var bestMatch *nodetable.Match
 	used := a.used()
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
 		k := a.tables[id]
@@ -72,12 +73,12 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 		content, full = a.model.reduced(t, rows), a.rooms.exceeds(t, true)
 	}
 	id, err := a.cfg.Kernel.DefineTable(content)
-	why, _ := errors.AsType[*policytable.NoCapacityError](err)
+	why, _ := errors.AsType[*nodetable.NoCapacityError](err)
 	if why != nil && why.PeerRows() {
 		content, full = a.model.reduced(t, min(why.Free, why.Limit)), err
 		id, err = a.cfg.Kernel.DefineTable(content)
 	}
-	if errors.Is(err, policytable.ErrNoCapacity) {
+	if errors.Is(err, nodetable.ErrNoCapacity) {
 		a.needs(t, why)
 		t.err = err
 		if why == nil {
@@ -124,7 +125,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		return nil
 	}
 	for len(t.classes) < len(t.content.Classes) {
-		t.classes = append(t.classes, policytable.Absent)
+		t.classes = append(t.classes, nodetable.Absent)
 	}
 	var added []policytable.Ranges
 	where := slices.Clone(t.classes)
@@ -137,7 +138,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	} else {
 		known := maps.Clone(k.known())
 		for i, c := range where {
-			if c != policytable.Absent {
+			if c != nodetable.Absent {
 				continue
 			}
 			ranges := t.content.Classes[i]
@@ -154,13 +155,13 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 		}
 	}
 	if len(added) > 0 {
-		by := policytable.Size{policytable.LimitPeerClasses: len(added), policytable.LimitPortNodes: len(added)}
+		by := nodetable.Size{nodetable.LimitPeerClasses: len(added), nodetable.LimitPortNodes: len(added)}
 		if !a.rooms.grows(t, by, by) {
 			t.err = a.rooms.exceeds(t, true)
 			return nil
 		}
 		err := a.cfg.Kernel.GrowTable(k.id, added)
-		if errors.Is(err, policytable.ErrNoCapacity) {
+		if errors.Is(err, nodetable.ErrNoCapacity) {
 			t.err = err
 			return nil
 		}
@@ -175,7 +176,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 }
 
 // peer brings one row of a table in line.
-func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, remove bool) error {
+func (a *Applier) peer(w *work, t *serviceTable, nc nodetable.IdentityClass, remove bool) error {
 	k := t.kernel
 	if k == nil || nc == 0 {
 		return nil
@@ -192,7 +193,7 @@ func (a *Applier) peer(w *work, t *serviceTable, nc policytable.IdentityClass, r
 		return a.alignDefaults(w, t)
 	}
 	class := t.classes[t.content.Peers[nc]]
-	if err := a.row(t, nc, class); errors.Is(err, policytable.ErrNoCapacity) || class == policytable.Absent {
+	if err := a.row(t, nc, class); errors.Is(err, nodetable.ErrNoCapacity) || class == nodetable.Absent {
 		a.model.lacksRow(t, nc)
 		if err != nil {
 			t.err = err
@@ -224,11 +225,11 @@ func (a *Applier) flipUsers(t *serviceTable) {
 }
 
 // row writes a row of a table of the service, unless it is there.
-func (a *Applier) row(t *serviceTable, nc policytable.IdentityClass, class uint16) error {
-	have, paid := len(t.kernel.content.Peers), t.charge.units[policytable.LimitPeerRows]
-	if _, ok := t.kernel.content.Peers[nc]; !ok && class != policytable.Absent && have >= paid {
-		by := policytable.Size{policytable.LimitPeerRows: 1}
-		wanted := policytable.Size{policytable.LimitPeerRows: max(1+have/8, len(t.missing))}
+func (a *Applier) row(t *serviceTable, nc nodetable.IdentityClass, class uint16) error {
+	have, paid := len(t.kernel.content.Peers), t.charge.units[nodetable.LimitPeerRows]
+	if _, ok := t.kernel.content.Peers[nc]; !ok && class != nodetable.Absent && have >= paid {
+		by := nodetable.Size{nodetable.LimitPeerRows: 1}
+		wanted := nodetable.Size{nodetable.LimitPeerRows: max(1+have/8, len(t.missing))}
 		if !a.rooms.grows(t, by, wanted) {
 			return a.rooms.exceeds(t, true)
 		}
@@ -237,8 +238,8 @@ func (a *Applier) row(t *serviceTable, nc policytable.IdentityClass, class uint1
 }
 
 // addRow writes a row, unless it is there.
-func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uint16) error {
-	if class == policytable.Absent {
+func (a *Applier) addRow(k *kernelTable, nc nodetable.IdentityClass, class uint16) error {
+	if class == nodetable.Absent {
 		return nil
 	}
 	if old, ok := k.content.Peers[nc]; ok {
@@ -255,7 +256,7 @@ func (a *Applier) addRow(k *kernelTable, nc policytable.IdentityClass, class uin
 }
 
 // dropRow deletes a row, if it is there.
-func (a *Applier) dropRow(w *work, k *kernelTable, nc policytable.IdentityClass) error {
+func (a *Applier) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) error {
 	if _, ok := k.content.Peers[nc]; !ok {
 		return nil
 	}
@@ -303,20 +304,20 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 	lacks := false
 	for i, c := range want {
 		want[i] = t.classes[c]
-		lacks = lacks || want[i] == policytable.Absent
+		lacks = lacks || want[i] == nodetable.Absent
 	}
 	if there && have == want {
 		return nil
 	}
 	err := error(nil)
-	var by policytable.Size
+	var by nodetable.Size
 	by[prefixLimit(p.Addr().Is4())] = 1
 	if !lacks && !there && !a.rooms.grows(t, by, by) {
 		err = a.rooms.exceeds(t, true)
 	} else if !lacks {
 		err = a.cfg.Kernel.SetPrefix(k.id, p, want)
 	}
-	if lacks || errors.Is(err, policytable.ErrNoCapacity) {
+	if lacks || errors.Is(err, nodetable.ErrNoCapacity) {
 		if t.missingPrefixes == nil {
 			t.missingPrefixes = map[netip.Prefix]bool{}
 		}

@@ -15,10 +15,11 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // script is a service whose every answer the test gives.
@@ -201,7 +202,7 @@ func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
 		st.expect(t, fmt.Sprintf("nack %d subject %d", m.Seq, subject))
 	}
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
-	if err := a.Await(t.Context(), 300); !errors.Is(err, policytable.ErrNoCapacity) {
+	if err := a.Await(t.Context(), 300); !errors.Is(err, nodetable.ErrNoCapacity) {
 		t.Errorf("another endpoint of a subject without its tables: %v", err)
 	}
 	// with room it subscribes anew, so that the service hears of it
@@ -233,7 +234,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- a.Await(t.Context(), 300) }()
 	st.expect(t, "subjects +[300] -[]")
-	only := map[uint32][2]testPolicy{300: states[2].policies[300]}
+	only := map[uint32]testPolicies{300: states[2].policies[300]}
 	m = sv.change(state{none.identities, only}) // bound, and the identity unknown
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
@@ -249,8 +250,8 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr := netip.MustParseAddr("10.0.0.1")
-	slot, err := a.Publish(300, []netip.Addr{addr}, func(egress, ingress policytable.ID) (uint16, uint32, error) {
-		if egress < policytable.First || ingress != policytable.Allow {
+	slot, err := a.Publish(300, []netip.Addr{addr}, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
+		if egress < nodetable.First || ingress != nodetable.Allow {
 			t.Errorf("it begins with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(7, 300, addr.String())
@@ -273,7 +274,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	}
 
 	// a flip: the old epoch keeps its rules and revision for a while
-	m = sv.change(state{sv.state.identities, map[uint32][2]testPolicy{300: states[3].policies[300]}})
+	m = sv.change(state{sv.state.identities, map[uint32]testPolicies{300: states[3].policies[300]}})
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
 	now := k.endpoints[7].Epoch
@@ -290,7 +291,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		t.Error(err)
 	}
 	if err := a.Drop(7, func() error {
-		k.endpoints[7].Egress, k.endpoints[7].Ingress = policytable.Deny, policytable.Deny
+		k.endpoints[7].Egress, k.endpoints[7].Ingress = nodetable.Deny, nodetable.Deny
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -313,7 +314,7 @@ func TestAuditModeIsThatOfTheConfiguration(t *testing.T) {
 				t.Errorf("slot %d has audit mode %v, want %v", slot, k.audit[slot], on)
 			}
 		}
-		_, err := a.Publish(300, nil, func(policytable.ID, policytable.ID) (uint16, uint32, error) {
+		_, err := a.Publish(300, nil, func(nodetable.ID, nodetable.ID) (uint16, uint32, error) {
 			k.endpoint(9, 300, "10.0.0.9")
 			return 9, 1, nil
 		})
@@ -341,7 +342,7 @@ func TestAuditModeOfSomeIsThatOfThose(t *testing.T) {
 		t.Errorf("audited %v, changed %v, %+v", k.audit, changed, p)
 	}
 	set(auditmode.Audited{All: true}, nil)
-	_, err := a.Publish(300, nil, func(policytable.ID, policytable.ID) (uint16, uint32, error) {
+	_, err := a.Publish(300, nil, func(nodetable.ID, nodetable.ID) (uint16, uint32, error) {
 		k.endpoint(9, 300, "10.0.0.9")
 		return 9, 1, nil
 	})
@@ -374,7 +375,7 @@ func TestCreationFailsInTimeWithoutItsTables(t *testing.T) {
 	sv := newService(1)
 	st.send(t, sv.snapshot(testStates()[2]))
 	deadline := time.Now().Add(servicetest.Patience)
-	for err = nil; !errors.Is(err, policytable.ErrNoCapacity); err = a.Await(t.Context(), 300) {
+	for err = nil; !errors.Is(err, nodetable.ErrNoCapacity); err = a.Await(t.Context(), 300) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no room: %v", err)
 		}
@@ -389,7 +390,7 @@ func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	if err := a.Await(t.Context(), 300); err != nil {
 		t.Fatal(err)
 	}
-	publish := func(egress, ingress policytable.ID) (uint16, uint32, error) {
+	publish := func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 		k.endpoint(7, 300, "10.0.0.1")
 		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
 		return 7, k.endpoints[7].Epoch, nil
@@ -406,7 +407,7 @@ func TestEndpointsOfModeInitBeginPendingAndAreUpgraded(t *testing.T) {
 	if got := next(t, changed); !slices.Equal(got, []uint16{7}) {
 		t.Errorf("changed %v", got)
 	}
-	if p, _ := a.Of(7); p.Pending() || p.Egress < policytable.First {
+	if p, _ := a.Of(7); p.Pending() || p.Egress < nodetable.First {
 		t.Errorf("it has %+v", p)
 	}
 }
@@ -435,7 +436,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 		st.expect(t, fmt.Sprint("ack ", m.Seq))
 	}
 	states := testStates()
-	only := state{states[2].identities, map[uint32][2]testPolicy{300: states[2].policies[300]}}
+	only := state{states[2].identities, map[uint32]testPolicies{300: states[2].policies[300]}}
 	nobody := state{states[2].identities, nil}
 	send(sv.snapshot(only))
 	if err := a.Await(t.Context(), 300); err != nil {
@@ -448,9 +449,9 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	published := false
 	done := make(chan error, 1)
 	go func() {
-		_, err := a.Begin(t.Context(), 300, nil, func(egress, ingress policytable.ID) (uint16, uint32, error) {
+		_, err := a.Begin(t.Context(), 300, nil, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 			published = true
-			if egress == policytable.Pending || ingress == policytable.Pending {
+			if egress == nodetable.Pending || ingress == nodetable.Pending {
 				t.Errorf("it begins with tables %d and %d", egress, ingress)
 			}
 			k.endpoint(7, 300, "10.0.0.1")
@@ -543,8 +544,8 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 		m = policytable.Message{Incarnation: m.Incarnation, Seq: m.Seq + 1, Steps: []policytable.Step{policytable.Barrier{}}}
 		st.send(t, m)
 	}
-	if _, err := a.Begin(t.Context(), 300, nil, func(egress, ingress policytable.ID) (uint16, uint32, error) {
-		if egress == policytable.Pending || ingress == policytable.Pending {
+	if _, err := a.Begin(t.Context(), 300, nil, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
+		if egress == nodetable.Pending || ingress == nodetable.Pending {
 			t.Errorf("it begins with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(9, 300, "10.0.0.9")
@@ -584,7 +585,7 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 		if err := a.Await(b.Context(), 300); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := a.Begin(b.Context(), 300, nil, func(policytable.ID, policytable.ID) (uint16, uint32, error) { return 200, 1, nil }); err != nil {
+		if _, err := a.Begin(b.Context(), 300, nil, func(nodetable.ID, nodetable.ID) (uint16, uint32, error) { return 200, 1, nil }); err != nil {
 			b.Fatal(err)
 		}
 		if err := a.Drop(200, func() error { return nil }); err != nil {
@@ -619,9 +620,9 @@ func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
 
 // TestHistoryNamesTheProxyOfARule: an event has the number of its rule alone.
 func TestHistoryNamesTheProxyOfARule(t *testing.T) {
-	b := binding{table: &serviceTable{content: policytable.Content{Rules: []policytable.Rule{
-		{Action: policytable.ActionAllow}, {Action: policytable.ActionRedirect, Proxy: 2},
-	}}}}
+	b := binding{table: &serviceTable{content: nodetable.Content{Table: policytable.Table{Rules: []policytable.Rule{
+		{Action: policytable.Allow}, {Action: policytable.Redirect, Proxy: 2},
+	}}}}}
 	var h policyhistory.History
 	h.Set(7, policyhistory.Policy{
 		Epoch: 3, Proxies: [2]map[uint16]uint16{policytable.Egress: b.proxies()},

@@ -8,8 +8,10 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Tables share the maps of the node. Each table counts for the tenant of its subject. Of a
@@ -28,9 +30,9 @@ type charge struct {
 	tenants map[shares.Tenant]int // of the subjects; the number of their bindings
 	payer   shares.Tenant
 	// subject and direction of one of the bindings, the lowest, order the tables of a tenant.
-	subject   uint32
+	subject   identity.Numeric
 	direction policytable.Direction
-	units     policytable.Size // as charged
+	units     nodetable.Size // as charged
 }
 
 // join notes that a subject has the table.
@@ -76,12 +78,12 @@ type rooms struct {
 }
 
 // reset forgets all tables.
-func (r *rooms) reset(sizes policytable.Size) {
+func (r *rooms) reset(sizes nodetable.Size) {
 	if r.guarantees == nil {
 		r.guarantees = make(map[string]int)
 	}
-	limits := make([]shares.Limit, policytable.MapLimits)
-	for l := range policytable.MapLimits {
+	limits := make([]shares.Limit, nodetable.MapLimits)
+	for l := range nodetable.MapLimits {
 		limits[l] = shares.Limit{Name: l.String(), Size: divided(sizes[l])}
 	}
 	r.ledger = shares.NewLedger[ask](shares.Settings{Guarantees: r.guarantees}, limits...)
@@ -93,7 +95,7 @@ func (r *rooms) admits(k ask, o shares.Object) bool {
 }
 
 // object is what a tenant would pay for a table.
-func (c *charge) object(payer shares.Tenant, units policytable.Size, more bool) shares.Object {
+func (c *charge) object(payer shares.Tenant, units nodetable.Size, more bool) shares.Object {
 	o := shares.Object{Tenant: payer, Units: slices.Clone(units[:])}
 	o.Order.Name = fmt.Sprintf("%010d %d", c.subject, c.direction)
 	if more {
@@ -103,7 +105,7 @@ func (c *charge) object(payer shares.Tenant, units policytable.Size, more bool) 
 }
 
 // take charges a table, whatever the shares are.
-func (r *rooms) take(t *serviceTable, units policytable.Size) {
+func (r *rooms) take(t *serviceTable, units nodetable.Size) {
 	c := &t.charge
 	c.payer, c.units = c.payers()[0], units
 	r.ledger.Restore(ask{table: t}, c.object(c.payer, units, false), true)
@@ -111,7 +113,7 @@ func (r *rooms) take(t *serviceTable, units policytable.Size) {
 
 // fits charges a table, and reports whether the share of one of its tenants has room for it.
 // If not, the table stays in the ledger as one that is asked for.
-func (r *rooms) fits(t *serviceTable, units policytable.Size) bool {
+func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
 	c := &t.charge
 	c.units = units
 	for _, payer := range c.payers() {
@@ -125,9 +127,9 @@ func (r *rooms) fits(t *serviceTable, units policytable.Size) bool {
 
 // grows reports whether a table in the kernel may take so much more. wanted is what it lacks
 // altogether, which a later division may give it.
-func (r *rooms) grows(t *serviceTable, by, wanted policytable.Size) bool {
+func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
 	more, payer := ask{t, true}, t.charge.payers()[0]
-	for _, next := range []policytable.Size{wanted, by} {
+	for _, next := range []nodetable.Size{wanted, by} {
 		if r.admits(more, t.charge.object(payer, next, true)) {
 			r.ledger.Delete(more)
 			for l := range next {
@@ -148,9 +150,9 @@ func (r *rooms) forget(t *serviceTable) {
 }
 
 // refused returns the limit in which a table has no room.
-func (r *rooms) refused(t *serviceTable) (policytable.MapLimit, bool) {
+func (r *rooms) refused(t *serviceTable) (nodetable.MapLimit, bool) {
 	limit, _, _, refused := r.ledger.Refused(ask{table: t})
-	for l := range policytable.MapLimits {
+	for l := range nodetable.MapLimits {
 		if refused && limit.Name == l.String() {
 			return l, true
 		}
@@ -162,16 +164,16 @@ func (r *rooms) refused(t *serviceTable) (policytable.MapLimit, bool) {
 func (r *rooms) exceeds(t *serviceTable, more bool) error {
 	limit, tenant, share, _ := r.ledger.Refused(ask{t, more})
 	return fmt.Errorf("%w: it exceeds the share of %s of %s on this node (the tenant has %d of %d and asks for %d)",
-		policytable.ErrNoCapacity, tenant, limit.Name, share.Admitted, limit.Size, share.Asked)
+		nodetable.ErrNoCapacity, tenant, limit.Name, share.Admitted, limit.Size, share.Asked)
 }
 
 // estimate is what a table that is not in the kernel needs at least.
-func (t *serviceTable) estimate() policytable.Size {
+func (t *serviceTable) estimate() nodetable.Size {
 	c := &t.content
-	size := policytable.Size{
-		policytable.LimitTables: 1, policytable.LimitRules: len(c.Rules), policytable.LimitPeerClasses: len(c.Classes),
-		policytable.LimitPortNodes: t.charge.units[policytable.LimitPortNodes], // of an earlier attempt
-		policytable.LimitPeerRows:  len(c.Peers),
+	size := nodetable.Size{
+		nodetable.LimitTables: 1, nodetable.LimitRules: len(c.Rules), nodetable.LimitPeerClasses: len(c.Classes),
+		nodetable.LimitPortNodes: t.charge.units[nodetable.LimitPortNodes], // of an earlier attempt
+		nodetable.LimitPeerRows:  len(c.Peers),
 	}
 	for p := range c.Prefixes {
 		size[prefixLimit(p.Addr().Is4())]++
@@ -179,29 +181,29 @@ func (t *serviceTable) estimate() policytable.Size {
 	return size
 }
 
-func prefixLimit(is4 bool) policytable.MapLimit {
+func prefixLimit(is4 bool) nodetable.MapLimit {
 	if is4 {
-		return policytable.LimitPrefixes4
+		return nodetable.LimitPrefixes4
 	}
-	return policytable.LimitPrefixes6
+	return nodetable.LimitPrefixes6
 }
 
 // admit charges a new table. It returns how many rows the shares of its tenants have room
 // for; ok is false if there is no room for the rest of the table.
 func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
 	r, size := &a.rooms, t.estimate()
-	rows = size[policytable.LimitPeerRows]
+	rows = size[nodetable.LimitPeerRows]
 	r.ledger.Delete(ask{t, true})
 	if r.fits(t, size) {
 		return rows, true
 	}
 	limit, _, _, _ := r.ledger.Refused(ask{table: t})
-	if limit.Name != policytable.LimitPeerRows.String() {
+	if limit.Name != nodetable.LimitPeerRows.String() {
 		return 0, false
 	}
 	with := func(rows int) bool {
 		less := size
-		less[policytable.LimitPeerRows] = rows
+		less[nodetable.LimitPeerRows] = rows
 		return r.fits(t, less)
 	}
 	if !with(0) {
@@ -217,15 +219,15 @@ func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
 		}
 	}
 	with(least)
-	lacks := policytable.Size{policytable.LimitPeerRows: rows - least}
+	lacks := nodetable.Size{nodetable.LimitPeerRows: rows - least}
 	r.admits(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
 	return least, true
 }
 
 // needs notes what a table needed that found no room in the kernel.
-func (a *Applier) needs(t *serviceTable, full *policytable.NoCapacityError) {
-	if full != nil && full.Map == policytable.PortMap {
-		t.charge.units[policytable.LimitPortNodes] = full.Need
+func (a *Applier) needs(t *serviceTable, full *nodetable.NoCapacityError) {
+	if full != nil && full.Map == nodetable.PortMap {
+		t.charge.units[nodetable.LimitPortNodes] = full.Need
 	}
 	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payer, t.estimate(), false), false)
 }
@@ -325,7 +327,7 @@ func (a *Applier) expect(m policytable.Message) {
 			}
 			if st.Table != 0 {
 				if a.expected == nil {
-					a.expected = make(map[uint64]policytable.BindSubject)
+					a.expected = make(map[policytable.ID]policytable.BindSubject)
 				}
 				a.expected[st.Table] = st
 			}

@@ -9,33 +9,35 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // small is a table with one class.
-func small(n uint64) policytable.Content {
-	c := policytable.Content{Rules: make([]policytable.Rule, 2), Classes: []policytable.Ranges{nil}}
+func small(n uint64) policytable.Table {
+	c := policytable.Table{Rules: make([]policytable.Rule, 2), Classes: []policytable.Ranges{nil}}
 	binary.LittleEndian.PutUint64(c.Hash[:], n+1)
 	return c
 }
 
 // fillers make tables that fill one limit of the maps.
-var fillers = map[policytable.MapLimit]struct {
+var fillers = map[nodetable.MapLimit]struct {
 	tables int
-	table  func(n uint64) (policytable.Content, []policytable.Row)
+	table  func(n uint64) (policytable.Table, []policytable.Row)
 }{
-	policytable.LimitTables: {4080, func(n uint64) (policytable.Content, []policytable.Row) { return small(n), nil }},
-	policytable.LimitRules: {5, func(n uint64) (policytable.Content, []policytable.Row) {
+	nodetable.LimitTables: {4080, func(n uint64) (policytable.Table, []policytable.Row) { return small(n), nil }},
+	nodetable.LimitRules: {5, func(n uint64) (policytable.Table, []policytable.Row) {
 		c := small(n)
 		c.Rules = make([]policytable.Rule, 60_000)
 		return c, nil
 	}},
-	policytable.LimitPortNodes: {6, func(n uint64) (policytable.Content, []policytable.Row) {
+	nodetable.LimitPortNodes: {6, func(n uint64) (policytable.Table, []policytable.Row) {
 		c := small(n)
 		c.Rules = make([]policytable.Rule, 2000)
 		for class := range uint32(10) { // with different rules, so that no two nodes are equal
@@ -49,19 +51,19 @@ var fillers = map[policytable.MapLimit]struct {
 		}
 		return c, nil
 	}},
-	policytable.LimitPeerClasses: {13, func(n uint64) (policytable.Content, []policytable.Row) {
+	nodetable.LimitPeerClasses: {13, func(n uint64) (policytable.Table, []policytable.Row) {
 		c := small(n)
 		c.Classes = make([]policytable.Ranges, 5000)
 		return c, nil
 	}},
-	policytable.LimitPeerRows: {8, func(n uint64) (policytable.Content, []policytable.Row) {
+	nodetable.LimitPeerRows: {8, func(n uint64) (policytable.Table, []policytable.Row) {
 		var rows []policytable.Row
 		for ic := range uint32(32_000) {
-			rows = append(rows, policytable.Row{IdentityClass: ic + 1})
+			rows = append(rows, policytable.Row{IdentityClass: policytable.IdentityClass(ic + 1)})
 		}
 		return small(n), rows
 	}},
-	policytable.LimitPrefixes4: {5, func(n uint64) (policytable.Content, []policytable.Row) {
+	nodetable.LimitPrefixes4: {5, func(n uint64) (policytable.Table, []policytable.Row) {
 		c := small(n)
 		c.HasAddresses = true
 		c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{}
@@ -71,7 +73,7 @@ var fillers = map[policytable.MapLimit]struct {
 		}
 		return c, nil
 	}},
-	policytable.LimitPrefixes6: {5, func(n uint64) (policytable.Content, []policytable.Row) {
+	nodetable.LimitPrefixes6: {5, func(n uint64) (policytable.Table, []policytable.Row) {
 		c := small(n)
 		c.HasAddresses = true
 		c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{}
@@ -86,7 +88,7 @@ var fillers = map[policytable.MapLimit]struct {
 // TestKernelTenantThatFillsTheMapsLeavesRoomForAnother fills each limit of the maps by one
 // tenant. The pod of another tenant gets its tables, with its rows and prefixes.
 func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
-	for limit := range policytable.MapLimits {
+	for limit := range nodetable.MapLimits {
 		t.Run(limit.String(), func(t *testing.T) {
 			s := newStage(t)
 			now := time.Unix(1000, 0)
@@ -98,16 +100,16 @@ func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
 			}
 			var steps []policytable.Step
 			classes := uint32(40)
-			if limit == policytable.LimitPeerRows {
+			if limit == nodetable.LimitPeerRows {
 				classes = 32_000
 			}
 			for ic := range classes {
-				st := policytable.DefineIdentityClass{IdentityClass: ic + 1}
+				st := policytable.DefineIdentityClass{IdentityClass: policytable.IdentityClass(ic + 1)}
 				binary.LittleEndian.PutUint32(st.Key[:], ic+1)
 				steps = append(steps, st)
 			}
 			filler := fillers[limit]
-			bind := func(subject uint32, table uint64, tenant string) {
+			bind := func(subject identity.Numeric, table policytable.ID, tenant string) {
 				for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
 					steps = append(steps, policytable.BindSubject{
 						Subject: subject, Direction: d, Table: table, Tenant: shares.Namespace(tenant),
@@ -115,10 +117,10 @@ func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
 				}
 			}
 			for n := range uint64(filler.tables) { //nolint:gosec // small
-				st := policytable.DefineTable{Table: n + 1}
+				st := policytable.DefineTable{Table: policytable.ID(n + 1)}
 				st.Content, st.Peers = filler.table(n)
 				steps = append(steps, st)
-				bind(uint32(1000+n), n+1, "flood") //nolint:gosec // small
+				bind(identity.Numeric(1000+n), policytable.ID(n+1), "flood") //nolint:gosec // small
 			}
 			steps = append(steps, policytable.SnapshotComplete{}, policytable.Barrier{PolicyRevision: 1})
 			if err := s.policies.Load(policytable.Message{Incarnation: "a", Seq: 1, Steps: steps}); err != nil {
@@ -134,7 +136,7 @@ func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
 			shop := policytable.DefineTable{Table: 9000, Content: small(9000)}
 			shop.Content.HasAddresses, shop.Content.Prefixes = true, map[netip.Prefix]policytable.PrefixClasses{}
 			for i := range byte(40) {
-				shop.Peers = append(shop.Peers, policytable.Row{IdentityClass: uint32(i) + 1})
+				shop.Peers = append(shop.Peers, policytable.Row{IdentityClass: policytable.IdentityClass(i) + 1})
 				a4, a6 := netip.AddrFrom4([4]byte{192, 0, 2, i}), netip.AddrFrom16([16]byte{0: 0xfd, 15: i})
 				shop.Content.Prefixes[netip.PrefixFrom(a4, 32)] = policytable.PrefixClasses{}
 				shop.Content.Prefixes[netip.PrefixFrom(a6, 128)] = policytable.PrefixClasses{}
@@ -182,7 +184,7 @@ func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
 	point := func(i int) uint32 { return 6<<16 | 32*uint32(i) } //nolint:gosec // small
 	for n := range uint64(count) {
 		c := small(n)
-		c.Rules = []policytable.Rule{{Action: policytable.ActionDeny, Tier: 1}}
+		c.Rules = []policytable.Rule{{Action: policytable.Deny, Tier: 1}}
 		for class := range 10 { // with different rules, so that no two nodes are equal
 			list := policytable.Ranges{{First: point(0), Last: point(0), Rest: 1}}
 			for i := 1; i < ports; i++ {
@@ -192,15 +194,15 @@ func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
 			}
 			c.Classes = append(c.Classes, list)
 			for range ports / 10 {
-				c.Rules = append(c.Rules, policytable.Rule{Action: policytable.ActionAllow, Tier: 1})
+				c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Allow, Tier: 1})
 			}
 		}
 		steps = append(steps, policytable.DefineTable{
-			Table: n + 1, Content: c, Peers: []policytable.Row{{IdentityClass: 1, Class: 1}},
+			Table: policytable.ID(n + 1), Content: c, Peers: []policytable.Row{{IdentityClass: 1, Class: 1}},
 		})
 		for _, d := range []policytable.Direction{policytable.Egress, policytable.Ingress} {
 			steps = append(steps, policytable.BindSubject{
-				Subject: uint32(1000 + n), Direction: d, Table: n + 1, Tenant: shares.Namespace("flood"), //nolint:gosec // small
+				Subject: identity.Numeric(1000 + n), Direction: d, Table: policytable.ID(n + 1), Tenant: shares.Namespace("flood"), //nolint:gosec // small
 			})
 		}
 	}

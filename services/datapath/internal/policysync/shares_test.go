@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // crowd is a kernel with small maps, the endpoints of two tenants, and a clock.
@@ -30,10 +31,10 @@ type crowd struct {
 // firstOfFlood is the first subject of the tenant that asks for too much.
 const firstOfFlood = 400
 
-func newCrowd(t *testing.T, sizes policytable.Size) *crowd {
+func newCrowd(t *testing.T, sizes nodetable.Size) *crowd {
 	c := &crowd{T: t, k: newFakeKernel(), now: time.Unix(1000, 0)}
 	c.k.sizes = sizes
-	c.k.maxTables, c.k.maxRows = sizes[policytable.LimitTables], sizes[policytable.LimitPeerRows]
+	c.k.maxTables, c.k.maxRows = sizes[nodetable.LimitTables], sizes[nodetable.LimitPeerRows]
 	c.k.endpoint(1, 300, "10.0.0.1")
 	c.k.endpoint(2, 301, "10.0.0.2")
 	for i := range uint16(12) {
@@ -92,21 +93,21 @@ func (c *crowd) settle(st state) {
 
 // flood has a policy for each subject of the flooding tenant: many rows, and more tables than
 // there are.
-func flood(r *rand.Rand) map[uint32][2]testPolicy {
-	out := map[uint32][2]testPolicy{}
+func flood(r *rand.Rand) map[uint32]testPolicies {
+	out := map[uint32]testPolicies{}
 	for i := range uint32(12) {
 		port := web + 10*i
 		rules := func() (list []testRule) {
 			for bit := range uint8(3) {
-				action := policytable.ActionAllow
+				action := policytable.Allow
 				if r.IntN(3) == 0 {
-					action = policytable.ActionDeny
+					action = policytable.Deny
 				}
 				list = append(list, testRule{bit, r.IntN(4) == 0, action, 0, port + uint32(bit)})
 			}
 			return list
 		}
-		out[firstOfFlood+i] = [2]testPolicy{{enforce: true, rules: rules()}, {enforce: true, rules: rules()}}
+		out[firstOfFlood+i] = testPolicies{testPolicy{enforce: true, rules: rules()}, testPolicy{enforce: true, rules: rules()}}
 	}
 	return out
 }
@@ -118,18 +119,18 @@ func TestFullMapsOfOneTenantChangeNothingForAnother(t *testing.T) {
 	lacking := 0
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 5))
-		sizes := policytable.Size{1000, 1000, 1000, 1000, 1000, 1000, 1000}
-		sizes[policytable.LimitTables] = 12 + r.IntN(20)
-		sizes[policytable.LimitPeerRows] = 50 + r.IntN(40)
+		sizes := nodetable.Size{1000, 1000, 1000, 1000, 1000, 1000, 1000}
+		sizes[nodetable.LimitTables] = 12 + r.IntN(20)
+		sizes[nodetable.LimitPeerRows] = 50 + r.IntN(40)
 		if r.IntN(2) == 0 {
-			sizes[policytable.LimitPeerClasses] = 60 + r.IntN(60)
+			sizes[nodetable.LimitPeerClasses] = 60 + r.IntN(60)
 		}
 		c := newCrowd(t, sizes)
 		all := state{map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 7, 305: 6}, flood(r)}
 		some := testStates()[2+r.IntN(5)].policies // of shop
 		maps.Copy(all.policies, some)
 		// Both tenants come in a random order, some subjects at a time.
-		now := state{map[uint32]props{300: 1}, map[uint32][2]testPolicy{}}
+		now := state{map[uint32]props{300: 1}, map[uint32]testPolicies{}}
 		var order []uint32
 		for subject := range all.policies {
 			order = append(order, subject)
@@ -181,7 +182,7 @@ func TestFullMapsOfOneTenantChangeNothingForAnother(t *testing.T) {
 
 // TestTableThatExceedsAShareNamesTenantAndLimit: the status names both.
 func TestTableThatExceedsAShareNamesTenantAndLimit(t *testing.T) {
-	sizes := policytable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
+	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
 	st := state{map[uint32]props{300: 1, 302: 3}, flood(rand.New(rand.NewPCG(1, 1)))}
 	c.reach(st)
@@ -195,7 +196,7 @@ func TestTableThatExceedsAShareNamesTenantAndLimit(t *testing.T) {
 
 // TestNewTableOfATenantWithinItsShareHasRoomAtOnce: the table comes after the levels are due.
 func TestNewTableOfATenantWithinItsShareHasRoomAtOnce(t *testing.T) {
-	sizes := policytable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
+	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
 	st := state{map[uint32]props{300: 1, 302: 3}, flood(rand.New(rand.NewPCG(1, 1)))}
 	c.reach(st)
@@ -214,7 +215,7 @@ func TestNewTableOfATenantWithinItsShareHasRoomAtOnce(t *testing.T) {
 
 // TestTableOfSeveralTenantsCountsOnce: it stays while the share of one of them has room.
 func TestTableOfSeveralTenantsCountsOnce(t *testing.T) {
-	sizes := policytable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
+	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
 	st := state{map[uint32]props{300: 1, 302: 3}, flood(rand.New(rand.NewPCG(1, 1)))}
 	st.policies[300] = st.policies[firstOfFlood] // the flood's own tables
@@ -225,7 +226,7 @@ func TestTableOfSeveralTenantsCountsOnce(t *testing.T) {
 			t.Errorf("tables: %+v", u)
 		}
 	}
-	if b := c.k.endpoints[1]; b.Egress < policytable.First || b.Ingress < policytable.First {
+	if b := c.k.endpoints[1]; b.Egress < nodetable.First || b.Ingress < nodetable.First {
 		t.Errorf("shop has %v", b)
 	}
 }

@@ -13,16 +13,16 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // subject is the memory of an identity that has, or had, endpoints.
 func (a *Applier) subject(id uint32) *subject {
 	s := a.subjects[id]
 	if s == nil {
-		s = &subject{egress: policytable.Pending, ingress: policytable.Pending}
+		s = &subject{egress: nodetable.Pending, ingress: nodetable.Pending}
 		a.subjects[id] = s
 		a.subscriptionChanged()
 		// The service may have it already: it was let go a moment ago, or while
@@ -74,7 +74,7 @@ func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 	defer cancel()
 	for {
 		if s.refusal != "" {
-			return fmt.Errorf("policy of identity %d: %w: %s", identity, policytable.ErrNoCapacity, s.refusal)
+			return fmt.Errorf("policy of identity %d: %w: %s", identity, nodetable.ErrNoCapacity, s.refusal)
 		}
 		changed := a.changed
 		a.mu.Unlock()
@@ -134,7 +134,7 @@ func (a *Applier) enforceable(identity uint32, s *subject) bool {
 
 // PublishFunc makes an endpoint known to the programs. It returns the slot and
 // the epoch of its entry.
-type PublishFunc func(egress, ingress policytable.ID) (slot uint16, epoch uint32, err error)
+type PublishFunc func(egress, ingress nodetable.ID) (slot uint16, epoch uint32, err error)
 
 // Begin makes a new endpoint known to the programs by calling publish with its
 // tables; no change of them can come in between. If they have gone since Await,
@@ -159,7 +159,7 @@ func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFu
 
 func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	s := a.subject(identity)
-	egress, ingress := policytable.Pending, policytable.Pending
+	egress, ingress := nodetable.Pending, nodetable.Pending
 	if s.ready {
 		egress, ingress = s.egress, s.ingress
 	}
@@ -171,7 +171,7 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 		}
 		return 0, err
 	}
-	e := &slot{Binding: policytable.Binding{
+	e := &slot{Binding: nodetable.Binding{
 		Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Epoch: epoch,
 	}}
 	a.slots[n] = e
@@ -212,7 +212,7 @@ func (a *Applier) Drop(n uint16, cut func() error) error {
 // SetIdentityFunc changes the identity of an endpoint in the kernel together with
 // its tables, by one store. Its epoch is not 0 if they are changed, whatever the
 // error.
-type SetIdentityFunc func(egress, ingress policytable.ID) (epoch uint32, err error)
+type SetIdentityFunc func(egress, ingress nodetable.ID) (epoch uint32, err error)
 
 // SetIdentity has an endpoint evaluated as another identity by calling set with
 // the tables of that. It waits for them as Await does, even without Config.Wait:
@@ -248,14 +248,14 @@ func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity u
 	if err != nil {
 		return "", err
 	}
-	egress, ingress := policytable.Pending, policytable.Pending
+	egress, ingress := nodetable.Pending, nodetable.Pending
 	if s.ready || s.refusal != "" {
 		egress, ingress = s.egress, s.ingress
 	}
 	return reason, a.setIdentity(n, identity, egress, ingress, set)
 }
 
-func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress policytable.ID, set SetIdentityFunc) error {
+func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetable.ID, set SetIdentityFunc) error {
 	e, s := a.slots[n], a.subject(identity)
 	if e == nil {
 		return fmt.Errorf("slot %d: %w", n, ErrNoEndpoint)

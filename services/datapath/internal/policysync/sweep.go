@@ -9,13 +9,13 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // used is the tables that evaluate an endpoint, with the indices of those endpoints.
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
-	add := func(t policytable.ID, slots ...uint16) {
+	add := func(t nodetable.ID, slots ...uint16) {
 		if k := a.tables[t]; k != nil {
 			out[k] = append(out[k], slots...)
 		}
@@ -64,7 +64,7 @@ func (a *Applier) bumpAffected(w *work) error {
 // and the identity classes that nothing names.
 func (a *Applier) sweep(w *work) error {
 	used := a.used()
-	var tables []policytable.ID
+	var tables []nodetable.ID
 	for id, k := range a.tables {
 		if _, ok := used[k]; !ok && k.owner == nil {
 			tables = append(tables, id)
@@ -85,13 +85,13 @@ func (a *Applier) sweep(w *work) error {
 			return err
 		}
 	}
-	named := make(map[policytable.IdentityClass]struct{}, len(a.numbers))
+	named := make(map[nodetable.IdentityClass]struct{}, len(a.numbers))
 	if a.model != nil {
 		for _, nc := range a.model.classes {
 			named[nc.number] = struct{}{}
 		}
 	}
-	var classes []policytable.IdentityClass
+	var classes []nodetable.IdentityClass
 	for key, nc := range a.numbers {
 		if _, ok := named[nc]; ok || a.members[nc] > 0 {
 			continue

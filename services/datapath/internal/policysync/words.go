@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // flushEntries brings the words of the collected identities in line.
@@ -18,7 +18,7 @@ func (a *Applier) flushEntries(w *work) error {
 	if len(w.entries) == 0 {
 		return nil
 	}
-	want := make(map[uint32]policytable.Identity, len(w.entries))
+	want := make(map[uint32]nodetable.Identity, len(w.entries))
 	for _, id := range w.entries {
 		want[id], _ = a.model.entry(id)
 	}
@@ -28,14 +28,14 @@ func (a *Applier) flushEntries(w *work) error {
 
 // storeEntries changes words, and before that the tables that the service has
 // given up, but that still evaluate endpoints: to them an identity stays what it was.
-func (a *Applier) storeEntries(w *work, want map[uint32]policytable.Identity) error {
+func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) error {
 	if err := a.alignFor(w, want); err != nil {
 		return err
 	}
 	used := a.used()
-	changes := make(map[uint32]policytable.Identity, len(want))
-	type pair struct{ old, new policytable.Identity }
-	seen := map[pair]policytable.Identity{}
+	changes := make(map[uint32]nodetable.Identity, len(want))
+	type pair struct{ old, new nodetable.Identity }
+	seen := map[pair]nodetable.Identity{}
 	for _, id := range slices.Sorted(maps.Keys(want)) {
 		p := pair{a.entries[id], want[id]}
 		if p.old == p.new || !validIdentity(id) {
@@ -82,7 +82,7 @@ func (a *Applier) storeEntries(w *work, want map[uint32]policytable.Identity) er
 }
 
 // unpublish has no address published with an identity that is about to be unknown.
-func (a *Applier) unpublish(changes map[uint32]policytable.Identity) error {
+func (a *Applier) unpublish(changes map[uint32]nodetable.Identity) error {
 	if a.cfg.Addresses == nil {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (a *Applier) unpublish(changes map[uint32]policytable.Identity) error {
 }
 
 // publishKnown has the addresses of identities published that every table knows now.
-func (a *Applier) publishKnown(changes map[uint32]policytable.Identity) error {
+func (a *Applier) publishKnown(changes map[uint32]nodetable.Identity) error {
 	if a.cfg.Addresses == nil {
 		return nil
 	}
@@ -123,7 +123,7 @@ func (a *Applier) publishKnown(changes map[uint32]policytable.Identity) error {
 
 // cover adds rows to tables without an owner, so that they evaluate the new entry
 // as the old one. The endpoints of a table without room for the row are isolated.
-func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Identity) (policytable.Identity, error) {
+func (a *Applier) cover(used map[*kernelTable][]uint16, old, to nodetable.Identity) (nodetable.Identity, error) {
 	if !to.Known {
 		return to, nil
 	}
@@ -131,17 +131,17 @@ func (a *Applier) cover(used map[*kernelTable][]uint16, old, to policytable.Iden
 		if k.owner != nil || k.content.EvaluatesAlike(old, to) {
 			continue
 		}
-		err := policytable.ErrNoCapacity
+		err := nodetable.ErrNoCapacity
 		if _, ok := k.content.Peers[to.Class]; !ok {
 			err = a.addRow(k, to.Class, k.content.ClassOf(old))
 		}
 		switch {
-		case errors.Is(err, policytable.ErrNoCapacity):
+		case errors.Is(err, nodetable.ErrNoCapacity):
 			if err := a.isolate(k); err != nil {
-				return policytable.Identity{}, err
+				return nodetable.Identity{}, err
 			}
 		case err != nil:
-			return policytable.Identity{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
+			return nodetable.Identity{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
 		}
 	}
 	return to, nil

@@ -14,8 +14,9 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // A world is a small policy service: identities with properties, rules that
@@ -46,14 +47,30 @@ type testPolicy struct {
 
 func (p testPolicy) text() string { return fmt.Sprintf("%v %v %v", p.enforce, p.rules, p.prefixes) }
 
+// testPolicies are those of a subject.
+type testPolicies struct{ egress, ingress testPolicy }
+
+// of returns the policy of a direction.
+func (p testPolicies) of(d policytable.Direction) testPolicy {
+	if d == policytable.Egress {
+		return p.egress
+	}
+	return p.ingress
+}
+
+// sides are the policies by direction.
+func (p testPolicies) sides() [policytable.Directions]testPolicy {
+	return [...]testPolicy{policytable.Egress: p.egress, policytable.Ingress: p.ingress}
+}
+
 type state struct {
 	identities map[uint32]props
-	policies   map[uint32][2]testPolicy // by subject
+	policies   map[uint32]testPolicies // by subject
 }
 
 // allows is the truth, asked without tables.
 func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
-	p := s.policies[subject][d]
+	p := s.policies[subject].of(d)
 	if !p.enforce {
 		return true
 	}
@@ -62,24 +79,24 @@ func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr
 		if point < r.from || point > r.to {
 			continue
 		}
-		if r.bit == 8 || known && r.matches(who) || !known && r.action == policytable.ActionDeny {
-			return r.action == policytable.ActionAllow
+		if r.bit == 8 || known && r.matches(who) || !known && r.action == policytable.Deny {
+			return r.action == policytable.Allow
 		}
 	}
-	best, action := -1, policytable.ActionDeny
+	best, action := -1, policytable.Deny
 	for b, a := range p.prefixes {
 		if b.Contains(addr) && b.Bits() > best {
 			best, action = b.Bits(), a
 		}
 	}
-	return best >= 0 && action == policytable.ActionAllow
+	return best >= 0 && action == policytable.Allow
 }
 
 // selectors in use, sorted.
 func (s state) selectors() map[string]testRule {
 	out := map[string]testRule{}
 	for _, list := range s.policies {
-		for _, p := range list {
+		for _, p := range list.sides() {
 			for _, r := range p.rules {
 				if r.bit != 8 {
 					out[r.selector()] = testRule{bit: r.bit, not: r.not}
@@ -112,30 +129,30 @@ type service struct {
 	run       string
 	seq       uint64
 	selectors map[string]testRule
-	numbers   map[policytable.ClassKey]uint32
+	numbers   map[policytable.ClassKey]policytable.IdentityClass
 	members   map[policytable.ClassKey][]string // selectors that the class matches
-	nextClass uint32
-	tables    map[string]uint64 // text of the policy → table
-	contents  map[uint64]*builder
-	nextTable uint64
+	nextClass policytable.IdentityClass
+	tables    map[string]policytable.ID // text of the policy → table
+	contents  map[policytable.ID]*builder
+	nextTable policytable.ID
 	state     state
 	tenant    func(subject uint32) shares.Tenant // nil: unset
 }
 
 func newService(seed uint64) *service {
 	s := &service{
-		rng: rand.New(rand.NewPCG(seed, 1)), run: fmt.Sprintf("run%d", seed), numbers: map[policytable.ClassKey]uint32{}, members: map[policytable.ClassKey][]string{}, //nolint:gosec // a test
-		tables: map[string]uint64{}, contents: map[uint64]*builder{}, selectors: map[string]testRule{},
-		seq: seed * 1000, nextTable: seed * 100, nextClass: uint32(seed * 10), //nolint:gosec // small
+		rng: rand.New(rand.NewPCG(seed, 1)), run: fmt.Sprintf("run%d", seed), numbers: map[policytable.ClassKey]policytable.IdentityClass{}, members: map[policytable.ClassKey][]string{}, //nolint:gosec // a test
+		tables: map[string]policytable.ID{}, contents: map[policytable.ID]*builder{}, selectors: map[string]testRule{},
+		seq: seed * 1000, nextTable: policytable.ID(seed * 100), nextClass: policytable.IdentityClass(seed * 10), //nolint:gosec // small
 	}
 	return s
 }
 
 // builder compiles one policy.
 type builder struct {
-	id      uint64
+	id      policytable.ID
 	policy  testPolicy
-	content policytable.Content
+	content nodetable.Content
 	classes map[string]uint16
 	peers   map[policytable.ClassKey]uint16
 	sent    int // classes that the reader has
@@ -199,7 +216,7 @@ func (s *service) build(p testPolicy) *builder {
 	order := s.rng.Perm(int(identity.Kinds))
 	for _, kind := range order {
 		b.content.DefaultClasses[kind] = b.class(func(r testRule) bool {
-			return r.bit == 8 || identity.Kind(kind) == identity.KindUnknown && r.action == policytable.ActionDeny
+			return r.bit == 8 || identity.Kind(kind) == identity.KindUnknown && r.action == policytable.Deny
 		})
 	}
 	if len(p.prefixes) > 0 {
@@ -231,7 +248,7 @@ func (b *builder) row(key policytable.ClassKey, who []string) (uint16, bool) {
 }
 
 func (s *service) define(b *builder) policytable.Step {
-	st := policytable.DefineTable{Table: b.id, Content: b.content.Clone()}
+	st := policytable.DefineTable{Table: b.id, Content: nodetable.NewContent(b.content.Table, 0).Table}
 	for _, key := range slices.SortedFunc(maps.Keys(b.peers), func(x, y policytable.ClassKey) int { return cmp.Compare(s.numbers[x], s.numbers[y]) }) {
 		st.Peers = append(st.Peers, policytable.Row{IdentityClass: s.numbers[key], Class: b.peers[key]})
 	}
@@ -271,7 +288,7 @@ func (s *service) snapshot(st state) policytable.Message {
 	for _, id := range ids {
 		key := classKey(st.identities[id], s.selectors)
 		steps = append(steps, s.number(key, st.identities[id])...)
-		steps = append(steps, policytable.SetIdentity{Identity: id, IdentityClass: s.numbers[key]})
+		steps = append(steps, policytable.SetIdentity{Identity: identity.Numeric(id), IdentityClass: s.numbers[key]})
 	}
 	steps = append(steps, s.bindAll(st)...)
 	return s.message(append(steps, policytable.SnapshotComplete{}, policytable.Barrier{PolicyRevision: s.seq}))
@@ -281,8 +298,8 @@ func (s *service) snapshot(st state) policytable.Message {
 func (s *service) bindAll(st state) []policytable.Step {
 	var steps, binds []policytable.Step
 	for _, subject := range slices.Sorted(maps.Keys(st.policies)) {
-		for d, p := range st.policies[subject] {
-			bind := policytable.BindSubject{Subject: subject, Direction: policytable.Direction(d), Revision: s.seq + 1} //nolint:gosec // 0 or 1
+		for d, p := range st.policies[subject].sides() {
+			bind := policytable.BindSubject{Subject: identity.Numeric(subject), Direction: policytable.Direction(d), Revision: s.seq + 1} //nolint:gosec // 0 or 1
 			if s.tenant != nil {
 				bind.Tenant = s.tenant(subject)
 			}
@@ -323,7 +340,7 @@ func (s *service) change(st state) policytable.Message {
 				}
 			}
 		}
-		steps = append(steps, policytable.SetIdentity{Identity: id, IdentityClass: s.numbers[key]})
+		steps = append(steps, policytable.SetIdentity{Identity: identity.Numeric(id), IdentityClass: s.numbers[key]})
 	}
 	ids := slices.Sorted(maps.Keys(old.identities))
 	for _, id := range ids { // split
@@ -339,7 +356,7 @@ func (s *service) change(st state) policytable.Message {
 	retired := maps.Clone(s.tables)
 	steps = append(steps, s.bindAll(st)...)
 	for _, list := range st.policies {
-		for _, p := range list {
+		for _, p := range list.sides() {
 			delete(retired, p.text())
 		}
 	}
@@ -350,7 +367,7 @@ func (s *service) change(st state) policytable.Message {
 	}
 	for _, id := range ids { // go
 		if _, ok := st.identities[id]; !ok {
-			steps = append(steps, policytable.SetIdentity{Identity: id})
+			steps = append(steps, policytable.SetIdentity{Identity: identity.Numeric(id)})
 		}
 	}
 	used := map[policytable.ClassKey]bool{}

@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // fakeMaps answer what they were given.
@@ -58,7 +58,7 @@ func (m *fakeMaps) Dump(name string, visit func(key, value string) error) error 
 func TestExplainTellsEveryStep(t *testing.T) {
 	m := &fakeMaps{answer: explain.Explanation{
 		Reason: event.DropPolicyDenied,
-		Source: explain.Peer{Identity: 300, Word: policytable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
+		Source: explain.Peer{Identity: 300, Word: nodetable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
 		Destination: explain.Peer{
 			Identity: 9, Slot: slotmap.NoSlot,
 		},

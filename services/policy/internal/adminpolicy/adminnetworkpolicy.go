@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -196,16 +197,16 @@ func (v *validator) oldPorts(path string, list []OldPort) {
 // Rules converts a valid policy.
 func (p *OldPolicy) Rules(baseline bool, o rule.Options) rule.Spec {
 	c := converter{
-		options: o, tier: rule.Admin,
-		source: rule.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name},
+		options: o, tier: policytable.Admin,
+		source: policytable.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name},
 		spec:   rule.Spec{Subject: p.Spec.Subject.selector()},
 	}
 	if baseline {
-		c.tier, c.source.Kind = rule.Baseline, "BaselineAdminNetworkPolicy"
+		c.tier, c.source.Kind = policytable.Baseline, "BaselineAdminNetworkPolicy"
 	} else if p.Spec.Priority != nil {
 		c.priority = int32(*p.Spec.Priority)
 	}
-	convert := func(d rule.Direction, i int, action string, list []OldPeer, ports []OldPort) {
+	convert := func(d policytable.Direction, i int, action string, list []OldPeer, ports []OldPort) {
 		var peers []EgressPeer
 		for j := range list {
 			peers = append(peers, list[j].peer())
@@ -213,10 +214,10 @@ func (p *OldPolicy) Rules(baseline bool, o rule.Options) rule.Spec {
 		c.add(d, i, action, peers, oldPorts(ports))
 	}
 	for i, r := range p.Spec.Ingress {
-		convert(rule.Ingress, i, r.Action, r.From, r.Ports)
+		convert(policytable.Ingress, i, r.Action, r.From, r.Ports)
 	}
 	for i, r := range p.Spec.Egress {
-		convert(rule.Egress, i, r.Action, r.To, r.Ports)
+		convert(policytable.Egress, i, r.Action, r.To, r.Ports)
 	}
 	return c.spec
 }

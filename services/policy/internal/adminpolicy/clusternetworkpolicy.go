@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -329,12 +330,12 @@ func (v *validator) number(path string, n int64) {
 // Rules converts a valid policy.
 func (p *Policy) Rules(o rule.Options) rule.Spec {
 	c := converter{
-		options: o, tier: rule.Admin,
-		source: rule.Source{Kind: "ClusterNetworkPolicy", Name: p.Metadata.Name},
+		options: o, tier: policytable.Admin,
+		source: policytable.Source{Kind: "ClusterNetworkPolicy", Name: p.Metadata.Name},
 		spec:   rule.Spec{Subject: p.Spec.Subject.selector()},
 	}
 	if p.Spec.Tier == "Baseline" {
-		c.tier = rule.Baseline
+		c.tier = policytable.Baseline
 	}
 	if p.Spec.Priority != nil {
 		c.priority = int32(*p.Spec.Priority)
@@ -344,10 +345,10 @@ func (p *Policy) Rules(o rule.Options) rule.Spec {
 		for _, f := range r.From {
 			peers = append(peers, EgressPeer{Namespaces: f.Namespaces, Pods: f.Pods})
 		}
-		c.add(rule.Ingress, i, r.Action, peers, ports(r.Protocols))
+		c.add(policytable.Ingress, i, r.Action, peers, ports(r.Protocols))
 	}
 	for i, r := range p.Spec.Egress {
-		c.add(rule.Egress, i, r.Action, r.To, ports(r.Protocols))
+		c.add(policytable.Egress, i, r.Action, r.To, ports(r.Protocols))
 	}
 	return c.spec
 }
@@ -356,24 +357,24 @@ func (p *Policy) Rules(o rule.Options) rule.Spec {
 // what it selects is denied, in the directions that it has rules for, in its
 // tier. What bad reports was not understood; without a subject it is every pod.
 func (p *Policy) Isolate(bad func(path string) bool) []rule.Spec {
-	tier := rule.Admin
+	tier := policytable.Admin
 	if p.Spec.Tier == "Baseline" && !bad("spec.tier") {
-		tier = rule.Baseline
+		tier = policytable.Baseline
 	}
-	source := rule.Source{Kind: "ClusterNetworkPolicy", Name: p.Metadata.Name}
+	source := policytable.Source{Kind: "ClusterNetworkPolicy", Name: p.Metadata.Name}
 	return isolate(source, tier, p.Spec.Priority, p.Spec.Subject, len(p.Spec.Ingress), len(p.Spec.Egress), bad)
 }
 
 // Isolate is as for a ClusterNetworkPolicy.
 func (p *OldPolicy) Isolate(baseline bool, bad func(path string) bool) []rule.Spec {
-	tier, source := rule.Admin, rule.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name}
+	tier, source := policytable.Admin, policytable.Source{Kind: "AdminNetworkPolicy", Name: p.Metadata.Name}
 	if baseline {
-		tier, source.Kind = rule.Baseline, "BaselineAdminNetworkPolicy"
+		tier, source.Kind = policytable.Baseline, "BaselineAdminNetworkPolicy"
 	}
 	return isolate(source, tier, p.Spec.Priority, p.Spec.Subject, len(p.Spec.Ingress), len(p.Spec.Egress), bad)
 }
 
-func isolate(source rule.Source, tier rule.Tier, priority *int64, subject Subject, ingress, egress int, bad func(path string) bool) []rule.Spec {
+func isolate(source policytable.Source, tier policytable.Tier, priority *int64, subject Subject, ingress, egress int, bad func(path string) bool) []rule.Spec {
 	var v validator
 	v.subject(subject)
 	spec := rule.Spec{Subject: selector.New()}
@@ -385,8 +386,8 @@ func isolate(source rule.Source, tier rule.Tier, priority *int64, subject Subjec
 		at = int32(*priority)
 	}
 	in, out := ingress > 0 || bad("spec.ingress"), egress > 0 || bad("spec.egress")
-	for i, has := range [2]bool{rule.Ingress: in, rule.Egress: out} {
-		d := rule.Direction(i)
+	for i, has := range [2]bool{policytable.Ingress: in, policytable.Egress: out} {
+		d := policytable.Direction(i)
 		if has || !in && !out {
 			spec.Selects[d] = true
 			spec.Rules = append(spec.Rules, rule.Isolate(source, d, tier, at))
@@ -441,14 +442,14 @@ func transport(proto port.Protocol, t *Transport) rule.Port {
 
 type converter struct {
 	options  rule.Options
-	tier     rule.Tier
+	tier     policytable.Tier
 	priority int32
-	source   rule.Source
+	source   policytable.Source
 	spec     rule.Spec
 	unknown  []selector.Selector // nodes of unknown labels, of the rule in work
 }
 
-func (c *converter) add(d rule.Direction, index int, action string, peers []EgressPeer, list []rule.Port) {
+func (c *converter) add(d policytable.Direction, index int, action string, peers []EgressPeer, list []rule.Port) {
 	c.spec.Selects[d] = true
 	r := &rule.Rule{
 		Source: c.source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index),
@@ -457,11 +458,11 @@ func (c *converter) add(d rule.Direction, index int, action string, peers []Egre
 	r.Source.Path = "spec." + d.String() + "[" + strconv.Itoa(index) + "]"
 	switch action {
 	case "Deny":
-		r.Action = rule.Deny
+		r.Action = policytable.Deny
 	case "Pass":
-		r.Action = rule.Pass
+		r.Action = policytable.Pass
 	default:
-		r.Action = rule.Allow
+		r.Action = policytable.Allow
 	}
 	r.Peers.Any = len(peers) == 0
 	for i, p := range peers {
@@ -474,7 +475,7 @@ func (c *converter) add(d rule.Direction, index int, action string, peers []Egre
 	// Neither to pass nor to go on with the next rule is safe for a node that may be
 	// meant or not.
 	deny := &rule.Rule{
-		Source: r.Source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index), Action: rule.Deny,
+		Source: r.Source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index), Action: policytable.Deny,
 		Peers: rule.Peers{Selectors: c.unknown}, Ports: list, AllPorts: list == nil,
 	}
 	c.spec.Rules = append(c.spec.Rules, deny.Seal())
@@ -495,7 +496,7 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 		for _, name := range []string{identity.NameHost, identity.NameRemoteNode} {
 			reqs := p.Nodes.Requirements(label.SourceNode, "")
 			r.Peers.Selectors = append(r.Peers.Selectors, rule.Nodes(name, reqs, r.Action)...)
-			if r.Action == rule.Pass && len(reqs) > 0 {
+			if r.Action == policytable.Pass && len(reqs) > 0 {
 				c.unknown = append(c.unknown, rule.UnknownNodes(name))
 			}
 		}
@@ -520,7 +521,7 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 func (c *converter) resolver(r *rule.Rule, i int) {
 	dns := &rule.Rule{
 		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
-		Action: rule.Redirect, Proxy: rule.ProxyDNS,
+		Action: policytable.Redirect, Proxy: policytable.ProxyDNS,
 		Peers: rule.Peers{Selectors: []selector.Selector{selector.New(selector.Requirement{
 			Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"},
 		})}},

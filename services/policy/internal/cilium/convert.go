@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -88,7 +89,7 @@ func (p *NetworkPolicy) Rules(namespaced bool, o rule.Options) []rule.Spec {
 
 type converter struct {
 	options   rule.Options
-	source    rule.Source
+	source    policytable.Source
 	namespace string // empty for a cluster-wide policy
 	// init says that the subject selects pods whose labels are not known yet;
 	// their policies get no requirement of a namespace.
@@ -96,7 +97,7 @@ type converter struct {
 }
 
 func (p *NetworkPolicy) converter(namespaced bool) converter {
-	c := converter{source: rule.Source{Kind: "CiliumClusterwideNetworkPolicy", Name: p.Metadata.Name}}
+	c := converter{source: policytable.Source{Kind: "CiliumClusterwideNetworkPolicy", Name: p.Metadata.Name}}
 	if namespaced {
 		c.source.Kind = "CiliumNetworkPolicy"
 		c.source.Namespace = p.Metadata.Namespace
@@ -122,15 +123,15 @@ func (p *NetworkPolicy) Isolate(namespaced bool, bad func(path string) bool) []r
 			selected = r.EndpointSelector
 		}
 		spec.Subject = c.subject(selected)
-		tier := rule.Isolation
+		tier := policytable.Isolation
 		denies := len(r.IngressDeny)+len(r.EgressDeny) > 0
 		if denies || bad(path+".ingressDeny") || bad(path+".egressDeny") {
-			tier = rule.Normal
+			tier = policytable.Normal
 		}
 		in := len(r.Ingress)+len(r.IngressDeny) > 0 || bad(path+".ingress") || bad(path+".ingressDeny")
 		out := len(r.Egress)+len(r.EgressDeny) > 0 || bad(path+".egress") || bad(path+".egressDeny")
-		for i, has := range [2]bool{rule.Ingress: in, rule.Egress: out} {
-			d := rule.Direction(i)
+		for i, has := range [2]bool{policytable.Ingress: in, policytable.Egress: out} {
+			d := policytable.Direction(i)
 			if has || !in && !out {
 				spec.Selects[d], spec.DefaultDeny[d] = true, true
 				spec.Rules = append(spec.Rules, rule.Isolate(c.source, d, tier, 0))
@@ -185,12 +186,12 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		if in.Authentication.asked() {
 			continue // who cannot prove what it is, is not let in
 		}
-		c.rules(&spec, rule.Ingress, false, p, c.ingressPeers(&in.IngressPeers, false), in.ToPorts, in.ICMPs)
+		c.rules(&spec, policytable.Ingress, false, p, c.ingressPeers(&in.IngressPeers, false), in.ToPorts, in.ICMPs)
 	}
 	for i := range r.IngressDeny {
 		in := &r.IngressDeny[i]
 		p := path + ".ingressDeny[" + strconv.Itoa(i) + "]"
-		c.rules(&spec, rule.Ingress, true, p, c.ingressPeers(&in.IngressPeers, true).widen(len(in.FromGroups) > 0), denyPorts(in.ToPorts), in.ICMPs)
+		c.rules(&spec, policytable.Ingress, true, p, c.ingressPeers(&in.IngressPeers, true).widen(len(in.FromGroups) > 0), denyPorts(in.ToPorts), in.ICMPs)
 	}
 	for i := range r.Egress {
 		eg := &r.Egress[i]
@@ -198,21 +199,21 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		if eg.Authentication.asked() {
 			continue
 		}
-		c.rules(&spec, rule.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs, false), eg.ToPorts, eg.ICMPs)
+		c.rules(&spec, policytable.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs, false), eg.ToPorts, eg.ICMPs)
 	}
 	for i := range r.EgressDeny {
 		eg := &r.EgressDeny[i]
 		p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
-		c.rules(&spec, rule.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil, true).widen(len(eg.ToServices)+len(eg.ToGroups) > 0), denyPorts(eg.ToPorts), eg.ICMPs)
+		c.rules(&spec, policytable.Egress, true, p, c.egressPeers(&eg.EgressPeers, nil, true).widen(len(eg.ToServices)+len(eg.ToGroups) > 0), denyPorts(eg.ToPorts), eg.ICMPs)
 	}
-	spec.Selects[rule.Ingress] = len(r.Ingress)+len(r.IngressDeny) > 0
-	spec.Selects[rule.Egress] = len(r.Egress)+len(r.EgressDeny) > 0
+	spec.Selects[policytable.Ingress] = len(r.Ingress)+len(r.IngressDeny) > 0
+	spec.Selects[policytable.Egress] = len(r.Egress)+len(r.EgressDeny) > 0
 	spec.DefaultDeny = spec.Selects
 	if b := r.EnableDefaultDeny.Ingress; b != nil {
-		spec.DefaultDeny[rule.Ingress] = *b
+		spec.DefaultDeny[policytable.Ingress] = *b
 	}
 	if b := r.EnableDefaultDeny.Egress; b != nil {
-		spec.DefaultDeny[rule.Egress] = *b
+		spec.DefaultDeny[policytable.Egress] = *b
 	}
 	return spec
 }
@@ -319,9 +320,9 @@ func (c *converter) nodes(out *peers, list []networkpolicy.LabelSelector, deny b
 			}
 			return label.SourceNode, key
 		})
-		action := rule.Allow
+		action := policytable.Allow
 		if deny {
-			action = rule.Deny
+			action = policytable.Deny
 		}
 		out.Selectors = append(out.Selectors, rule.Nodes(identity.NameRemoteNode, reqs, action)...)
 	}
@@ -393,7 +394,7 @@ func (c *converter) entities(out *peers, list []string) {
 // rules splits one rule of the manifest by what its port entries do. An empty
 // rule, and one whose lists select nothing, leaves no rule behind: it only
 // switched its direction to default deny.
-func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path string, p peers, ports []PortRule, icmps []ICMPRule) {
+func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, path string, p peers, ports []PortRule, icmps []ICMPRule) {
 	if !p.present {
 		if len(ports) == 0 && len(icmps) == 0 {
 			return // {} allows nothing and denies nothing
@@ -404,16 +405,16 @@ func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path str
 		return
 	}
 	digest := p.Digest()
-	add := func(path string, action rule.Action, proxy rule.Proxy, list []rule.Port, all bool) {
+	add := func(path string, action policytable.Action, proxy policytable.Proxy, list []rule.Port, all bool) {
 		if !all && len(list) == 0 {
 			return
 		}
 		r := &rule.Rule{
-			Source: c.source, Direction: d, Tier: rule.Normal, Action: action, Proxy: proxy,
+			Source: c.source, Direction: d, Tier: policytable.Normal, Action: action, Proxy: proxy,
 			Peers: p.Peers, Ports: list, AllPorts: all,
 		}
 		if deny {
-			r.Action, r.Proxy = rule.Deny, rule.NoProxy
+			r.Action, r.Proxy = policytable.Deny, policytable.NoProxy
 		}
 		r.Source.Path = path
 		spec.Rules = append(spec.Rules, r.SealWith(digest))
@@ -425,10 +426,10 @@ func (c *converter) rules(spec *rule.Spec, d rule.Direction, deny bool, path str
 			for _, f := range r.Fields {
 				list = append(list, icmpPorts(f)...)
 			}
-			add(path+".icmps["+strconv.Itoa(i)+"]", rule.Allow, rule.NoProxy, list, false)
+			add(path+".icmps["+strconv.Itoa(i)+"]", policytable.Allow, policytable.NoProxy, list, false)
 		}
 	case len(ports) == 0:
-		add(path, rule.Allow, rule.NoProxy, nil, true)
+		add(path, policytable.Allow, policytable.NoProxy, nil, true)
 	default:
 		for i := range ports {
 			action, proxy := layer7(&ports[i], c.options)
@@ -456,18 +457,18 @@ func forwarded(r *PortRule, o rule.Options) bool {
 
 // layer7 is the proxy that a port rule needs. Empty lists of requests, and DNS
 // rules of every name without a proxy, are a plain allow.
-func layer7(r *PortRule, o rule.Options) (rule.Action, rule.Proxy) {
+func layer7(r *PortRule, o rule.Options) (policytable.Action, policytable.Proxy) {
 	switch {
 	case r.Listener != nil:
-		return rule.Redirect, rule.ProxyListener
+		return policytable.Redirect, policytable.ProxyListener
 	case r.Rules != nil && len(r.Rules.DNS) > 0 && !forwarded(r, o):
-		return rule.Redirect, rule.ProxyDNS
+		return policytable.Redirect, policytable.ProxyDNS
 	case r.Rules != nil && len(r.Rules.HTTP) > 0:
-		return rule.Redirect, rule.ProxyHTTP
+		return policytable.Redirect, policytable.ProxyHTTP
 	case len(r.ServerNames) > 0 || r.TerminatingTLS != nil || r.OriginatingTLS != nil:
-		return rule.Redirect, rule.ProxyTLS
+		return policytable.Redirect, policytable.ProxyTLS
 	}
-	return rule.Allow, rule.NoProxy
+	return policytable.Allow, policytable.NoProxy
 }
 
 // convertPort turns an entry into intervals. Port 0 is every port of the

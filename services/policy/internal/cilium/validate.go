@@ -12,6 +12,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
@@ -80,27 +81,27 @@ func (v *validator) rule(path string, r *Rule, namespaced bool) {
 		in := &r.Ingress[i]
 		p := path + ".ingress[" + strconv.Itoa(i) + "]"
 		v.ingressPeers(p, &in.IngressPeers)
-		v.portRules(p, in.ToPorts, in.ICMPs, rule.Ingress, host)
+		v.portRules(p, in.ToPorts, in.ICMPs, policytable.Ingress, host)
 		v.authentication(p, in.Authentication)
 	}
 	for i := range r.IngressDeny {
 		in := &r.IngressDeny[i]
 		p := path + ".ingressDeny[" + strconv.Itoa(i) + "]"
 		v.ingressPeers(p, &in.IngressPeers)
-		v.portRules(p, denyPorts(in.ToPorts), in.ICMPs, rule.Ingress, host)
+		v.portRules(p, denyPorts(in.ToPorts), in.ICMPs, policytable.Ingress, host)
 	}
 	for i := range r.Egress {
 		eg := &r.Egress[i]
 		p := path + ".egress[" + strconv.Itoa(i) + "]"
 		v.egressPeers(p, &eg.EgressPeers, eg.ToFQDNs)
-		v.portRules(p, eg.ToPorts, eg.ICMPs, rule.Egress, host)
+		v.portRules(p, eg.ToPorts, eg.ICMPs, policytable.Egress, host)
 		v.authentication(p, eg.Authentication)
 	}
 	for i := range r.EgressDeny {
 		eg := &r.EgressDeny[i]
 		p := path + ".egressDeny[" + strconv.Itoa(i) + "]"
 		v.egressPeers(p, &eg.EgressPeers, nil)
-		v.portRules(p, denyPorts(eg.ToPorts), eg.ICMPs, rule.Egress, host)
+		v.portRules(p, denyPorts(eg.ToPorts), eg.ICMPs, policytable.Egress, host)
 	}
 }
 
@@ -317,7 +318,7 @@ func (v *validator) authentication(path string, a *Authentication) {
 	}
 }
 
-func (v *validator) portRules(path string, rules []PortRule, icmps []ICMPRule, d rule.Direction, host bool) {
+func (v *validator) portRules(path string, rules []PortRule, icmps []ICMPRule, d policytable.Direction, host bool) {
 	if len(rules) > 0 && len(icmps) > 0 {
 		v.Add(path, "combines toPorts and icmps, which is not supported: use two rules")
 	}
@@ -329,7 +330,7 @@ func (v *validator) portRules(path string, rules []PortRule, icmps []ICMPRule, d
 	}
 }
 
-func (v *validator) portRule(path string, r *PortRule, d rule.Direction, host bool) {
+func (v *validator) portRule(path string, r *PortRule, d policytable.Direction, host bool) {
 	if len(r.Ports) > maxPorts {
 		v.Add(path+".ports", "has %d entries, more than %d", len(r.Ports), maxPorts)
 	}
@@ -368,7 +369,7 @@ func (v *validator) portRule(path string, r *PortRule, d rule.Direction, host bo
 }
 
 // layer7 checks the rules of an application's protocol. Zero says that a port is 0.
-func (v *validator) layer7(p string, r *PortRule, d rule.Direction, host, zero bool) {
+func (v *validator) layer7(p string, r *PortRule, d policytable.Direction, host, zero bool) {
 	hasDNS, hasHTTP := len(r.Rules.DNS) > 0, len(r.Rules.HTTP) > 0
 	switch {
 	case r.Rules.HTTP != nil && r.Rules.DNS != nil:
@@ -376,7 +377,7 @@ func (v *validator) layer7(p string, r *PortRule, d rule.Direction, host, zero b
 	case r.Rules.HTTP == nil && r.Rules.DNS == nil:
 		v.AddSchema(p, "needs http or dns rules")
 	}
-	if hasDNS && d == rule.Ingress {
+	if hasDNS && d == policytable.Ingress {
 		v.Add(p+".dns", "DNS rules are not supported on ingress")
 	}
 	if hasDNS && len(r.Ports) == 0 {
@@ -385,7 +386,7 @@ func (v *validator) layer7(p string, r *PortRule, d rule.Direction, host, zero b
 	if (hasDNS || hasHTTP) && zero {
 		v.Add(p, "layer 7 rules cannot be used with port 0")
 	}
-	if host && (hasHTTP || hasDNS && d == rule.Ingress) {
+	if host && (hasHTTP || hasDNS && d == policytable.Ingress) {
 		v.Add(p, "layer 7 rules are not supported for nodes")
 	}
 	for i, f := range r.Rules.DNS {
@@ -427,7 +428,7 @@ func (v *validator) serverNames(path string, names []string) {
 	}
 }
 
-func (v *validator) listener(p string, l *Listener, d rule.Direction, l7 bool) {
+func (v *validator) listener(p string, l *Listener, d policytable.Direction, l7 bool) {
 	if l.Name == "" {
 		v.AddSchema(p+".name", "is required")
 	}
@@ -440,7 +441,7 @@ func (v *validator) listener(p string, l *Listener, d rule.Direction, l7 bool) {
 	if l.EnvoyConfig.Name == "" {
 		v.AddSchema(p+".envoyConfig.name", "is required")
 	}
-	if d == rule.Ingress {
+	if d == policytable.Ingress {
 		v.Add(p, "is not supported on ingress")
 	}
 	if l7 {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -32,7 +33,7 @@ import (
 
 // Input is everything a table is made of, apart from the peers.
 type Input struct {
-	Direction rule.Direction
+	Direction policytable.Direction
 	Rules     []*rule.Rule         // in any order
 	Flags     table.Flags          // DefaultAllow and HostAllow
 	Ports     []workload.NamedPort // of the subject; they resolve names on ingress
@@ -58,12 +59,12 @@ type numbered struct {
 // Program is a compiled rule set. It is immutable.
 type Program struct {
 	Hash      Hash
-	Direction rule.Direction
+	Direction policytable.Direction
 	flags     table.Flags
 	rules     []numbered // number 1 first
 	// Sources are the places each rule was written in, number 1 first. They
 	// belong to the subject and not to the hash.
-	Sources [][]rule.Source
+	Sources [][]policytable.Source
 
 	// Selectors that peers are matched with, in canonical order, and the
 	// numbers of the rules each of them brings.
@@ -101,7 +102,7 @@ func New(in Input) (*Program, error) {
 			return nil, &table.ErrTooLarge{What: "rules", Got: len(rules), Limit: table.MaxRules}
 		}
 		n := numbered{Rule: r, number: uint16(len(p.rules) + 1)}
-		if r.Tier == rule.Admin {
+		if r.Tier == policytable.Admin {
 			if admin++; admin > table.MaxAdminRules {
 				return nil, &table.ErrTooLarge{What: "rules in the Admin tier", Got: admin, Limit: table.MaxAdminRules}
 			}
@@ -115,7 +116,7 @@ func New(in Input) (*Program, error) {
 				return nil, &table.ErrTooLarge{What: "intervals in one rule", Got: got, Limit: table.MaxIntervals}
 			}
 		}
-		p.Sources = append(p.Sources, []rule.Source{r.Source})
+		p.Sources = append(p.Sources, []policytable.Source{r.Source})
 	}
 	p.place()
 	for i := range p.rules {
@@ -148,12 +149,12 @@ func same(a, b *rule.Rule) bool {
 }
 
 // resolve splits ports into intervals and names that have to wait for a peer.
-func (n *numbered) resolve(d rule.Direction, own []workload.NamedPort) {
+func (n *numbered) resolve(d policytable.Direction, own []workload.NamedPort) {
 	for _, p := range n.Ports {
 		switch {
 		case p.Name == "":
 			n.ranges = append(n.ranges, p.Range)
-		case d == rule.Ingress:
+		case d == policytable.Ingress:
 			n.ranges = append(n.ranges, resolved(p, own)...)
 		default:
 			n.named = append(n.named, p)
@@ -196,7 +197,7 @@ func (p *Program) place() {
 			p.namedPrefixes = p.namedPrefixes || len(r.named) > 0
 			p.grouped = p.grouped || len(r.Peers.Groups) > 0
 		}
-		if r.Action == rule.Deny && len(r.Peers.Selectors) > 0 {
+		if r.Action == policytable.Deny && len(r.Peers.Selectors) > 0 {
 			p.unknown = append(p.unknown, r.number)
 		}
 		if !r.Peers.Any {
@@ -249,9 +250,9 @@ func (p *Program) NeedsPodAddresses() bool { return p.namedPrefixes }
 
 // NewTable returns a table without peers and prefixes.
 func (p *Program) NewTable() *table.Table {
-	t := &table.Table{Header: table.Header{Flags: p.flags}, Peers: make(map[table.IdentityClass]table.Class)}
+	t := &table.Table{Header: table.Header{Flags: p.flags}, Peers: make(map[policytable.IdentityClass]policytable.Class)}
 	for _, r := range p.rules {
-		t.Rules = append(t.Rules, table.Rule{Action: r.Action, Tier: r.Tier, Proxy: r.Proxy})
+		t.Rules = append(t.Rules, policytable.Rule{Action: r.Action, Tier: r.Tier, Proxy: r.Proxy})
 	}
 	if p.hasPrefixes || len(p.addrEveryone) > 0 {
 		t.Flags |= table.HasAddresses
@@ -268,7 +269,7 @@ func (p *Program) Brings(selector string) []uint16 { return p.bySel[selector] }
 // other rules are as strict as that rule for all peers.
 func (p *Program) Namespace(selector string) string {
 	for _, n := range p.bySel[selector] {
-		if a := p.rules[n-1].Action; a != rule.Allow && a != rule.Deny {
+		if a := p.rules[n-1].Action; a != policytable.Allow && a != policytable.Deny {
 			return ""
 		}
 	}
@@ -278,7 +279,7 @@ func (p *Program) Namespace(selector string) string {
 // Denies returns the deny rules among rules.
 func (p *Program) Denies(numbers []uint16) (denies []uint16) {
 	for _, n := range numbers {
-		if p.rules[n-1].Action == rule.Deny {
+		if p.rules[n-1].Action == policytable.Deny {
 			denies = append(denies, n)
 		}
 	}
@@ -338,7 +339,7 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 	for _, n := range numbers {
 		r := &p.rules[n-1]
 		add := func(x port.Range) {
-			claims = append(claims, claim{x, n, r.Tier == rule.Admin})
+			claims = append(claims, claim{x, n, r.Tier == policytable.Admin})
 			cuts = append(cuts, uint64(x.Lo), uint64(x.Hi)+1)
 		}
 		if r.AllPorts {
@@ -350,7 +351,7 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 		}
 		for _, name := range r.named {
 			if unknown {
-				if r.Action != rule.Deny {
+				if r.Action != policytable.Deny {
 					continue
 				}
 				for _, proto := range port.WithPorts {
@@ -493,7 +494,7 @@ type mark struct {
 
 // Prefixes computes the address side: each prefix whose classes differ from those
 // of the prefix around it. class turns a rule set into a class.
-func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (table.Class, error)) (def [identity.PeerScopes]table.Class, out []Prefix, err error) {
+func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []workload.NamedPort) (policytable.Class, error)) (def [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
 	base, err := class(p.addrEveryone, nil)
 	if err != nil {
 		return def, nil, err
@@ -570,20 +571,20 @@ func (p *Program) Prefixes(places []Place, class func(numbers []uint16, ports []
 // Prefix is a prefix with the classes of its addresses.
 type Prefix struct {
 	Prefix  netip.Prefix
-	Classes [identity.PeerScopes]table.Class
+	Classes [identity.PeerScopes]policytable.Class
 }
 
 // walk visits the prefixes in address order, a prefix before what lies in it,
 // with a stack of the prefixes around the current one.
-func (p *Program) walk(def [identity.PeerScopes]table.Class, marks map[netip.Prefix]*mark, entries []entry,
-	class func([]uint16, []workload.NamedPort) (table.Class, error),
-) (_ [identity.PeerScopes]table.Class, out []Prefix, err error) {
+func (p *Program) walk(def [identity.PeerScopes]policytable.Class, marks map[netip.Prefix]*mark, entries []entry,
+	class func([]uint16, []workload.NamedPort) (policytable.Class, error),
+) (_ [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
 	prefixes := slices.SortedFunc(maps.Keys(marks), netip.Prefix.Compare)
 	type frame struct {
 		prefix  netip.Prefix
 		active  []int
 		groups  []*policy.Group
-		classes [identity.PeerScopes]table.Class
+		classes [identity.PeerScopes]policytable.Class
 	}
 	var stack []frame
 	work := 0
@@ -655,7 +656,7 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 				continue
 			}
 			reach = rule.ReachOutside
-			if e.group.NodesToo && (narrow || p.closedLabels.Len() > 0 && p.rules[e.number-1].Action == rule.Deny) {
+			if e.group.NodesToo && (narrow || p.closedLabels.Len() > 0 && p.rules[e.number-1].Action == policytable.Deny) {
 				reach |= rule.ReachNode
 			}
 		}
@@ -680,7 +681,7 @@ func (p *Program) groupMatches(number uint16, g *rule.GroupPeer, labels label.Se
 		return matches
 	}
 	with := g.Selector.Matches(label.NewSet(append(slices.Clone(labels.All()), p.closedLabels.All()...)...))
-	if p.rules[number-1].Action == rule.Deny {
+	if p.rules[number-1].Action == policytable.Deny {
 		return matches || with
 	}
 	return matches && with
@@ -714,7 +715,7 @@ func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Plac
 			return n.Reach&bit != 0 && n.Prefix.Contains(addr) && !in(n.Except)
 		}) || slices.ContainsFunc(r.Peers.Groups, func(g rule.GroupPeer) bool {
 			reach := rule.ReachOutside
-			if g.NodesToo && (covered || p.closedLabels.Len() > 0 && r.Action == rule.Deny) {
+			if g.NodesToo && (covered || p.closedLabels.Len() > 0 && r.Action == policytable.Deny) {
 				reach |= rule.ReachNode
 			}
 			return reach&bit != 0 && p.groupMatches(r.number, &g, labels) && !in(g.Except)
@@ -745,7 +746,7 @@ func (p *Program) Wants(name string) bool {
 }
 
 // Rule describes a rule by its number.
-func (p *Program) Rule(number uint16) (*rule.Rule, []rule.Source, error) {
+func (p *Program) Rule(number uint16) (*rule.Rule, []policytable.Source, error) {
 	if number == 0 || int(number) > len(p.rules) {
 		return nil, nil, fmt.Errorf("table has no rule %d", number)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -114,26 +115,26 @@ func (e *Engine) Identities() int { return len(e.peers) }
 
 // BoundTable is a copy of the table that a direction of a subject is bound to;
 // false if nothing is enforced.
-func (e *Engine) BoundTable(n identity.Numeric, d rule.Direction) (DefineTable, bool) {
+func (e *Engine) BoundTable(n identity.Numeric, d policytable.Direction) (policytable.DefineTable, bool) {
 	s := e.subjects[n]
 	if s == nil || s.bound[d] == nil {
-		return DefineTable{}, false
+		return policytable.DefineTable{}, false
 	}
 	return s.bound[d].definition(), true
 }
 
 // BoundID is the number of the table that a direction of a subject is bound
 // to; false if there is no such subject.
-func (e *Engine) BoundID(n identity.Numeric, d rule.Direction) (TableID, bool) {
+func (e *Engine) BoundID(n identity.Numeric, d policytable.Direction) (policytable.ID, bool) {
 	s := e.subjects[n]
 	if s == nil {
-		return AllowAll, false
+		return policytable.AllowAll, false
 	}
 	return s.bound[d].tableID(), true
 }
 
 // LargestShare names the policy with most of the rules of a bound table.
-func (e *Engine) LargestShare(n identity.Numeric, d rule.Direction) string {
+func (e *Engine) LargestShare(n identity.Numeric, d policytable.Direction) string {
 	s := e.subjects[n]
 	if s == nil {
 		return ""

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -316,7 +317,7 @@ func BenchmarkLookup(b *testing.B) {
 	e := loaded(b, shapes[0].Shape)
 	var t *table.Table
 	for n := range e.subjects {
-		if x, _ := e.Bound(n, rule.Ingress); x.Table != nil && x.Table.Prefixes.Len() > 0 {
+		if x, _ := e.Bound(n, policytable.Ingress); x.Table != nil && x.Table.Prefixes.Len() > 0 {
 			t = x.Table
 		}
 	}

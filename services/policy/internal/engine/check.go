@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -19,7 +20,7 @@ import (
 // only when there is a subject.
 func Check(o policy.Object) error {
 	for i := range o.Specs {
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			in := compile.Input{Direction: d, Groups: compile.NewGroups()}
 			for _, r := range o.Specs[i].Rules {
 				if r.Direction == d {

@@ -11,10 +11,10 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
@@ -95,9 +95,9 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 	}
 	for _, rules := range []int{400, table.MaxAddressClasses + 1, 3000} {
 		e := New(Config{})
-		var events []BindSubject
-		e.config.Events = func(ev Event) {
-			if b, ok := ev.(BindSubject); ok && b.Direction == rule.Egress {
+		var events []policytable.BindSubject
+		e.config.Events = func(ev policytable.Step) {
+			if b, ok := ev.(policytable.BindSubject); ok && b.Direction == policytable.Egress {
 				events = append(events, b)
 			}
 		}
@@ -106,7 +106,7 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 			AddSubjects: []identity.Numeric{300},
 		})
 		merged := rules > table.MaxAddressClasses
-		b, _ := e.Bound(300, rule.Egress)
+		b, _ := e.Bound(300, policytable.Egress)
 		if got := e.Size().Merged; (got == 1) != merged {
 			t.Errorf("%d rules: %d tables are merged, want %t", rules, got, merged)
 		}
@@ -115,13 +115,13 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 		}
 		for i := 0; i < rules; i += 1 + rules/200 {
 			for _, last := range []byte{1, 129} {
-				x, err := e.Explain(300, rule.Egress, identity.WorldIPv4, netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), last}), port.At(port.TCP, 80))
+				x, err := e.Explain(300, policytable.Egress, identity.WorldIPv4, netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), last}), port.At(port.TCP, 80))
 				if err != nil {
 					t.Fatal(err)
 				}
-				want, path := rule.Allow, fmt.Sprintf("spec.egress[%d]", i)
+				want, path := policytable.Allow, fmt.Sprintf("spec.egress[%d]", i)
 				if last == 129 && i%5 == 0 {
-					want, path = rule.Deny, fmt.Sprintf("spec.egressDeny[%d]", i/5)
+					want, path = policytable.Deny, fmt.Sprintf("spec.egressDeny[%d]", i/5)
 				}
 				got := ""
 				for _, m := range x.Matches {
@@ -134,7 +134,7 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 				}
 			}
 		}
-		last := events[len(events)-1].Sources
+		last := events[len(events)-1].Rules
 		if n := len(last[0]); merged != (n == maxMerged+1) || merged && last[0][n-1].String() != fmt.Sprintf("and %d more rules with the same verdict", (rules+4)/5-maxMerged) {
 			t.Errorf("%d rules: the first number stands for %v", rules, last[0])
 		}
@@ -149,7 +149,7 @@ func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 	for i := range o.Specs {
 		kept := o.Specs[i].Rules[:0]
 		for _, r := range o.Specs[i].Rules {
-			if r.Action == rule.Allow {
+			if r.Action == policytable.Allow {
 				kept = append(kept, r)
 			}
 		}
@@ -163,9 +163,9 @@ func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 	if e.Size().Merged != 1 {
 		t.Fatal("the classes are not merged")
 	}
-	b, _ := e.Bound(300, rule.Egress)
+	b, _ := e.Bound(300, policytable.Egress)
 	entry := table.Entry{IdentityClass: 1, Kind: identity.KindWorld4, Scope: identity.PeerScopeOutside, Known: true}
-	for addr, want := range map[string]rule.Action{"192.0.2.7": rule.Allow, "192.0.2.8": rule.Deny, "10.1.7.9": rule.Allow} {
+	for addr, want := range map[string]policytable.Action{"192.0.2.7": policytable.Allow, "192.0.2.8": policytable.Deny, "10.1.7.9": policytable.Allow} {
 		if got := b.Table.Lookup(entry, netip.MustParseAddr(addr), port.At(port.TCP, 80)); got.Action != want {
 			t.Errorf("%s: %s, want %s", addr, got.Action, want)
 		}

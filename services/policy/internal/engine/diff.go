@@ -10,9 +10,9 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
@@ -34,7 +34,7 @@ type Changed struct {
 // that it changes for in the same way.
 type Difference struct {
 	Subject   identity.Numeric
-	Direction rule.Direction
+	Direction policytable.Direction
 	Places    []Place
 	Changes   []Changed
 }
@@ -54,8 +54,8 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 		return nil, err
 	}
 	changed := make(map[identity.Numeric]struct{})
-	after.config.Events = func(ev Event) {
-		if b, ok := ev.(BindSubject); ok {
+	after.config.Events = func(ev policytable.Step) {
+		if b, ok := ev.(policytable.BindSubject); ok {
 			changed[b.Subject] = struct{}{}
 		}
 	}
@@ -74,7 +74,7 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 // them together can be as many as there are pairs of identities.
 func (x *Comparison) Each(take func(Difference) error) error {
 	for _, n := range x.subjects {
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			before, after := x.before.subjects[n].bound[d], x.after.subjects[n].bound[d]
 			if before == nil && after == nil || before != nil && after != nil && before.program.Hash == after.program.Hash {
 				continue
@@ -102,9 +102,9 @@ func (s side) entry(n identity.Numeric) table.Entry { return s.engine.Entry(n) }
 
 // classes are those of the addresses of a prefix; the zero prefix stands for
 // addresses in no prefix.
-func (s side) classes(block netip.Prefix) [identity.PeerScopes]table.Class {
+func (s side) classes(block netip.Prefix) [identity.PeerScopes]policytable.Class {
 	if s.live == nil {
-		return [identity.PeerScopes]table.Class{}
+		return [identity.PeerScopes]policytable.Class{}
 	}
 	if block.IsValid() {
 		if c, ok := s.live.table.Prefixes.Within(block); ok {
@@ -116,7 +116,7 @@ func (s side) classes(block netip.Prefix) [identity.PeerScopes]table.Class {
 
 // classPair is how a table classifies a peer at a place.
 type classPair struct {
-	identity, address table.Class
+	identity, address policytable.Class
 }
 
 func (s side) pair(w table.Entry, block netip.Prefix) classPair {
@@ -128,7 +128,7 @@ func (s side) pair(w table.Entry, block netip.Prefix) classPair {
 
 func (s side) lookup(w table.Entry, block netip.Prefix, q port.Point) table.Verdict {
 	if s.live == nil {
-		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}
+		return table.Verdict{Action: policytable.Allow, Reason: table.ByDefault}
 	}
 	return s.live.table.LookupIn(w, s.classes(block), q)
 }
@@ -137,7 +137,7 @@ func (s side) cuts(p classPair, cuts []port.Point) []port.Point {
 	if s.live == nil {
 		return cuts
 	}
-	for _, c := range []table.Class{p.identity, p.address} {
+	for _, c := range []policytable.Class{p.identity, p.address} {
 		for _, i := range s.live.table.Intervals(c) {
 			cuts = append(cuts, i.Hi)
 		}
@@ -167,7 +167,7 @@ func (c *comparison) peers() {
 	var blocks []netip.Prefix
 	for _, s := range []side{c.before, c.after} {
 		if s.live != nil {
-			s.live.table.Prefixes.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) { blocks = append(blocks, p) })
+			s.live.table.Prefixes.All(func(p netip.Prefix, _ [identity.PeerScopes]policytable.Class) { blocks = append(blocks, p) })
 		}
 	}
 	slices.SortFunc(blocks, netip.Prefix.Compare)

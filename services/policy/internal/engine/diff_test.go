@@ -9,9 +9,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
@@ -48,7 +47,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 		}
 		type where struct {
 			subject   identity.Numeric
-			direction rule.Direction
+			direction policytable.Direction
 			place     Place
 		}
 		changes := make(map[where][]Changed)
@@ -105,7 +104,7 @@ func narrowest(q scenario.Question, engines ...*Engine) (best netip.Prefix) {
 		if b.Table == nil {
 			continue
 		}
-		b.Table.Prefixes.All(func(p netip.Prefix, _ [identity.PeerScopes]table.Class) {
+		b.Table.Prefixes.All(func(p netip.Prefix, _ [identity.PeerScopes]policytable.Class) {
 			if p.Contains(q.Addr) && (!best.IsValid() || p.Bits() > best.Bits()) {
 				best = p
 			}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
@@ -49,7 +50,7 @@ type Config struct {
 	AllowHost bool
 	// Events, if set, is told each step as it is done. It must not call the
 	// engine.
-	Events func(Event)
+	Events func(policytable.Step)
 	// Tenant, if set, returns the tenant of the pods in a namespace and its guarantee in
 	// percent. It must be safe for concurrent use.
 	Tenant func(namespace string) (shares.Tenant, int)
@@ -115,8 +116,8 @@ type Engine struct {
 	byLabel   map[string]map[*member]struct{} // key=value, and key alone
 	selectors selectorIndex
 	classes   map[string]*identityClass
-	byNumber  map[table.IdentityClass]*identityClass
-	lastClass table.IdentityClass
+	byNumber  map[policytable.IdentityClass]*identityClass
+	lastClass policytable.IdentityClass
 	wide      [identity.Kinds]map[*live]struct{} // tables that may need a row for every class of the kind
 
 	subjects map[identity.Numeric]*subject
@@ -135,7 +136,7 @@ type Engine struct {
 	coarse   bool                                         // every table is, for tests
 
 	counters  Counters
-	lastTable TableID
+	lastTable policytable.ID
 }
 
 // New returns an empty engine.
@@ -150,7 +151,7 @@ func New(config Config) *Engine {
 		byLabel:     make(map[string]map[*member]struct{}),
 		selectors:   newSelectorIndex(config.Cluster),
 		classes:     make(map[string]*identityClass),
-		byNumber:    make(map[table.IdentityClass]*identityClass),
+		byNumber:    make(map[policytable.IdentityClass]*identityClass),
 		subjects:    make(map[identity.Numeric]*subject),
 		local:       make(map[string]map[*subject]struct{}),
 		tables:      make(map[compile.Hash]*live),
@@ -177,14 +178,14 @@ type subject struct {
 	number    identity.Numeric
 	namespace string
 	bound     [2]*live // nil: nothing is enforced
-	sources   [2][][]rule.Source
+	sources   [2][][]policytable.Source
 	told      [2]bool // the binding was reported
 	tenant    shares.Tenant
 	guarantee int // in percent
 }
 
-func sameSources(a, b [][]rule.Source) bool {
-	return slices.EqualFunc(a, b, func(x, y []rule.Source) bool { return slices.Equal(x, y) })
+func sameSources(a, b [][]policytable.Source) bool {
+	return slices.EqualFunc(a, b, func(x, y []policytable.Source) bool { return slices.Equal(x, y) })
 }
 
 // Counters returns the work done so far.
@@ -382,7 +383,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 		e.enlist(s, false)
 		delete(dirty, s)
 		delete(e.reduced, s)
-		e.emit(RemoveSubject{n})
+		e.emit(policytable.RemoveSubject{Subject: n})
 		var dropped []*live
 		for d := range s.bound {
 			if l := s.bound[d]; l != nil {
@@ -508,7 +509,7 @@ type program struct {
 
 // input returns the rules of a subject in one direction. enforced is false when nothing
 // is.
-func (e *Engine) input(s *subject, d rule.Direction) (in compile.Input, enforced bool) {
+func (e *Engine) input(s *subject, d policytable.Direction) (in compile.Input, enforced bool) {
 	return e.inputOf(e.peers[s.number].id, d, e.groups, e.specsOf(e.peers[s.number].id))
 }
 
@@ -526,7 +527,7 @@ func (e *Engine) specsOf(id peer.Identity) func(visit func(*rule.Spec)) {
 
 // inputOf is input for an identity, with given address groups and specs that may select it.
 func (e *Engine) inputOf(
-	id peer.Identity, d rule.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
+	id peer.Identity, d policytable.Direction, groups *compile.Groups, specs func(visit func(*rule.Spec)),
 ) (in compile.Input, enforced bool) {
 	in = compile.Input{Direction: d, Ports: id.Ports, Groups: groups}
 	if e.config.Enforcement == EnforceNever {
@@ -551,7 +552,7 @@ func (e *Engine) inputOf(
 	}
 	// The local node is let in by what a policy leaves open, not by enforcement
 	// without any policy.
-	if d == rule.Ingress && e.config.AllowHost && selected && id.Kind != identity.KindHost {
+	if d == policytable.Ingress && e.config.AllowHost && selected && id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
 	}
 	return in, enforced
@@ -569,7 +570,7 @@ func (e *Engine) compiled(in compile.Input) (*compile.Program, error) {
 
 // tooLarge names the policy with the largest share of a table: of the policies of the
 // namespace that has most, the largest.
-func tooLarge(s *subject, d rule.Direction, rules []*rule.Rule, err error) error {
+func tooLarge(s *subject, d policytable.Direction, rules []*rule.Rule, err error) error {
 	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, largest(rules))
 }
 
@@ -602,7 +603,7 @@ func most(count map[string]int) (name string) {
 // binding is what a direction of a subject is going to be bound to.
 type binding struct {
 	s *subject
-	d rule.Direction
+	d policytable.Direction
 	program
 }
 
@@ -620,7 +621,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 
 	binds := make([]binding, 0, 2*len(order))
 	for _, s := range order {
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			b := binding{s: s, d: d}
 			if in, enforced := e.input(s, d); enforced {
 				b.in = in
@@ -681,13 +682,13 @@ type Bound struct {
 	// Table is nil when nothing is enforced: everything is allowed.
 	Table *table.Table
 	// Sources are the places of each rule, number 1 first.
-	Sources [][]rule.Source
+	Sources [][]policytable.Source
 	Hash    compile.Hash
 }
 
 // Bound returns the table of a subject; false if the engine has no such
 // subject.
-func (e *Engine) Bound(n identity.Numeric, d rule.Direction) (Bound, bool) {
+func (e *Engine) Bound(n identity.Numeric, d policytable.Direction) (Bound, bool) {
 	s := e.subjects[n]
 	if s == nil {
 		return Bound{}, false
@@ -709,13 +710,13 @@ func (e *Engine) Entry(n identity.Numeric) table.Entry {
 }
 
 // Lookup evaluates one side of a connection as the kernel does.
-func (e *Engine) Lookup(subject identity.Numeric, d rule.Direction, peer identity.Numeric, addr netip.Addr, q uint32) (table.Verdict, error) {
+func (e *Engine) Lookup(subject identity.Numeric, d policytable.Direction, peer identity.Numeric, addr netip.Addr, q uint32) (table.Verdict, error) {
 	b, ok := e.Bound(subject, d)
 	if !ok {
 		return table.Verdict{}, fmt.Errorf("identity %d is not a subject of this node", subject)
 	}
 	if b.Table == nil {
-		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}, nil
+		return table.Verdict{Action: policytable.Allow, Reason: table.ByDefault}, nil
 	}
 	return b.Table.Lookup(e.Entry(peer), addr, q), nil
 }
@@ -743,7 +744,7 @@ func (e *Engine) Size() Size {
 		}
 		s.Prefixes += l.table.Prefixes.Len()
 		for c := range l.table.Classes {
-			s.Intervals += len(l.table.Intervals(table.Class(c)))
+			s.Intervals += len(l.table.Intervals(policytable.Class(c)))
 		}
 	}
 	return s

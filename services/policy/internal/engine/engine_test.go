@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -59,7 +60,7 @@ func TestSubjectsWithEqualPolicyShareOneTable(t *testing.T) {
 	}
 	hashes := make(map[string]*table.Table)
 	for n := range e.subjects {
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			b, _ := e.Bound(n, d)
 			if b.Table == nil {
 				continue
@@ -93,7 +94,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
 	if err := e.Apply(Change{AddIdentities: c.Identities, AddSubjects: []identity.Numeric{subject}, UpsertPolicies: []policy.Object{o}}); err != nil {
 		t.Fatal(err)
 	}
-	b, _ := e.Bound(subject, rule.Ingress)
+	b, _ := e.Bound(subject, policytable.Ingress)
 	selected := 0
 	for _, id := range c.Identities {
 		if _, ok := b.Table.Peers[e.Entry(id.Number).IdentityClass]; ok {
@@ -112,7 +113,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
 func spread(n int) policy.Object {
 	spec := rule.Spec{Subject: selector.New(), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false}}
 	for i := range n {
-		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "spread", Path: fmt.Sprint(i)}, Tier: rule.Normal, Action: rule.Allow}
+		r := &rule.Rule{Source: policytable.Source{Kind: "T", Name: "spread", Path: fmt.Sprint(i)}, Tier: policytable.Normal, Action: policytable.Allow}
 		r.Peers.Selectors = []selector.Selector{selector.New(selector.Requirement{Key: fmt.Sprint("k", i), Op: selector.Exists})}
 		r.Ports = []rule.Port{{Range: port.Ports(port.TCP, uint16(1000+2*i), uint16(1000+2*i))}}
 		spec.Rules = append(spec.Rules, r.Seal())
@@ -154,7 +155,7 @@ func TestATableTreatsAnIdentityThatDoesNotFitAsUnknownUntilItDoes(t *testing.T) 
 	}
 	last := ids[len(ids)-1]
 	q := port.At(port.TCP, 1000)
-	if v, _ := e.Lookup(60000, rule.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != rule.Deny {
+	if v, _ := e.Lookup(60000, policytable.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != policytable.Deny {
 		t.Fatalf("a waiting identity gets %+v", v)
 	}
 	// Room comes from identities that go, although numbers of classes do not
@@ -169,7 +170,7 @@ func TestATableTreatsAnIdentityThatDoesNotFitAsUnknownUntilItDoes(t *testing.T) 
 	if e.Waiting() != 0 {
 		t.Fatalf("%d still waiting", e.Waiting())
 	}
-	if v, _ := e.Lookup(60000, rule.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != rule.Allow {
+	if v, _ := e.Lookup(60000, policytable.Ingress, last.Number, netip.MustParseAddr("10.0.0.1"), q); v.Action != policytable.Allow {
 		t.Fatalf("after room was made the identity gets %+v", v)
 	}
 }
@@ -181,7 +182,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 	if err := e.Apply(Change{UpsertPolicies: []policy.Object{small}, AddIdentities: []peer.Identity{id}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
-	before, _ := e.Bound(300, rule.Ingress)
+	before, _ := e.Bound(300, policytable.Ingress)
 	size := e.Size()
 
 	large := spread(1)
@@ -210,7 +211,7 @@ func TestATableThatIsTooLargeIsRefusedWithThePolicysName(t *testing.T) {
 	if !strings.Contains(err.Error(), "T large") {
 		t.Fatalf("error does not name the policy: %v", err)
 	}
-	after, _ := e.Bound(300, rule.Ingress)
+	after, _ := e.Bound(300, policytable.Ingress)
 	if after.Table != before.Table || e.Size() != size {
 		t.Fatalf("the refused policy left something: %+v, want %+v", e.Size(), size)
 	}
@@ -237,7 +238,7 @@ func TestMorePrefixesThanATableTakesAreRefused(t *testing.T) {
 	if !errors.As(err, &limit) || limit.Limit != table.MaxPrefixes {
 		t.Fatalf("error is %v", err)
 	}
-	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
+	if b, _ := e.Bound(300, policytable.Ingress); b.Table != nil {
 		t.Fatal("the refused policy is in force")
 	}
 }
@@ -253,19 +254,19 @@ func TestOwnNodeIsLetInOnlyWhereAPolicySelectsTheSubject(t *testing.T) {
 		name     string
 		config   Config
 		policies []policy.Object
-		want     rule.Action
+		want     policytable.Action
 	}{
-		{"nothing enforced", Config{AllowHost: true}, nil, rule.Allow},
-		{"selected", Config{AllowHost: true}, []policy.Object{spread(1)}, rule.Allow},
-		{"selected, local node not special", Config{}, []policy.Object{spread(1)}, rule.Deny},
-		{"enforced always, not selected", Config{AllowHost: true, Enforcement: EnforceAlways}, nil, rule.Deny},
-		{"enforced never", Config{Enforcement: EnforceNever}, []policy.Object{spread(1)}, rule.Allow},
+		{"nothing enforced", Config{AllowHost: true}, nil, policytable.Allow},
+		{"selected", Config{AllowHost: true}, []policy.Object{spread(1)}, policytable.Allow},
+		{"selected, local node not special", Config{}, []policy.Object{spread(1)}, policytable.Deny},
+		{"enforced always, not selected", Config{AllowHost: true, Enforcement: EnforceAlways}, nil, policytable.Deny},
+		{"enforced never", Config{Enforcement: EnforceNever}, []policy.Object{spread(1)}, policytable.Allow},
 	} {
 		e := New(tc.config)
 		if err := e.Apply(Change{AddIdentities: []peer.Identity{host, pod}, AddSubjects: []identity.Numeric{300}, UpsertPolicies: tc.policies}); err != nil {
 			t.Fatal(err)
 		}
-		if v, _ := e.Lookup(300, rule.Ingress, identity.Host, addr, port.At(port.TCP, 22)); v.Action != tc.want {
+		if v, _ := e.Lookup(300, policytable.Ingress, identity.Host, addr, port.At(port.TCP, 22)); v.Action != tc.want {
 			t.Errorf("%s: %+v, want %s", tc.name, v, tc.want)
 		}
 	}
@@ -320,7 +321,7 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	if err := e.Apply(Change{AddIdentities: []peer.Identity{a}}); err != nil {
 		t.Fatal(err)
 	}
-	if b, ok := e.Bound(300, rule.Ingress); !ok || b.Table == nil {
+	if b, ok := e.Bound(300, policytable.Ingress); !ok || b.Table == nil {
 		t.Fatal("nothing is enforced")
 	}
 }
@@ -334,12 +335,12 @@ func TestRulesTimesPrefixesAreRefusedByTheirProduct(t *testing.T) {
 	for i := range rules {
 		hole := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}), 32)
 		r := &rule.Rule{
-			Source: rule.Source{Kind: "K", Name: "product"}, Tier: rule.Normal, Action: rule.Allow, AllPorts: true,
+			Source: policytable.Source{Kind: "K", Name: "product"}, Tier: policytable.Normal, Action: policytable.Allow, AllPorts: true,
 			Peers: rule.Peers{Networks: []rule.Network{{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Reach: rule.ReachOutside, Except: []netip.Prefix{hole}}}},
 		}
 		o.Specs[0].Rules = append(o.Specs[0].Rules, r.Seal())
 	}
-	many := &rule.Rule{Source: rule.Source{Kind: "K", Name: "product"}, Tier: rule.Normal, Action: rule.Deny, AllPorts: true}
+	many := &rule.Rule{Source: policytable.Source{Kind: "K", Name: "product"}, Tier: policytable.Normal, Action: policytable.Deny, AllPorts: true}
 	for i := range nets {
 		many.Peers.Networks = append(many.Peers.Networks, rule.Network{
 			Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24), Reach: rule.ReachOutside,
@@ -379,13 +380,13 @@ func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 	if err := e.Apply(Change{UpsertPolicies: []policy.Object{o}}); err != nil {
 		t.Fatal(err)
 	}
-	if b, _ := e.Bound(300, rule.Ingress); b.Table == nil {
+	if b, _ := e.Bound(300, policytable.Ingress); b.Table == nil {
 		t.Fatal("the policy of the new namespace is not enforced")
 	}
 	if err := e.Apply(Change{DeletePolicies: []policy.Key{o.Key}}); err != nil {
 		t.Fatal(err)
 	}
-	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
+	if b, _ := e.Bound(300, policytable.Ingress); b.Table != nil {
 		t.Fatal("the deleted policy is still enforced")
 	}
 }
@@ -398,8 +399,8 @@ func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	subject := combination(t, 300, 0, 0)
-	for _, a := range []rule.Action{rule.Deny, rule.Allow} {
-		r := &rule.Rule{Direction: rule.Egress, Tier: rule.Normal, Action: a, Ports: []rule.Port{{Name: "http", Protocol: port.TCP}}}
+	for _, a := range []policytable.Action{policytable.Deny, policytable.Allow} {
+		r := &rule.Rule{Direction: policytable.Egress, Tier: policytable.Normal, Action: a, Ports: []rule.Port{{Name: "http", Protocol: port.TCP}}}
 		r.Peers.Selectors = []selector.Selector{selector.New(selector.Requirement{Key: "k1", Op: selector.DoesNotExist})}
 		o := policy.Object{Key: policy.Key{Kind: "K", Name: "n"}, Specs: []rule.Spec{{Selects: [2]bool{true, true}, Rules: []*rule.Rule{r.Seal()}}}}
 		e := New(Config{})
@@ -410,15 +411,15 @@ func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 		}
 		for _, p := range []uint16{80, 8080} {
 			q := port.At(port.TCP, p)
-			x, err := e.Explain(300, rule.Egress, unknown.Number, netip.MustParseAddr("10.0.0.1"), q)
+			x, err := e.Explain(300, policytable.Egress, unknown.Number, netip.MustParseAddr("10.0.0.1"), q)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, err := e.Lookup(300, rule.Egress, 60000, netip.MustParseAddr("10.0.0.1"), q)
+			want, err := e.Lookup(300, policytable.Egress, 60000, netip.MustParseAddr("10.0.0.1"), q)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if x.Verdict != want || (len(x.Matches) == 1) != (a == rule.Deny) {
+			if x.Verdict != want || (len(x.Matches) == 1) != (a == policytable.Deny) {
 				t.Errorf("%s port %d: %+v, of a number that does not exist %+v", a, p, x, want)
 			}
 		}
@@ -434,7 +435,7 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 	if err := e.Apply(Change{UpsertPolicies: []policy.Object{only}, AddIdentities: []peer.Identity{before}, AddSubjects: []identity.Numeric{300}}); err != nil {
 		t.Fatal(err)
 	}
-	if b, _ := e.Bound(300, rule.Ingress); b.Table != nil {
+	if b, _ := e.Bound(300, policytable.Ingress); b.Table != nil {
 		t.Fatal("the policy selects the subject too early")
 	}
 	large := spread(1)
@@ -449,7 +450,7 @@ func TestARefusedPolicyDoesNotHoldBackOtherChanges(t *testing.T) {
 	if err := e.Apply(change); err == nil {
 		t.Fatal("the policy is accepted")
 	}
-	b, _ := e.Bound(300, rule.Ingress)
+	b, _ := e.Bound(300, policytable.Ingress)
 	if b.Table == nil || len(b.Table.Rules) != 1 || b.Sources[0][0].Name != "spread" {
 		t.Fatalf("the subject is evaluated by %+v", b.Sources)
 	}

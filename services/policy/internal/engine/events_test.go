@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
@@ -17,41 +17,85 @@ import (
 // replica carries out events, as the datapath would.
 type replica struct {
 	words   map[identity.Numeric]table.Entry
-	classes map[table.IdentityClass]ClassKey
-	tables  map[TableID]*table.Table
-	bound   map[identity.Numeric]*[2]*TableID
+	classes map[policytable.IdentityClass]policytable.ClassKey
+	tables  map[policytable.ID]*table.Table
+	bound   map[identity.Numeric]*[2]*policytable.ID
 	broken  string
 	// What has been in use, ever. Packets on their way, and readers that have
 	// not got so far yet, may still name it.
-	usedTables  map[TableID]bool
-	usedClasses map[table.IdentityClass]bool
+	usedTables  map[policytable.ID]bool
+	usedClasses map[policytable.IdentityClass]bool
 }
 
 func newReplica() *replica {
 	return &replica{
-		words: make(map[identity.Numeric]table.Entry), classes: make(map[table.IdentityClass]ClassKey),
-		tables: make(map[TableID]*table.Table), bound: make(map[identity.Numeric]*[2]*TableID),
-		usedTables: make(map[TableID]bool), usedClasses: make(map[table.IdentityClass]bool),
+		words: make(map[identity.Numeric]table.Entry), classes: make(map[policytable.IdentityClass]policytable.ClassKey),
+		tables: make(map[policytable.ID]*table.Table), bound: make(map[identity.Numeric]*[2]*policytable.ID),
+		usedTables: make(map[policytable.ID]bool), usedClasses: make(map[policytable.IdentityClass]bool),
 	}
 }
 
-func (r *replica) fail(ev Event, why string) {
+func (r *replica) fail(ev policytable.Step, why string) {
 	if r.broken == "" {
 		r.broken = fmt.Sprintf("%T %+v: %s", ev, ev, why)
 	}
 }
 
-func (r *replica) apply(ev Event) {
-	target := func(id TableID) *table.Table {
+// table makes a table with trees of what was sent.
+func (r *replica) table(ev policytable.Step, d policytable.DefineTable) *table.Table {
+	c := d.Content
+	t := &table.Table{
+		Header: table.Header{Default: c.DefaultClasses, Address: c.AddressClasses},
+		Rules:  c.Rules, Peers: map[policytable.IdentityClass]policytable.Class{},
+	}
+	for flag, set := range map[table.Flags]bool{
+		table.DefaultAllow: c.DefaultAllow, table.HostAllow: c.HostAllow, table.HasAddresses: c.HasAddresses,
+	} {
+		if set {
+			t.Flags |= flag
+		}
+	}
+	r.grow(ev, t, c.Classes)
+	for _, row := range d.Peers {
+		t.Peers[row.IdentityClass] = row.Class
+	}
+	for p, classes := range c.Prefixes {
+		t.Prefixes.Set(p, classes)
+	}
+	return t
+}
+
+// grow adds classes to a table as they came, each with a list of its own.
+func (r *replica) grow(ev policytable.Step, t *table.Table, classes []policytable.Ranges) {
+	for _, ranges := range classes {
+		var list []table.Interval
+		for x := range ranges.Total() {
+			admin, rest := uint16(table.NoAdmin), uint16(table.NoRest)
+			if x.Admin != 0 {
+				admin = x.Admin
+			}
+			if x.Rest != 0 {
+				rest = x.Rest
+			}
+			list = append(list, table.Interval{Hi: x.Last, Value: table.MakeValue(admin, rest)})
+		}
+		if _, err := table.NewBuilder().Class(t, list); err != nil {
+			r.fail(ev, err.Error())
+		}
+	}
+}
+
+func (r *replica) apply(ev policytable.Step) {
+	target := func(id policytable.ID) *table.Table {
 		t := r.tables[id]
 		if t == nil {
 			r.fail(ev, "no such table")
-			return &table.Table{Peers: map[table.IdentityClass]table.Class{}}
+			return &table.Table{Peers: map[policytable.IdentityClass]policytable.Class{}}
 		}
 		return t
 	}
 	switch x := ev.(type) {
-	case DefineIdentityClass:
+	case policytable.DefineIdentityClass:
 		if r.usedClasses[x.IdentityClass] || x.IdentityClass == 0 {
 			r.fail(ev, "the number was used before")
 		}
@@ -62,7 +106,7 @@ func (r *replica) apply(ev Event) {
 		}
 		r.usedClasses[x.IdentityClass] = true
 		r.classes[x.IdentityClass] = x.Key
-	case RetireIdentityClass:
+	case policytable.RetireIdentityClass:
 		for n, w := range r.words {
 			if w.IdentityClass == x.IdentityClass {
 				r.fail(ev, fmt.Sprint("identity has the class: ", n))
@@ -74,32 +118,28 @@ func (r *replica) apply(ev Event) {
 			}
 		}
 		delete(r.classes, x.IdentityClass)
-	case SetIdentity:
-		if !x.Entry.Known {
+	case policytable.SetIdentity:
+		if x.IdentityClass == 0 {
 			delete(r.words, x.Identity)
 			return
 		}
-		if _, ok := r.classes[x.Entry.IdentityClass]; !ok {
+		if _, ok := r.classes[x.IdentityClass]; !ok {
 			r.fail(ev, "no such class")
 		}
-		r.words[x.Identity] = x.Entry
-	case DefineTable:
-		if r.usedTables[x.Table] || x.Table == AllowAll {
+		r.words[x.Identity] = table.Entry{IdentityClass: x.IdentityClass, Kind: x.Kind, Scope: x.Scope, Known: true}
+	case policytable.DefineTable:
+		if r.usedTables[x.Table] || x.Table == policytable.AllowAll {
 			r.fail(ev, "the number was used before")
 		}
 		r.usedTables[x.Table] = true
-		r.tables[x.Table] = x.Content
-	case GrowTable:
+		r.tables[x.Table] = r.table(ev, x)
+	case policytable.GrowTable:
 		t := target(x.Table)
 		if len(x.Classes) == 0 {
 			r.fail(ev, "nothing new")
 		}
-		for _, list := range x.Classes {
-			if _, err := table.NewBuilder().Class(t, list); err != nil {
-				r.fail(ev, err.Error())
-			}
-		}
-	case RetireTable:
+		r.grow(ev, t, x.Classes)
+	case policytable.RetireTable:
 		target(x.Table)
 		for n, b := range r.bound {
 			for _, id := range b {
@@ -109,42 +149,42 @@ func (r *replica) apply(ev Event) {
 			}
 		}
 		delete(r.tables, x.Table)
-	case SetPeer:
+	case policytable.SetPeer:
 		t := target(x.Table)
-		if _, ok := t.Peers[x.IdentityClass]; ok {
+		if _, ok := t.Peers[x.Row.IdentityClass]; ok {
 			r.fail(ev, "row exists")
 		}
-		if int(x.Class) >= len(t.Classes) {
+		if int(x.Row.Class) >= len(t.Classes) {
 			r.fail(ev, "no such class in the table")
 		}
-		t.Peers[x.IdentityClass] = x.Class
-	case DeletePeer:
+		t.Peers[x.Row.IdentityClass] = x.Row.Class
+	case policytable.DeletePeer:
 		t := target(x.Table)
 		if _, ok := t.Peers[x.IdentityClass]; !ok {
 			r.fail(ev, "no such row")
 		}
 		delete(t.Peers, x.IdentityClass)
-	case SetPrefix:
+	case policytable.SetPrefix:
 		target(x.Table).Prefixes.Set(x.Prefix, x.Classes)
-	case DeletePrefix:
+	case policytable.DeletePrefix:
 		t := target(x.Table)
 		if _, ok := t.Prefixes.Exact(x.Prefix); !ok {
 			r.fail(ev, "no such prefix")
 		}
 		t.Prefixes.Delete(x.Prefix)
-	case BindSubject:
-		if x.Table != AllowAll {
+	case policytable.BindSubject:
+		if x.Table != policytable.AllowAll {
 			target(x.Table)
-			if len(x.Sources) != len(r.tables[x.Table].Rules) {
+			if len(x.Rules) != len(r.tables[x.Table].Rules) {
 				r.fail(ev, "sources and rules differ in number")
 			}
 		}
 		if r.bound[x.Subject] == nil {
-			r.bound[x.Subject] = new([2]*TableID)
+			r.bound[x.Subject] = new([2]*policytable.ID)
 		}
 		id := x.Table
 		r.bound[x.Subject][x.Direction] = &id
-	case RemoveSubject:
+	case policytable.RemoveSubject:
 		delete(r.bound, x.Subject)
 	default:
 		r.fail(ev, "unknown event")
@@ -157,8 +197,8 @@ func (r *replica) lookup(q scenario.Question) (table.Verdict, bool) {
 	if b == nil || b[q.Direction] == nil {
 		return table.Verdict{}, false
 	}
-	if *b[q.Direction] == AllowAll {
-		return table.Verdict{Action: rule.Allow, Reason: table.ByDefault}, true
+	if *b[q.Direction] == policytable.AllowAll {
+		return table.Verdict{Action: policytable.Allow, Reason: table.ByDefault}, true
 	}
 	return r.tables[*b[q.Direction]].Lookup(r.words[q.Peer], q.Addr, q.Point), true
 }
@@ -256,9 +296,9 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 			next.Names = map[string][]netip.Addr{"a.example.": {scenario.Pick(w, w.All...)}, "example.": {scenario.Pick(w, w.All...)}}
 		}
 		r := newReplica()
-		watch := func(Event) {}
+		watch := func(policytable.Step) {}
 		config := configs[0]
-		config.Events = func(ev Event) {
+		config.Events = func(ev policytable.Step) {
 			r.apply(ev)
 			watch(ev)
 		}
@@ -281,7 +321,7 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 			}
 			questions, old, after = append(questions, q), append(old, x), append(after, y)
 		}
-		watch = func(ev Event) {
+		watch = func(ev policytable.Step) {
 			for i, q := range questions {
 				v, ok := r.lookup(q)
 				if !ok || v.Action != old[i].Action && v.Action != after[i].Action {
@@ -292,7 +332,7 @@ func TestNoEventShowsAThirdVerdict(t *testing.T) {
 		if err := e.Apply(diff(s, next)); err != nil {
 			t.Fatal(err)
 		}
-		watch = func(Event) {}
+		watch = func(policytable.Step) {}
 		for i, q := range questions {
 			if v, _ := r.lookup(q); v.Action != after[i].Action {
 				t.Fatalf("run %d at last: %+v: %+v, want %+v", run, q, v, after[i])
@@ -315,15 +355,15 @@ func TestIdentityClassKeysDependOnlyOnTheClass(t *testing.T) {
 		if err := b.Apply(diff(detour, s)); err != nil {
 			t.Fatal(err)
 		}
-		keys := func(e *Engine) map[identity.Numeric]ClassKey {
-			out := make(map[identity.Numeric]ClassKey)
+		keys := func(e *Engine) map[identity.Numeric]policytable.ClassKey {
+			out := make(map[identity.Numeric]policytable.ClassKey)
 			for n, p := range e.peers {
 				out[n] = p.class.stableKey()
 			}
 			return out
 		}
 		x, y := keys(a), keys(b)
-		seen := make(map[ClassKey]table.IdentityClass)
+		seen := make(map[policytable.ClassKey]policytable.IdentityClass)
 		for n, key := range x {
 			if y[n] != key {
 				t.Fatalf("identity %d is in %x and %x", n, key, y[n])

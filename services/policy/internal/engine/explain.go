@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -19,7 +20,7 @@ import (
 type Match struct {
 	Number  uint16 // its place in the table's order, 1 first
 	Rule    *rule.Rule
-	Sources []rule.Source // every place it was written in
+	Sources []policytable.Source // every place it was written in
 	// ByIdentity and ByAddress say what it matched the peer by.
 	ByIdentity, ByAddress bool
 }
@@ -36,7 +37,7 @@ type Explanation struct {
 
 // Explain evaluates one side of a connection and says why. The verdict comes from
 // the table; the matches come from the rules.
-func (e *Engine) Explain(subject identity.Numeric, d rule.Direction, number identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
+func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, number identity.Numeric, addr netip.Addr, q port.Point) (Explanation, error) {
 	verdict, err := e.Lookup(subject, d, number, addr, q)
 	if err != nil {
 		return Explanation{}, err

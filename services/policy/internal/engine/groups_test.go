@@ -11,9 +11,9 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // addressGroup is the i-th CIDR group, of so many prefixes, with a label team.
@@ -161,22 +161,22 @@ func TestEveryGroupConcernsANegativeSelectorThatReachesNodes(t *testing.T) {
 	}
 	e := New(Config{Cluster: "default", AllowHost: true})
 	apply(t, e, c)
-	ask := func() rule.Action {
-		v, err := e.Lookup(1000, rule.Egress, identity.RemoteNode, netip.MustParseAddr("10.1.0.3"), 6<<16|80)
+	ask := func() policytable.Action {
+		v, err := e.Lookup(1000, policytable.Egress, identity.RemoteNode, netip.MustParseAddr("10.1.0.3"), 6<<16|80)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return v.Action
 	}
-	if got := ask(); got != rule.Deny {
-		t.Fatalf("a node in no group: %s, want %s", got, rule.Deny)
+	if got := ask(); got != policytable.Deny {
+		t.Fatalf("a node in no group: %s, want %s", got, policytable.Deny)
 	}
 	apply(t, e, Change{UpsertPolicies: []policy.Object{labelledGroup(t, 1, 10, "{color: red}")}})
-	if got := ask(); got != rule.Allow {
-		t.Fatalf("a node in a group of another label: %s, want %s", got, rule.Allow)
+	if got := ask(); got != policytable.Allow {
+		t.Fatalf("a node in a group of another label: %s, want %s", got, policytable.Allow)
 	}
 	apply(t, e, Change{DeletePolicies: []policy.Key{{Kind: "CiliumCIDRGroup", Name: "g1"}}})
-	if got := ask(); got != rule.Deny {
-		t.Fatalf("a node in no group any more: %s, want %s", got, rule.Deny)
+	if got := ask(); got != policytable.Deny {
+		t.Fatalf("a node in no group any more: %s, want %s", got, policytable.Deny)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -26,15 +27,15 @@ type naive struct {
 
 // answer is the verdict and the rule that decided, if one did.
 type answer struct {
-	action rule.Action
-	proxy  rule.Proxy
+	action policytable.Action
+	proxy  policytable.Proxy
 	rule   *rule.Rule
 }
 
 func (n *naive) evaluate(q scenario.Question) answer {
 	subject := n.state.Identities[q.Subject]
 	if n.config.Enforcement == EnforceNever {
-		return answer{action: rule.Allow}
+		return answer{action: policytable.Allow}
 	}
 	always := n.config.Enforcement == EnforceAlways || subject.Number == identity.Init
 	selected, deny := false, always
@@ -44,7 +45,7 @@ func (n *naive) evaluate(q scenario.Question) answer {
 	})
 	rules := n.rules(subject, q.Direction)
 	if !selected && !always {
-		return answer{action: rule.Allow}
+		return answer{action: policytable.Allow}
 	}
 	slices.SortFunc(rules, rule.Compare)
 	var decided [4]*rule.Rule
@@ -54,20 +55,20 @@ func (n *naive) evaluate(q scenario.Question) answer {
 		}
 	}
 	for _, r := range decided {
-		if r != nil && r.Action != rule.Pass {
+		if r != nil && r.Action != policytable.Pass {
 			return answer{action: r.Action, proxy: r.Proxy, rule: r}
 		}
 	}
 	peer, known := n.peer(q)
 	host := known && peer.Kind == identity.KindHost
-	if !deny || host && n.config.AllowHost && selected && q.Direction == rule.Ingress && subject.Kind != identity.KindHost {
-		return answer{action: rule.Allow}
+	if !deny || host && n.config.AllowHost && selected && q.Direction == policytable.Ingress && subject.Kind != identity.KindHost {
+		return answer{action: policytable.Allow}
 	}
-	return answer{action: rule.Deny}
+	return answer{action: policytable.Deny}
 }
 
 // specs calls f for what selects the subject.
-func (n *naive) specs(subject peer.Identity, d rule.Direction, f func(rule.Spec)) {
+func (n *naive) specs(subject peer.Identity, d policytable.Direction, f func(rule.Spec)) {
 	for _, o := range n.state.Objects {
 		for _, spec := range o.Specs {
 			if !spec.Selects[d] || spec.Host != (subject.Kind == identity.KindHost) || !spec.Subject.Matches(subject.Labels) {
@@ -81,7 +82,7 @@ func (n *naive) specs(subject peer.Identity, d rule.Direction, f func(rule.Spec)
 	}
 }
 
-func (n *naive) rules(subject peer.Identity, d rule.Direction) (rules []*rule.Rule) {
+func (n *naive) rules(subject peer.Identity, d policytable.Direction) (rules []*rule.Rule) {
 	n.specs(subject, d, func(spec rule.Spec) {
 		for _, r := range spec.Rules {
 			if r.Direction == d {
@@ -103,16 +104,16 @@ func (n *naive) matches(r *rule.Rule, subject peer.Identity, q scenario.Question
 	peer, known := n.peer(q)
 	if n.byIdentity(r, peer, known) {
 		owner := peer.Ports
-		if q.Direction == rule.Ingress {
+		if q.Direction == policytable.Ingress {
 			owner = subject.Ports
 		}
-		if n.covers(r, q, owner, !known && q.Direction == rule.Egress) {
+		if n.covers(r, q, owner, !known && q.Direction == policytable.Egress) {
 			return true
 		}
 	}
 	if n.byAddress(r, peer, known, q.Addr) {
 		owner := subject.Ports
-		if q.Direction == rule.Egress {
+		if q.Direction == policytable.Egress {
 			owner = n.state.Identities[n.state.Located[q.Addr]].Ports
 		}
 		return n.covers(r, q, owner, false)
@@ -133,7 +134,7 @@ func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []workload.Named
 		}
 		if pessimistic {
 			proto := port.Protocol(q.Point >> 16)
-			if r.Action == rule.Deny && q.Point>>16 < 256 && proto.HasPorts() && (p.Protocol == 0 || p.Protocol == proto) {
+			if r.Action == policytable.Deny && q.Point>>16 < 256 && proto.HasPorts() && (p.Protocol == 0 || p.Protocol == proto) {
 				return true
 			}
 			continue
@@ -152,7 +153,7 @@ func (n *naive) byIdentity(r *rule.Rule, peer peer.Identity, known bool) bool {
 		return true
 	}
 	if !known {
-		return r.Action == rule.Deny && len(r.Peers.Selectors) > 0
+		return r.Action == policytable.Deny && len(r.Peers.Selectors) > 0
 	}
 	for _, s := range r.Peers.Selectors {
 		if s.Matches(peer.Labels) {

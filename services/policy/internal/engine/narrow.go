@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -22,7 +23,7 @@ func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 		return false
 	}
 	differs := false
-	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		before, enforced := e.inputOf(now.id, d, e.groups, e.specsOf(now.id))
 		after, still := e.inputOf(next, d, e.groups, e.specsOf(next))
 		if !enforced { // everything is allowed
@@ -40,7 +41,7 @@ func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 
 // place is a rule without what decides nothing: its source.
 type place struct {
-	tier            rule.Tier
+	tier            policytable.Tier
 	priority, index int32
 	digest          rule.Digest
 }
@@ -61,7 +62,7 @@ func narrower(before, after compile.Input) (less, same bool) {
 		if _, ok := was[p]; ok {
 			continue
 		}
-		if action != rule.Deny {
+		if action != policytable.Deny {
 			return false, false
 		}
 		same = false
@@ -70,7 +71,7 @@ func narrower(before, after compile.Input) (less, same bool) {
 		if _, ok := is[p]; ok {
 			continue
 		}
-		if action != rule.Allow {
+		if action != policytable.Allow {
 			return false, false
 		}
 		same = false
@@ -78,8 +79,8 @@ func narrower(before, after compile.Input) (less, same bool) {
 	return true, same
 }
 
-func placesOf(rules []*rule.Rule) map[place]rule.Action {
-	out := make(map[place]rule.Action, len(rules))
+func placesOf(rules []*rule.Rule) map[place]policytable.Action {
+	out := make(map[place]policytable.Action, len(rules))
 	for _, r := range rules {
 		out[place{r.Tier, r.Priority, r.Index, r.Digest()}] = r.Action
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -47,8 +48,8 @@ func TestLabelsThatNarrowAllowNothingElse(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if after.Action != rule.Deny && (before.Action == rule.Deny ||
-						before.Action == rule.Redirect && after.Action == rule.Allow) {
+					if after.Action != policytable.Deny && (before.Action == policytable.Deny ||
+						before.Action == policytable.Redirect && after.Action == policytable.Allow) {
 						t.Fatalf("%+v: labels %s have %+v, labels %s have %+v\n%s",
 							q, s.Identities[x].Labels, before, next.Labels, after, s)
 					}
@@ -71,9 +72,9 @@ func TestQuarantineNarrows(t *testing.T) {
 				Op: selector.In, Source: label.SourceKubernetes, Key: key, Values: []string{value},
 			}),
 		}
-		source := rule.Source{Kind: "NetworkPolicy", Namespace: "shop", Name: name}
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
-			spec.Rules = append(spec.Rules, rule.Isolate(source, d, rule.Isolation, 0))
+		source := policytable.Source{Kind: "NetworkPolicy", Namespace: "shop", Name: name}
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
+			spec.Rules = append(spec.Rules, rule.Isolate(source, d, policytable.Isolation, 0))
 		}
 		for _, r := range rules {
 			r.Source = source
@@ -82,10 +83,10 @@ func TestQuarantineNarrows(t *testing.T) {
 		return policy.Object{Key: policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: name}, Specs: []rule.Spec{spec}}
 	}
 	allow := func() *rule.Rule {
-		return &rule.Rule{Direction: rule.Ingress, Tier: rule.Normal, Action: rule.Allow, Peers: all, AllPorts: true}
+		return &rule.Rule{Direction: policytable.Ingress, Tier: policytable.Normal, Action: policytable.Allow, Peers: all, AllPorts: true}
 	}
 	deny := allow()
-	deny.Action, deny.Priority = rule.Deny, -1
+	deny.Action, deny.Priority = policytable.Deny, -1
 	pod := func(n identity.Numeric, labels ...string) peer.Identity {
 		list := []label.Label{
 			label.Kubernetes(label.KeyNamespace, "shop"), label.Kubernetes(label.KeyCluster, scenario.Cluster),

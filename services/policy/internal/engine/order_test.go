@@ -11,10 +11,10 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
@@ -42,7 +42,7 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		policies []string
-		want     map[string]rule.Action // by namespace
+		want     map[string]policytable.Action // by namespace
 	}{
 		{
 			// The accept is the first rule of its policy, the deny the second of
@@ -52,12 +52,12 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 				clusterPolicy("one", "Admin", 1, egress("Accept", "ops")+", "+egress("Deny", "db")),
 				clusterPolicy("two", "Admin", 2, egress("Accept", "db")),
 			},
-			map[string]rule.Action{"db": rule.Deny, "ops": rule.Allow},
+			map[string]policytable.Action{"db": policytable.Deny, "ops": policytable.Allow},
 		},
 		{
 			"priority comes before the action",
 			[]string{clusterPolicy("one", "Admin", 1, egress("Accept", "db")), clusterPolicy("two", "Admin", 2, egress("Deny", "db"))},
-			map[string]rule.Action{"db": rule.Allow},
+			map[string]policytable.Action{"db": policytable.Allow},
 		},
 		{
 			"priority orders the Baseline tier too",
@@ -65,22 +65,22 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 				clusterPolicy("one", "Baseline", 1, egress("Accept", "ops")+", "+egress("Deny", "db")),
 				clusterPolicy("two", "Baseline", 2, egress("Accept", "db")+", "+egress("Deny", "ops")),
 			},
-			map[string]rule.Action{"db": rule.Deny, "ops": rule.Allow},
+			map[string]policytable.Action{"db": policytable.Deny, "ops": policytable.Allow},
 		},
 		{
 			"the place in the policy comes before the action",
 			[]string{clusterPolicy("one", "Admin", 1, egress("Accept", "db")+", "+egress("Deny", "db"))},
-			map[string]rule.Action{"db": rule.Allow},
+			map[string]policytable.Action{"db": policytable.Allow},
 		},
 		{
 			"the tier comes before the priority",
 			[]string{clusterPolicy("one", "Baseline", 1, egress("Deny", "db")), clusterPolicy("two", "Admin", 900, egress("Accept", "db"))},
-			map[string]rule.Action{"db": rule.Allow},
+			map[string]policytable.Action{"db": policytable.Allow},
 		},
 		{
 			"the tier comes before the action",
 			[]string{clusterPolicy("one", "Baseline", 0, egress("Deny", "db")), ciliumPolicy("two", "egress", "{"+db+"}")},
-			map[string]rule.Action{"db": rule.Allow},
+			map[string]policytable.Action{"db": policytable.Allow},
 		},
 		{
 			"an earlier pass hides later rules of its tier",
@@ -88,7 +88,7 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 				clusterPolicy("one", "Admin", 1, egress("Pass", "db")), clusterPolicy("two", "Admin", 2, egress("Deny", "db")),
 				ciliumPolicy("three", "egress", "{"+db+"}"),
 			},
-			map[string]rule.Action{"db": rule.Allow, "ops": rule.Deny},
+			map[string]policytable.Action{"db": policytable.Allow, "ops": policytable.Deny},
 		},
 		{
 			"a later pass hides nothing",
@@ -96,12 +96,12 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 				clusterPolicy("one", "Admin", 2, egress("Pass", "db")), clusterPolicy("two", "Admin", 1, egress("Deny", "db")),
 				ciliumPolicy("three", "egress", "{"+db+"}"),
 			},
-			map[string]rule.Action{"db": rule.Deny},
+			map[string]policytable.Action{"db": policytable.Deny},
 		},
 		{
 			"a deny comes before an allow of the same place",
 			[]string{ciliumPolicy("one", "egress", "{"+db+"}"), ciliumPolicy("two", "egressDeny", "{"+db+"}")},
-			map[string]rule.Action{"db": rule.Deny},
+			map[string]policytable.Action{"db": policytable.Deny},
 		},
 		{
 			"a redirect comes before an allow of the same place",
@@ -109,7 +109,7 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 				ciliumPolicy("one", "egress", "{"+db+"}"),
 				ciliumPolicy("two", "egress", "{"+db+`, toPorts: [{ports: [{port: "5432", protocol: TCP}], rules: {http: [{method: GET}]}}]}`),
 			},
-			map[string]rule.Action{"db": rule.Redirect},
+			map[string]policytable.Action{"db": policytable.Redirect},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestTheOrderOfRulesDecides(t *testing.T) {
 					apply(t, e, Change{UpsertPolicies: []policy.Object{decodeOne(t, m)}})
 				}
 				for ns, want := range test.want {
-					got, err := e.Lookup(number["app"], rule.Egress, number[ns], netip.MustParseAddr("10.0.0.9"), port.At(port.TCP, 5432))
+					got, err := e.Lookup(number["app"], policytable.Egress, number[ns], netip.MustParseAddr("10.0.0.9"), port.At(port.TCP, 5432))
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
@@ -30,7 +31,7 @@ type member struct {
 // match the same selectors of the live tables.
 type identityClass struct {
 	key       string
-	number    table.IdentityClass
+	number    policytable.IdentityClass
 	kind      identity.Kind
 	ports     []workload.NamedPort
 	portsText string
@@ -164,31 +165,31 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 		e.splits.count(c.payer, 1)
 	}
 	if e.config.Events != nil {
-		e.emit(DefineIdentityClass{IdentityClass: c.number, Key: c.stableKey()})
+		e.emit(policytable.DefineIdentityClass{IdentityClass: c.number, Key: c.stableKey()})
 	}
 	return c
 }
 
 // setRow writes the row of a class; deleteRow removes it.
-func (e *Engine) setRow(l *live, c *identityClass, class table.Class) {
+func (e *Engine) setRow(l *live, c *identityClass, class policytable.Class) {
 	l.table.Peers[c.number] = class
 	c.rows[l] = struct{}{}
 	e.counters.PeerRows++
-	e.emitFor(l, SetPeer{l.id, c.number, class})
+	e.emitFor(l, policytable.SetPeer{Table: l.id, Row: policytable.Row{IdentityClass: c.number, Class: class}})
 }
 
 func (e *Engine) deleteRow(l *live, c *identityClass) {
 	delete(l.table.Peers, c.number)
 	e.counters.PeerDeletes++
 	e.freed++
-	e.emitFor(l, DeletePeer{l.id, c.number})
+	e.emitFor(l, policytable.DeletePeer{Table: l.id, IdentityClass: c.number})
 }
 
 // setEntry stores what the identity array holds for a peer now.
 func (e *Engine) setEntry(n identity.Numeric) {
 	e.counters.IdentityRows++
 	if e.config.Events != nil {
-		e.emit(SetIdentity{n, e.Entry(n)})
+		e.emit(identityStep(n, e.Entry(n)))
 	}
 }
 
@@ -210,7 +211,7 @@ func (e *Engine) dropClass(c *identityClass) {
 	}
 	delete(e.classes, c.key)
 	delete(e.byNumber, c.number)
-	e.emit(RetireIdentityClass{c.number})
+	e.emit(policytable.RetireIdentityClass{IdentityClass: c.number})
 }
 
 // enter puts a peer into a class; one store makes it known to every table.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -136,7 +137,7 @@ func (p *Preparation) Step(subjects int) bool {
 		if s == nil || p.engine.peers[s.number] == nil {
 			continue
 		}
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			if l := s.bound[d]; l != nil {
 				p.hold(l)
 			}

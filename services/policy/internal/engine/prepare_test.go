@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
@@ -58,15 +58,12 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 }
 
 // own is an event for a second reader: what defines a table belongs to one.
-func own(ev Event) Event {
-	d, ok := ev.(DefineTable)
+func own(ev policytable.Step) policytable.Step {
+	d, ok := ev.(policytable.DefineTable)
 	if !ok {
 		return ev
 	}
-	t := *d.Content
-	t.Nodes, t.Classes, t.Peers, t.Prefixes = slices.Clone(t.Nodes), slices.Clone(t.Classes), maps.Clone(t.Peers), table.Prefixes{}
-	d.Content.Prefixes.All(t.Prefixes.Set)
-	d.Content = &t
+	d.Content.Classes, d.Content.Prefixes = slices.Clone(d.Content.Classes), maps.Clone(d.Content.Prefixes)
 	return d
 }
 
@@ -80,7 +77,7 @@ func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 		var late *replica // began beside prepared tables
 		config := drawConfig(w)
 		told := config
-		told.Events = func(ev Event) {
+		told.Events = func(ev policytable.Step) {
 			if late != nil {
 				late.apply(own(ev))
 			}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -187,9 +188,9 @@ func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 			if x.Verdict.Rule == 0 {
 				continue
 			}
-			passed := make(map[rule.Tier]bool)
+			passed := make(map[policytable.Tier]bool)
 			for _, m := range x.Matches {
-				if m.Rule.Action == rule.Pass {
+				if m.Rule.Action == policytable.Pass {
 					passed[m.Rule.Tier] = true
 					continue
 				}
@@ -202,7 +203,7 @@ func TestExplainListsEveryRuleThatMatches(t *testing.T) {
 }
 
 // tierOf is the tier of a rule of the table that answers a question.
-func (e *Engine) tierOf(q scenario.Question, number uint16) rule.Tier {
+func (e *Engine) tierOf(q scenario.Question, number uint16) policytable.Tier {
 	b, _ := e.Bound(q.Subject, q.Direction)
 	return b.Table.Rules[number-1].Tier
 }
@@ -212,7 +213,7 @@ func (e *Engine) tierOf(q scenario.Question, number uint16) rule.Tier {
 func canonical(e *Engine, s *scenario.State) map[string]string {
 	out := make(map[string]string)
 	for n := range s.Subjects {
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			b, ok := e.Bound(n, d)
 			key := fmt.Sprintf("%d %s", n, d)
 			if !ok || b.Table == nil {
@@ -232,11 +233,11 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 			for k := range identity.Kinds {
 				out[fmt.Sprintf("%s kind %s", key, k)] = fmt.Sprint(t.Intervals(t.Default[k]))
 			}
-			describe := func(c [identity.PeerScopes]table.Class) string {
+			describe := func(c [identity.PeerScopes]policytable.Class) string {
 				return fmt.Sprint(t.Intervals(c[0]), t.Intervals(c[1]), t.Intervals(c[2]))
 			}
 			out[key+" elsewhere"] = describe(t.Address)
-			t.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) { out[key+" "+p.String()] = describe(c) })
+			t.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]policytable.Class) { out[key+" "+p.String()] = describe(c) })
 		}
 	}
 	return out
@@ -336,8 +337,8 @@ func TestNothingIsLeftAfterEverythingWasRemoved(t *testing.T) {
 }
 
 func describePrefixes(t *table.Table) string {
-	all := make(map[netip.Prefix][identity.PeerScopes]table.Class)
-	t.Prefixes.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { all[p] = v })
+	all := make(map[netip.Prefix][identity.PeerScopes]policytable.Class)
+	t.Prefixes.All(func(p netip.Prefix, v [identity.PeerScopes]policytable.Class) { all[p] = v })
 	return fmt.Sprint(all) // in the order of the keys
 }
 
@@ -359,7 +360,7 @@ func TestInputOrderDoesNotChangeTables(t *testing.T) {
 			t.Fatal(err)
 		}
 		for n := range s.Subjects {
-			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 				x, _ := a.Bound(n, d)
 				y, _ := b.Bound(n, d)
 				if x.Hash != y.Hash {
@@ -393,7 +394,7 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 		e := fresh(t, configs[0], w.Draw())
 		for _, l := range e.tables {
 			for c := range l.table.Classes {
-				list := l.table.Intervals(table.Class(c))
+				list := l.table.Intervals(policytable.Class(c))
 				if list[len(list)-1].Hi != 1<<32-1 {
 					t.Fatalf("list ends at %x", list[len(list)-1].Hi)
 				}
@@ -423,7 +424,7 @@ func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 						t.Fatalf("row of class %d says what the default says\n%s", n, s)
 					}
 				}
-				l.table.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]table.Class) {
+				l.table.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]policytable.Class) {
 					blocks++
 					outer := l.table.Address
 					for bits := p.Bits() - 1; bits >= 0; bits-- {
@@ -459,7 +460,7 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 		s := w.Draw()
 		for k, o := range s.Objects { // Pass could hide the deny
 			for i := range o.Specs {
-				o.Specs[i].Rules = slices.DeleteFunc(o.Specs[i].Rules, func(r *rule.Rule) bool { return r.Action == rule.Pass })
+				o.Specs[i].Rules = slices.DeleteFunc(o.Specs[i].Rules, func(r *rule.Rule) bool { return r.Action == policytable.Pass })
 			}
 			s.Objects[k] = o
 		}
@@ -468,7 +469,7 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 		for i := range o.Specs {
 			for j, r := range o.Specs[i].Rules {
 				d := *r
-				d.Action, d.Proxy = rule.Deny, rule.NoProxy
+				d.Action, d.Proxy = policytable.Deny, policytable.NoProxy
 				o.Specs[i].Rules[j] = d.Seal()
 			}
 		}
@@ -481,7 +482,7 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 			}
 			x, _ := before.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			y, _ := after.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
-			if x.Action == rule.Deny && y.Action != rule.Deny {
+			if x.Action == policytable.Deny && y.Action != policytable.Deny {
 				t.Fatalf("%+v: %+v before, %+v after the deny\n%s", q, x, y, more)
 			}
 		}
@@ -496,7 +497,7 @@ func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
 		e := fresh(t, configs[0], s)
 		tables := make(map[string]*table.Table)
 		for n := range s.Subjects {
-			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 				b, _ := e.Bound(n, d)
 				tables[fmt.Sprint(n, d)] = b.Table
 			}
@@ -513,7 +514,7 @@ func TestAPolicyOfOneSubjectLeavesTheTablesOfOthers(t *testing.T) {
 				concerned++
 				continue
 			}
-			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 				b, _ := e.Bound(n, d)
 				if b.Table != tables[fmt.Sprint(n, d)] {
 					t.Fatalf("subject %d %s got another table by a policy that does not select it", n, d)
@@ -551,10 +552,10 @@ func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) 
 			}
 			known, _ := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
 			unknown, _ := e.Lookup(q.Subject, q.Direction, scenario.Nobody, q.Addr, q.Point)
-			if known.Action == rule.Deny && unknown.Action != rule.Deny {
+			if known.Action == policytable.Deny && unknown.Action != policytable.Deny {
 				t.Fatalf("%+v: known %+v, unknown %+v\n%s", q, known, unknown, s)
 			}
-			if unknown.Action == rule.Deny && unknown.Reason != table.ByUnknownIdentity {
+			if unknown.Action == policytable.Deny && unknown.Reason != table.ByUnknownIdentity {
 				t.Fatalf("%+v: unknown peer denied for reason %d", q, unknown.Reason)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -20,7 +21,7 @@ import (
 // Reduction says that a table of a subject does not have all rules of the subject.
 type Reduction struct {
 	Subject   identity.Numeric
-	Direction rule.Direction
+	Direction policytable.Direction
 	// Closed says that not even the deny rules fit: the direction denies everything.
 	Closed bool
 	// Largest is the policy with the largest share of the table, and Policies, sorted,
@@ -143,7 +144,7 @@ func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	rules := slices.SortedFunc(slices.Values(b.in.Rules), rule.Compare)
 	var must, may []*rule.Rule
 	for _, r := range rules {
-		if r.Action == rule.Deny || r.Action == rule.Pass {
+		if r.Action == policytable.Deny || r.Action == policytable.Pass {
 			must = append(must, r)
 		} else {
 			may = append(may, r)

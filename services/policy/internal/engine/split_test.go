@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -28,14 +29,14 @@ func byNamespace(ns string) (shares.Tenant, int) {
 }
 
 // admission allows, or denies, one port to each of many selectors, and port 1 to everybody.
-func admission(ns string, action rule.Action, selectors ...selector.Selector) policy.Object {
+func admission(ns string, action policytable.Action, selectors ...selector.Selector) policy.Object {
 	spec := rule.Spec{
 		Namespace: ns, Subject: selector.New(selector.Requirement{Key: label.KeyNamespace, Op: selector.In, Values: []string{ns}}),
 		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
 	}
 	add := func(r *rule.Rule, n uint16) {
-		r.Source = rule.Source{Kind: "T", Namespace: ns, Name: "p", Path: fmt.Sprint(n)}
-		r.Tier, r.Ports = rule.Normal, []rule.Port{{Range: port.Ports(port.TCP, n, n)}}
+		r.Source = policytable.Source{Kind: "T", Namespace: ns, Name: "p", Path: fmt.Sprint(n)}
+		r.Tier, r.Ports = policytable.Normal, []rule.Port{{Range: port.Ports(port.TCP, n, n)}}
 		spec.Rules = append(spec.Rules, r.Seal())
 	}
 	for i, s := range selectors {
@@ -43,12 +44,12 @@ func admission(ns string, action rule.Action, selectors ...selector.Selector) po
 		r.Peers.Selectors = []selector.Selector{s}
 		add(r, uint16(100+i)) //nolint:gosec // small
 	}
-	open := &rule.Rule{Action: rule.Allow}
+	open := &rule.Rule{Action: policytable.Allow}
 	open.Peers.Any = true
 	add(open, 1)
-	if action == rule.Deny { // the deny rules have something to deny
+	if action == policytable.Deny { // the deny rules have something to deny
 		for i := range selectors {
-			r := &rule.Rule{Action: rule.Allow}
+			r := &rule.Rule{Action: policytable.Allow}
 			r.Peers.Any = true
 			add(r, uint16(100+i)) //nolint:gosec // small
 		}
@@ -65,7 +66,7 @@ func exists(key string) selector.Selector {
 // none of the peers that it does not split, its deny rules all of them.
 func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 	const limit, keys = 160, 8
-	for _, action := range []rule.Action{rule.Allow, rule.Deny} {
+	for _, action := range []policytable.Action{policytable.Allow, policytable.Deny} {
 		e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
 		var all []selector.Selector
 		for i := range keys {
@@ -99,17 +100,17 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		apply(Change{UpsertPolicies: []policy.Object{admission("shop", rule.Allow, exists("web"))}})
+		apply(Change{UpsertPolicies: []policy.Object{admission("shop", policytable.Allow, exists("web"))}})
 		apply(Change{AddIdentities: peers[:len(peers)/2], AddSubjects: []identity.Numeric{shop, flood}})
 		apply(Change{UpsertPolicies: []policy.Object{admission("flood", action, all...)}})
 		apply(Change{AddIdentities: peers[len(peers)/2:]})
 		allows := func(subject, number identity.Numeric, tcp uint16) bool {
 			t.Helper()
-			v, err := e.Lookup(subject, rule.Ingress, number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, tcp))
+			v, err := e.Lookup(subject, policytable.Ingress, number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, tcp))
 			if err != nil {
 				t.Fatal(err)
 			}
-			return v.Action == rule.Allow
+			return v.Action == policytable.Allow
 		}
 		check := func(what string) (closed int) {
 			t.Helper()
@@ -122,7 +123,7 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 					t.Fatalf("%s: flood denies port 1, which no selector decides, to peer %d", what, bits)
 				}
 				for i := range keys {
-					want := bits>>i&1 != 0 == (action == rule.Allow)
+					want := bits>>i&1 != 0 == (action == policytable.Allow)
 					got := allows(flood, number, uint16(100+i)) //nolint:gosec // small
 					if got && !want {
 						t.Fatalf("%s: flood allows port %d to peer %d", what, 100+i, bits)
@@ -217,7 +218,7 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 				switch {
 				case got.Action == want.action && got.Proxy == want.proxy:
 					exact++
-				case e.splits.marks[tenant] != nil && got.Action == rule.Deny:
+				case e.splits.marks[tenant] != nil && got.Action == policytable.Deny:
 					closed++
 				default:
 					t.Fatalf("run %d step %d: %+v: %+v, and the rules say %+v; mark %+v", run, step, q, got, want, e.splits.marks[tenant])
@@ -261,8 +262,8 @@ func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	}
 	for _, next := range []Change{
 		c,
-		{UpsertPolicies: []policy.Object{admission("flood", rule.Allow, all...)}},
-		{UpsertPolicies: []policy.Object{admission("shop", rule.Deny, all[2])}},
+		{UpsertPolicies: []policy.Object{admission("flood", policytable.Allow, all...)}},
+		{UpsertPolicies: []policy.Object{admission("shop", policytable.Deny, all[2])}},
 	} {
 		if err := e.Apply(next); err != nil {
 			t.Fatal(err)
@@ -273,11 +274,11 @@ func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	}
 	for bits := range 1 << keys {
 		number := first + identity.Numeric(bits) //nolint:gosec // small
-		v, err := e.Lookup(shop, rule.Ingress, number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 100))
+		v, err := e.Lookup(shop, policytable.Ingress, number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 100))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := v.Action == rule.Allow, bits>>2&1 == 0; got != want {
+		if got, want := v.Action == policytable.Allow, bits>>2&1 == 0; got != want {
 			t.Errorf("shop allows peer %d: %v", bits, got)
 		}
 	}

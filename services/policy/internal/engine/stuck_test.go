@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -29,7 +30,7 @@ func portPrefixes(name, key string, n int) policy.Object {
 		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
 	}
 	for i := range n {
-		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: name, Path: fmt.Sprint(i)}, Tier: rule.Normal, Action: rule.Allow}
+		r := &rule.Rule{Source: policytable.Source{Kind: "T", Name: name, Path: fmt.Sprint(i)}, Tier: policytable.Normal, Action: policytable.Allow}
 		block := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
 		r.Peers.Networks = []rule.Network{{Prefix: block, Reach: rule.ReachEveryone}}
 		r.Ports = []rule.Port{{Range: port.Ports(port.TCP, uint16(1000+i), uint16(1000+i))}}
@@ -62,7 +63,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 	for _, subject := range []identity.Numeric{node, other} {
 		t.Run(fmt.Sprint("identity ", subject), func(t *testing.T) {
 			bound := func(e *Engine) string {
-				b, _ := e.Bound(subject, rule.Ingress)
+				b, _ := e.Bound(subject, policytable.Ingress)
 				if b.Table == nil {
 					return "nothing"
 				}
@@ -89,7 +90,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 				// Another subject is relabelled in the same change, and fits.
 				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "b"), labelled(301, "c")}})
 				state(t, e, "large, 512 rules", true)
-				if b, _ := e.Bound(301, rule.Ingress); subject == other && (b.Table == nil || len(b.Sources) != 5) {
+				if b, _ := e.Bound(301, policytable.Ingress); subject == other && (b.Table == nil || len(b.Sources) != 5) {
 					t.Errorf("the other subject of the change is not bound to its table")
 				}
 				return e
@@ -268,7 +269,7 @@ func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 		Subject: selector.New(selector.Requirement{Key: "mine", Op: selector.Exists}),
 		Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
 	}
-	r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "mine"}, Tier: rule.Normal, Action: rule.Allow, AllPorts: true}
+	r := &rule.Rule{Source: policytable.Source{Kind: "T", Name: "mine"}, Tier: policytable.Normal, Action: policytable.Allow, AllPorts: true}
 	r.Peers.Selectors = []selector.Selector{selector.New(selector.Requirement{Key: "k0", Op: selector.Exists})}
 	allow.Rules = []*rule.Rule{r.Seal()}
 	own := spread(13)
@@ -287,21 +288,21 @@ func TestFullTableOfOneSubjectLeavesPeersKnownToOthers(t *testing.T) {
 	unknown := 0
 	for i, id := range ids {
 		has := i&1 == 1 // the label k0
-		full, err := e.Lookup(60000, rule.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
+		full, err := e.Lookup(60000, policytable.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
 		if err != nil {
 			t.Fatal(err)
 		}
-		mine, err := e.Lookup(other, rule.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
+		mine, err := e.Lookup(other, policytable.Ingress, id.Number, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, 1000))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (mine.Action == rule.Allow) != has || !e.Entry(id.Number).Known {
+		if (mine.Action == policytable.Allow) != has || !e.Entry(id.Number).Known {
 			t.Fatalf("identity %d with k0 %t: %s by the table of the other", id.Number, has, mine.Action)
 		}
-		if full.Action == rule.Allow && !has {
+		if full.Action == policytable.Allow && !has {
 			t.Fatalf("identity %d without k0 is allowed by the full table", id.Number)
 		}
-		if full.Action != rule.Allow && has {
+		if full.Action != policytable.Allow && has {
 			unknown++
 		}
 	}
@@ -322,23 +323,23 @@ func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
 		return policy.Object{Key: policy.Key{Kind: "G", Name: "g"}, Group: g}
 	}
 	for _, c := range []struct {
-		action      rule.Action
+		action      policytable.Action
 		op          selector.Op
 		open, shut  bool // what is allowed of 192.0.2.1, with the group and with a closed one
 		elsewhere   bool // what is allowed of 198.51.100.1 with the group
 		elsewhereIn bool // and with a closed one
 	}{
-		{rule.Allow, selector.Exists, true, false, false, false},
-		{rule.Allow, selector.DoesNotExist, false, false, true, false},
-		{rule.Deny, selector.Exists, false, false, true, false},
-		{rule.Deny, selector.DoesNotExist, true, false, false, false},
+		{policytable.Allow, selector.Exists, true, false, false, false},
+		{policytable.Allow, selector.DoesNotExist, false, false, true, false},
+		{policytable.Deny, selector.Exists, false, false, true, false},
+		{policytable.Deny, selector.DoesNotExist, true, false, false, false},
 	} {
 		spec := rule.Spec{
 			Subject:     selector.New(),
 			Selects:     [2]bool{true, false},
-			DefaultDeny: [2]bool{c.action == rule.Allow, false},
+			DefaultDeny: [2]bool{c.action == policytable.Allow, false},
 		}
-		r := &rule.Rule{Source: rule.Source{Kind: "T", Name: "p"}, Tier: rule.Normal, Action: c.action, AllPorts: true}
+		r := &rule.Rule{Source: policytable.Source{Kind: "T", Name: "p"}, Tier: policytable.Normal, Action: c.action, AllPorts: true}
 		r.Peers.Groups = []rule.GroupPeer{{Selector: selector.New(selector.Requirement{Key: "g", Op: c.op})}}
 		spec.Rules = []*rule.Rule{r.Seal()}
 		world, err := peer.New(9, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
@@ -357,8 +358,8 @@ func TestClosedGroupDeniesEveryAddressAndAllowsNone(t *testing.T) {
 				in, out = c.shut, c.elsewhereIn
 			}
 			for addr, want := range map[string]bool{"192.0.2.1": in, "198.51.100.1": out} {
-				v, err := e.Lookup(300, rule.Ingress, 9, netip.MustParseAddr(addr), port.At(port.TCP, 80))
-				if err != nil || (v.Action == rule.Allow) != want {
+				v, err := e.Lookup(300, policytable.Ingress, 9, netip.MustParseAddr(addr), port.At(port.TCP, 80))
+				if err != nil || (v.Action == policytable.Allow) != want {
 					t.Errorf("%s, %v, closed %t: %s is %s, want allowed %t: %v", c.action, c.op, closed, addr, v.Action, want, err)
 				}
 			}

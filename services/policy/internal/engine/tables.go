@@ -14,26 +14,26 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 // live is a table in use, with what is needed to keep it in step.
 type live struct {
-	id      TableID
+	id      policytable.ID
 	program *compile.Program
 	table   *table.Table
 	builder *table.Builder
 	refs    int // bindings of subjects
 	brings  map[*liveSelector][]uint16
-	memo    map[string]table.Class
+	memo    map[string]policytable.Class
 	// identityClasses and addressClasses count the classes either side uses.
-	identityClasses map[table.Class]struct{}
-	addressClasses  map[table.Class]struct{}
+	identityClasses map[policytable.Class]struct{}
+	addressClasses  map[policytable.Class]struct{}
 	// coarse says that classes of addresses with equal verdicts are one, since
 	// there were too many: a number stands for all rules that are alike.
 	coarse bool
@@ -67,7 +67,7 @@ func (l *live) memoKey(numbers []uint16, portsText string, unknown bool) string 
 }
 
 // classFor returns the class of a rule set, resolved for a peer's ports.
-func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText string, unknown bool) (table.Class, error) {
+func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText string, unknown bool) (policytable.Class, error) {
 	key := l.memoKey(numbers, portsText, unknown)
 	if c, ok := l.memo[key]; ok {
 		return c, nil
@@ -101,7 +101,7 @@ func (l *live) matched(c *identityClass) []uint16 {
 
 // classOf is the class of an identity class on the identity side, given its rule
 // set.
-func (l *live) classOf(c *identityClass, matched []uint16) (table.Class, error) {
+func (l *live) classOf(c *identityClass, matched []uint16) (policytable.Class, error) {
 	class, err := l.classFor(matched, c.ports, c.portsText, c.kind == identity.KindUnknown)
 	if err != nil {
 		return 0, err
@@ -115,7 +115,7 @@ func inOrder[V any](set map[*live]V) []*live {
 	return slices.SortedFunc(maps.Keys(set), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
 }
 
-func (l *live) useIdentity(c table.Class) error {
+func (l *live) useIdentity(c policytable.Class) error {
 	if _, ok := l.identityClasses[c]; ok {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (l *live) useIdentity(c table.Class) error {
 // leftovers reports whether the table has identity classes that no peer is in
 // any more.
 func (l *live) leftovers() bool {
-	used := make(map[table.Class]struct{}, len(l.identityClasses))
+	used := make(map[policytable.Class]struct{}, len(l.identityClasses))
 	for _, c := range l.table.Default {
 		used[c] = struct{}{}
 	}
@@ -207,8 +207,8 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 		coarse:  coarse,
 		id:      e.lastTable,
 		program: p, table: p.NewTable(), builder: table.NewBuilder(),
-		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]table.Class),
-		identityClasses: make(map[table.Class]struct{}), addressClasses: make(map[table.Class]struct{}),
+		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]policytable.Class),
+		identityClasses: make(map[policytable.Class]struct{}), addressClasses: make(map[policytable.Class]struct{}),
 		crowded: make(map[*identityClass]struct{}),
 	}
 	for _, s := range p.Selectors {
@@ -328,9 +328,9 @@ func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 }
 
 // addressClass is the class of a rule set on the address side.
-func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (table.Class, error) {
+func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (policytable.Class, error) {
 	text := workload.NamedPortsText(ports)
-	var c table.Class
+	var c policytable.Class
 	var err error
 	if l.coarse {
 		key := "coarse " + l.memoKey(numbers, text, false)
@@ -373,7 +373,7 @@ func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 // updateAddress brings one address of a table up to date.
 func (e *Engine) updateAddress(l *live, a netip.Addr) error {
 	place := e.place(l, a)
-	var classes [identity.PeerScopes]table.Class
+	var classes [identity.PeerScopes]policytable.Class
 	for s := range identity.PeerScopes {
 		numbers, ports := l.program.Where(a, s, []compile.Place{place})
 		c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
@@ -392,13 +392,13 @@ func (e *Engine) updateAddress(l *live, a netip.Addr) error {
 	case classes == outer && present:
 		l.table.Prefixes.Delete(prefix)
 		e.counters.Prefixes++
-		e.emitFor(l, DeletePrefix{l.id, prefix})
+		e.emitFor(l, policytable.DeletePrefix{Table: l.id, Prefix: prefix})
 	case classes != outer && !present && l.table.Prefixes.Full(a):
 		return &table.ErrTooLarge{What: "prefixes", Got: table.MaxPrefixes + 1, Limit: table.MaxPrefixes}
 	case classes != outer && (!present || now != classes):
 		l.table.Prefixes.Set(prefix, classes)
 		e.counters.Prefixes++
-		e.emitFor(l, SetPrefix{l.id, prefix, classes})
+		e.emitFor(l, policytable.SetPrefix{Table: l.id, Prefix: prefix, Classes: classes})
 	}
 	return nil
 }
@@ -439,8 +439,8 @@ func (e *Engine) prefixesWith(l *live, places []compile.Place) (changed int, err
 	}
 	var blocks table.Prefixes
 	var set []compile.Prefix
-	before := make(map[netip.Prefix][identity.PeerScopes]table.Class, l.table.Prefixes.Len())
-	l.table.Prefixes.All(func(p netip.Prefix, v [identity.PeerScopes]table.Class) { before[p] = v })
+	before := make(map[netip.Prefix][identity.PeerScopes]policytable.Class, l.table.Prefixes.Len())
+	l.table.Prefixes.All(func(p netip.Prefix, v [identity.PeerScopes]policytable.Class) { before[p] = v })
 	for _, b := range list {
 		if blocks.Full(b.Prefix.Addr()) {
 			return 0, &table.ErrTooLarge{What: "prefixes", Got: len(list), Limit: table.MaxPrefixes}
@@ -453,10 +453,10 @@ func (e *Engine) prefixesWith(l *live, places []compile.Place) (changed int, err
 	}
 	l.table.Address, l.table.Prefixes = def, blocks
 	for _, b := range set {
-		e.emitFor(l, SetPrefix{l.id, b.Prefix, b.Classes})
+		e.emitFor(l, policytable.SetPrefix{Table: l.id, Prefix: b.Prefix, Classes: b.Classes})
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(before), netip.Prefix.Compare) {
-		e.emitFor(l, DeletePrefix{l.id, p})
+		e.emitFor(l, policytable.DeletePrefix{Table: l.id, Prefix: p})
 	}
 	return len(set) + len(before), nil
 }
@@ -509,7 +509,7 @@ func (e *Engine) replaceTable(l *live) bool {
 				s.bound[d] = next
 				e.counters.Binds++
 				e.define(next)
-				e.emit(e.bindEvent(s, rule.Direction(d), next))
+				e.emit(e.bindEvent(s, policytable.Direction(d), next))
 			}
 		}
 	}
@@ -523,18 +523,18 @@ const maxMerged = 16
 
 // sources are the places of each rule as a subject's readers get them: where a
 // number stands for several rules, the first places of all of them.
-func (l *live) sources(of [][]rule.Source) [][]rule.Source {
+func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
 	if l == nil || !l.coarse {
 		return of
 	}
 	out := slices.Clone(of)
 	for first := 1; first <= len(of); {
 		last := int(l.program.Run(uint16(first)))
-		var places []rule.Source
+		var places []policytable.Source
 		for n := first; n <= last && len(places) < maxMerged; n++ {
 			places = append(places, of[n-1]...)
 			if n < last && len(places) >= maxMerged {
-				places = append(places, rule.Source{Kind: "and", Name: fmt.Sprintf("%d more rules", last-n), Path: "with the same verdict"})
+				places = append(places, policytable.Source{Kind: "and", Name: fmt.Sprintf("%d more rules", last-n), Path: "with the same verdict"})
 			}
 		}
 		out[first-1] = places
@@ -557,7 +557,7 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 		}
 	}
 	if l.defined {
-		e.emit(RetireTable{l.id})
+		e.emit(policytable.RetireTable{Table: l.id})
 	}
 	for k := range e.wide {
 		delete(e.wide[k], l)

@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
@@ -343,9 +344,9 @@ func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 			found++
 			others := len(r.Peers.Selectors) + len(r.Peers.Networks) + len(r.Peers.Groups)
 			switch names := len(r.Peers.Names) > 0 && !r.Peers.Any && others == 0; {
-			case r.Action == rule.Deny && r.Peers.Any && strings.HasPrefix(whole.row.becomes, deniesAll):
-			case r.Action == rule.Redirect && whole.row.becomes == dropped:
-			case whole.row.becomes == learned && (names || r.Action == rule.Redirect && r.Proxy == rule.ProxyDNS):
+			case r.Action == policytable.Deny && r.Peers.Any && strings.HasPrefix(whole.row.becomes, deniesAll):
+			case r.Action == policytable.Redirect && whole.row.becomes == dropped:
+			case whole.row.becomes == learned && (names || r.Action == policytable.Redirect && r.Proxy == policytable.ProxyDNS):
 			default:
 				t.Errorf("becomes a rule: %s\n%s", r.Content(), text)
 			}

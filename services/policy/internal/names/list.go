@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Filter says which learned names are meant; its zero value is all.
@@ -96,8 +96,8 @@ func Would(list []Learned, addr netip.Addr) []engine.Name {
 // Used is a learned name with the rules that select it.
 type Used struct {
 	Learned
-	By      []rule.Source // the first of them, by their policy
-	Omitted int           // how many more there are
+	By      []policytable.Source // the first of them, by their policy
+	Omitted int                  // how many more there are
 }
 
 // maxUses is how many rules are listed of one name.
@@ -133,7 +133,7 @@ func WithUses(ctx context.Context, list []Learned, policies []policy.Object) ([]
 // use is a rule that selects names.
 type use struct {
 	pattern dnsname.Pattern
-	source  rule.Source
+	source  policytable.Source
 }
 
 // usesOf has a place in a manifest once for each pattern there: a rule with

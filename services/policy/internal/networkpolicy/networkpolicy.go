@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -195,8 +196,8 @@ func validatePorts(path string, ports []NetworkPort, ps *manifest.Problems) {
 	}
 }
 
-func (p *NetworkPolicy) source() rule.Source {
-	return rule.Source{Kind: "NetworkPolicy", Namespace: p.Metadata.Namespace, Name: p.Metadata.Name}
+func (p *NetworkPolicy) source() policytable.Source {
+	return policytable.Source{Kind: "NetworkPolicy", Namespace: p.Metadata.Namespace, Name: p.Metadata.Name}
 }
 
 // types are the policy types, those that are implied included.
@@ -222,11 +223,11 @@ func (p *NetworkPolicy) Isolate(bad func(path string) bool) []rule.Spec {
 	spec.Subject = selector.New(reqs...)
 	types := p.types(len(p.Spec.Egress) > 0 || bad("spec.egress"))
 	known := !bad("spec.policyTypes") && !slices.ContainsFunc(types, func(t string) bool { return t != "Ingress" && t != "Egress" })
-	for i, t := range [2]string{rule.Ingress: "Ingress", rule.Egress: "Egress"} {
-		d := rule.Direction(i)
+	for i, t := range [2]string{policytable.Ingress: "Ingress", policytable.Egress: "Egress"} {
+		d := policytable.Direction(i)
 		if !known || slices.Contains(types, t) {
 			spec.Selects[d], spec.DefaultDeny[d] = true, true
-			spec.Rules = append(spec.Rules, rule.Isolate(p.source(), d, rule.Isolation, 0))
+			spec.Rules = append(spec.Rules, rule.Isolate(p.source(), d, policytable.Isolation, 0))
 		}
 	}
 	return []rule.Spec{spec}
@@ -241,28 +242,28 @@ func (p *NetworkPolicy) Rules(o rule.Options) rule.Spec {
 	}
 	types := p.types(len(p.Spec.Egress) > 0)
 	source := p.source()
-	convert := func(d rule.Direction, path string, peers []NetworkPeer, ports []NetworkPort) {
-		r := &rule.Rule{Source: source, Direction: d, Tier: rule.Normal, Action: rule.Allow}
+	convert := func(d policytable.Direction, path string, peers []NetworkPeer, ports []NetworkPort) {
+		r := &rule.Rule{Source: source, Direction: d, Tier: policytable.Normal, Action: policytable.Allow}
 		r.Source.Path = path
 		r.Peers = networkPeers(ns, o, peers)
 		r.Ports, r.AllPorts = networkPorts(ports)
 		spec.Rules = append(spec.Rules, r.Seal())
 	}
-	isolate := func(d rule.Direction) {
+	isolate := func(d policytable.Direction) {
 		spec.Selects[d], spec.DefaultDeny[d] = true, true
-		spec.Rules = append(spec.Rules, rule.Isolate(source, d, rule.Isolation, 0))
+		spec.Rules = append(spec.Rules, rule.Isolate(source, d, policytable.Isolation, 0))
 	}
 	if slices.Contains(types, "Ingress") {
 		for i, in := range p.Spec.Ingress {
-			convert(rule.Ingress, "spec.ingress["+strconv.Itoa(i)+"]", in.From, in.Ports)
+			convert(policytable.Ingress, "spec.ingress["+strconv.Itoa(i)+"]", in.From, in.Ports)
 		}
-		isolate(rule.Ingress)
+		isolate(policytable.Ingress)
 	}
 	if slices.Contains(types, "Egress") {
 		for i, eg := range p.Spec.Egress {
-			convert(rule.Egress, "spec.egress["+strconv.Itoa(i)+"]", eg.To, eg.Ports)
+			convert(policytable.Egress, "spec.egress["+strconv.Itoa(i)+"]", eg.To, eg.Ports)
 		}
-		isolate(rule.Egress)
+		isolate(policytable.Egress)
 	}
 	return spec
 }

@@ -23,12 +23,12 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -87,7 +87,7 @@ func allowed(t *testing.T, o *Owner) map[string]bool {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if x.Action == rule.Allow {
+				if x.Action == policytable.Allow {
 					out[fmt.Sprintf("%d %s -> %d %s:%d", from.Identity, from.Addr, to.Identity, to.Addr, p)] = true
 				}
 			}

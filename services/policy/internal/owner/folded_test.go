@@ -13,11 +13,11 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // flood are policies of a namespace whose selectors have so many bytes.
@@ -251,5 +251,5 @@ func passesTo(t *testing.T, o *Owner, from identity.Numeric, to string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return x.Action == rule.Allow
+	return x.Action == policytable.Allow
 }

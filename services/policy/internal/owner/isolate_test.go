@@ -11,11 +11,11 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -42,7 +42,7 @@ func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return x.Action == rule.Allow
+	return x.Action == policytable.Allow
 }
 
 // only is the one policy that there is.

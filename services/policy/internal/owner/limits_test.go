@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -27,7 +28,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -116,7 +116,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				"  endpointSelector: {matchLabels: {app: client}}\n  egress:\n  - toCIDR: [192.0.2.0/24]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]\n"), "", false); err != nil {
 				t.Fatal(err)
 			}
-			verdict := func() rule.Action {
+			verdict := func() policytable.Action {
 				from, to := question.Peer{Identity: 300}, question.Peer{Addr: at}
 				x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 8080))
 				if err != nil {
@@ -124,7 +124,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				}
 				return x.Egress.Verdict.Action
 			}
-			if v := verdict(); v != rule.Deny {
+			if v := verdict(); v != policytable.Deny {
 				t.Fatalf("nothing has the address: %s, want deny", v)
 			}
 			sessions := make(map[string]*stream.Session)
@@ -135,13 +135,13 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				}
 				sessions[name] = s
 			}
-			if v := verdict(); v != rule.Allow {
+			if v := verdict(); v != policytable.Allow {
 				t.Fatalf("two subscribers have the address: %s, want allow", v)
 			}
 			if err := leave(o, sessions["a"], sessions["b"]); err != nil {
 				t.Fatal(err)
 			}
-			if v := verdict(); v != rule.Allow {
+			if v := verdict(); v != policytable.Allow {
 				t.Errorf("one has left the address, the other is there: %s, want allow", v)
 			}
 		})

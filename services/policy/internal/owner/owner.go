@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -133,7 +134,7 @@ type Owner struct {
 
 	barrier   stream.Barrier // revisions now
 	published stream.Barrier
-	pending   []engine.Event
+	pending   []policytable.Step
 
 	policies map[policy.Key]*Policy
 	// closed are policies of which the engine has another form than policies says, since
@@ -199,7 +200,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	for _, s := range sources {
 		o.sources[s] = &source{refused: make(map[string]refused)}
 	}
-	config.Engine.Events = func(ev engine.Event) { o.pending = append(o.pending, ev) }
+	config.Engine.Events = func(ev policytable.Step) { o.pending = append(o.pending, ev) }
 	guarantees := config.Tenants.Settings().Guarantees
 	config.Engine.Tenant = func(namespace string) (shares.Tenant, int) {
 		t := config.Tenants.Of(namespace)

@@ -12,10 +12,10 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
@@ -135,7 +135,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	o, subject, _ := small(t)
 	peer := identity.MinCluster + 3 // app-03 of the same namespace
 	manifest := []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4711), "app: web", "app: app-03"))
-	verdict := func() rule.Action {
+	verdict := func() policytable.Action {
 		from, to := question.Peer{Identity: peer}, question.Peer{Identity: subject}
 		x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 4711))
 		if err != nil {
@@ -156,10 +156,10 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := verdict()
-	if before != rule.Deny || after != rule.Allow {
+	if before != policytable.Deny || after != policytable.Allow {
 		t.Fatalf("the policy makes %s of %s, want allow of deny", after, before)
 	}
-	if len(found) != 1 || found[0].Subject.Number != subject || found[0].Direction != rule.Ingress || len(found[0].Peers) != 1 ||
+	if len(found) != 1 || found[0].Subject.Number != subject || found[0].Direction != policytable.Ingress || len(found[0].Peers) != 1 ||
 		found[0].Peers[0].Identity.Number != peer || found[0].Changes[0].Before.Action != before || found[0].Changes[0].After.Action != after {
 		t.Errorf("found %+v, want that %d may reach %d", found, peer, subject)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -292,10 +293,10 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 		closed := rule.Spec{
 			Subject: s.Subject, Namespace: s.Namespace, Host: s.Host, Selects: s.Selects, DefaultDeny: s.DefaultDeny,
 		}
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			var first *rule.Rule // that may take something away
 			for _, r := range s.Rules {
-				if r.Direction == d && (r.Action == rule.Deny || r.Action == rule.Pass) &&
+				if r.Direction == d && (r.Action == policytable.Deny || r.Action == policytable.Pass) &&
 					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority),
 						cmp.Compare(r.Index, first.Index)) < 0) {
 					first = r
@@ -305,9 +306,9 @@ func isolationOf(specs []rule.Spec) []rule.Spec {
 				continue
 			}
 			r := &rule.Rule{
-				Source: first.Source, Direction: d, Action: rule.Deny,
+				Source: first.Source, Direction: d, Action: policytable.Deny,
 				Tier: first.Tier, Priority: first.Priority, Index: first.Index,
-				Peers: rule.Peers{Any: true, ExceptOwn: first.Tier == rule.Isolation && first.Peers.ExceptOwn}, AllPorts: true,
+				Peers: rule.Peers{Any: true, ExceptOwn: first.Tier == policytable.Isolation && first.Peers.ExceptOwn}, AllPorts: true,
 			}
 			r.Source.Path = "isolation"
 			closed.Rules = append(closed.Rules, r.Seal())

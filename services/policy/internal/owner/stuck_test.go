@@ -12,12 +12,12 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -89,8 +89,8 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	}
 	shown("a policy was deleted", false)
 	table, err := o.Table(t.Context(), 300)
-	if err != nil || len(table.Sources[rule.Ingress]) < 600 {
-		t.Errorf("the subject has a table of %d rules, %v; want that of its labels", len(table.Sources[rule.Ingress]), err)
+	if err != nil || len(table.Sources[policytable.Ingress]) < 600 {
+		t.Errorf("the subject has a table of %d rules, %v; want that of its labels", len(table.Sources[policytable.Ingress]), err)
 	}
 }
 

@@ -13,11 +13,11 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -123,9 +123,9 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 		o.publish()
 		session, _ := o.stream.Subscribe(stream.Subscriber{
 			Name: name, Watches: !s.enforces, Incarnation: want.Incarnation, Seq: want.Seq,
-		}, o.barrier, func() []engine.Event {
-			var all []engine.Event
-			o.engine.Snapshot(func(ev engine.Event) { all = append(all, ev) })
+		}, o.barrier, func() []policytable.Step {
+			var all []policytable.Step
+			o.engine.Snapshot(func(ev policytable.Step) { all = append(all, ev) })
 			return all
 		})
 		s.session, s.until = session, time.Time{}
@@ -352,11 +352,11 @@ func (o *Owner) noteReduced() {
 
 // Refuse notes that a subscriber did not take a table. It keeps the one before
 // it, which is told of no more changes.
-func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table engine.TableID, reason string) error {
+func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table policytable.ID, reason string) error {
 	_, err := ask(ctx, o, func() (struct{}, error) {
-		for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			// A table that nothing is bound to any more does not matter.
-			if now, ok := o.engine.BoundID(subject, d); !ok || now != table || table == engine.AllowAll {
+			if now, ok := o.engine.BoundID(subject, d); !ok || now != table || table == policytable.AllowAll {
 				continue
 			}
 			r := stream.Refusal{Table: table, Revision: o.barrier.Policy, Reason: reason, Policy: o.engine.LargestShare(subject, d)}

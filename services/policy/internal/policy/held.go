@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/cilium"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -122,12 +123,12 @@ func IsolateAs(key Key, of Object, why error) Object {
 // IsolateSpec isolates the subject of a spec in the directions that it is for. Where
 // it denies, no other policy allows.
 func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
-	tier, priority := rule.Isolation, int32(0)
+	tier, priority := policytable.Isolation, int32(0)
 	selects := spec.Selects
 	for _, r := range spec.Rules {
 		selects[r.Direction] = true
 		switch {
-		case r.Action != rule.Deny || r.Tier > tier:
+		case r.Action != policytable.Deny || r.Tier > tier:
 		case r.Tier < tier:
 			tier, priority = r.Tier, r.Priority
 		default:
@@ -146,14 +147,14 @@ func IsolateNamespace(key Key, kind string, why error) Object {
 	if key.Namespace != "" {
 		spec.Subject = selector.New(networkpolicy.InNamespace(key.Namespace))
 	}
-	tier := rule.Normal // where it denies, no other policy allows
+	tier := policytable.Normal // where it denies, no other policy allows
 	switch kind {
 	case "NetworkPolicy":
-		tier = rule.Isolation
+		tier = policytable.Isolation
 	case "ClusterNetworkPolicy", "AdminNetworkPolicy":
-		tier = rule.Admin
+		tier = policytable.Admin
 	case "BaselineAdminNetworkPolicy":
-		tier = rule.Baseline
+		tier = policytable.Baseline
 	}
 	ob.Specs = []rule.Spec{isolate(spec, key, [2]bool{true, true}, tier, 0)}
 	return ob
@@ -167,11 +168,11 @@ func isolated(key Key, why error) Object {
 }
 
 // isolate adds the rules that deny all traffic of a subject in some directions.
-func isolate(spec rule.Spec, key Key, selects [2]bool, tier rule.Tier, priority int32) rule.Spec {
-	source := rule.Source{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name}
+func isolate(spec rule.Spec, key Key, selects [2]bool, tier policytable.Tier, priority int32) rule.Spec {
+	source := policytable.Source{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name}
 	for i, has := range selects {
-		if d := rule.Direction(i); has {
-			spec.Selects[d], spec.DefaultDeny[d] = true, tier == rule.Isolation || tier == rule.Normal
+		if d := policytable.Direction(i); has {
+			spec.Selects[d], spec.DefaultDeny[d] = true, tier == policytable.Isolation || tier == policytable.Normal
 			spec.Rules = append(spec.Rules, rule.Isolate(source, d, tier, priority))
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 func held(t *testing.T, text string) Object {
@@ -81,7 +81,7 @@ func TestIsolatingRulesAreInOneOrder(t *testing.T) {
 	} {
 		for range 50 { // the order of a map would be another in one of them
 			rules := held(t, text).Specs[0].Rules
-			if len(rules) != 2 || rules[0].Direction != rule.Ingress || rules[1].Direction != rule.Egress {
+			if len(rules) != 2 || rules[0].Direction != policytable.Ingress || rules[1].Direction != policytable.Egress {
 				t.Fatalf("%s: %d rules, of which the first is for %s", text, len(rules), rules[0].Direction)
 			}
 		}
@@ -131,13 +131,13 @@ func TestObjectsThatCannotBeConvertedIsolate(t *testing.T) {
 		var rules []string
 		selected := none
 		for _, s := range o.Specs {
-			for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+			for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 				for _, r := range s.Rules {
 					if r.Direction != d {
 						continue
 					}
 					rules = append(rules, d.String()+" "+r.Tier.String()+" "+strconv.Itoa(int(r.Priority)))
-					if r.Action != rule.Deny || !r.AllPorts || !r.Peers.Any || r.Peers.ExceptOwn != (d == rule.Ingress) || !s.Selects[d] {
+					if r.Action != policytable.Deny || !r.AllPorts || !r.Peers.Any || r.Peers.ExceptOwn != (d == policytable.Ingress) || !s.Selects[d] {
 						t.Errorf("%s\nrule %s", c.text, r.Content())
 					}
 				}

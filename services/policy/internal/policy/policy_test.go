@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -178,7 +179,7 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 		t.Fatalf("%v, %v", o.Unknown, err)
 	}
 	// What is left of the rule is empty: it allows nothing.
-	if len(o.Specs[0].Rules) != 0 || !o.Specs[0].DefaultDeny[rule.Ingress] {
+	if len(o.Specs[0].Rules) != 0 || !o.Specs[0].DefaultDeny[policytable.Ingress] {
 		t.Fatalf("%+v", o.Specs[0])
 	}
 }
@@ -382,7 +383,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			for _, s := range o.Specs {
 				for _, r := range s.Rules {
-					if r.Content() == "" || r.Peers.Nobody() && r.Tier == rule.Normal && r.Source.Kind != "NetworkPolicy" {
+					if r.Content() == "" || r.Peers.Nobody() && r.Tier == policytable.Normal && r.Source.Kind != "NetworkPolicy" {
 						t.Fatalf("rule %+v", r)
 					}
 				}

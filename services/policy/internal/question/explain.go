@@ -11,11 +11,11 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Peer is one end of a connection in a question. An address without identity and labels lies outside of the cluster:
@@ -36,7 +36,7 @@ type Side struct {
 
 // Explained is the answer of Explain.
 type Explained struct {
-	Action   rule.Action
+	Action   policytable.Action
 	Egress   Side
 	Ingress  Side
 	Revision uint64
@@ -88,15 +88,15 @@ func (x *Explain) Fork(d engine.Draft) (*engine.Engine, error) {
 
 // Evaluate implements Question.
 func (x *Explain) Evaluate(e *engine.Engine) (err error) {
-	x.Answer.Action = rule.Allow
-	if x.Answer.Egress, err = x.side(e, rule.Egress, x.src, x.dst, x.To.Addr); err != nil {
+	x.Answer.Action = policytable.Allow
+	if x.Answer.Egress, err = x.side(e, policytable.Egress, x.src, x.dst, x.To.Addr); err != nil {
 		return err
 	}
-	x.Answer.Ingress, err = x.side(e, rule.Ingress, x.dst, x.src, x.From.Addr)
+	x.Answer.Ingress, err = x.side(e, policytable.Ingress, x.dst, x.src, x.From.Addr)
 	return err
 }
 
-func (x *Explain) side(e *engine.Engine, d rule.Direction, subject, peer peer.Identity, addr netip.Addr) (Side, error) {
+func (x *Explain) side(e *engine.Engine, d policytable.Direction, subject, peer peer.Identity, addr netip.Addr) (Side, error) {
 	s := Side{Subject: x.shown(subject), Peer: x.shown(peer)}
 	if !selectable(subject) {
 		return s, nil

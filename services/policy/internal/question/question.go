@@ -11,10 +11,10 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // View is what the owner has in one of its turns.
@@ -40,9 +40,9 @@ type Question interface {
 
 // Evaluated are the tables of a subject.
 type Evaluated struct {
-	Bound    [2]bool // by rule.Direction; false: nothing is enforced
-	Tables   [2]engine.DefineTable
-	Sources  [2][][]rule.Source
+	Bound    [2]bool // by policytable.Direction; false: nothing is enforced
+	Tables   [2]policytable.DefineTable
+	Sources  [2][][]policytable.Source
 	Revision uint64
 	Store    peer.StoreRevision // of the identities
 }
@@ -67,7 +67,7 @@ func (t *Table) Fork(d engine.Draft) (*engine.Engine, error) { return d.Fork(nil
 
 // Evaluate implements Question.
 func (t *Table) Evaluate(e *engine.Engine) error {
-	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		t.Answer.Tables[d], t.Answer.Bound[d] = e.BoundTable(t.Identity, d)
 		b, _ := e.Bound(t.Identity, d)
 		t.Answer.Sources[d] = b.Sources

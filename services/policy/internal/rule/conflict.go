@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
@@ -17,11 +18,11 @@ import (
 // not with a listener of the user's own. Peers are the same when they are
 // written the same, not when they happen to overlap.
 func Conflict(rules []*Rule) (a, b *Rule, found bool) {
-	for _, d := range []Direction{Ingress, Egress} {
+	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		var redirects []*Rule
-		var proxies [ProxyListener + 1]bool
+		var proxies [policytable.ProxyListener + 1]bool
 		for _, r := range rules {
-			if r.Direction == d && r.Action == Redirect {
+			if r.Direction == d && r.Action == policytable.Redirect {
 				redirects = append(redirects, r)
 				proxies[r.Proxy] = true
 			}
@@ -51,16 +52,16 @@ func Conflict(rules []*Rule) (a, b *Rule, found bool) {
 	return nil, nil, false
 }
 
-func apart(a, b Proxy) bool {
+func apart(a, b policytable.Proxy) bool {
 	if a > b {
 		a, b = b, a
 	}
-	return a != b && (a == ProxyDNS || a == ProxyHTTP && b == ProxyListener)
+	return a != b && (a == policytable.ProxyDNS || a == policytable.ProxyHTTP && b == policytable.ProxyListener)
 }
 
-func anyApart(p Proxy, proxies [ProxyListener + 1]bool) bool {
+func anyApart(p policytable.Proxy, proxies [policytable.ProxyListener + 1]bool) bool {
 	for q, there := range proxies {
-		if there && q != int(NoProxy) && apart(p, Proxy(q)) {
+		if there && q != int(policytable.NoProxy) && apart(p, policytable.Proxy(q)) {
 			return true
 		}
 	}
@@ -121,11 +122,11 @@ func overlapping(rules []*Rule) (a, b *Rule, found bool) {
 	}
 	sweep := func(list []claim) bool {
 		slices.SortStableFunc(list, func(x, y claim) int { return cmp.Compare(x.Lo, y.Lo) })
-		var furthest [ProxyListener + 1]*claim
+		var furthest [policytable.ProxyListener + 1]*claim
 		for i := range list {
 			c := &list[i]
 			for q, f := range furthest {
-				if f != nil && f.Hi >= c.Lo && apart(Proxy(q), c.r.Proxy) {
+				if f != nil && f.Hi >= c.Lo && apart(policytable.Proxy(q), c.r.Proxy) {
 					a, b = f.r, c.r
 					return true
 				}

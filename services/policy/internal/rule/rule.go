@@ -20,81 +20,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
-
-// Direction is the side of a connection that a rule or a table evaluates.
-type Direction uint8
-
-// The directions.
-const (
-	Ingress Direction = iota
-	Egress
-)
-
-// String is the lower-case name.
-func (d Direction) String() string {
-	if d == Egress {
-		return "egress"
-	}
-	return "ingress"
-}
-
-// Tier orders groups of rules. What no rule decides falls to the defaults of
-// the table, which are flags and not a tier.
-type Tier uint8
-
-// The tiers in the order in which they are asked. Isolation holds only the
-// rule that a NetworkPolicy implies: it follows what the namespace owner
-// wrote and keeps Baseline from answering.
-const (
-	Admin Tier = iota
-	Normal
-	Isolation
-	Baseline
-)
-
-// String is the name the tier has in messages.
-func (t Tier) String() string {
-	return [...]string{"Admin", "Normal", "Isolation", "Baseline"}[t]
-}
-
-// Action is what a rule does with what it matches. The values are in the
-// order in which equal rules are asked: a deny beats a redirect, that beats an
-// allow, that beats a pass.
-type Action uint8
-
-// The actions.
-const (
-	Deny Action = iota
-	Redirect
-	Allow
-	Pass // leave the decision to the next tier
-)
-
-// String is the lower-case name.
-func (a Action) String() string {
-	return [...]string{"deny", "redirect", "allow", "pass"}[a]
-}
-
-// Proxy names the kind of proxy that a redirect goes to.
-type Proxy uint16
-
-// The proxies, in the order in which they are preferred.
-const (
-	NoProxy Proxy = iota
-	ProxyDNS
-	ProxyHTTP
-	ProxyTLS
-	ProxyListener
-)
-
-// String names the proxy for messages.
-func (p Proxy) String() string {
-	return [...]string{"none", "dns", "http", "tls", "listener"}[p]
-}
 
 // Reach is the set of scopes that an address peer applies to.
 type Reach uint8
@@ -170,32 +100,15 @@ func (p Port) Names(name string, proto port.Protocol) bool {
 	return p.Name == name
 }
 
-// Source says where a rule was written.
-type Source struct {
-	Kind      string // as in the manifest
-	Namespace string // empty for policies without one
-	Name      string
-	Path      string // such as spec.egress[2].toPorts[0]
-}
-
-// String is the policy and the place in it.
-func (s Source) String() string {
-	n := s.Name
-	if s.Namespace != "" {
-		n = s.Namespace + "/" + n
-	}
-	return s.Kind + " " + n + " " + s.Path
-}
-
 // Rule is one line of policy. It is immutable once built.
 type Rule struct {
-	Source    Source
-	Direction Direction
-	Tier      Tier
+	Source    policytable.Source
+	Direction policytable.Direction
+	Tier      policytable.Tier
 	Priority  int32 // lower is asked first, within the tier
 	Index     int32 // place in its policy where that matters, else 0
-	Action    Action
-	Proxy     Proxy // for Redirect
+	Action    policytable.Action
+	Proxy     policytable.Proxy // for Redirect
 	Peers     Peers
 	// Ports the rule covers. AllPorts means every protocol; without it an
 	// empty list covers nothing.
@@ -301,11 +214,11 @@ func Compare(a, b *Rule) int {
 
 // Isolate is the rule that denies all peers but, for what they send, the subject's
 // local node.
-func Isolate(source Source, d Direction, tier Tier, priority int32) *Rule {
+func Isolate(source policytable.Source, d policytable.Direction, tier policytable.Tier, priority int32) *Rule {
 	source.Path = "isolation"
 	r := &Rule{
-		Source: source, Direction: d, Tier: tier, Priority: priority, Action: Deny,
-		Peers: Peers{Any: true, ExceptOwn: d == Ingress}, AllPorts: true,
+		Source: source, Direction: d, Tier: tier, Priority: priority, Action: policytable.Deny,
+		Peers: Peers{Any: true, ExceptOwn: d == policytable.Ingress}, AllPorts: true,
 	}
 	return r.Seal()
 }

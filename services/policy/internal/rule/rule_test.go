@@ -6,6 +6,8 @@ package rule
 import (
 	"slices"
 	"testing"
+
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // levels are what Compare looks at, the most significant first: each sets its
@@ -14,11 +16,11 @@ var levels = []struct {
 	name string
 	set  func(r *Rule, later bool)
 }{
-	{"tier", func(r *Rule, later bool) { r.Tier = pick(later, Normal, Baseline) }},
+	{"tier", func(r *Rule, later bool) { r.Tier = pick(later, policytable.Normal, policytable.Baseline) }},
 	{"priority", func(r *Rule, later bool) { r.Priority = pick[int32](later, -1, 3) }},
 	{"place in the policy", func(r *Rule, later bool) { r.Index = pick[int32](later, 2, 7) }},
-	{"action", func(r *Rule, later bool) { r.Action = pick(later, Redirect, Allow) }},
-	{"proxy", func(r *Rule, later bool) { r.Proxy = pick(later, ProxyDNS, ProxyTLS) }},
+	{"action", func(r *Rule, later bool) { r.Action = pick(later, policytable.Redirect, policytable.Allow) }},
+	{"proxy", func(r *Rule, later bool) { r.Proxy = pick(later, policytable.ProxyDNS, policytable.ProxyTLS) }},
 	{"content", func(r *Rule, later bool) { r.digest = Digest{1: pick[byte](later, 4, 5)} }},
 	{"kind of the source", func(r *Rule, later bool) { r.Source.Kind = pick(later, "A", "B") }},
 	{"namespace of the source", func(r *Rule, later bool) { r.Source.Namespace = pick(later, "a", "b") }},
@@ -69,18 +71,18 @@ func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
 
 func TestTiersActionsAndProxiesHaveTheirOrder(t *testing.T) {
 	rules := []*Rule{
-		{Tier: Admin, Action: Deny},
-		{Tier: Admin, Action: Redirect, Proxy: ProxyDNS},
-		{Tier: Admin, Action: Redirect, Proxy: ProxyHTTP},
-		{Tier: Admin, Action: Redirect, Proxy: ProxyTLS},
-		{Tier: Admin, Action: Redirect, Proxy: ProxyListener},
-		{Tier: Admin, Action: Allow},
-		{Tier: Admin, Action: Pass},
-		{Tier: Admin, Index: 1, Action: Deny},
-		{Tier: Admin, Priority: 1, Action: Deny},
-		{Tier: Normal, Priority: -5, Action: Deny},
-		{Tier: Isolation, Action: Deny},
-		{Tier: Baseline, Action: Deny},
+		{Tier: policytable.Admin, Action: policytable.Deny},
+		{Tier: policytable.Admin, Action: policytable.Redirect, Proxy: policytable.ProxyDNS},
+		{Tier: policytable.Admin, Action: policytable.Redirect, Proxy: policytable.ProxyHTTP},
+		{Tier: policytable.Admin, Action: policytable.Redirect, Proxy: policytable.ProxyTLS},
+		{Tier: policytable.Admin, Action: policytable.Redirect, Proxy: policytable.ProxyListener},
+		{Tier: policytable.Admin, Action: policytable.Allow},
+		{Tier: policytable.Admin, Action: policytable.Pass},
+		{Tier: policytable.Admin, Index: 1, Action: policytable.Deny},
+		{Tier: policytable.Admin, Priority: 1, Action: policytable.Deny},
+		{Tier: policytable.Normal, Priority: -5, Action: policytable.Deny},
+		{Tier: policytable.Isolation, Action: policytable.Deny},
+		{Tier: policytable.Baseline, Action: policytable.Deny},
 	}
 	sorted := slices.Clone(rules)
 	slices.Reverse(sorted)

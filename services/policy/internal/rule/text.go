@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
@@ -18,10 +19,10 @@ const maxListed = 8
 func (r *Rule) Text() string {
 	var b strings.Builder
 	b.WriteString(r.Action.String())
-	if r.Action == Redirect {
+	if r.Action == policytable.Redirect {
 		b.WriteString(" to " + r.Proxy.String())
 	}
-	if r.Direction == Egress {
+	if r.Direction == policytable.Egress {
 		b.WriteString(" to ")
 	} else {
 		b.WriteString(" from ")

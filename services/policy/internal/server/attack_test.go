@@ -12,8 +12,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // More subscribers that never read than there are places, under a flood of
@@ -33,7 +33,7 @@ func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sub := &policyv1.Subscribe{Name: fmt.Sprint("stuck", i), Subjects: []uint32{301}, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES, Formats: []policyv1.TableFormat{wire.Format}}
+		sub := &policyv1.Subscribe{Name: fmt.Sprint("stuck", i), Subjects: []uint32{301}, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_WATCHES, Formats: []policyv1.TableFormat{policywire.Format}}
 		if err := w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: sub}}); err != nil {
 			t.Fatal(err)
 		}

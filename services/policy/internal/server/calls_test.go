@@ -29,12 +29,12 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -410,7 +410,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 		t.Errorf("revision: %v, %v", out, err)
 	}
 	f.look(func() {
-		if a, ok := f.lookup(301, rule.Ingress, 300, netip.Addr{}, tcp5432); !ok || a != rule.Allow {
+		if a, ok := f.lookup(301, policytable.Ingress, 300, netip.Addr{}, tcp5432); !ok || a != policytable.Allow {
 			t.Errorf("web to db: %v %t", a, ok)
 		}
 	})
@@ -588,9 +588,9 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 // The largest tables that there can be fit into an answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 	j := question.Evaluated{Bound: [2]bool{true, true}}
-	for _, d := range []rule.Direction{rule.Ingress, rule.Egress} {
+	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		content := &table.Table{
-			Rules: make([]table.Rule, table.MaxRules), Peers: make(map[table.IdentityClass]table.Class),
+			Rules: make([]policytable.Rule, table.MaxRules), Peers: make(map[policytable.IdentityClass]policytable.Class),
 		}
 		b := table.NewBuilder()
 		for n := 0; ; n++ { // as many ranges as there can be, none of them short
@@ -608,16 +608,16 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 			t.Errorf("%d ranges, and there can be %d", content.Listed, table.MaxAllIntervals)
 		}
 		for i := range table.MaxPeers {
-			content.Peers[table.IdentityClass(1<<31+i)] = 5000
+			content.Peers[policytable.IdentityClass(1<<31+i)] = 5000
 		}
 		for i := range table.MaxPrefixes {
 			at := [16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)}
-			content.Prefixes.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.PeerScopes]table.Class{5000, 5000, 5000})
-			content.Prefixes.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.PeerScopes]table.Class{5000, 5000, 5000})
+			content.Prefixes.Set(netip.PrefixFrom(netip.AddrFrom16(at), 128), [identity.PeerScopes]policytable.Class{5000, 5000, 5000})
+			content.Prefixes.Set(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32), [identity.PeerScopes]policytable.Class{5000, 5000, 5000})
 		}
-		j.Tables[d] = engine.DefineTable{Table: 1 << 40, Content: content}
+		j.Tables[d] = content.Definition(1<<40, [32]byte{})
 		for i := range table.MaxRules {
-			j.Sources[d] = append(j.Sources[d], []rule.Source{{
+			j.Sources[d] = append(j.Sources[d], []policytable.Source{{
 				Kind: "CiliumClusterwideNetworkPolicy", Name: strings.Repeat("n", 253), Path: fmt.Sprintf("spec.egress[%d].toPorts[%d]", i, i),
 			}})
 		}

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 )
 
 func TestSubscriberWithoutACommonFormatIsRefused(t *testing.T) {
@@ -27,7 +27,7 @@ func TestSubscriberWithoutACommonFormatIsRefused(t *testing.T) {
 		wantCode(t, f.err, codes.FailedPrecondition, "this service sends TABLE_FORMAT_RANGES: both must be of one release")
 	}
 	sub := subscribe("both", 301)
-	sub.Formats = []policyv1.TableFormat{77, wire.Format}
+	sub.Formats = []policyv1.TableFormat{77, policywire.Format}
 	s.watch(sub).snapshot()
 }
 
@@ -36,7 +36,7 @@ func TestCallersAreToldOfARefusedMessage(t *testing.T) {
 	s := serve(t)
 	s.know(town)
 	f := s.watch(subscribe("datapath", 300, 301), func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
-		if m.GetFormat() != wire.Format {
+		if m.GetFormat() != policywire.Format {
 			t.Errorf("message %d has the format %v", m.GetSeq(), m.GetFormat())
 		}
 		f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{ //nolint:errcheck // Recv says it

@@ -12,9 +12,9 @@ import (
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // ListNames implements the service.
@@ -83,7 +83,7 @@ func learnedName(l *names.Used) *policyv1.LearnedName {
 		})
 	}
 	for _, src := range l.By {
-		out.UsedBy = append(out.UsedBy, wire.Source(src))
+		out.UsedBy = append(out.UsedBy, policywire.Source(src))
 	}
 	return out
 }

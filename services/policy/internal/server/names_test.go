@@ -18,9 +18,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // learned are the names that a filter takes.
@@ -142,30 +142,30 @@ func TestForgettingANameTakesItsPermissionsAway(t *testing.T) {
 	shared, own := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
 	s.learn("api.example.com", time.Hour, shared.String(), own.String())
 	s.learn("cdn.example.com", time.Hour, shared.String())
-	verdicts := func(when string, wantShared, wantOwn rule.Action) {
+	verdicts := func(when string, wantShared, wantOwn policytable.Action) {
 		t.Helper()
 		f.look(func() { // what was acknowledged is carried out
-			for addr, want := range map[netip.Addr]rule.Action{shared: wantShared, own: wantOwn} {
-				if a, ok := f.lookup(300, rule.Egress, 9, addr, tcp5432); !ok || a != want {
+			for addr, want := range map[netip.Addr]policytable.Action{shared: wantShared, own: wantOwn} {
+				if a, ok := f.lookup(300, policytable.Egress, 9, addr, tcp5432); !ok || a != want {
 					t.Errorf("%s, to %s: %v %t, want %v", when, addr, a, ok, want)
 				}
 			}
 		})
 	}
-	verdicts("learned", rule.Allow, rule.Allow)
+	verdicts("learned", policytable.Allow, policytable.Allow)
 	s.forget("*", "", true, 2, 3)
 	s.forget("*", shared.String(), true, 2, 2)
-	verdicts("asked", rule.Allow, rule.Allow)
+	verdicts("asked", policytable.Allow, policytable.Allow)
 	s.forget("nothing.example.com", "", false, 0, 0)
 	s.forget("api.example.com", "", false, 1, 2)
-	verdicts("one forgotten", rule.Allow, rule.Deny) // the other name has the shared one
+	verdicts("one forgotten", policytable.Allow, policytable.Deny) // the other name has the shared one
 	s.forget("", shared.String(), false, 1, 1)
-	verdicts("its address forgotten", rule.Deny, rule.Deny)
+	verdicts("its address forgotten", policytable.Deny, policytable.Deny)
 	s.forget("*", "", false, 0, 0)
 	s.learn("api.example.com", time.Hour, shared.String(), own.String())
-	verdicts("learned again", rule.Allow, rule.Allow)
+	verdicts("learned again", policytable.Allow, policytable.Allow)
 	s.forget("api.example.com", own.String(), false, 1, 1)
-	verdicts("one address forgotten", rule.Allow, rule.Deny)
+	verdicts("one address forgotten", policytable.Allow, policytable.Deny)
 	s.stop()
 	s.start()
 	if got := texts(s.learned(&policyv1.ListNamesRequest{})); !slices.Equal(got, []string{"api.example.com. 192.0.2.7"}) {
@@ -222,11 +222,11 @@ func TestNamesAreLearnedWhileOthersAreForgotten(t *testing.T) {
 	}
 	f.look(func() {
 		for i := range count {
-			want := rule.Deny
+			want := policytable.Deny
 			if known[fmt.Sprintf("n%d.example.com.", i)] {
-				want = rule.Allow
+				want = policytable.Allow
 			}
-			if a, ok := f.lookup(300, rule.Egress, 9, at(i), tcp5432); !ok || a != want {
+			if a, ok := f.lookup(300, policytable.Egress, 9, at(i), tcp5432); !ok || a != want {
 				t.Errorf("n%d: %v %t, want %v", i, a, ok, want)
 			}
 		}

@@ -22,11 +22,13 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -34,7 +36,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -201,15 +202,15 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 // their rules are cut as those of a Bind are.
 func policyTable(j question.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
-	side := func(d rule.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {
+	side := func(d policytable.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {
 		if !j.Bound[d] {
 			return nil, nil, 0
 		}
 		first := firstSources(j.Sources[d])
-		return wire.Table(j.Tables[d]), wire.Sources(first), uint32(len(j.Sources[d]) - len(first))
+		return policywire.Table(j.Tables[d]), policywire.Sources(first), uint32(len(j.Sources[d]) - len(first))
 	}
-	out.Egress, out.EgressRules, out.OmittedEgressRuleCount = side(rule.Egress)
-	out.Ingress, out.IngressRules, out.OmittedIngressRuleCount = side(rule.Ingress)
+	out.Egress, out.EgressRules, out.OmittedEgressRuleCount = side(policytable.Egress)
+	out.Ingress, out.IngressRules, out.OmittedIngressRuleCount = side(policytable.Ingress)
 	return out
 }
 
@@ -293,7 +294,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 		return nil, statusOf(err)
 	}
 	return &policyv1.ExplainResponse{
-		Verdict: wire.Action(x.Action), Egress: side(x.Egress), Ingress: side(x.Ingress), Revision: x.Revision,
+		Verdict: policywire.Action(x.Action), Egress: side(x.Egress), Ingress: side(x.Ingress), Revision: x.Revision,
 	}, nil
 }
 
@@ -455,18 +456,18 @@ func side(x question.Side) *policyv1.SideExplanation {
 	}
 	out := &policyv1.SideExplanation{
 		Subject: uint32(x.Subject.Number), SubjectLabels: labels(x.Subject), Peer: uint32(x.Peer.Number), PeerLabels: labels(x.Peer),
-		Action: wire.Action(x.Verdict.Action), DecidedBy: wire.DecidedBy(x.Verdict, x.Enforced), Rule: uint32(x.Verdict.Rule), Enforced: x.Enforced,
+		Action: policywire.Action(x.Verdict.Action), DecidedBy: wire.DecidedBy(x.Verdict, x.Enforced), Rule: uint32(x.Verdict.Rule), Enforced: x.Enforced,
 	}
-	if x.Verdict.Action == rule.Redirect {
-		out.Proxy = wire.Proxy(x.Verdict.Proxy)
+	if x.Verdict.Action == policytable.Redirect {
+		out.Proxy = policywire.Proxy(x.Verdict.Proxy)
 	}
 	for _, m := range x.Matches {
 		r := &policyv1.MatchingRule{
-			Number: uint32(m.Number), Action: wire.Action(m.Rule.Action), Tier: wire.Tier(m.Rule.Tier),
+			Number: uint32(m.Number), Action: policywire.Action(m.Rule.Action), Tier: policywire.Tier(m.Rule.Tier),
 			Text: m.Rule.Text(), Decides: m.Number == x.Verdict.Rule,
 		}
 		for _, src := range m.Sources {
-			r.Sources = append(r.Sources, wire.Source(src))
+			r.Sources = append(r.Sources, policywire.Source(src))
 		}
 		out.Matches = append(out.Matches, r)
 	}
@@ -481,13 +482,13 @@ const maxDiffPeers = 2048
 
 func differences(d *question.Difference) []*policyv1.DiffResponse {
 	base := &policyv1.DiffResponse{
-		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: wire.Direction(d.Direction),
+		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: policywire.Direction(d.Direction),
 	}
 	for _, c := range d.Changes {
 		last := min(c.Ports.Hi, lastPoint)
 		base.Ports = append(base.Ports, &policyv1.DiffPorts{
 			FirstProtocol: c.Ports.Lo >> 16, FirstPort: c.Ports.Lo & 0xffff, LastProtocol: last >> 16, LastPort: last & 0xffff,
-			Before: wire.Action(c.Before.Action), After: wire.Action(c.After.Action),
+			Before: policywire.Action(c.Before.Action), After: policywire.Action(c.After.Action),
 		})
 	}
 	var out []*policyv1.DiffResponse

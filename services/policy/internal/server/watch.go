@@ -14,16 +14,16 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // maxSources is the weight of the places of rules that one Bind carries: what
@@ -47,8 +47,8 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	if sub == nil {
 		return statusOf(&failure.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
 	}
-	if !slices.Contains(sub.GetFormats(), wire.Format) {
-		return statusOf(fmt.Errorf("%w: the subscriber understands %v, this service sends %v: both must be of one release", errFormat, sub.GetFormats(), wire.Format))
+	if !slices.Contains(sub.GetFormats(), policywire.Format) {
+		return statusOf(fmt.Errorf("%w: the subscriber understands %v, this service sends %v: both must be of one release", errFormat, sub.GetFormats(), policywire.Format))
 	}
 	var in stream.Incarnation
 	if b := sub.GetIncarnation(); len(b) == len(in) {
@@ -96,15 +96,15 @@ func (s *Server) send(ctx context.Context, conn tables, session *stream.Session,
 		if err != nil {
 			return statusOf(err)
 		}
-		out := &policyv1.WatchPolicyTablesResponse{Incarnation: incarnation[:], Seq: m.Seq, Format: wire.Format, Steps: make([]*policyv1.Step, 0, len(m.Steps)+2)}
+		out := &policyv1.WatchPolicyTablesResponse{Incarnation: incarnation[:], Seq: m.Seq, Format: policywire.Format, Steps: make([]*policyv1.Step, 0, len(m.Steps)+2)}
 		for _, ev := range m.Steps {
-			out.Steps = append(out.Steps, wire.Step(cutSources(ev), m.Revision))
+			out.Steps = append(out.Steps, step(ev, m.Revision))
 		}
 		if m.Complete {
-			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}})
+			out.Steps = append(out.Steps, policywire.Step(policytable.SnapshotComplete{}))
 		}
 		if b := m.Barrier; b != nil {
-			out.Steps = append(out.Steps, &policyv1.Step{Step: &policyv1.Step_Barrier{Barrier: barrier(b, enforced)}})
+			out.Steps = append(out.Steps, barrier(b, enforced))
 		}
 		if err := conn.Send(out); err != nil {
 			return err
@@ -112,17 +112,19 @@ func (s *Server) send(ctx context.Context, conn tables, session *stream.Session,
 	}
 }
 
-func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Barrier {
-	out := &policyv1.Barrier{
+func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Step {
+	end := policytable.Barrier{
 		PolicyRevision: b.Policy, IdentityRevision: b.Identity, AddressRevision: b.Address,
-		State: b.State.ID[:], Sources: b.State.Sources,
-		IdentityServiceIncarnation: []byte(b.IdentityService.Incarnation), IdentityServiceRevision: b.IdentityService.Number,
-		StoreRevision: storeRevision(b.IdentityService.Store),
+		State: string(b.State.ID[:]), Sources: b.State.Sources,
 	}
 	if enforced != nil {
-		out.Incomplete = b.State.Incomplete(enforced.GetSources())
+		end.Incomplete = b.State.Incomplete(enforced.GetSources())
 	}
-	return out
+	st := policywire.Step(end)
+	m := st.GetBarrier()
+	m.IdentityServiceIncarnation, m.IdentityServiceRevision = []byte(b.IdentityService.Incarnation), b.IdentityService.Number
+	m.StoreRevision = storeRevision(b.IdentityService.Store)
+	return st
 }
 
 func storeRevision(r peer.StoreRevision) *identityv1.StoreRevision {
@@ -132,21 +134,24 @@ func storeRevision(r peer.StoreRevision) *identityv1.StoreRevision {
 	return &identityv1.StoreRevision{ClusterId: r.Cluster, Revision: r.Revision}
 }
 
-// cutSources leaves out the places of the last rules if there are too many.
-func cutSources(ev engine.Event) engine.Event {
-	b, ok := ev.(engine.BindSubject)
-	if !ok || stream.Weight(b) <= maxSources {
-		return ev
+// step writes a step. The revision is that of the policies which a binding belongs to; if the
+// rules of a binding have too many sources, the last ones are left out.
+func step(st policytable.Step, revision uint64) *policyv1.Step {
+	if b, ok := st.(policytable.BindSubject); ok {
+		b.Revision = revision
+		if stream.Weight(b) > maxSources {
+			b.Rules = firstSources(b.Rules)
+		}
+		st = b
 	}
-	b.Sources = firstSources(b.Sources)
-	return b
+	return policywire.Step(st)
 }
 
 // firstSources are the places of the first rules, as many as a message takes.
-func firstSources(all [][]rule.Source) [][]rule.Source {
+func firstSources(all [][]policytable.Source) [][]policytable.Source {
 	weight := 0
 	for i := range all {
-		if weight += stream.Weight(engine.BindSubject{Sources: all[i : i+1]}); weight > maxSources {
+		if weight += stream.Weight(policytable.BindSubject{Rules: all[i : i+1]}); weight > maxSources {
 			return all[:i]
 		}
 	}
@@ -178,7 +183,7 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 		if x.Nack.GetSubject() == 0 {
 			return session.RefuseMessage(x.Nack.GetSeq(), x.Nack.GetReason())
 		}
-		return s.Owner.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), engine.TableID(x.Nack.GetTable()), x.Nack.GetReason())
+		return s.Owner.Refuse(ctx, session, identity.Numeric(x.Nack.GetSubject()), policytable.ID(x.Nack.GetTable()), x.Nack.GetReason())
 	case *policyv1.WatchPolicyTablesRequest_Subjects:
 		return s.Owner.Change(ctx, name, session,
 			owner.Interest{Subjects: numbers(x.Subjects.GetAdd())}, owner.Interest{Subjects: numbers(x.Subjects.GetRemove())})

@@ -22,13 +22,13 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
 )
 
@@ -49,7 +49,7 @@ func newReplica() *replica {
 }
 
 func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
-	t := &table.Table{Peers: map[table.IdentityClass]table.Class{}}
+	t := &table.Table{Peers: map[policytable.IdentityClass]policytable.Class{}}
 	wiretest.Grow(t, d.GetClasses())
 	if d.GetDefaultAllow() {
 		t.Flags |= table.DefaultAllow
@@ -61,14 +61,14 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 		t.Flags |= table.HasAddresses
 	}
 	for _, c := range d.GetDefaultClasses() {
-		t.Default[c.GetKind()-1] = table.Class(c.GetClass())
+		t.Default[c.GetKind()-1] = policytable.Class(c.GetClass())
 	}
 	t.Address = wiretest.PrefixClasses(d.GetAddressClasses())
 	for _, x := range d.GetRules() {
-		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.GetAction() - 1), Tier: rule.Tier(x.GetTier()), Proxy: rule.Proxy(x.GetProxy())})
+		t.Rules = append(t.Rules, policytable.Rule{Action: policytable.Action(x.GetAction() - 1), Tier: policytable.Tier(x.GetTier()), Proxy: policytable.Proxy(x.GetProxy())})
 	}
 	for _, p := range d.GetPeers() {
-		t.Peers[table.IdentityClass(p.GetIdentityClass())] = table.Class(p.GetClass())
+		t.Peers[policytable.IdentityClass(p.GetIdentityClass())] = policytable.Class(p.GetClass())
 	}
 	for _, b := range d.GetPrefixes() {
 		t.Prefixes.Set(netip.MustParsePrefix(b.GetPrefix()), wiretest.PrefixClasses(b.GetClasses()))
@@ -93,7 +93,7 @@ func (r *replica) apply(s *policyv1.Step) error {
 			return fmt.Errorf("identity %d has a class without a name", u.GetIdentity())
 		}
 		r.words[u.GetIdentity()] = table.Entry{
-			IdentityClass: table.IdentityClass(u.GetIdentityClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
+			IdentityClass: policytable.IdentityClass(u.GetIdentityClass()), Kind: identity.Kind(u.GetKind() - 1), Scope: identity.PeerScope(u.GetScope() - 1), Known: true,
 		}
 	case *policyv1.Step_DefineTable:
 		d := x.DefineTable
@@ -117,16 +117,16 @@ func (r *replica) apply(s *policyv1.Step) error {
 		}
 		delete(r.tables, x.RetireTable.GetTable())
 	case *policyv1.Step_SetPeer:
-		t, c := r.tables[x.SetPeer.GetTable()], table.IdentityClass(x.SetPeer.GetRow().GetIdentityClass())
+		t, c := r.tables[x.SetPeer.GetTable()], policytable.IdentityClass(x.SetPeer.GetRow().GetIdentityClass())
 		if t == nil {
 			return fmt.Errorf("row for table %d, which is not there", x.SetPeer.GetTable())
 		}
 		if _, there := t.Peers[c]; there {
 			return fmt.Errorf("row %d of table %d is there", c, x.SetPeer.GetTable())
 		}
-		t.Peers[c] = table.Class(x.SetPeer.GetRow().GetClass())
+		t.Peers[c] = policytable.Class(x.SetPeer.GetRow().GetClass())
 	case *policyv1.Step_DeletePeer:
-		t, c := r.tables[x.DeletePeer.GetTable()], table.IdentityClass(x.DeletePeer.GetIdentityClass())
+		t, c := r.tables[x.DeletePeer.GetTable()], policytable.IdentityClass(x.DeletePeer.GetIdentityClass())
 		if t == nil {
 			return fmt.Errorf("row of table %d, which is not there", x.DeletePeer.GetTable())
 		}
@@ -155,9 +155,9 @@ func (r *replica) apply(s *policyv1.Step) error {
 			r.bound[b.GetSubject()] = new([2]*uint64)
 		}
 		id := b.GetTable()
-		d := rule.Ingress
+		d := policytable.Ingress
 		if b.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
-			d = rule.Egress
+			d = policytable.Egress
 		} else {
 			r.binds[b.GetSubject()] = b
 		}
@@ -168,13 +168,13 @@ func (r *replica) apply(s *policyv1.Step) error {
 	return nil
 }
 
-func (r *replica) lookup(subject uint32, d rule.Direction, peer uint32, addr netip.Addr, q port.Point) (rule.Action, bool) {
+func (r *replica) lookup(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, q port.Point) (policytable.Action, bool) {
 	b := r.bound[subject]
 	if b == nil || b[d] == nil {
 		return 0, false
 	}
 	if *b[d] == 0 {
-		return rule.Allow, true
+		return policytable.Allow, true
 	}
 	return r.tables[*b[d]].Lookup(r.words[peer], addr, q).Action, true
 }
@@ -214,7 +214,7 @@ func (s *service) continueWith(sub *policyv1.Subscribe, r *replica, seq uint64, 
 	f := &follower{t: s.t, PolicyService_WatchPolicyTablesClient: w, replica: r, seq: seq, cancel: cancel, ended: make(chan struct{})}
 	s.t.Cleanup(f.leave)
 	if sub.Formats == nil {
-		sub.Formats = []policyv1.TableFormat{wire.Format}
+		sub.Formats = []policyv1.TableFormat{policywire.Format}
 	}
 	f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: sub}})
 	go func() {
@@ -309,7 +309,7 @@ func (f *follower) snapshot() *follower {
 }
 
 func subscribe(name string, subjects ...uint32) *policyv1.Subscribe {
-	return &policyv1.Subscribe{Name: name, Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{wire.Format}}
+	return &policyv1.Subscribe{Name: name, Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{policywire.Format}}
 }
 
 // status waits until the service says what is wanted.
@@ -334,10 +334,10 @@ func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
 	s.know(town)
 	s.apply(allowWeb)
 	f := s.watch(subscribe("datapath", 301, 999)).snapshot()
-	if a, ok := f.lookup(301, rule.Ingress, 300, netip.Addr{}, tcp5432); !ok || a != rule.Allow {
+	if a, ok := f.lookup(301, policytable.Ingress, 300, netip.Addr{}, tcp5432); !ok || a != policytable.Allow {
 		t.Errorf("web to db: %v %t", a, ok)
 	}
-	if a, ok := f.lookup(301, rule.Ingress, 302, netip.Addr{}, tcp5432); !ok || a != rule.Deny {
+	if a, ok := f.lookup(301, policytable.Ingress, 302, netip.Addr{}, tcp5432); !ok || a != policytable.Deny {
 		t.Errorf("other to db: %v %t", a, ok)
 	}
 	if b := f.binds[301]; b.GetPolicyRevision() != 1 || b.GetRules()[0].GetSources()[0].GetName() != "db" {
@@ -445,20 +445,20 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 						peer, p.Identity = 9, 9
 					}
 					q := port.Point(6<<16 | 79 + r.IntN(6))
-					for d, req := range map[rule.Direction]*policyv1.ExplainRequest{
-						rule.Ingress: {From: p, To: &policyv1.Peer{Identity: n}, Protocol: 6, Port: q & 0xffff},
-						rule.Egress:  {To: p, From: &policyv1.Peer{Identity: n}, Protocol: 6, Port: q & 0xffff},
+					for d, req := range map[policytable.Direction]*policyv1.ExplainRequest{
+						policytable.Ingress: {From: p, To: &policyv1.Peer{Identity: n}, Protocol: 6, Port: q & 0xffff},
+						policytable.Egress:  {To: p, From: &policyv1.Peer{Identity: n}, Protocol: 6, Port: q & 0xffff},
 					} {
 						x, err := s.Explain(s.ctx(), req)
 						if err != nil {
 							t.Fatal(err)
 						}
 						want := x.GetIngress()
-						if d == rule.Egress {
+						if d == policytable.Egress {
 							want = x.GetEgress()
 						}
 						got, ok := f.lookup(n, d, peer, addr, q)
-						if !ok || got != rule.Action(want.GetAction()-1) {
+						if !ok || got != policytable.Action(want.GetAction()-1) {
 							t.Fatalf("step %d: %s of %d with %d at %s, %d: the replica says %s (%t), the service %v", step, d, n, peer, addr, q, got, ok, want)
 						}
 					}
@@ -790,10 +790,10 @@ func TestLearnNamesAnswersAfterTheKernelKnows(t *testing.T) {
 		t.Fatalf("learn: %v, %v", out, err)
 	}
 	f.look(func() { // what was acknowledged is carried out
-		if a, ok := f.lookup(300, rule.Egress, 9, addr, tcp5432); !ok || a != rule.Allow {
+		if a, ok := f.lookup(300, policytable.Egress, 9, addr, tcp5432); !ok || a != policytable.Allow {
 			t.Errorf("to the learned address: %v %t", a, ok)
 		}
-		if a, ok := f.lookup(300, rule.Egress, 9, netip.MustParseAddr("192.0.2.8"), tcp5432); !ok || a != rule.Deny {
+		if a, ok := f.lookup(300, policytable.Egress, 9, netip.MustParseAddr("192.0.2.8"), tcp5432); !ok || a != policytable.Deny {
 			t.Errorf("to another: %v %t", a, ok)
 		}
 	})

@@ -25,9 +25,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Why a session ended.
@@ -54,7 +53,7 @@ type Barrier struct {
 // Message is some steps with the number of their message.
 type Message struct {
 	Seq      uint64
-	Steps    []engine.Event
+	Steps    []policytable.Step
 	Revision uint64   // policy revision that bindings in it belong to
 	Complete bool     // the last of a snapshot
 	Barrier  *Barrier // behind the steps; nil inside of a change
@@ -141,12 +140,12 @@ type Hold struct {
 // Refused is a direction of a subject.
 type Refused struct {
 	Subject   identity.Numeric
-	Direction rule.Direction
+	Direction policytable.Direction
 }
 
 // Refusal says why a table is not enforced.
 type Refusal struct {
-	Table    engine.TableID
+	Table    policytable.ID
 	Revision uint64 // policy revision of the binding
 	Reason   string
 	Policy   string // the one with the largest share of the table
@@ -172,7 +171,7 @@ func (l *Log) wake() {
 }
 
 // split cuts steps into messages; the last has the barrier.
-func (l *Log) split(steps []engine.Event, revision uint64, b Barrier) []entry {
+func (l *Log) split(steps []policytable.Step, revision uint64, b Barrier) []entry {
 	var out []entry
 	begin, weight := 0, 0
 	flush := func(end int) {
@@ -193,7 +192,7 @@ func (l *Log) split(steps []engine.Event, revision uint64, b Barrier) []entry {
 
 // Append adds the steps of one change with the barrier behind them. The steps
 // belong to the log from then on.
-func (l *Log) Append(steps []engine.Event, b Barrier) {
+func (l *Log) Append(steps []policytable.Step, b Barrier) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last = b
@@ -217,11 +216,11 @@ func (l *Log) Append(steps []engine.Event, b Barrier) {
 	}
 	for _, ev := range steps {
 		switch x := ev.(type) {
-		case engine.BindSubject:
+		case policytable.BindSubject:
 			l.unrefuse(Refused{x.Subject, x.Direction})
-		case engine.RemoveSubject:
-			l.unrefuse(Refused{x.Subject, rule.Ingress})
-			l.unrefuse(Refused{x.Subject, rule.Egress})
+		case policytable.RemoveSubject:
+			l.unrefuse(Refused{x.Subject, policytable.Ingress})
+			l.unrefuse(Refused{x.Subject, policytable.Egress})
 		}
 	}
 	l.trim()
@@ -346,7 +345,7 @@ type Subscriber struct {
 // still known it continues; else snapshot is called for everything there is.
 // The caller must be the log's writer, so that nothing happens in between. A
 // session of the same name ends.
-func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []engine.Event) (s *Session, resumed bool) {
+func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable.Step) (s *Session, resumed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	name, in, seq := who.Name, who.Incarnation, who.Seq
@@ -595,20 +594,16 @@ func (l *Log) Figures() Figures {
 }
 
 // Weight is about the size of an event in a message.
-func Weight(ev engine.Event) int {
+func Weight(ev policytable.Step) int {
 	switch x := ev.(type) {
-	case engine.DefineTable:
+	case policytable.DefineTable:
 		t := x.Content
-		return 128 + 24*t.Listed + 8*len(t.Rules) + 4*len(t.Classes) + 10*len(t.Peers) + 64*t.Prefixes.Len()
-	case engine.GrowTable:
-		w := 16 + 4*len(x.Classes)
-		for _, list := range x.Classes {
-			w += 24 * len(list)
-		}
-		return w
-	case engine.BindSubject:
+		return 128 + classes(t.Classes) + 8*len(t.Rules) + 10*len(x.Peers) + 64*len(t.Prefixes)
+	case policytable.GrowTable:
+		return 16 + classes(x.Classes)
+	case policytable.BindSubject:
 		w := 32
-		for _, sources := range x.Sources {
+		for _, sources := range x.Rules {
 			w += 4
 			for _, s := range sources {
 				w += 12 + len(s.Kind) + len(s.Namespace) + len(s.Name) + len(s.Path)
@@ -617,4 +612,13 @@ func Weight(ev engine.Event) int {
 		return w
 	}
 	return 48
+}
+
+// classes is about the size of classes in a message.
+func classes(list []policytable.Ranges) int {
+	w := 4 * len(list)
+	for _, ranges := range list {
+		w += 24 * len(ranges)
+	}
+	return w
 }

@@ -16,8 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -25,19 +24,19 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // world is a set of subjects, the only thing that the events of this test say.
 type world map[identity.Numeric]bool
 
-func (w world) apply(ev engine.Event) {
+func (w world) apply(ev policytable.Step) {
 	switch x := ev.(type) {
-	case engine.BindSubject:
+	case policytable.BindSubject:
 		w[x.Subject] = true
-	case engine.RemoveSubject:
+	case policytable.RemoveSubject:
 		delete(w, x.Subject)
 	}
 }
 
-func (w world) snapshot() []engine.Event {
-	var all []engine.Event
+func (w world) snapshot() []policytable.Step {
+	var all []policytable.Step
 	for n := range w {
-		all = append(all, engine.BindSubject{Subject: n})
+		all = append(all, policytable.BindSubject{Subject: n})
 	}
 	return all
 }
@@ -69,11 +68,11 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 		who := readers[r.IntN(len(readers))]
 		switch r.IntN(6) {
 		case 0, 1: // a change
-			var events []engine.Event
+			var events []policytable.Step
 			for range r.IntN(5) {
-				var ev engine.Event = engine.RemoveSubject{Subject: identity.Numeric(r.IntN(20))}
+				var ev policytable.Step = policytable.RemoveSubject{Subject: identity.Numeric(r.IntN(20))}
 				if r.IntN(2) == 0 {
-					ev = engine.BindSubject{Subject: identity.Numeric(r.IntN(20))}
+					ev = policytable.BindSubject{Subject: identity.Numeric(r.IntN(20))}
 				}
 				truth.apply(ev)
 				events = append(events, ev)
@@ -190,8 +189,8 @@ func TestBarrierOfAResumedSubscriberCounts(t *testing.T) {
 }
 
 // bound is a step with the weight of n sources.
-func bound(n int) []engine.Event {
-	return []engine.Event{engine.BindSubject{Subject: 300, Sources: make([][]rule.Source, n)}}
+func bound(n int) []policytable.Step {
+	return []policytable.Step{policytable.BindSubject{Subject: 300, Rules: make([][]policytable.Source, n)}}
 }
 
 func ended(s *Session) error {

@@ -13,13 +13,14 @@
 package table
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // Limits of one table.
@@ -83,13 +84,6 @@ type Node struct {
 	Value [Fanout]uint32
 }
 
-// Rule is what the kernel knows of a rule.
-type Rule struct {
-	Action rule.Action
-	Tier   rule.Tier
-	Proxy  rule.Proxy
-}
-
 // Flags of a table.
 type Flags uint16
 
@@ -100,26 +94,20 @@ const (
 	HasAddresses                   // the address side has to be asked
 )
 
-// Class is the index of a class in its table.
-type Class = uint16
-
-// IdentityClass numbers the peers that match the same selectors; 0 is never used.
-type IdentityClass uint32
-
 // Header is the fixed part of a table.
 type Header struct {
 	Flags   Flags
-	Default [identity.Kinds]Class      // peers without a row, by kind
-	Address [identity.PeerScopes]Class // addresses in no prefix, by scope
+	Default [identity.Kinds]policytable.Class // peers without a row, by kind
+	Address policytable.PrefixClasses         // addresses in no prefix, by scope
 }
 
 // Table is one direction of the policy of a subject.
 type Table struct {
 	Header
-	Rules    []Rule   // number 1 first
-	Classes  []uint32 // class → root node
+	Rules    []policytable.Rule // number 1 first
+	Classes  []uint32           // class → root node
 	Nodes    []Node
-	Peers    map[IdentityClass]Class
+	Peers    map[policytable.IdentityClass]policytable.Class
 	Prefixes Prefixes
 	// Listed is how many intervals the lists of all classes have together.
 	Listed int
@@ -127,7 +115,7 @@ type Table struct {
 
 // Entry is what the kernel's identity array holds for a number; 0 is unknown.
 type Entry struct {
-	IdentityClass IdentityClass
+	IdentityClass policytable.IdentityClass
 	Kind          identity.Kind
 	Scope         identity.PeerScope
 	Known         bool
@@ -146,8 +134,8 @@ const (
 
 // Verdict is the answer to a lookup.
 type Verdict struct {
-	Action rule.Action // never Pass
-	Proxy  rule.Proxy
+	Action policytable.Action // never Pass
+	Proxy  policytable.Proxy
 	Rule   uint16 // for ByRule, and ByUnknownIdentity if a rule was involved; else 0
 	Reason Reason
 }
@@ -165,7 +153,7 @@ func (t *Table) Lookup(w Entry, addr netip.Addr, q port.Point) Verdict {
 }
 
 // ClassOf is the class of a peer on the identity side.
-func (t *Table) ClassOf(w Entry) Class {
+func (t *Table) ClassOf(w Entry) policytable.Class {
 	if !w.Known {
 		return t.Default[identity.KindUnknown]
 	}
@@ -176,7 +164,7 @@ func (t *Table) ClassOf(w Entry) Class {
 }
 
 // LookupIn is Lookup for an address whose classes are known.
-func (t *Table) LookupIn(w Entry, ac [identity.PeerScopes]Class, q port.Point) Verdict {
+func (t *Table) LookupIn(w Entry, ac policytable.PrefixClasses, q port.Point) Verdict {
 	if !w.Known {
 		w = Entry{Kind: identity.KindUnknown, Scope: identity.PeerScopeCluster}
 	}
@@ -186,36 +174,36 @@ func (t *Table) LookupIn(w Entry, ac [identity.PeerScopes]Class, q port.Point) V
 		v = v.Better(t.search(ac[w.Scope], q))
 	}
 	if n := v.Admin(); n != NoAdmin {
-		if r := t.Rules[n-1]; r.Action != rule.Pass {
+		if r := t.Rules[n-1]; r.Action != policytable.Pass {
 			return t.decided(r, n, w, byIdentity.Admin() == n)
 		}
 	}
 	if n := v.Rest(); n != NoRest {
-		if r := t.Rules[n-1]; r.Action != rule.Pass {
+		if r := t.Rules[n-1]; r.Action != policytable.Pass {
 			return t.decided(r, n, w, byIdentity.Rest() == n)
 		}
 	}
 	switch {
 	case t.Flags&DefaultAllow != 0:
-		return Verdict{Action: rule.Allow, Reason: ByDefault}
+		return Verdict{Action: policytable.Allow, Reason: ByDefault}
 	case t.Flags&HostAllow != 0 && w.Kind == identity.KindHost:
-		return Verdict{Action: rule.Allow, Reason: ByHostAllow}
+		return Verdict{Action: policytable.Allow, Reason: ByHostAllow}
 	case w.Kind == identity.KindUnknown:
-		return Verdict{Action: rule.Deny, Reason: ByUnknownIdentity}
+		return Verdict{Action: policytable.Deny, Reason: ByUnknownIdentity}
 	}
-	return Verdict{Action: rule.Deny, Reason: ByDefault}
+	return Verdict{Action: policytable.Deny, Reason: ByDefault}
 }
 
-func (t *Table) decided(r Rule, number uint16, w Entry, byIdentity bool) Verdict {
+func (t *Table) decided(r policytable.Rule, number uint16, w Entry, byIdentity bool) Verdict {
 	v := Verdict{Action: r.Action, Proxy: r.Proxy, Rule: number}
-	if r.Action == rule.Deny && byIdentity && w.Kind == identity.KindUnknown {
+	if r.Action == policytable.Deny && byIdentity && w.Kind == identity.KindUnknown {
 		v.Reason = ByUnknownIdentity
 	}
 	return v
 }
 
 // search walks the tree of a class.
-func (t *Table) search(class Class, q port.Point) Value {
+func (t *Table) search(class policytable.Class, q port.Point) Value {
 	n := &t.Nodes[t.Classes[class]]
 	for {
 		i := 0
@@ -230,20 +218,48 @@ func (t *Table) search(class Class, q port.Point) Value {
 	}
 }
 
-// PrefixClasses are the classes of the addresses in a prefix, by scope.
-type PrefixClasses = [identity.PeerScopes]Class
+// Definition returns the table as its readers get it. It shares the rules with the table.
+func (t *Table) Definition(id policytable.ID, hash [32]byte) policytable.DefineTable {
+	out := policytable.DefineTable{Table: id, Content: policytable.Table{
+		Hash:         hash,
+		DefaultAllow: t.Flags&DefaultAllow != 0, HostAllow: t.Flags&HostAllow != 0, HasAddresses: t.Flags&HasAddresses != 0,
+		DefaultClasses: t.Default, AddressClasses: t.Address,
+		Rules: t.Rules, Classes: t.Ranges(0),
+		Prefixes: make(map[netip.Prefix]policytable.PrefixClasses, t.Prefixes.Len()),
+	}, Peers: make([]policytable.Row, 0, len(t.Peers))}
+	t.Prefixes.All(func(p netip.Prefix, c policytable.PrefixClasses) { out.Content.Prefixes[p] = c })
+	for ic, class := range t.Peers {
+		out.Peers = append(out.Peers, policytable.Row{IdentityClass: ic, Class: class})
+	}
+	slices.SortFunc(out.Peers, func(a, b policytable.Row) int { return cmp.Compare(a.IdentityClass, b.IdentityClass) })
+	return out
+}
 
-// Lists are the lists of the classes from a number on.
-func (t *Table) Lists(from int) [][]Interval {
-	out := make([][]Interval, 0, len(t.Classes)-from)
+// Ranges returns the classes from a number on, without the points that no rule decides.
+func (t *Table) Ranges(from int) []policytable.Ranges {
+	out := make([]policytable.Ranges, 0, len(t.Classes)-from)
 	for class := from; class < len(t.Classes); class++ {
-		out = append(out, t.Intervals(Class(class)))
+		ranges, first := policytable.Ranges{}, port.Point(0)
+		for _, in := range t.Intervals(policytable.Class(class)) {
+			r := policytable.PortRange{First: first, Last: in.Hi}
+			first = in.Hi + 1
+			if admin := in.Value.Admin(); admin != NoAdmin {
+				r.Admin = admin
+			}
+			if rest := in.Value.Rest(); rest != NoRest {
+				r.Rest = rest
+			}
+			if in.Value != Nothing {
+				ranges = append(ranges, r)
+			}
+		}
+		out = append(out, ranges)
 	}
 	return out
 }
 
 // Intervals returns the list that a class stands for.
-func (t *Table) Intervals(class Class) []Interval {
+func (t *Table) Intervals(class policytable.Class) []Interval {
 	var out []Interval
 	var walk func(n uint32)
 	walk = func(n uint32) {
@@ -272,7 +288,7 @@ type Prefixes struct {
 
 type length struct {
 	bits   int
-	values map[netip.Addr][identity.PeerScopes]Class
+	values map[netip.Addr]policytable.PrefixClasses
 }
 
 func family(a netip.Addr) int {
@@ -290,11 +306,11 @@ func (b *Prefixes) Len() int { return b.n[0] + b.n[1] }
 func (b *Prefixes) Full(a netip.Addr) bool { return b.n[family(a)] >= MaxPrefixes }
 
 // Set stores the classes of a prefix.
-func (b *Prefixes) Set(p netip.Prefix, v [identity.PeerScopes]Class) {
+func (b *Prefixes) Set(p netip.Prefix, v policytable.PrefixClasses) {
 	ls := &b.byLen[family(p.Addr())]
 	i, ok := slices.BinarySearchFunc(*ls, p.Bits(), func(l length, bits int) int { return bits - l.bits })
 	if !ok {
-		*ls = slices.Insert(*ls, i, length{bits: p.Bits(), values: make(map[netip.Addr][identity.PeerScopes]Class)})
+		*ls = slices.Insert(*ls, i, length{bits: p.Bits(), values: make(map[netip.Addr]policytable.PrefixClasses)})
 	}
 	if _, ok := (*ls)[i].values[p.Addr()]; !ok {
 		b.n[family(p.Addr())]++
@@ -313,7 +329,7 @@ func (b *Prefixes) Delete(p netip.Prefix) {
 }
 
 // Exact returns the classes stored for a prefix itself.
-func (b *Prefixes) Exact(p netip.Prefix) (v [identity.PeerScopes]Class, ok bool) {
+func (b *Prefixes) Exact(p netip.Prefix) (v policytable.PrefixClasses, ok bool) {
 	for _, l := range b.byLen[family(p.Addr())] {
 		if l.bits == p.Bits() {
 			v, ok = l.values[p.Addr()]
@@ -323,21 +339,21 @@ func (b *Prefixes) Exact(p netip.Prefix) (v [identity.PeerScopes]Class, ok bool)
 }
 
 // Around finds the longest prefix with the address that holds others too.
-func (b *Prefixes) Around(a netip.Addr) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) Around(a netip.Addr) (policytable.PrefixClasses, bool) {
 	return b.longest(a, a.BitLen()-1)
 }
 
 // Within finds the longest prefix that holds all of p, p itself included.
-func (b *Prefixes) Within(p netip.Prefix) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) Within(p netip.Prefix) (policytable.PrefixClasses, bool) {
 	return b.longest(p.Addr(), p.Bits())
 }
 
 // Lookup finds the longest prefix with the address.
-func (b *Prefixes) Lookup(a netip.Addr) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) Lookup(a netip.Addr) (policytable.PrefixClasses, bool) {
 	return b.longest(a, a.BitLen())
 }
 
-func (b *Prefixes) longest(a netip.Addr, bits int) ([identity.PeerScopes]Class, bool) {
+func (b *Prefixes) longest(a netip.Addr, bits int) (policytable.PrefixClasses, bool) {
 	for _, l := range b.byLen[family(a)] {
 		if l.bits > bits {
 			continue
@@ -350,11 +366,11 @@ func (b *Prefixes) longest(a netip.Addr, bits int) ([identity.PeerScopes]Class, 
 			return v, true
 		}
 	}
-	return [identity.PeerScopes]Class{}, false
+	return policytable.PrefixClasses{}, false
 }
 
 // All calls f for every prefix.
-func (b *Prefixes) All(f func(netip.Prefix, [identity.PeerScopes]Class)) {
+func (b *Prefixes) All(f func(netip.Prefix, policytable.PrefixClasses)) {
 	for _, ls := range b.byLen {
 		for _, l := range ls {
 			for a, v := range l.values {
@@ -373,12 +389,12 @@ func (b *Prefixes) All(f func(netip.Prefix, [identity.PeerScopes]Class)) {
 // is applied if its tables have more nodes than a kernel has room for.
 type Builder struct {
 	nodes map[Node]uint32
-	class map[uint32]Class
+	class map[uint32]policytable.Class
 }
 
 // NewBuilder returns an empty builder.
 func NewBuilder() *Builder {
-	return &Builder{nodes: make(map[Node]uint32), class: make(map[uint32]Class)}
+	return &Builder{nodes: make(map[Node]uint32), class: make(map[uint32]policytable.Class)}
 }
 
 // ErrTooLarge says which limit a table exceeds.
@@ -394,7 +410,7 @@ func (e *ErrTooLarge) Error() string {
 
 // Class returns the class of a total list of intervals, adding it if the table
 // has none like it.
-func (b *Builder) Class(t *Table, list []Interval) (Class, error) {
+func (b *Builder) Class(t *Table, list []Interval) (policytable.Class, error) {
 	if len(list) > MaxIntervals {
 		return 0, &ErrTooLarge{"intervals in one class", len(list), MaxIntervals}
 	}
@@ -440,7 +456,7 @@ func (b *Builder) Class(t *Table, list []Interval) (Class, error) {
 		return 0, &ErrTooLarge{"intervals in all classes", n, MaxAllIntervals}
 	}
 	t.Listed += len(list)
-	c := Class(len(t.Classes))
+	c := policytable.Class(len(t.Classes))
 	t.Classes = append(t.Classes, root)
 	b.class[root] = c
 	return c, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/labelfilter"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
@@ -128,7 +129,7 @@ func (f Filter) spec(spec rule.Spec, key policy.Key) (rule.Spec, []note) {
 			case len(without) == 0:
 				peers.Selectors = append(peers.Selectors, s)
 				continue
-			case r.Action == rule.Deny:
+			case r.Action == policytable.Deny:
 				note1(r.Source.Path, "all peers are denied that it may select", without)
 				peers.Selectors = append(peers.Selectors, counted)
 			default:

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Type is what an event is about.
@@ -78,7 +78,7 @@ type SideVerdict struct {
 	// By is ByNobody if the side was not asked; nothing else is set then.
 	By By
 	// Table is not known for the end of a connection.
-	Table policytable.ID
+	Table nodetable.ID
 	// Epoch of the endpoint's word that was read.
 	Epoch uint32
 	// Rule is the number of the deciding rule in the table, 0 if none decided.
@@ -272,6 +272,6 @@ func SideOf(w bpf.MapsSlSide) SideVerdict {
 		return SideVerdict{}
 	}
 	return SideVerdict{
-		By: By(w.By), Table: policytable.ID(w.Table), Epoch: w.Epoch, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
+		By: By(w.By), Table: nodetable.ID(w.Table), Epoch: w.Epoch, Rule: w.Rule, Action: w.Action, Audited: w.Audited != 0,
 	}
 }

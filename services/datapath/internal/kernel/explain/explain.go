@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Peer is one end of a connection as the maps know it.
@@ -31,7 +31,7 @@ type Peer struct {
 	// Identity that the program found, 0 if it dropped the packet before it asked.
 	Identity identity.Numeric
 	// Word of the identity; not Known: the tables do not know it.
-	Word policytable.Identity
+	Word nodetable.Identity
 	// Slot of the endpoint, HostSlot for the node's own addresses, NoSlot else.
 	Slot slotmap.Slot
 	// Entry of the ipcache that holds the address; not valid: none does.

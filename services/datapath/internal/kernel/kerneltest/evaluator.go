@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Evaluator asks the function with which the programs evaluate a table, by itself.
@@ -63,7 +63,7 @@ func (j Evaluator) Ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.Ma
 }
 
 // Question is about a peer of a pod's table.
-func Question(table policytable.ID, peer identity.Numeric, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
+func Question(table nodetable.ID, peer identity.Numeric, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
 	q := bpf.MapsSlQuestion{
 		Identity:  uint32(peer),
 		Point:     uint32(proto)<<16 | uint32(port),

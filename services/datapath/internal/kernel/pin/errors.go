@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Sentinels that a caller branches on.
@@ -19,7 +19,7 @@ var (
 	ErrExists = errors.New("already in use")
 	// ErrFull says that no slot is free, or that a map is full. It is what those
 	// who write policies know it as, too.
-	ErrFull = policytable.ErrNoCapacity
+	ErrFull = nodetable.ErrNoCapacity
 	// ErrValidateOnly answers every change of maps that were opened to look.
 	ErrValidateOnly = errors.New("opened for validation only")
 	// ErrClosed says that Close was called.

@@ -8,9 +8,10 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // openTableMaps finds the maps of tables among all.
@@ -80,7 +81,7 @@ func (m *Maps) adopt() error {
 	m.left = c
 	named := m.endpoints.Named()
 	for i := firstTable; i < len(c.tableKeys); i++ {
-		t := policytable.ID(i)
+		t := nodetable.ID(i)
 		if c.tableKeys[i].Hash == [32]byte{} && !named[t] {
 			continue
 		}
@@ -97,7 +98,7 @@ func (m *Maps) adopt() error {
 	}
 	for i, key := range c.classKeys {
 		if key.Key != [16]byte{} && i > 0 {
-			s.identityClass[key.Key], s.classKey[policytable.IdentityClass(i)] = policytable.IdentityClass(i), key.Key
+			s.identityClass[key.Key], s.classKey[nodetable.IdentityClass(i)] = nodetable.IdentityClass(i), key.Key
 			s.identityNumber.takeAt(i)
 		}
 	}
@@ -116,9 +117,9 @@ func (m *Maps) adopt() error {
 }
 
 // adopt takes over one table, if its parts are where they can be.
-func (s *tableStore) adopt(t policytable.ID, c *contents) (_ *liveTable, err error) {
+func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error) {
 	h := s.header(t)
-	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[policytable.IdentityClass]uint16{}}
+	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[nodetable.IdentityClass]uint16{}}
 	if h.PeerSet != uint32(t) {
 		return nil, fmt.Errorf("its rows are those of %d", h.PeerSet)
 	}
@@ -161,7 +162,7 @@ func (s *tableStore) adopt(t policytable.ID, c *contents) (_ *liveTable, err err
 		return nil, err
 	}
 	for _, r := range rules {
-		lt.rules = append(lt.rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: r.Tier, Proxy: r.Redirect})
+		lt.rules = append(lt.rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect)})
 	}
 	for _, n := range c.ports[lt.nodeSpan.base:lt.nodeSpan.end()] {
 		if n == (bpf.MapsSlPortNode{}) {
@@ -182,10 +183,10 @@ func (s *tableStore) adopt(t policytable.ID, c *contents) (_ *liveTable, err err
 	// nodes that no class leads to are what a killed process began to append
 	lt.nodes = lt.nodes[:reached(lt.classes, lt.nodes)]
 	for nc, class := range c.peers[h.PeerSet] {
-		if nc == 0 || nc > uint32(policytable.MaxIdentityClass) || class > 0xffff {
+		if nc == 0 || nc > uint32(nodetable.MaxIdentityClass) || class > 0xffff {
 			return nil, fmt.Errorf("row %d to %d", nc, class)
 		}
-		lt.peers[policytable.IdentityClass(nc)] = uint16(class)
+		lt.peers[nodetable.IdentityClass(nc)] = uint16(class)
 	}
 	if h.CidrSet != 0 {
 		if lt.addresses = s.adoptSet(h.CidrSet, c); lt.addresses == nil {

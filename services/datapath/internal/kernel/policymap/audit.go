@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // audit compares the maps with what should be in them, and puts right what
@@ -54,8 +54,8 @@ func (a *tableAudit) differs(fix func() error, format string, args ...any) {
 }
 
 // drainingTables are the tables that are retired and still in the maps.
-func (s *tableStore) drainingTables() map[policytable.ID]*liveTable {
-	ts := map[policytable.ID]*liveTable{}
+func (s *tableStore) drainingTables() map[nodetable.ID]*liveTable {
+	ts := map[nodetable.ID]*liveTable{}
 	for _, r := range s.leaving() {
 		if r.lt != nil && r.lt.id != 0 {
 			ts[r.lt.id] = r.lt
@@ -68,7 +68,7 @@ func (a *tableAudit) headers() {
 	s := a.s
 	draining := s.drainingTables()
 	for i := firstTable; i < len(a.c.tableKeys); i++ {
-		t := policytable.ID(i)
+		t := nodetable.ID(i)
 		want := bpf.MapsSlTable{}
 		switch {
 		case draining[t] != nil:
@@ -90,18 +90,18 @@ func (a *tableAudit) keys() {
 	s := a.s
 	for i := firstTable; i < len(a.c.tableKeys); i++ {
 		var want [32]byte
-		if lt := s.tables[policytable.ID(i)]; lt != nil {
+		if lt := s.tables[nodetable.ID(i)]; lt != nil {
 			want = lt.hash
 		}
 		if got := a.c.tableKeys[i].Hash; got != want {
-			a.differs(func() error { return s.storeTableKey(policytable.ID(i), want) },
+			a.differs(func() error { return s.storeTableKey(nodetable.ID(i), want) },
 				"table %d: key is %x, should be %x", i, got, want)
 		}
 	}
 	for i := range a.c.classKeys {
-		want := s.classKey[policytable.IdentityClass(i)]
+		want := s.classKey[nodetable.IdentityClass(i)]
 		if got := a.c.classKeys[i].Key; got != [16]byte(want) {
-			a.differs(func() error { return s.storeClassKey(policytable.IdentityClass(i), want) },
+			a.differs(func() error { return s.storeClassKey(nodetable.IdentityClass(i), want) },
 				"identity class %d: key is %x, should be %x", i, got, want)
 		}
 	}
@@ -188,14 +188,14 @@ func (a *tableAudit) rows() {
 	for set, rows := range a.c.peers {
 		var lt *liveTable
 		if set <= 0xffff {
-			if draining[policytable.ID(set)] != nil {
+			if draining[nodetable.ID(set)] != nil {
 				continue
 			}
-			lt = s.tables[policytable.ID(set)]
+			lt = s.tables[nodetable.ID(set)]
 		}
 		for nc, class := range rows {
-			if lt != nil && nc <= uint32(policytable.MaxIdentityClass) {
-				if _, ok := lt.peers[policytable.IdentityClass(nc)]; ok {
+			if lt != nil && nc <= uint32(nodetable.MaxIdentityClass) {
+				if _, ok := lt.peers[nodetable.IdentityClass(nc)]; ok {
 					continue
 				}
 			}

@@ -12,14 +12,15 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // change runs f on a table with the lock held.
-func (m *Maps) change(t policytable.ID, f func(*tableStore, *liveTable) error) error {
+func (m *Maps) change(t nodetable.ID, f func(*tableStore, *liveTable) error) error {
 	if err := m.gate.Lock(); err != nil {
 		return err
 	}
@@ -39,9 +40,9 @@ func (m *Maps) change(t policytable.ID, f func(*tableStore, *liveTable) error) e
 //
 // A table that has outgrown its place is copied to a larger one and moved by
 // one store, which takes a grace period (8 to 16 ms).
-func (m *Maps) GrowTable(t policytable.ID, classes []policytable.Ranges) error {
+func (m *Maps) GrowTable(t nodetable.ID, classes []policytable.Ranges) error {
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
-		added := policytable.Content{Rules: lt.rules, Classes: classes}
+		added := nodetable.Content{Table: policytable.Table{Rules: lt.rules, Classes: classes}}
 		if err := added.ValidateClasses(0); err != nil {
 			return fmt.Errorf("%w: %w", pin.ErrInvalid, err)
 		}
@@ -134,9 +135,9 @@ func (s *tableStore) clearPlace(nodes, classes span) error {
 // SetPeer adds a row: peers of the identity class have the class from now on. A row
 // that is there with the same class is not an error, one with another class is
 // pin.ErrExists: rows are never replaced.
-func (m *Maps) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uint16) error {
-	if nc == 0 || nc > policytable.MaxIdentityClass {
-		return fmt.Errorf("%w: identity class %d is not between 1 and %d", pin.ErrInvalid, nc, policytable.MaxIdentityClass)
+func (m *Maps) SetPeer(t nodetable.ID, nc nodetable.IdentityClass, class uint16) error {
+	if nc == 0 || nc > nodetable.MaxIdentityClass {
+		return fmt.Errorf("%w: identity class %d is not between 1 and %d", pin.ErrInvalid, nc, nodetable.MaxIdentityClass)
 	}
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		if int(class) >= len(lt.classes) {
@@ -162,7 +163,7 @@ func (m *Maps) SetPeer(t policytable.ID, nc policytable.IdentityClass, class uin
 
 // DeletePeer deletes a row: peers of the identity class have the default of their
 // kind from now on. A row that is not there is not an error.
-func (m *Maps) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error {
+func (m *Maps) DeletePeer(t nodetable.ID, nc nodetable.IdentityClass) error {
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		if _, ok := lt.peers[nc]; !ok {
 			return nil
@@ -178,7 +179,7 @@ func (m *Maps) DeletePeer(t policytable.ID, nc policytable.IdentityClass) error 
 
 // SetDefaults replaces the classes of peers without a row. The class of each kind changes by
 // one store.
-func (m *Maps) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable.Class) error {
+func (m *Maps) SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.Class) error {
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		for kind, class := range classes {
 			if int(class) >= len(lt.classes) {
@@ -207,7 +208,7 @@ func (m *Maps) SetDefaults(t policytable.ID, classes [identity.Kinds]policytable
 // SetPrefix adds a prefix to a table, or replaces its classes. A
 // set of prefixes that other tables use too is copied first, unless the change
 // makes it equal to one that is there.
-func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
+func (m *Maps) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
 	}
@@ -257,7 +258,7 @@ func (m *Maps) SetPrefix(t policytable.ID, p netip.Prefix, classes policytable.P
 
 // DeletePrefix deletes a prefix from a table. One that is not there
 // is not an error.
-func (m *Maps) DeletePrefix(t policytable.ID, p netip.Prefix) error {
+func (m *Maps) DeletePrefix(t nodetable.ID, p netip.Prefix) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Limits of the numbers of rules.
@@ -28,7 +28,7 @@ const (
 // by the table before SetPolicy names it.
 //
 // Prefixes that another table has too are stored once.
-func (m *Maps) DefineTable(c policytable.Content) (policytable.ID, error) {
+func (m *Maps) DefineTable(c nodetable.Content) (nodetable.ID, error) {
 	if err := c.Validate(); err != nil {
 		return 0, fmt.Errorf("%w: %w", pin.ErrInvalid, err)
 	}
@@ -39,7 +39,7 @@ func (m *Maps) DefineTable(c policytable.Content) (policytable.ID, error) {
 	trees := newTreeBuilder(nil)
 	roots := trees.addAll(c.Classes)
 	t, err := m.store.define(&c, roots, trees.nodes)
-	var full *policytable.NoCapacityError
+	var full *nodetable.NoCapacityError
 	if errors.As(err, &full) && len(m.store.draining) > 0 {
 		// what was retired may make the room
 		if err := m.drain(); err != nil {
@@ -64,7 +64,7 @@ func (m *Maps) drain() error {
 func headroom(n, least int) int { return max(least, n/4) }
 
 // define plans, writes, and takes everything back if a write fails.
-func (s *tableStore) define(c *policytable.Content, roots []uint32, nodes []portNode) (_ policytable.ID, err error) {
+func (s *tableStore) define(c *nodetable.Content, roots []uint32, nodes []portNode) (_ nodetable.ID, err error) {
 	lt, fresh, err := s.plan(c, roots, nodes)
 	if err != nil {
 		return 0, err
@@ -86,7 +86,7 @@ func (s *tableStore) define(c *policytable.Content, roots []uint32, nodes []port
 
 // plan reserves everything that a table needs. fresh says that its address set
 // is new.
-func (s *tableStore) plan(c *policytable.Content, roots []uint32, nodes []portNode) (_ *liveTable, fresh bool, err error) {
+func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode) (_ *liveTable, fresh bool, err error) {
 	var count [2]int
 	for p := range c.Prefixes {
 		count[family(p)]++
@@ -98,7 +98,7 @@ func (s *tableStore) plan(c *policytable.Content, roots []uint32, nodes []portNo
 	}
 
 	if s.ids.free() == 0 {
-		return nil, false, &policytable.NoCapacityError{Map: bpf.MapsMapSlTable, Need: 1, Limit: len(s.ids.used) - firstTable}
+		return nil, false, &nodetable.NoCapacityError{Map: bpf.MapsMapSlTable, Need: 1, Limit: len(s.ids.used) - firstTable}
 	}
 	err = errors.Join(
 		fitsRange(bpf.MapsMapSlRule, &s.ruleRoom, len(c.Rules)),
@@ -121,7 +121,7 @@ func (s *tableStore) plan(c *policytable.Content, roots []uint32, nodes []portNo
 
 	id, _ := s.ids.take()
 	lt := &liveTable{
-		id:        policytable.ID(id),
+		id:        nodetable.ID(id),
 		hash:      c.Hash,
 		rules:     slices.Clone(c.Rules),
 		classes:   roots,
@@ -130,7 +130,7 @@ func (s *tableStore) plan(c *policytable.Content, roots []uint32, nodes []portNo
 		addresses: set,
 	}
 	if lt.peers == nil {
-		lt.peers = map[policytable.IdentityClass]uint16{}
+		lt.peers = map[nodetable.IdentityClass]uint16{}
 	}
 	lt.header.Flags, lt.header.DefClass, lt.header.AddrDef = flags(c), c.DefaultClasses, c.AddressClasses
 	lt.ruleSpan, _ = s.ruleRoom.take(len(c.Rules))
@@ -227,7 +227,7 @@ func (s *tableStore) eraseRows(lt *liveTable) error {
 // still names is ErrInUse, and then none is retired. A table that does not
 // exist is not an error. What the tables took, their numbers too, is free
 // after the next Barrier.
-func (m *Maps) RetireTables(ts ...policytable.ID) error {
+func (m *Maps) RetireTables(ts ...nodetable.ID) error {
 	if err := m.gate.Lock(); err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (m *Maps) RetireTables(ts ...policytable.ID) error {
 			return fmt.Errorf("%w: table %d is not made from a policy", pin.ErrInvalid, t)
 		}
 	}
-	live := slices.DeleteFunc(slices.Clone(ts), func(t policytable.ID) bool { return m.store.tables[t] == nil })
+	live := slices.DeleteFunc(slices.Clone(ts), func(t nodetable.ID) bool { return m.store.tables[t] == nil })
 	if err := m.endpoints.Withdraw(live...); err != nil {
 		return fmt.Errorf("retire: %w", err)
 	}
@@ -254,7 +254,7 @@ func (m *Maps) RetireTables(ts ...policytable.ID) error {
 
 // retire forgets a table. Its key goes at once, so that a process that starts
 // before the grace period has passed frees it too.
-func (s *tableStore) retire(t policytable.ID, released func()) error {
+func (s *tableStore) retire(t nodetable.ID, released func()) error {
 	lt := s.tables[t]
 	if lt == nil {
 		return nil

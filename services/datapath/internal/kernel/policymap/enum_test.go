@@ -6,18 +6,18 @@ package policymap
 import (
 	"testing"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // TestActionsAreThoseOfThePrograms compares the pure package's numbers
 // with the ones that the programs were compiled with.
 func TestActionsAreThoseOfThePrograms(t *testing.T) {
 	for name, pair := range map[string][2]uint32{
-		"Action Deny":     {uint32(policytable.ActionDeny), uint32(bpf.MapsSlActionSL_ACTION_DENY)},
-		"Action Redirect": {uint32(policytable.ActionRedirect), uint32(bpf.MapsSlActionSL_ACTION_REDIRECT)},
-		"Action Allow":    {uint32(policytable.ActionAllow), uint32(bpf.MapsSlActionSL_ACTION_ALLOW)},
-		"Action Pass":     {uint32(policytable.ActionPass), uint32(bpf.MapsSlActionSL_ACTION_PASS)},
+		"Action Deny":     {uint32(policytable.Deny), uint32(bpf.MapsSlActionSL_ACTION_DENY)},
+		"Action Redirect": {uint32(policytable.Redirect), uint32(bpf.MapsSlActionSL_ACTION_REDIRECT)},
+		"Action Allow":    {uint32(policytable.Allow), uint32(bpf.MapsSlActionSL_ACTION_ALLOW)},
+		"Action Pass":     {uint32(policytable.Pass), uint32(bpf.MapsSlActionSL_ACTION_PASS)},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("%s is %d in Go and %d in the programs", name, pair[0], pair[1])

@@ -9,9 +9,10 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // clusterWide is how many places the reserved and cluster-wide numbers have;
@@ -46,24 +47,24 @@ func IdentityAt(index int) identity.Numeric {
 }
 
 // packed is the entry of an identity as the map holds it.
-func packed(w policytable.Identity) uint32 {
+func packed(w nodetable.Identity) uint32 {
 	if !w.Known {
 		return 0
 	}
 	return uint32(w.Class) | uint32(w.Kind)<<kindShift | uint32(w.Scope)<<scopeShift | knownBit
 }
 
-func unpacked(v uint32) policytable.Identity {
+func unpacked(v uint32) nodetable.Identity {
 	if v&knownBit == 0 {
-		return policytable.Identity{}
+		return nodetable.Identity{}
 	}
-	return policytable.Identity{
-		Class: policytable.IdentityClass(v), Kind: identity.Kind(v >> kindShift & kindMask),
+	return nodetable.Identity{
+		Class: nodetable.IdentityClass(v), Kind: identity.Kind(v >> kindShift & kindMask),
 		Scope: identity.PeerScope(v >> scopeShift & scopeMask), Known: true,
 	}
 }
 
-func validateIdentity(id identity.Numeric, w policytable.Identity) error {
+func validateIdentity(id identity.Numeric, w nodetable.Identity) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, pin.ErrInvalid}, args...)...)
 	}
@@ -73,8 +74,8 @@ func validateIdentity(id identity.Numeric, w policytable.Identity) error {
 	if !w.Known {
 		return nil
 	}
-	if w.Class == 0 || w.Class > policytable.MaxIdentityClass {
-		return bad("Class: %d is not between 1 and %d", w.Class, policytable.MaxIdentityClass)
+	if w.Class == 0 || w.Class > nodetable.MaxIdentityClass {
+		return bad("Class: %d is not between 1 and %d", w.Class, nodetable.MaxIdentityClass)
 	}
 	if w.Kind >= identity.Kinds || w.Scope >= identity.PeerScopes {
 		return bad("Kind %d, Scope %d: at most %d and %d", w.Kind, w.Scope, identity.Kinds-1, identity.PeerScopes-1)
@@ -85,7 +86,7 @@ func validateIdentity(id identity.Numeric, w policytable.Identity) error {
 // SetIdentities says what identities are, for all tables at once, by one store
 // each, in no particular order. The zero value makes an identity unknown. All of
 // them are checked before the first store.
-func (m *Maps) SetIdentities(ws map[uint32]policytable.Identity) error {
+func (m *Maps) SetIdentities(ws map[uint32]nodetable.Identity) error {
 	for id, w := range ws {
 		if err := validateIdentity(identity.Numeric(id), w); err != nil {
 			return err
@@ -112,22 +113,22 @@ func (m *Maps) SetIdentities(ws map[uint32]policytable.Identity) error {
 func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(m.idMem, i)) }
 
 // Identity is what the map says of an identity; not Known: nothing.
-func (m *Maps) Identity(id identity.Numeric) policytable.Identity {
+func (m *Maps) Identity(id identity.Numeric) nodetable.Identity {
 	i, ok := identityPlace(id)
 	if !ok || m.gate.RLock() != nil {
-		return policytable.Identity{}
+		return nodetable.Identity{}
 	}
 	defer m.gate.RUnlock()
 	return unpacked(m.store.identity(i))
 }
 
 // Identities reads the entries of all known identities from the map.
-func (m *Maps) Identities() (map[uint32]policytable.Identity, error) {
+func (m *Maps) Identities() (map[uint32]nodetable.Identity, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
 	}
 	defer m.gate.RUnlock()
-	ws := map[uint32]policytable.Identity{}
+	ws := map[uint32]nodetable.Identity{}
 	for i := range m.store.identities {
 		if v := m.store.identity(i); v&knownBit != 0 {
 			ws[uint32(IdentityAt(i))] = unpacked(v)
@@ -139,7 +140,7 @@ func (m *Maps) Identities() (map[uint32]policytable.Identity, error) {
 // DefineIdentityClass finds the number of an identity class, or gives it one. A
 // NoCapacityError
 // says that all numbers are taken.
-func (m *Maps) DefineIdentityClass(key policytable.ClassKey) (policytable.IdentityClass, error) {
+func (m *Maps) DefineIdentityClass(key policytable.ClassKey) (nodetable.IdentityClass, error) {
 	if key == (policytable.ClassKey{}) {
 		return 0, fmt.Errorf("%w: the key of an identity class is zero", pin.ErrInvalid)
 	}
@@ -159,18 +160,18 @@ func (m *Maps) DefineIdentityClass(key policytable.ClassKey) (policytable.Identi
 		n, ok = s.identityNumber.take()
 	}
 	if !ok {
-		return 0, &policytable.NoCapacityError{Map: bpf.MapsMapSlClassKey, Need: 1, Limit: int(policytable.MaxIdentityClass)}
+		return 0, &nodetable.NoCapacityError{Map: bpf.MapsMapSlClassKey, Need: 1, Limit: int(nodetable.MaxIdentityClass)}
 	}
-	if err := s.storeClassKey(policytable.IdentityClass(n), key); err != nil {
+	if err := s.storeClassKey(nodetable.IdentityClass(n), key); err != nil {
 		s.identityNumber.give(n)
 		return 0, err
 	}
-	s.identityClass[key], s.classKey[policytable.IdentityClass(n)] = policytable.IdentityClass(n), key
-	return policytable.IdentityClass(n), nil
+	s.identityClass[key], s.classKey[nodetable.IdentityClass(n)] = nodetable.IdentityClass(n), key
+	return nodetable.IdentityClass(n), nil
 }
 
 // IdentityClasses lists the identity classes.
-func (m *Maps) IdentityClasses() map[policytable.ClassKey]policytable.IdentityClass {
+func (m *Maps) IdentityClasses() map[policytable.ClassKey]nodetable.IdentityClass {
 	if err := m.gate.RLock(); err != nil {
 		return nil
 	}
@@ -181,7 +182,7 @@ func (m *Maps) IdentityClasses() map[policytable.ClassKey]policytable.IdentityCl
 // RetireIdentityClasses ends identity classes that no identity has and no table has a
 // row for; the caller vouches for that. A number that is not in use is not an
 // error. The numbers are free after the next Barrier.
-func (m *Maps) RetireIdentityClasses(ncs ...policytable.IdentityClass) error {
+func (m *Maps) RetireIdentityClasses(ncs ...nodetable.IdentityClass) error {
 	if err := m.gate.Lock(); err != nil {
 		return err
 	}

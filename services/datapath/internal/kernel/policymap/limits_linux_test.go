@@ -14,23 +14,22 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // smallTable is the smallest table: one class, which denies port 80 of TCP by rule 1
 // and allows the rest by rule 2.
-func smallTable(hash uint64) policytable.Content {
-	c := policytable.Content{
-		Rules:    []policytable.Rule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
-		Classes:  []policytable.Ranges{allBut80(2)},
-		Peers:    map[policytable.IdentityClass]uint16{},
-		Prefixes: map[netip.Prefix]policytable.PrefixClasses{},
-	}
+func smallTable(hash uint64) nodetable.Content {
+	c := nodetable.NewContent(policytable.Table{
+		Rules:   []policytable.Rule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
+		Classes: []policytable.Ranges{allBut80(2)},
+	}, 0)
 	binary.BigEndian.PutUint64(c.Hash[:], hash+1)
 	return c
 }
@@ -55,7 +54,7 @@ func distinct(n int) []policytable.Ranges {
 }
 
 // intact fails if the table that was there first has another verdict.
-func intact(t testing.TB, j kerneltest.Evaluator, id policytable.ID, when string) {
+func intact(t testing.TB, j kerneltest.Evaluator, id nodetable.ID, when string) {
 	t.Helper()
 	for point, want := range map[uint32]verdict{
 		6<<16 | 80: {event.ActionDeny, 1, event.ByUnknownIdentity}, // nobody has announced it
@@ -72,15 +71,15 @@ func intact(t testing.TB, j kerneltest.Evaluator, id policytable.ID, when string
 // figures, nothing of it remains, the tables that are there evaluate as before,
 // and when some of them have gone there is room again.
 func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
-	manyNodes := func(n int) func(i uint64) policytable.Content {
-		return func(i uint64) policytable.Content {
+	manyNodes := func(n int) func(i uint64) nodetable.Content {
+		return func(i uint64) nodetable.Content {
 			c := smallTable(i)
 			c.Classes = append(c.Classes, distinct(n-1)...)
 			return c
 		}
 	}
-	blocks := func(family int) func(i uint64) policytable.Content {
-		return func(i uint64) policytable.Content {
+	blocks := func(family int) func(i uint64) nodetable.Content {
+		return func(i uint64) nodetable.Content {
 			c := smallTable(i)
 			c.HasAddresses = true
 			for b := range 16384 {
@@ -99,34 +98,34 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 		full string // name of the map
 		size int    // its entries
 		need int    // of one table
-		make func(i uint64) policytable.Content
-		over func() policytable.Content // takes more than a quarter; nil: none can
+		make func(i uint64) nodetable.Content
+		over func() nodetable.Content // takes more than a quarter; nil: none can
 	}{
 		{bpf.MapsMapSlTable, 4096 - firstTable, 1, smallTable, nil},
-		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() policytable.Content { return manyNodes(4097)(0) }},
-		{bpf.MapsMapSlClass, 65536, classHead + policytable.MaxClasses, func(i uint64) policytable.Content {
+		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() nodetable.Content { return manyNodes(4097)(0) }},
+		{bpf.MapsMapSlClass, 65536, classHead + nodetable.MaxClasses, func(i uint64) nodetable.Content {
 			c := smallTable(i)
-			c.Classes = slices.Repeat(c.Classes, policytable.MaxClasses)
+			c.Classes = slices.Repeat(c.Classes, nodetable.MaxClasses)
 			return c
 		}, nil},
-		{bpf.MapsMapSlRule, 262144, 65534, func(i uint64) policytable.Content {
+		{bpf.MapsMapSlRule, 262144, 65534, func(i uint64) nodetable.Content {
 			c := smallTable(i)
 			c.Rules = append(c.Rules, make([]policytable.Rule, 65534-2)...)
 			return c
 		}, nil},
-		{bpf.MapsMapSlPeer, 262144, 32767, func(i uint64) policytable.Content {
+		{bpf.MapsMapSlPeer, 262144, 32767, func(i uint64) nodetable.Content {
 			c := smallTable(i)
-			for nc := policytable.IdentityClass(1); nc <= policytable.MaxIdentityClass; nc++ {
+			for nc := nodetable.IdentityClass(1); nc <= nodetable.MaxIdentityClass; nc++ {
 				c.Peers[nc] = 0
 			}
 			return c
 		}, nil},
-		{bpf.MapsMapSlCidr4, 65536, 16384, blocks(0), func() policytable.Content {
+		{bpf.MapsMapSlCidr4, 65536, 16384, blocks(0), func() nodetable.Content {
 			c := blocks(0)(0)
 			c.Prefixes[netip.MustParsePrefix("192.0.2.0/24")] = policytable.PrefixClasses{}
 			return c
 		}},
-		{bpf.MapsMapSlCidr6, 65536, 16384, blocks(1), func() policytable.Content {
+		{bpf.MapsMapSlCidr6, 65536, 16384, blocks(1), func() nodetable.Content {
 			c := blocks(1)(0)
 			c.Prefixes[netip.MustParsePrefix("2001:db8::/32")] = policytable.PrefixClasses{}
 			return c
@@ -141,13 +140,13 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			}
 			if tc.over != nil {
 				_, err := k.DefineTable(tc.over())
-				var full *policytable.NoCapacityError
+				var full *nodetable.NoCapacityError
 				if !errors.As(err, &full) || full.Map != tc.full || full.Need != tc.need+1 || full.Limit != tc.need {
 					t.Fatalf("more than a quarter: %v", err)
 				}
 			}
 			// as many as fit while a tenth stays free for changes in place
-			var ids []policytable.ID
+			var ids []nodetable.ID
 			var refused error
 			for refused == nil {
 				id, err := k.DefineTable(tc.make(uint64(len(ids))))
@@ -155,7 +154,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 					ids = append(ids, id)
 				}
 			}
-			var full *policytable.NoCapacityError
+			var full *nodetable.NoCapacityError
 			if !errors.As(refused, &full) || !errors.Is(refused, pin.ErrFull) {
 				t.Fatalf("table %d: %v", len(ids), refused)
 			}
@@ -168,7 +167,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			}
 			takes := tc.need
 			if tc.full == bpf.MapsMapSlClass {
-				takes += headroom(policytable.MaxClasses, 2) // it may grow
+				takes += headroom(nodetable.MaxClasses, 2) // it may grow
 			}
 			if want := (tc.size - kept - 1) / takes; len(ids) != want {
 				t.Errorf("%d tables fit, want %d", len(ids), want)
@@ -212,11 +211,11 @@ func usage(t testing.TB, k *instance, mapName string) int {
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
 	j := kerneltest.NewEvaluator(t, k.pins)
-	var ids []policytable.ID
+	var ids []nodetable.ID
 	for i := range uint64(9) {
 		c := smallTable(i)
 		if i < 7 {
-			for nc := policytable.IdentityClass(1); nc <= policytable.MaxIdentityClass; nc++ {
+			for nc := nodetable.IdentityClass(1); nc <= nodetable.MaxIdentityClass; nc++ {
 				c.Peers[nc] = 0
 			}
 		}
@@ -228,14 +227,14 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	}
 	free := 262144 - 7*32767
 	for i := range free {
-		id, nc := ids[7+i/32767], policytable.IdentityClass(1+i%32767)
+		id, nc := ids[7+i/32767], nodetable.IdentityClass(1+i%32767)
 		if err := k.SetPeer(id, nc, 0); err != nil {
 			t.Fatalf("row %d of %d: %v", i+1, free, err)
 		}
 	}
-	err := k.SetPeer(ids[8], policytable.MaxIdentityClass, 0)
-	var full *policytable.NoCapacityError
-	if !errors.As(err, &full) || *full != (policytable.NoCapacityError{Map: bpf.MapsMapSlPeer, Need: 1, Limit: 65536}) {
+	err := k.SetPeer(ids[8], nodetable.MaxIdentityClass, 0)
+	var full *nodetable.NoCapacityError
+	if !errors.As(err, &full) || *full != (nodetable.NoCapacityError{Map: bpf.MapsMapSlPeer, Need: 1, Limit: 65536}) {
 		t.Fatalf("one row more: %v", err)
 	}
 	if n := usage(t, k, bpf.MapsMapSlPeer); n != 262144 {
@@ -245,7 +244,7 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	if err := k.DeletePeer(ids[0], 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetPeer(ids[8], policytable.MaxIdentityClass, 0); err != nil {
+	if err := k.SetPeer(ids[8], nodetable.MaxIdentityClass, 0); err != nil {
 		t.Errorf("after a row has gone: %v", err)
 	}
 	audited(t, k, "full")
@@ -258,14 +257,14 @@ func TestKernelIdentityClassesRunOut(t *testing.T) {
 		binary.BigEndian.PutUint32(c[:], uint32(i+1))
 		return c
 	}
-	for i := range int(policytable.MaxIdentityClass) {
-		if nc, err := k.DefineIdentityClass(key(i)); err != nil || nc == 0 || nc > policytable.MaxIdentityClass {
+	for i := range int(nodetable.MaxIdentityClass) {
+		if nc, err := k.DefineIdentityClass(key(i)); err != nil || nc == 0 || nc > nodetable.MaxIdentityClass {
 			t.Fatalf("identity class %d: %d, %v", i, nc, err)
 		}
 	}
 	_, err := k.DefineIdentityClass(key(1 << 20))
-	var full *policytable.NoCapacityError
-	if !errors.As(err, &full) || full.Map != bpf.MapsMapSlClassKey || full.Limit != int(policytable.MaxIdentityClass) {
+	var full *nodetable.NoCapacityError
+	if !errors.As(err, &full) || full.Map != bpf.MapsMapSlClassKey || full.Limit != int(nodetable.MaxIdentityClass) {
 		t.Fatalf("one more: %v", err)
 	}
 	again, err := k.DefineIdentityClass(key(5))
@@ -301,7 +300,7 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 		return nil
 	}
 	for range 2 { // the second time nothing has changed
-		if err := k.SetIdentities(map[uint32]policytable.Identity{300: {Class: nc, Known: true}}); err != nil {
+		if err := k.SetIdentities(map[uint32]nodetable.Identity{300: {Class: nc, Known: true}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +313,7 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 // changes.
 func TestKernelEqualPrefixesAreStoredOnce(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
-	var ids []policytable.ID
+	var ids []nodetable.ID
 	for i := range uint64(3) {
 		c := smallTable(i)
 		c.HasAddresses = true
@@ -365,7 +364,7 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetIdentities(map[uint32]policytable.Identity{300: {Class: 7, Known: true}}); err != nil {
+	if err := k.SetIdentities(map[uint32]nodetable.Identity{300: {Class: 7, Known: true}}); err != nil {
 		t.Fatal(err)
 	}
 	was := snapshot(t, k, false)
@@ -432,7 +431,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetIdentities(map[uint32]policytable.Identity{300: {Class: nc, Known: true}}); err != nil {
+	if err := k.SetIdentities(map[uint32]nodetable.Identity{300: {Class: nc, Known: true}}); err != nil {
 		t.Fatal(err)
 	}
 	var done atomic.Bool
@@ -443,7 +442,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 			seed := rand.Uint64()
 			r := rand.New(rand.NewPCG(seed, 5))
 			classes := 2
-			var others []policytable.ID
+			var others []nodetable.ID
 			for i := range changes {
 				var err error
 				switch r.IntN(10) {
@@ -464,12 +463,12 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 						classes += more
 					}
 				case 7: // another table with the same prefixes: the set is shared
-					var content policytable.Content
+					var content nodetable.Content
 					if content, err = k.TableContent(id); err == nil && len(others) < 50 {
 						other := smallTable(uint64(i))
 						other.HasAddresses, other.Classes = true, slices.Repeat(other.Classes, len(content.Classes))
 						other.Prefixes = content.Prefixes
-						var t policytable.ID
+						var t nodetable.ID
 						if t, err = k.DefineTable(other); err == nil {
 							others = append(others, t)
 						}
@@ -518,18 +517,18 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 // BenchmarkKernelTableChanges measures what a change of a policy costs.
 func BenchmarkKernelTableChanges(b *testing.B) {
 	k := open(b, kerneltest.NewBPFFS(b))
-	words := map[uint32]policytable.Identity{}
+	words := map[uint32]nodetable.Identity{}
 	b.Run("1000 identities", func(b *testing.B) {
 		for i := range b.N {
 			for id := range uint32(1000) {
-				words[256+id] = policytable.Identity{Class: policytable.IdentityClass(1 + (i+int(id))%100), Known: true}
+				words[256+id] = nodetable.Identity{Class: nodetable.IdentityClass(1 + (i+int(id))%100), Known: true}
 			}
 			if err := k.SetIdentities(words); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
-	table := func(b *testing.B, c policytable.Content) {
+	table := func(b *testing.B, c nodetable.Content) {
 		for i := range b.N {
 			c.Hash[8] = byte(i + 1)
 			id, err := k.DefineTable(c)
@@ -548,7 +547,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 	}
 	b.Run("table of 1000 rows", func(b *testing.B) {
 		c := smallTable(1)
-		for nc := range policytable.IdentityClass(1000) {
+		for nc := range nodetable.IdentityClass(1000) {
 			c.Peers[nc+1] = 0
 		}
 		table(b, c)

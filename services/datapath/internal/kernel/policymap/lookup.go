@@ -12,23 +12,24 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Tables lists the tables that were made from policies, by number, those of an
 // earlier process too. Retired ones are left out.
-func (m *Maps) Tables() ([]policytable.Info, error) {
+func (m *Maps) Tables() ([]nodetable.Info, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
 	}
 	defer m.gate.RUnlock()
 	s := m.store
-	var infos []policytable.Info
+	var infos []nodetable.Info
 	for _, t := range slices.Sorted(maps.Keys(s.tables)) {
 		lt := s.tables[t]
-		info := policytable.Info{
+		info := nodetable.Info{
 			ID: t, Hash: lt.hash,
 			Rules: len(lt.rules), Classes: len(lt.classes), Nodes: len(lt.nodes), Peers: len(lt.peers),
 		}
@@ -42,8 +43,8 @@ func (m *Maps) Tables() ([]policytable.Info, error) {
 
 // TableSize returns what a table takes of the maps, with the room that is kept for it to grow.
 // The prefixes of a set that tables share are divided among them.
-func (m *Maps) TableSize(t policytable.ID) policytable.Size {
-	var size policytable.Size
+func (m *Maps) TableSize(t nodetable.ID) nodetable.Size {
+	var size nodetable.Size
 	if m.gate.RLock() != nil {
 		return size
 	}
@@ -52,91 +53,89 @@ func (m *Maps) TableSize(t policytable.ID) policytable.Size {
 	if lt == nil {
 		return size
 	}
-	size[policytable.LimitTables] = 1
-	size[policytable.LimitRules] = lt.ruleSpan.n
-	size[policytable.LimitPortNodes] = lt.nodeSpan.n
-	size[policytable.LimitPeerClasses] = lt.classSpan.n
-	size[policytable.LimitPeerRows] = len(lt.peers)
+	size[nodetable.LimitTables] = 1
+	size[nodetable.LimitRules] = lt.ruleSpan.n
+	size[nodetable.LimitPortNodes] = lt.nodeSpan.n
+	size[nodetable.LimitPeerClasses] = lt.classSpan.n
+	size[nodetable.LimitPeerRows] = len(lt.peers)
 	if a := lt.addresses; a != nil {
 		share := func(n int) int { return (n + a.refs - 1) / max(1, a.refs) }
-		size[policytable.LimitPrefixes4], size[policytable.LimitPrefixes6] = share(a.count[0]), share(a.count[1])
+		size[nodetable.LimitPrefixes4], size[nodetable.LimitPrefixes6] = share(a.count[0]), share(a.count[1])
 	}
 	return size
 }
 
 // SizeOf returns what a new table would take of the maps at most.
-func (m *Maps) SizeOf(c policytable.Content) policytable.Size {
+func (m *Maps) SizeOf(c nodetable.Content) nodetable.Size {
 	trees := newTreeBuilder(nil)
 	trees.addAll(c.Classes)
 	nodes, classes := len(trees.nodes), len(c.Classes)
-	size := policytable.Size{
-		policytable.LimitTables:      1,
-		policytable.LimitRules:       len(c.Rules),
-		policytable.LimitPortNodes:   nodes + headroom(nodes, 1),
-		policytable.LimitPeerClasses: classHead + classes + headroom(classes, 2),
-		policytable.LimitPeerRows:    len(c.Peers),
+	size := nodetable.Size{
+		nodetable.LimitTables:      1,
+		nodetable.LimitRules:       len(c.Rules),
+		nodetable.LimitPortNodes:   nodes + headroom(nodes, 1),
+		nodetable.LimitPeerClasses: classHead + classes + headroom(classes, 2),
+		nodetable.LimitPeerRows:    len(c.Peers),
 	}
 	for p := range c.Prefixes {
-		size[policytable.LimitPrefixes4+policytable.MapLimit(family(p))]++
+		size[nodetable.LimitPrefixes4+nodetable.MapLimit(family(p))]++
 	}
 	return size
 }
 
 // MapSizes returns how much there is in the maps for all tables.
-func (m *Maps) MapSizes() policytable.Size {
+func (m *Maps) MapSizes() nodetable.Size {
 	s := m.store
-	return policytable.Size{
-		policytable.LimitTables:      len(s.ids.used) - firstTable,
-		policytable.LimitRules:       s.ruleRoom.size,
-		policytable.LimitPortNodes:   s.nodeRoom.size,
-		policytable.LimitPeerClasses: s.classRoom.size,
-		policytable.LimitPeerRows:    s.rowRoom,
-		policytable.LimitPrefixes4:   s.prefixRoom,
-		policytable.LimitPrefixes6:   s.prefixRoom,
+	return nodetable.Size{
+		nodetable.LimitTables:      len(s.ids.used) - firstTable,
+		nodetable.LimitRules:       s.ruleRoom.size,
+		nodetable.LimitPortNodes:   s.nodeRoom.size,
+		nodetable.LimitPeerClasses: s.classRoom.size,
+		nodetable.LimitPeerRows:    s.rowRoom,
+		nodetable.LimitPrefixes4:   s.prefixRoom,
+		nodetable.LimitPrefixes6:   s.prefixRoom,
 	}
 }
 
 // TableContent reads a table back from the maps. Rows and prefixes are looked up
 // by the keys that were written; Audit finds others.
-func (m *Maps) TableContent(t policytable.ID) (policytable.Content, error) {
+func (m *Maps) TableContent(t nodetable.ID) (nodetable.Content, error) {
 	if err := m.gate.RLock(); err != nil {
-		return policytable.Content{}, err
+		return nodetable.Content{}, err
 	}
 	defer m.gate.RUnlock()
 	s := m.store
 	lt, err := s.live(t)
 	if err != nil {
-		return policytable.Content{}, err
+		return nodetable.Content{}, err
 	}
 	c, err := s.readBack(lt)
 	if err != nil {
-		return policytable.Content{}, fmt.Errorf("table %d: %w", t, err)
+		return nodetable.Content{}, fmt.Errorf("table %d: %w", t, err)
 	}
 	return c, nil
 }
 
-func (s *tableStore) readBack(lt *liveTable) (policytable.Content, error) {
+func (s *tableStore) readBack(lt *liveTable) (nodetable.Content, error) {
 	h := s.header(lt.id)
 	var key bpf.MapsSlTableKey
 	if err := s.tableKeys.Lookup(uint32(lt.id), &key); err != nil {
-		return policytable.Content{}, fmt.Errorf("key: %w", err)
+		return nodetable.Content{}, fmt.Errorf("key: %w", err)
 	}
-	c := policytable.Content{
+	c := nodetable.NewContent(policytable.Table{
 		Hash:           key.Hash,
 		DefaultAllow:   h.Flags&flagDefaultAllow != 0,
 		HostAllow:      h.Flags&flagHostAllow != 0,
 		HasAddresses:   h.Flags&flagAddresses != 0,
 		DefaultClasses: h.DefClass,
 		AddressClasses: h.AddrDef,
-		Peers:          make(map[policytable.IdentityClass]policytable.Class, len(lt.peers)),
-		Prefixes:       map[netip.Prefix]policytable.PrefixClasses{},
-	}
+	}, len(lt.peers))
 	for i := range int(h.N_rule) {
 		r, err := element[bpf.MapsSlRule](s.tableMaps.rules, bpf.MapsMapSlRule, h.RuleBase+uint32(i))
 		if err != nil {
 			return c, err
 		}
-		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: r.Tier, Proxy: r.Redirect})
+		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect)})
 	}
 	nodes, roots := make([]portNode, len(lt.nodes)), make([]uint32, len(lt.classes))
 	for i := range lt.nodes {
@@ -206,7 +205,7 @@ type Place struct {
 
 // Place finds a peer in a table; w is what is known of its identity. It is
 // empty in a table that is not made from a policy.
-func (m *Maps) Place(t policytable.ID, w policytable.Identity, addr netip.Addr) (Place, error) {
+func (m *Maps) Place(t nodetable.ID, w nodetable.Identity, addr netip.Addr) (Place, error) {
 	if err := m.gate.RLock(); err != nil {
 		return Place{}, err
 	}
@@ -218,7 +217,7 @@ func (m *Maps) Place(t policytable.ID, w policytable.Identity, addr netip.Addr) 
 	return p, nil
 }
 
-func (s *tableStore) place(t policytable.ID, w policytable.Identity, addr netip.Addr) (p Place, err error) {
+func (s *tableStore) place(t nodetable.ID, w nodetable.Identity, addr netip.Addr) (p Place, err error) {
 	lt := s.tables[t]
 	if lt == nil {
 		return Place{}, nil

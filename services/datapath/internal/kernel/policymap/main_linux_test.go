@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
@@ -83,4 +83,4 @@ func (i *instance) publish(t testing.TB, n byte, p slotmap.Policy) slotmap.Endpo
 	return e
 }
 
-var allowed = slotmap.Policy{Egress: policytable.Allow, Ingress: policytable.Allow}
+var allowed = slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}

@@ -18,36 +18,37 @@ import (
 	"unsafe"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // model is what the maps should hold, in the plainest form there is.
 type model struct {
-	tables  map[policytable.ID]*policytable.Content
-	words   map[uint32]policytable.Identity
-	classes map[policytable.ClassKey]policytable.IdentityClass
+	tables  map[nodetable.ID]*nodetable.Content
+	words   map[uint32]nodetable.Identity
+	classes map[policytable.ClassKey]nodetable.IdentityClass
 	// policies of the slots that the test has published
 	policies map[slotmap.Slot]slotmap.Policy
 }
 
 func newModel() *model {
 	return &model{
-		tables: map[policytable.ID]*policytable.Content{}, words: map[uint32]policytable.Identity{},
-		classes: map[policytable.ClassKey]policytable.IdentityClass{}, policies: map[slotmap.Slot]slotmap.Policy{},
+		tables: map[nodetable.ID]*nodetable.Content{}, words: map[uint32]nodetable.Identity{},
+		classes: map[policytable.ClassKey]nodetable.IdentityClass{}, policies: map[slotmap.Slot]slotmap.Policy{},
 	}
 }
 
-func cloneContent(c *policytable.Content) *policytable.Content {
+func cloneContent(c *nodetable.Content) *nodetable.Content {
 	d := *c
 	d.Rules, d.Classes = slices.Clone(c.Rules), slices.Clone(c.Classes)
 	d.Peers, d.Prefixes = maps.Clone(c.Peers), maps.Clone(c.Prefixes)
 	if d.Peers == nil {
-		d.Peers = map[policytable.IdentityClass]uint16{}
+		d.Peers = map[nodetable.IdentityClass]uint16{}
 	}
 	if d.Prefixes == nil {
 		d.Prefixes = map[netip.Prefix]policytable.PrefixClasses{}
@@ -64,7 +65,7 @@ type verdict struct {
 
 // verdictOf asks a program.
 func verdictOf(
-	t testing.TB, j kerneltest.Evaluator, table policytable.ID, id identity.Numeric, addr netip.Addr, point uint32,
+	t testing.TB, j kerneltest.Evaluator, table nodetable.ID, id identity.Numeric, addr netip.Addr, point uint32,
 ) verdict {
 	t.Helper()
 	q := kerneltest.Question(table, id, addr, 0, 0)
@@ -75,11 +76,11 @@ func verdictOf(
 
 // lookup is the slow and obvious verdict, and the place that leads to it.
 func (m *model) lookup(
-	c *policytable.Content, id identity.Numeric, addr netip.Addr, point uint32,
+	c *nodetable.Content, id identity.Numeric, addr netip.Addr, point uint32,
 ) (v verdict, at Place) {
 	w, ok := m.words[uint32(id)]
 	if !ok {
-		w = policytable.Identity{Kind: identity.KindUnknown}
+		w = nodetable.Identity{Kind: identity.KindUnknown}
 	}
 	class, row := c.Peers[w.Class]
 	if !w.Known || !row {
@@ -124,7 +125,7 @@ func (m *model) lookup(
 }
 
 // valueAt is what the list of a class says.
-func valueAt(c *policytable.Content, class uint16, point uint32) [2]uint16 {
+func valueAt(c *nodetable.Content, class uint16, point uint32) [2]uint16 {
 	for _, r := range c.Classes[class] {
 		if r.First <= point && point <= r.Last {
 			v := packRules(r)
@@ -189,14 +190,13 @@ func (r *randomTable) class(rules int) policytable.Ranges {
 	return out
 }
 
-func (r *randomTable) content() *policytable.Content {
-	c := &policytable.Content{
+func (r *randomTable) content() *nodetable.Content {
+	whole := nodetable.NewContent(policytable.Table{
 		Hash: r.hash(), DefaultAllow: r.IntN(2) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0,
-		Peers:    map[policytable.IdentityClass]uint16{},
-		Prefixes: map[netip.Prefix]policytable.PrefixClasses{},
-	}
+	}, 0)
+	c := &whole
 	for range r.IntN(6) {
-		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.IntN(4)), Tier: uint8(r.IntN(4)), Proxy: uint16(r.IntN(4))})
+		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.IntN(4)), Tier: policytable.Tier(r.IntN(4)), Proxy: policytable.Proxy(r.IntN(4))})
 	}
 	for range 1 + r.IntN(5) {
 		c.Classes = append(c.Classes, r.class(len(c.Rules)))
@@ -208,7 +208,7 @@ func (r *randomTable) content() *policytable.Content {
 		c.AddressClasses[i] = r.classOf(c)
 	}
 	for range r.IntN(8) {
-		c.Peers[policytable.IdentityClass(1+r.IntN(20))] = r.classOf(c)
+		c.Peers[nodetable.IdentityClass(1+r.IntN(20))] = r.classOf(c)
 	}
 	if c.HasAddresses {
 		for range r.IntN(6) {
@@ -219,9 +219,9 @@ func (r *randomTable) content() *policytable.Content {
 	return c
 }
 
-func (r *randomTable) classOf(c *policytable.Content) uint16 { return uint16(r.IntN(len(c.Classes))) }
+func (r *randomTable) classOf(c *nodetable.Content) uint16 { return uint16(r.IntN(len(c.Classes))) }
 
-func (r *randomTable) classedPrefix(c *policytable.Content) (p netip.Prefix, classes policytable.PrefixClasses) {
+func (r *randomTable) classedPrefix(c *nodetable.Content) (p netip.Prefix, classes policytable.PrefixClasses) {
 	for i := range classes {
 		classes[i] = r.classOf(c)
 	}
@@ -249,11 +249,11 @@ func (r *randomTable) identity() identity.Numeric {
 	return []identity.Numeric{1, 9, 256, 257, 258, 65535, 0xff0000, 0xff0fff, 70000}[r.IntN(9)]
 }
 
-func (r *randomTable) word() policytable.Identity {
+func (r *randomTable) word() nodetable.Identity {
 	if r.IntN(4) == 0 {
-		return policytable.Identity{}
+		return nodetable.Identity{}
 	}
-	return policytable.Identity{Class: policytable.IdentityClass(1 + r.IntN(20)), Kind: identity.Kind(r.IntN(8)), Scope: identity.PeerScope(r.IntN(3)), Known: true}
+	return nodetable.Identity{Class: nodetable.IdentityClass(1 + r.IntN(20)), Kind: identity.Kind(r.IntN(8)), Scope: identity.PeerScope(r.IntN(3)), Known: true}
 }
 
 // randomKey is any key of m.
@@ -264,8 +264,8 @@ func randomKey[K comparable, V any](r *rand.Rand, m map[K]V, less func(a, b K) i
 	return slices.SortedFunc(maps.Keys(m), less)[r.IntN(len(m))], true
 }
 
-func (r *randomTable) table(m *model) (policytable.ID, bool) {
-	return randomKey(r.Rand, m.tables, func(a, b policytable.ID) int { return int(a) - int(b) })
+func (r *randomTable) table(m *model) (nodetable.ID, bool) {
+	return randomKey(r.Rand, m.tables, func(a, b nodetable.ID) int { return int(a) - int(b) })
 }
 
 // operation is one change of kernel and model alike. It answers what the model
@@ -279,7 +279,7 @@ type operation struct {
 // operation draws the next change.
 func (r *randomTable) operation(t testing.TB, m *model) operation {
 	id, some := r.table(m)
-	var c *policytable.Content
+	var c *nodetable.Content
 	if some {
 		c = m.tables[id]
 	}
@@ -297,7 +297,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				}
 			}
 		}
-		var defined policytable.ID
+		var defined nodetable.ID
 		return operation{
 			fmt.Sprintf("define %d classes, %d rows, %d prefixes", len(n.Classes), len(n.Peers), len(n.Prefixes)),
 			func(k *instance) (err error) {
@@ -320,7 +320,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			}, func(m *model) { m.tables[id] = grown },
 		}
 	case op <= 4:
-		nc, class := policytable.IdentityClass(1+r.IntN(20)), r.classOf(c)
+		nc, class := nodetable.IdentityClass(1+r.IntN(20)), r.classOf(c)
 		have, there := c.Peers[nc]
 		return operation{
 			fmt.Sprintf("row of %d: %d to %d", id, nc, class),
@@ -337,7 +337,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			},
 		}
 	case op == 5:
-		nc := policytable.IdentityClass(1 + r.IntN(20))
+		nc := nodetable.IdentityClass(1 + r.IntN(20))
 		return operation{
 			fmt.Sprintf("no row of %d: %d", id, nc),
 			func(k *instance) error { return k.DeletePeer(id, nc) },
@@ -409,7 +409,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				func(k *instance) error { return k.RetireIdentityClasses(nc) }, func(m *model) { delete(m.classes, key) },
 			}
 		}
-		var nc policytable.IdentityClass
+		var nc nodetable.IdentityClass
 		return operation{
 			fmt.Sprintf("identity class of %x", key[:1]),
 			func(k *instance) (err error) { nc, err = k.DefineIdentityClass(key); return err },
@@ -420,7 +420,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	return operation{
 		fmt.Sprintf("identity %d is %+v", iden, w),
 		func(k *instance) error {
-			err := k.SetIdentities(map[uint32]policytable.Identity{uint32(iden): w})
+			err := k.SetIdentities(map[uint32]nodetable.Identity{uint32(iden): w})
 			if iden == 70000 && errors.Is(err, pin.ErrInvalid) {
 				return nil
 			}
@@ -569,7 +569,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 		}
 	}
 	for id := range m.words {
-		if err := k.SetIdentities(map[uint32]policytable.Identity{id: {}}); err != nil {
+		if err := k.SetIdentities(map[uint32]nodetable.Identity{id: {}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain: a table that cannot be
@@ -38,7 +38,7 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	defined := 0
 	for {
 		id, err := k.DefineTable(smallTable(uint64(2 + defined)))
-		var full *policytable.NoCapacityError
+		var full *nodetable.NoCapacityError
 		if errors.As(err, &full) && full.Map == "sl_table" {
 			break
 		}

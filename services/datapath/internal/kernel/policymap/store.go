@@ -11,8 +11,9 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // firstTable is the first number that is made from a policy.
@@ -33,7 +34,7 @@ const childBit = 1 << 31
 type tableStore struct {
 	tableMaps
 
-	tables map[policytable.ID]*liveTable
+	tables map[nodetable.ID]*liveTable
 	ids    numbers
 
 	classRoom, nodeRoom, ruleRoom rangeRoom
@@ -48,8 +49,8 @@ type tableStore struct {
 	prefixes       [2]int // of sl_cidr4, sl_cidr6
 	prefixRoom     int
 	identities     []uint32 // words of sl_id as they were written
-	identityClass  map[policytable.ClassKey]policytable.IdentityClass
-	classKey       map[policytable.IdentityClass]policytable.ClassKey
+	identityClass  map[policytable.ClassKey]nodetable.IdentityClass
+	classKey       map[nodetable.IdentityClass]policytable.ClassKey
 	identityNumber numbers // of identity classes
 
 	// draining is what the next grace period will free, underWay what one that
@@ -66,14 +67,14 @@ type retired struct {
 
 // liveTable is a table as it should be in the maps.
 type liveTable struct {
-	id     policytable.ID
+	id     nodetable.ID
 	hash   [32]byte
 	header bpf.MapsSlTable
 
 	rules     []policytable.Rule
 	classes   []uint32   // indices into nodes
 	nodes     []portNode // indices of children into nodes
-	peers     map[policytable.IdentityClass]uint16
+	peers     map[nodetable.IdentityClass]uint16
 	addresses *addressSet // nil: none
 
 	ruleSpan  span
@@ -111,7 +112,7 @@ var familyMap = [2]string{bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6}
 func newTableStore(tm tableMaps) *tableStore {
 	return &tableStore{
 		tableMaps:      tm,
-		tables:         map[policytable.ID]*liveTable{},
+		tables:         map[nodetable.ID]*liveTable{},
 		ids:            newNumbers(firstTable, len(tm.tableMem)/tableSize-1),
 		classRoom:      newRangeRoom(len(tm.classMem) / wordStride),
 		nodeRoom:       newRangeRoom(int(tm.ports.MaxEntries())),
@@ -123,9 +124,9 @@ func newTableStore(tm tableMaps) *tableStore {
 		rowRoom:        int(tm.peers.MaxEntries()),
 		prefixRoom:     int(tm.cidr4.MaxEntries()),
 		identities:     make([]uint32, clusterWide+identity.NodeLocalSize),
-		identityClass:  map[policytable.ClassKey]policytable.IdentityClass{},
-		classKey:       map[policytable.IdentityClass]policytable.ClassKey{},
-		identityNumber: newNumbers(1, int(policytable.MaxIdentityClass)),
+		identityClass:  map[policytable.ClassKey]nodetable.IdentityClass{},
+		classKey:       map[nodetable.IdentityClass]policytable.ClassKey{},
+		identityNumber: newNumbers(1, int(nodetable.MaxIdentityClass)),
 	}
 }
 
@@ -145,17 +146,17 @@ func fitsRange(mapName string, r *rangeRoom, need int) error {
 // with them, with what there is.
 func fits(mapName string, need, total, free, size int) error {
 	if need > free || total > quarter(size) {
-		return &policytable.NoCapacityError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
+		return &nodetable.NoCapacityError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
 	}
 	return nil
 }
 
 // live returns a table that may be changed.
-func (s *tableStore) live(t policytable.ID) (*liveTable, error) {
+func (s *tableStore) live(t nodetable.ID) (*liveTable, error) {
 	if lt := s.tables[t]; lt != nil {
 		return lt, nil
 	}
-	return nil, fmt.Errorf("table %d: %w", t, policytable.ErrNoTable)
+	return nil, fmt.Errorf("table %d: %w", t, nodetable.ErrNoTable)
 }
 
 // leaving is everything that is retired and not free yet.
@@ -189,7 +190,7 @@ func (s *tableStore) endDrain(rs []*retired, passed bool) error {
 func ruleValues(rules []policytable.Rule) []bpf.MapsSlRule {
 	vs := make([]bpf.MapsSlRule, len(rules))
 	for i, r := range rules {
-		vs[i] = bpf.MapsSlRule{Action: uint8(r.Action), Tier: r.Tier, Redirect: r.Proxy}
+		vs[i] = bpf.MapsSlRule{Action: uint8(r.Action), Tier: uint8(r.Tier), Redirect: uint16(r.Proxy)}
 	}
 	return vs
 }
@@ -241,7 +242,7 @@ const (
 	flagAddresses    = 4
 )
 
-func flags(c *policytable.Content) uint16 {
+func flags(c *nodetable.Content) uint16 {
 	var f uint16
 	for _, b := range []struct {
 		on  bool
@@ -266,7 +267,7 @@ func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) ui
 func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (*addressSet, error) {
 	id, ok := s.setIDs.take()
 	if !ok {
-		return nil, &policytable.NoCapacityError{Map: familyMap[0], Need: 1, Limit: 1}
+		return nil, &nodetable.NoCapacityError{Map: familyMap[0], Need: 1, Limit: 1}
 	}
 	a := &addressSet{id: uint32(id), prefixes: blocks}
 	for p, classes := range blocks {

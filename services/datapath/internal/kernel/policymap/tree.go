@@ -6,9 +6,10 @@ package policymap
 import (
 	"fmt"
 
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // fanout is the number of entries in a portNode.
@@ -42,7 +43,7 @@ func newTreeBuilder(nodes []portNode) *treeBuilder {
 }
 
 // add returns the index of the root of a list, which has at most
-// policytable.MaxRanges ranges: a tree of treeDepth nodes.
+// nodetable.MaxRanges ranges: a tree of treeDepth nodes.
 func (b *treeBuilder) add(ranges policytable.Ranges) uint32 {
 	var node portNode
 	type entry struct{ high, value uint32 }
@@ -162,7 +163,7 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 				return 0, bad("Nodes: node %d does not ascend", i)
 			}
 			if v&childBit == 0 {
-				if !names(uint16(v>>16), noAdminRule, min(rules, policytable.MaxAdminRules)) || !names(uint16(v), noOtherRule, rules) {
+				if !names(uint16(v>>16), noAdminRule, min(rules, nodetable.MaxAdminRules)) || !names(uint16(v), noOtherRule, rules) {
 					return 0, bad("Nodes: node %d names a rule that is not there: %#x of %d", i, v, rules)
 				}
 				continue

@@ -8,7 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // found is what a program finds at a point.
@@ -34,7 +35,7 @@ func found(t *testing.T, nodes []portNode, root, point uint32) uint32 {
 func drawnRanges(data []byte, scale uint32) policytable.Ranges {
 	var out policytable.Ranges
 	next := uint64(0)
-	for len(data) >= 4 && len(out) < policytable.MaxRanges/2-1 {
+	for len(data) >= 4 && len(out) < nodetable.MaxRanges/2-1 {
 		first := next + uint64(data[0])*uint64(scale)
 		last := first + uint64(data[1])*uint64(scale)
 		if last > policytable.LastPoint {
@@ -95,7 +96,7 @@ func TestTreesFindWhatAWalkOverTheRangesFinds(t *testing.T) {
 		}
 		checkTree(t, b, drawnRanges(data, 1<<r.IntN(20)), r)
 	}
-	largest := make(policytable.Ranges, policytable.MaxRanges)
+	largest := make(policytable.Ranges, nodetable.MaxRanges)
 	for i := range largest {
 		largest[i] = policytable.PortRange{First: uint32(i) << 20, Last: uint32(i)<<20 | 0xFFFFF, Rest: uint16(1 + i%2)}
 	}

@@ -14,9 +14,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // tableMaps are the maps that hold tables. Every write goes through one of
@@ -108,7 +109,7 @@ func headerWords(h *bpf.MapsSlTable) *[tableWords]uint64 {
 }
 
 // storeHeader writes a header that no word names.
-func (m *tableMaps) storeHeader(t policytable.ID, h bpf.MapsSlTable) error {
+func (m *tableMaps) storeHeader(t nodetable.ID, h bpf.MapsSlTable) error {
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func (m *tableMaps) storeHeader(t policytable.ID, h bpf.MapsSlTable) error {
 }
 
 // storeHeaderWord changes a header by one store.
-func (m *tableMaps) storeHeaderWord(t policytable.ID, h bpf.MapsSlTable, i int) error {
+func (m *tableMaps) storeHeaderWord(t nodetable.ID, h bpf.MapsSlTable, i int) error {
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (m *tableMaps) storeHeaderWord(t policytable.ID, h bpf.MapsSlTable, i int) 
 	return nil
 }
 
-func (m *tableMaps) header(t policytable.ID) bpf.MapsSlTable {
+func (m *tableMaps) header(t nodetable.ID) bpf.MapsSlTable {
 	var h bpf.MapsSlTable
 	for i := range headerWords(&h) {
 		headerWords(&h)[i] = atomic.LoadUint64(pin.Word(m.tableMem, int(t)*tableSize+i*8))
@@ -151,15 +152,15 @@ func (m *tableMaps) clearClasses(s span) error {
 	return m.storeClasses(s.base, make([]uint32, s.n))
 }
 
-func (m *tableMaps) storeTableKey(t policytable.ID, hash [32]byte) error {
+func (m *tableMaps) storeTableKey(t nodetable.ID, hash [32]byte) error {
 	return writeArray(m, m.tableKeys, bpf.MapsMapSlTableKey, int(t), []bpf.MapsSlTableKey{{Hash: hash}})
 }
 
-func (m *tableMaps) storeClassKey(nc policytable.IdentityClass, key policytable.ClassKey) error {
+func (m *tableMaps) storeClassKey(nc nodetable.IdentityClass, key policytable.ClassKey) error {
 	return writeArray(m, m.classKeys, bpf.MapsMapSlClassKey, int(nc), []bpf.MapsSlClassKey{{Key: key}})
 }
 
-func (m *tableMaps) insertPeer(set uint32, nc policytable.IdentityClass, class uint16) error {
+func (m *tableMaps) insertPeer(set uint32, nc nodetable.IdentityClass, class uint16) error {
 	if err := m.ask(bpf.MapsMapSlPeer); err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func (m *tableMaps) deletePeer(set, nc uint32) error {
 }
 
 // peer returns the class of a row, false if there is none.
-func (m *tableMaps) peer(set uint32, nc policytable.IdentityClass) (uint32, bool, error) {
+func (m *tableMaps) peer(set uint32, nc nodetable.IdentityClass) (uint32, bool, error) {
 	var class uint32
 	key := bpf.MapsSlPeerKey{PeerSet: set, NodeClass: uint32(nc)}
 	switch err := m.peers.Lookup(&key, &class); {

@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // live are the maps that the programs never write.
@@ -284,7 +284,7 @@ func (ps *Programs) fill(q Question) error {
 		if s <= slotmap.MaxEndpoints {
 			e := ps.endpoint(s)
 			if q.LetOut && s == q.Near.Slot {
-				e[0] = e[0]&^0xffff | uint64(policytable.Allow)
+				e[0] = e[0]&^0xffff | uint64(nodetable.Allow)
 			}
 			put(bpf.MapsMapSlEp, uint32(s), e)
 		}

@@ -3,18 +3,18 @@
 
 package slotmap
 
-import "github.com/sluice-net/sluice/services/datapath/internal/policytable"
+import "github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 
 // Bindings lists the endpoints with the tables that evaluate them.
-func (eps *Maps) Bindings() ([]policytable.Binding, error) {
+func (eps *Maps) Bindings() ([]nodetable.Binding, error) {
 	endpoints, err := eps.List()
 	if err != nil {
 		return nil, err
 	}
-	out := make([]policytable.Binding, len(endpoints))
+	out := make([]nodetable.Binding, len(endpoints))
 	for i := range endpoints {
 		e := &endpoints[i]
-		out[i] = policytable.Binding{
+		out[i] = nodetable.Binding{
 			Slot: e.Slot, Identity: uint32(e.Identity), Addrs: e.Addrs(),
 			Egress: e.Policy.Egress, Ingress: e.Policy.Ingress, Epoch: e.Policy.Epoch,
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Slot is an index into the table of endpoints.
@@ -37,7 +37,7 @@ const (
 
 // Policy is the word that evaluates an endpoint's packets.
 type Policy struct {
-	Egress, Ingress policytable.ID
+	Egress, Ingress nodetable.ID
 	// Epoch is the endpoint's number from the node-wide counter; it changes with
 	// every change of the word, and no two endpoints ever share one.
 	Epoch uint32
@@ -141,7 +141,7 @@ func (p Policy) word() uint64 {
 }
 
 func policyOf(word uint64) Policy {
-	return Policy{Egress: policytable.ID(word &^ secondIdentity), Ingress: policytable.ID(word >> 16), Epoch: uint32(word >> 32)}
+	return Policy{Egress: nodetable.ID(word &^ secondIdentity), Ingress: nodetable.ID(word >> 16), Epoch: uint32(word >> 32)}
 }
 
 // Addrs are the endpoint's addresses.
@@ -281,7 +281,7 @@ func (eps *Maps) initHost() error {
 		return nil
 	}
 	eps.slotRecord(HostSlot).Identity = uint32(identity.Host)
-	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: policytable.Allow, Ingress: policytable.Allow, Epoch: eps.nextEpoch()}.word())
+	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow, Epoch: eps.nextEpoch()}.word())
 	return nil
 }
 
@@ -418,8 +418,8 @@ func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 
 // SetPolicy replaces both tables of the endpoint and its epoch by one 64-bit
 // store, so that a packet sees wholly the old word or wholly the new one. A
-// table that was retired is policytable.ErrNoTable.
-func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (epoch uint32, err error) {
+// table that was retired is nodetable.ErrNoTable.
+func (eps *Maps) SetPolicy(s Slot, egress, ingress nodetable.ID) (epoch uint32, err error) {
 	if err := eps.gate.Lock(); err != nil {
 		return 0, err
 	}
@@ -433,13 +433,13 @@ func (eps *Maps) SetPolicy(s Slot, egress, ingress policytable.ID) (epoch uint32
 }
 
 // maySet checks that s is a published pod's, and that no table is retired.
-func (eps *Maps) maySet(s Slot, tables ...policytable.ID) error {
+func (eps *Maps) maySet(s Slot, tables ...nodetable.ID) error {
 	if err := eps.mustLead(s); err != nil {
 		return err
 	}
 	for _, t := range tables {
 		if eps.withdrawn[t] {
-			return fmt.Errorf("table %d: %w: it is retired", t, policytable.ErrNoTable)
+			return fmt.Errorf("table %d: %w: it is retired", t, nodetable.ErrNoTable)
 		}
 	}
 	return nil
@@ -448,7 +448,7 @@ func (eps *Maps) maySet(s Slot, tables ...policytable.ID) error {
 // Cut denies the endpoint everything in both directions by one store. It is
 // the first step of a deletion, and may be repeated.
 func (eps *Maps) Cut(s Slot) error {
-	_, err := eps.SetPolicy(s, policytable.Deny, policytable.Deny)
+	_, err := eps.SetPolicy(s, nodetable.Deny, nodetable.Deny)
 	return err
 }
 

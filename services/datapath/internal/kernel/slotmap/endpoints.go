@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // Maps are the endpoints of the node, and the addresses of the host, as
@@ -44,8 +44,8 @@ type Maps struct {
 
 	gate      pin.Gate
 	slots     slotTable
-	withdrawn map[policytable.ID]bool // tables that no word may name any more
-	renamed   map[Slot]uint32         // slots that await Settled, with the epoch of their last change of identity
+	withdrawn map[nodetable.ID]bool // tables that no word may name any more
+	renamed   map[Slot]uint32       // slots that await Settled, with the epoch of their last change of identity
 }
 
 // Options say what an endpoint may be.
@@ -64,7 +64,7 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
 		own: pm.Map(bpf.MapsMapSlOwn),
 		mem: pm.Memory(bpf.MapsMapSlEp), held: pm.Memory(bpf.MapsMapSlHeld), counter: pm.Memory(bpf.MapsMapSlGen),
-		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[policytable.ID]bool{}, renamed: map[Slot]uint32{},
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[nodetable.ID]bool{}, renamed: map[Slot]uint32{},
 	}
 }
 
@@ -105,14 +105,14 @@ var ErrInUse = errors.New("in use")
 
 // Withdraw has no word name the tables any more. If one does, it is
 // ErrInUse, and none is withdrawn.
-func (eps *Maps) Withdraw(ts ...policytable.ID) error {
+func (eps *Maps) Withdraw(ts ...nodetable.ID) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
 	defer eps.gate.Unlock()
 	for s := HostSlot; s <= MaxEndpoints; s++ {
 		p := eps.policyAt(s)
-		for _, t := range []policytable.ID{p.Egress, p.Ingress} {
+		for _, t := range []nodetable.ID{p.Egress, p.Ingress} {
 			if slices.Contains(ts, t) {
 				return fmt.Errorf("table %d: %w by slot %d", t, ErrInUse, s)
 			}
@@ -126,7 +126,7 @@ func (eps *Maps) Withdraw(ts ...policytable.ID) error {
 
 // Release lets words name a table again: its number has another meaning, or it
 // was not retired after all.
-func (eps *Maps) Release(t policytable.ID) {
+func (eps *Maps) Release(t nodetable.ID) {
 	if err := eps.gate.Lock(); err != nil {
 		return // no word changes any more
 	}
@@ -145,8 +145,8 @@ func (eps *Maps) Count() (int, error) {
 }
 
 // Named are the tables that a word names.
-func (eps *Maps) Named() map[policytable.ID]bool {
-	named := map[policytable.ID]bool{}
+func (eps *Maps) Named() map[nodetable.ID]bool {
+	named := map[nodetable.ID]bool{}
 	for s := HostSlot; s <= MaxEndpoints; s++ {
 		p := eps.policyAt(s)
 		named[p.Egress], named[p.Ingress] = true, true

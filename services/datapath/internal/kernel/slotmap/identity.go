@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 )
 
 // secondIdentity is SL_POL_SECOND: a bit of an endpoint's word that makes the
@@ -34,7 +34,7 @@ var (
 // The epoch is that of the endpoint, and not 0 if it has the new identity,
 // whatever the error. The call may be repeated, after Settled.
 func (eps *Maps) SetIdentity(
-	ctx context.Context, s Slot, id identity.Numeric, egress, ingress policytable.ID,
+	ctx context.Context, s Slot, id identity.Numeric, egress, ingress nodetable.ID,
 ) (epoch uint32, err error) {
 	if err := eps.mayBeEndpoint(id); err != nil {
 		return 0, err

@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policytable"
 )
 
 // Policies gives every endpoint the table that allows everything and removes
@@ -20,10 +20,10 @@ func Policies(k policysync.Kernel) error {
 		return fmt.Errorf("list endpoints: %w", err)
 	}
 	for _, b := range bindings {
-		if b.Blocked() || b.Egress == policytable.Allow && b.Ingress == policytable.Allow {
+		if b.Blocked() || b.Egress == nodetable.Allow && b.Ingress == nodetable.Allow {
 			continue
 		}
-		if _, err := k.SetPolicy(b.Slot, policytable.Allow, policytable.Allow); err != nil {
+		if _, err := k.SetPolicy(b.Slot, nodetable.Allow, nodetable.Allow); err != nil {
 			return fmt.Errorf("policy of slot %d: %w", b.Slot, err)
 		}
 	}
@@ -31,7 +31,7 @@ func Policies(k policysync.Kernel) error {
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	var tables []policytable.ID
+	var tables []nodetable.ID
 	for _, t := range infos {
 		tables = append(tables, t.ID)
 	}
@@ -40,9 +40,9 @@ func Policies(k policysync.Kernel) error {
 		return fmt.Errorf("list identities: %w", err)
 	}
 	for id := range identities {
-		identities[id] = policytable.Identity{}
+		identities[id] = nodetable.Identity{}
 	}
-	var classes []policytable.IdentityClass
+	var classes []nodetable.IdentityClass
 	for _, ic := range k.IdentityClasses() {
 		classes = append(classes, ic)
 	}

@@ -18,13 +18,14 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // measure returns the figures of one part.
@@ -60,8 +61,8 @@ type stream struct {
 	err          error
 }
 
-func (s *stream) take(ev engine.Event) {
-	b, err := proto.Marshal(wire.Step(ev, 1))
+func (s *stream) take(ev policytable.Step) {
+	b, err := proto.Marshal(policywire.Step(ev))
 	if err != nil && s.err == nil {
 		s.err = err
 	}

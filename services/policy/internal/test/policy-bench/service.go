@@ -25,8 +25,8 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
-	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
 
 // user is the service's own.
@@ -136,7 +136,7 @@ func (m *measured) follow(ctx context.Context, subjects []uint32) (ended chan er
 		return nil, err
 	}
 	if err := w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{
-		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{wire.Format}},
+		Subscribe: &policyv1.Subscribe{Name: "datapath", Subjects: subjects, Role: policyv1.SubscriberRole_SUBSCRIBER_ROLE_ENFORCES, Formats: []policyv1.TableFormat{policywire.Format}},
 	}}); err != nil {
 		return nil, err
 	}

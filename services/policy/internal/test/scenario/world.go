@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -230,23 +231,23 @@ func (w *World) Policy(name string) policy.Object {
 		}
 		for i := range w.IntN(5) {
 			r := &rule.Rule{
-				Source:    rule.Source{Kind: kind, Name: name, Path: fmt.Sprintf("specs[%d].rules[%d]", s, i)},
-				Direction: Pick(w, rule.Ingress, rule.Egress), Peers: w.peers(),
+				Source:    policytable.Source{Kind: kind, Name: name, Path: fmt.Sprintf("specs[%d].rules[%d]", s, i)},
+				Direction: Pick(w, policytable.Ingress, policytable.Egress), Peers: w.peers(),
 			}
 			r.Ports, r.AllPorts = w.ports()
 			switch kind {
 			case "Admin", "Baseline":
-				r.Tier = rule.Admin
+				r.Tier = policytable.Admin
 				if kind == "Baseline" {
-					r.Tier = rule.Baseline
+					r.Tier = policytable.Baseline
 				}
 				r.Priority, r.Index = int32(w.IntN(3)), int32(i)
-				r.Action = Pick(w, rule.Deny, rule.Allow, rule.Pass)
+				r.Action = Pick(w, policytable.Deny, policytable.Allow, policytable.Pass)
 			default:
-				r.Tier = rule.Normal
-				r.Action = Pick(w, rule.Deny, rule.Allow, rule.Allow, rule.Redirect)
-				if r.Action == rule.Redirect {
-					r.Proxy = Pick(w, rule.ProxyDNS, rule.ProxyHTTP)
+				r.Tier = policytable.Normal
+				r.Action = Pick(w, policytable.Deny, policytable.Allow, policytable.Allow, policytable.Redirect)
+				if r.Action == policytable.Redirect {
+					r.Proxy = Pick(w, policytable.ProxyDNS, policytable.ProxyHTTP)
 				}
 			}
 			spec.Selects[r.Direction] = true
@@ -254,11 +255,11 @@ func (w *World) Policy(name string) policy.Object {
 			spec.Rules = append(spec.Rules, r.Seal())
 		}
 		if kind == "Normal" && w.Chance(25) {
-			d := Pick(w, rule.Ingress, rule.Egress)
+			d := Pick(w, policytable.Ingress, policytable.Egress)
 			spec.Selects[d], spec.DefaultDeny[d] = true, true
 			r := &rule.Rule{
-				Source:    rule.Source{Kind: kind, Name: name, Path: fmt.Sprintf("specs[%d].isolation", s)},
-				Direction: d, Tier: rule.Isolation, Action: rule.Deny, AllPorts: true, Peers: rule.Peers{Any: true, ExceptOwn: d == rule.Ingress},
+				Source:    policytable.Source{Kind: kind, Name: name, Path: fmt.Sprintf("specs[%d].isolation", s)},
+				Direction: d, Tier: policytable.Isolation, Action: policytable.Deny, AllPorts: true, Peers: rule.Peers{Any: true, ExceptOwn: d == policytable.Ingress},
 			}
 			spec.Rules = append(spec.Rules, r.Seal())
 		}
@@ -451,7 +452,7 @@ func (w *World) Point() port.Point {
 // Question is one side of a connection.
 type Question struct {
 	Subject   identity.Numeric
-	Direction rule.Direction
+	Direction policytable.Direction
 	Peer      identity.Numeric // need not be known
 	Addr      netip.Addr       // of the peer; need not be its own
 	Point     port.Point
@@ -480,7 +481,7 @@ func (w *World) Question(s *State) (Question, bool) {
 		return Question{}, false
 	}
 	q := Question{
-		Subject: Pick(w, SortedKeys(s.Subjects)...), Direction: Pick(w, rule.Ingress, rule.Egress),
+		Subject: Pick(w, SortedKeys(s.Subjects)...), Direction: Pick(w, policytable.Ingress, policytable.Egress),
 		Peer: Nobody, Addr: Pick(w, w.All...), Point: w.Point(),
 	}
 	if w.Chance(90) {

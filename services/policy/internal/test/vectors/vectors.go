@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -748,7 +749,7 @@ type Answer struct {
 // Side is what one side of a probe comes to on the node that evaluates it.
 type Side struct {
 	Node        string
-	Direction   rule.Direction
+	Direction   policytable.Direction
 	Subject     identity.Numeric
 	SubjectAddr netip.Addr
 	Pod         bool // the subject is a pod, and not the node itself
@@ -788,9 +789,9 @@ func (w *World) Sides(p *Probe) ([]Side, error) {
 	}
 	var out []Side
 	for _, ends := range []struct {
-		d             rule.Direction
+		d             policytable.Direction
 		subject, peer *end
-	}{{rule.Egress, from, to}, {rule.Ingress, to, from}} {
+	}{{policytable.Egress, from, to}, {policytable.Ingress, to, from}} {
 		node := ends.subject.node
 		if node == "" {
 			continue
@@ -837,7 +838,7 @@ func Combine(p *Probe, sides []Side) Answer {
 	a := Answer{Overall: "allow"}
 	for _, s := range sides {
 		text := s.Verdict.Action.String()
-		if s.Direction == rule.Egress {
+		if s.Direction == policytable.Egress {
 			a.Egress, a.EgressWhy = text, s.Verdict
 		} else {
 			a.Ingress, a.IngressWhy = text, s.Verdict

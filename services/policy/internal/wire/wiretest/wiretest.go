@@ -7,15 +7,16 @@
 package wiretest
 
 import (
+	"github.com/sluice-net/sluice/model/policytable"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 // PrefixClasses are the classes of a prefix, by scope.
-func PrefixClasses(in []*policyv1.ScopeClass) (out table.PrefixClasses) {
+func PrefixClasses(in []*policyv1.ScopeClass) (out policytable.PrefixClasses) {
 	for _, c := range in {
-		out[c.GetScope()-1] = table.Class(c.GetClass())
+		out[c.GetScope()-1] = policytable.Class(c.GetClass())
 	}
 	return out
 }

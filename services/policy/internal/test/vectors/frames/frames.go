@@ -16,12 +16,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -66,7 +66,13 @@ func (w *writer) view(v *vectorv1.View) {
 	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_View{View: v}})
 }
 
-func (w *writer) event(ev engine.Event) { w.step(wire.Step(ev, w.revision+1)) }
+func (w *writer) event(st policytable.Step) {
+	if b, ok := st.(policytable.BindSubject); ok {
+		b.Revision = w.revision + 1
+		st = b
+	}
+	w.step(policywire.Step(st))
+}
 
 func (w *writer) step(s *policyv1.Step) {
 	w.steps = append(w.steps, s)
@@ -80,11 +86,11 @@ func (w *writer) step(s *policyv1.Step) {
 func (w *writer) barrier() {
 	w.revision++
 	if w.revision == 1 {
-		w.step(&policyv1.Step{Step: &policyv1.Step_SnapshotComplete{SnapshotComplete: &policyv1.SnapshotComplete{}}})
+		w.step(policywire.Step(policytable.SnapshotComplete{}))
 	}
-	w.step(&policyv1.Step{Step: &policyv1.Step_Barrier{Barrier: &policyv1.Barrier{
+	w.step(policywire.Step(policytable.Barrier{
 		PolicyRevision: w.revision, IdentityRevision: w.revision, AddressRevision: w.revision,
-	}}})
+	}))
 	w.flush()
 }
 
@@ -94,7 +100,7 @@ func (w *writer) flush() {
 	}
 	w.seq++
 	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_Tables{Tables: &policyv1.WatchPolicyTablesResponse{
-		Format:      wire.Format,
+		Format:      policywire.Format,
 		Incarnation: []byte("0123456789abcdef"), Seq: w.seq, Steps: w.steps,
 	}}})
 	w.steps, w.size = nil, 0
@@ -105,7 +111,7 @@ type question struct {
 	name, text        string
 	subject, peer     identity.Numeric
 	subjectAddr, addr netip.Addr
-	direction         rule.Direction
+	direction         policytable.Direction
 	point             port.Point
 	enforced, pod     bool
 	verdict           table.Verdict
@@ -115,10 +121,10 @@ func (w *writer) question(q question) {
 	w.figures.Questions++
 	w.frame(&vectorv1.Frame{Frame: &vectorv1.Frame_Question{Question: &vectorv1.Question{
 		Name: q.name, Text: q.text,
-		Subject: uint32(q.subject), Direction: wire.Direction(q.direction), Peer: uint32(q.peer),
+		Subject: uint32(q.subject), Direction: policywire.Direction(q.direction), Peer: uint32(q.peer),
 		PeerAddress: q.addr.AsSlice(), SubjectAddress: q.subjectAddr.AsSlice(),
 		Protocol: netv1.Protocol(q.point >> 16), Port: q.point & 0xFFFF,
-		Action: wire.Action(q.verdict.Action), DecidedBy: wire.DecidedBy(q.verdict, q.enforced), Rule: uint32(q.verdict.Rule),
+		Action: policywire.Action(q.verdict.Action), DecidedBy: wire.DecidedBy(q.verdict, q.enforced), Rule: uint32(q.verdict.Rule),
 		Pod: q.pod,
 	}}})
 }

@@ -18,10 +18,11 @@ import (
 	"google.golang.org/protobuf/encoding/protodelim"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
@@ -40,22 +41,22 @@ func (r *reader) forget() {
 }
 
 func define(d *policyv1.PolicyTable) *table.Table {
-	t := &table.Table{Peers: make(map[table.IdentityClass]table.Class)}
+	t := &table.Table{Peers: make(map[policytable.IdentityClass]policytable.Class)}
 	for flag, on := range map[table.Flags]bool{table.DefaultAllow: d.DefaultAllow, table.HostAllow: d.HostAllow, table.HasAddresses: d.HasAddresses} {
 		if on {
 			t.Flags |= flag
 		}
 	}
 	for _, c := range d.DefaultClasses {
-		t.Default[c.Kind-1] = table.Class(c.Class)
+		t.Default[c.Kind-1] = policytable.Class(c.Class)
 	}
 	t.Address = wiretest.PrefixClasses(d.AddressClasses)
 	for _, x := range d.Rules {
-		t.Rules = append(t.Rules, table.Rule{Action: rule.Action(x.Action - 1), Tier: rule.Tier(x.Tier - 1), Proxy: rule.Proxy(x.Proxy)})
+		t.Rules = append(t.Rules, policytable.Rule{Action: policytable.Action(x.Action - 1), Tier: policytable.Tier(x.Tier - 1), Proxy: policytable.Proxy(x.Proxy)})
 	}
 	wiretest.Grow(t, d.Classes)
 	for _, x := range d.Peers {
-		t.Peers[table.IdentityClass(x.IdentityClass)] = table.Class(x.Class)
+		t.Peers[policytable.IdentityClass(x.IdentityClass)] = policytable.Class(x.Class)
 	}
 	for _, b := range d.Prefixes {
 		t.Prefixes.Set(netip.MustParsePrefix(b.Prefix), wiretest.PrefixClasses(b.Classes))
@@ -74,7 +75,7 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 			return
 		}
 		r.words[u.Identity] = table.Entry{
-			IdentityClass: table.IdentityClass(u.IdentityClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
+			IdentityClass: policytable.IdentityClass(u.IdentityClass), Kind: identity.Kind(u.Kind - 1), Scope: identity.PeerScope(u.Scope - 1), Known: true,
 		}
 	case *policyv1.Step_DefineTable:
 		count("define")
@@ -87,10 +88,10 @@ func (r *reader) step(t *testing.T, s *policyv1.Step) {
 		delete(r.tables, x.RetireTable.Table)
 	case *policyv1.Step_SetPeer:
 		count("row")
-		r.tables[x.SetPeer.Table].Peers[table.IdentityClass(x.SetPeer.Row.IdentityClass)] = table.Class(x.SetPeer.Row.Class)
+		r.tables[x.SetPeer.Table].Peers[policytable.IdentityClass(x.SetPeer.Row.IdentityClass)] = policytable.Class(x.SetPeer.Row.Class)
 	case *policyv1.Step_DeletePeer:
 		count("delete row")
-		delete(r.tables[x.DeletePeer.Table].Peers, table.IdentityClass(x.DeletePeer.IdentityClass))
+		delete(r.tables[x.DeletePeer.Table].Peers, policytable.IdentityClass(x.DeletePeer.IdentityClass))
 	case *policyv1.Step_SetPrefix:
 		count("prefix")
 		p := x.SetPrefix.Prefix
@@ -132,11 +133,11 @@ func (r *reader) ask(t *testing.T, q *vectorv1.Question) {
 	if !ok || len(q.SubjectAddress) != len(q.PeerAddress) {
 		t.Fatalf("%s: addresses %x and %x", q.Name, q.SubjectAddress, q.PeerAddress)
 	}
-	v := table.Verdict{Action: rule.Allow}
+	v := table.Verdict{Action: policytable.Allow}
 	if id != 0 {
 		v = r.tables[id].Lookup(r.words[q.Peer], a, uint32(q.Protocol)<<16|q.Port)
 	}
-	if wire.Action(v.Action) != q.Action || wire.DecidedBy(v, id != 0) != q.DecidedBy || uint32(v.Rule) != q.Rule {
+	if policywire.Action(v.Action) != q.Action || wire.DecidedBy(v, id != 0) != q.DecidedBy || uint32(v.Rule) != q.Rule {
 		t.Fatalf("%s: %v: the tables of the stream say %+v", q.Name, q, v)
 	}
 }

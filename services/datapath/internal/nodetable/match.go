@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policytable
+package nodetable
 
 import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // Absent is a class that a table has not.
@@ -32,8 +33,8 @@ func (m *Match) Better(o *Match) bool {
 }
 
 // Meanings are the classes by what they say; of equal ones the first.
-func (c *Content) Meanings() map[Meaning]uint16 {
-	meanings := make(map[Meaning]uint16, len(c.Classes))
+func (c *Content) Meanings() map[policytable.Meaning]uint16 {
+	meanings := make(map[policytable.Meaning]uint16, len(c.Classes))
 	for i, ranges := range c.Classes {
 		what := ranges.Meaning()
 		if _, ok := meanings[what]; !ok {
@@ -50,14 +51,14 @@ func (c *Content) Alike(a, b uint16) bool {
 
 // Match says how c becomes want without changing a verdict on the way; nil: it
 // cannot. known gives the Meanings of want.
-func (c *Content) Match(want *Content, known func() map[Meaning]uint16) *Match {
+func (c *Content) Match(want *Content, known func() map[policytable.Meaning]uint16) *Match {
 	if c.DefaultAllow != want.DefaultAllow || c.HostAllow != want.HostAllow ||
 		c.HasAddresses != want.HasAddresses || !slices.Equal(c.Rules, want.Rules) {
 		return nil
 	}
 	m := &Match{Classes: make([]uint16, len(want.Classes))}
 	m.Same = len(c.Classes) <= len(want.Classes) &&
-		slices.EqualFunc(c.Classes, want.Classes[:len(c.Classes)], func(x, y Ranges) bool { return slices.Equal(x, y) })
+		slices.EqualFunc(c.Classes, want.Classes[:len(c.Classes)], func(x, y policytable.Ranges) bool { return slices.Equal(x, y) })
 	for i := range m.Classes {
 		class := uint16(i) //nolint:gosec // at most MaxClasses
 		switch {

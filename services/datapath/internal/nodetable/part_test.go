@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policytable
+package nodetable
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // points of the tables that drawTable draws.
@@ -17,23 +18,23 @@ const points = 6
 
 // drawTable draws a small table. Rules are in the order of their tiers.
 func drawTable(r *rand.Rand) Content {
-	c := Content{DefaultAllow: r.IntN(4) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0}
+	c := NewContent(policytable.Table{DefaultAllow: r.IntN(4) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0}, 0)
 	admin := r.IntN(4)
 	for i := range admin + r.IntN(6) {
-		rule := Rule{Action: Action(r.IntN(4)), Tier: 1}
+		rule := policytable.Rule{Action: policytable.Action(r.IntN(4)), Tier: 1}
 		if i < admin {
 			rule.Tier = 0
 		}
 		c.Rules = append(c.Rules, rule)
 	}
 	if r.IntN(2) == 0 {
-		c.Rules = append(c.Rules, Rule{Tier: isolation})
+		c.Rules = append(c.Rules, policytable.Rule{Tier: policytable.Isolation})
 	}
 	rest := len(c.Rules) - admin
 	for range 6 {
-		var list Ranges
+		var list policytable.Ranges
 		for p := range uint32(points) {
-			x := PortRange{First: p, Last: p}
+			x := policytable.PortRange{First: p, Last: p}
 			if admin > 0 && r.IntN(2) == 0 {
 				x.Admin = uint16(1 + r.IntN(admin)) //nolint:gosec // small
 			}
@@ -47,10 +48,10 @@ func drawTable(r *rand.Rand) Content {
 		c.Classes = append(c.Classes, list)
 	}
 	for kind := range c.DefaultClasses {
-		c.DefaultClasses[kind] = Class(r.IntN(4)) //nolint:gosec // small
+		c.DefaultClasses[kind] = policytable.Class(r.IntN(4)) //nolint:gosec // small
 	}
-	c.AddressClasses = PrefixClasses{4, 4, 4}
-	c.Prefixes = map[netip.Prefix]PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {5, 5, 5}}
+	c.AddressClasses = policytable.PrefixClasses{4, 4, 4}
+	c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {5, 5, 5}}
 	return c
 }
 
@@ -62,17 +63,17 @@ type verdict struct {
 }
 
 // evaluate evaluates a point as the programs do.
-func (c *Content) evaluate(id, address PortRange, host bool) (v verdict, rule uint16) {
+func (c *Content) evaluate(id, address policytable.PortRange, host bool) (v verdict, rule uint16) {
 	if !c.HasAddresses {
-		address = PortRange{}
+		address = policytable.PortRange{}
 	}
 	rule = c.decide(id, address)
 	switch {
 	case rule == 0 && (c.DefaultAllow || c.HostAllow && host):
 		return verdict{permits: 2}, 0
-	case rule == 0 || c.Rules[rule-1].Action == ActionDeny:
+	case rule == 0 || c.Rules[rule-1].Action == policytable.Deny:
 		return verdict{}, rule
-	case c.Rules[rule-1].Action == ActionRedirect:
+	case c.Rules[rule-1].Action == policytable.Redirect:
 		return verdict{1, rule}, rule
 	}
 	return verdict{permits: 2}, rule
@@ -101,10 +102,10 @@ func TestPartOfATableAllowsNoMore(t *testing.T) {
 					admitted[number] = true
 				}
 				for class, ranges := range c.Classes {
-					part.Classes = append(part.Classes, p.Ranges(Class(class), ranges)) //nolint:gosec // small
+					part.Classes = append(part.Classes, p.Ranges(policytable.Class(class), ranges)) //nolint:gosec // small
 				}
 				for id := range c.Classes {
-					for _, address := range []Class{4, 5} {
+					for _, address := range []policytable.Class{4, 5} {
 						for point := range uint32(points + 1) {
 							for _, host := range []bool{false, true} {
 								want, by := c.evaluate(c.Classes[id].At(point), c.Classes[address].At(point), host)
@@ -144,16 +145,16 @@ func TestPartOfATableAllowsNoMore(t *testing.T) {
 
 // TestPartOfATableIsSmaller: rules that are left out leave no ranges behind.
 func TestPartOfATableIsSmaller(t *testing.T) {
-	everything := PortRange{Last: LastPoint, Rest: 4}
-	c := Content{
+	everything := policytable.PortRange{Last: policytable.LastPoint, Rest: 4}
+	c := NewContent(policytable.Table{
 		HostAllow: true,
-		Rules:     []Rule{{Action: ActionAllow, Tier: 1}, {Action: ActionAllow, Tier: 1}, {Action: ActionAllow, Tier: 1}, {Tier: isolation}},
-		Classes: []Ranges{
+		Rules:     []policytable.Rule{{Action: policytable.Allow, Tier: 1}, {Action: policytable.Allow, Tier: 1}, {Action: policytable.Allow, Tier: 1}, {Tier: policytable.Isolation}},
+		Classes: []policytable.Ranges{
 			{everything},
 			nil,
-			{{Last: 79, Rest: 4}, {First: 80, Last: 80, Rest: 2}, {First: 81, Last: LastPoint, Rest: 4}},
+			{{Last: 79, Rest: 4}, {First: 80, Last: 80, Rest: 2}, {First: 81, Last: policytable.LastPoint, Rest: 4}},
 		},
-	}
+	}, 0)
 	c.DefaultClasses[identity.KindHost] = 1
 	for _, together := range []bool{true, false} {
 		list, _ := c.Order(together, func(int) string { return "" })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policytable
+package nodetable
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // Limits of one table: what the programs can walk, and what the numbers in
@@ -28,17 +29,17 @@ const (
 func (c *Content) Validate() error {
 	switch {
 	case c.Hash == [32]byte{}:
-		return Invalid("structure_hash is zero")
+		return policytable.Invalid("structure_hash is zero")
 	case len(c.Rules) > MaxRules:
-		return Invalid("rules: %d, at most %d", len(c.Rules), MaxRules)
+		return policytable.Invalid("rules: %d, at most %d", len(c.Rules), MaxRules)
 	case len(c.Prefixes) > MaxPrefixes:
-		return Invalid("prefixes: %d, at most %d", len(c.Prefixes), MaxPrefixes)
+		return policytable.Invalid("prefixes: %d, at most %d", len(c.Prefixes), MaxPrefixes)
 	case len(c.Peers) > MaxPeers:
-		return Invalid("peers: %d, at most %d", len(c.Peers), MaxPeers)
+		return policytable.Invalid("peers: %d, at most %d", len(c.Peers), MaxPeers)
 	}
 	for i, r := range c.Rules {
-		if r.Action > ActionPass || r.Tier > 3 {
-			return Invalid("rules[%d]: action %d, tier %d", i, r.Action, r.Tier)
+		if r.Action > policytable.Pass || r.Tier > policytable.Baseline {
+			return policytable.Invalid("rules[%d]: action %d, tier %d", i, r.Action, r.Tier)
 		}
 	}
 	if err := c.ValidateClasses(0); err != nil {
@@ -46,20 +47,20 @@ func (c *Content) Validate() error {
 	}
 	for i, class := range c.DefaultClasses {
 		if int(class) >= len(c.Classes) {
-			return Invalid("default_classes[%d]: there is no class %d", i, class)
+			return policytable.Invalid("default_classes[%d]: there is no class %d", i, class)
 		}
 	}
 	for i, class := range c.AddressClasses {
 		if int(class) >= len(c.Classes) {
-			return Invalid("address_classes[%d]: there is no class %d", i, class)
+			return policytable.Invalid("address_classes[%d]: there is no class %d", i, class)
 		}
 	}
 	for ic, class := range c.Peers {
 		if ic == 0 || ic > MaxIdentityClass {
-			return Invalid("peers: identity class %d is not between 1 and %d", ic, MaxIdentityClass)
+			return policytable.Invalid("peers: identity class %d is not between 1 and %d", ic, MaxIdentityClass)
 		}
 		if int(class) >= len(c.Classes) {
-			return Invalid("peers[identity class %d]: there is no class %d", ic, class)
+			return policytable.Invalid("peers[identity class %d]: there is no class %d", ic, class)
 		}
 	}
 	for p, classes := range c.Prefixes {
@@ -71,13 +72,13 @@ func (c *Content) Validate() error {
 }
 
 // ValidatePrefix looks at a prefix and its classes.
-func (c *Content) ValidatePrefix(p netip.Prefix, classes PrefixClasses) error {
+func (c *Content) ValidatePrefix(p netip.Prefix, classes policytable.PrefixClasses) error {
 	if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() || p.Addr().Zone() != "" {
-		return Invalid("prefix %v is no masked prefix", p)
+		return policytable.Invalid("prefix %v is no masked prefix", p)
 	}
 	for i, class := range classes {
 		if int(class) >= len(c.Classes) {
-			return Invalid("prefix %v: classes[%d]: there is no class %d", p, i, class)
+			return policytable.Invalid("prefix %v: classes[%d]: there is no class %d", p, i, class)
 		}
 	}
 	return nil
@@ -87,12 +88,12 @@ func (c *Content) ValidatePrefix(p netip.Prefix, classes PrefixClasses) error {
 func (c *Content) ValidateClasses(from int) error {
 	switch {
 	case len(c.Classes) == 0:
-		return Invalid("classes: there is none")
+		return policytable.Invalid("classes: there is none")
 	case len(c.Classes) > MaxClasses:
-		return Invalid("classes: %d, at most %d", len(c.Classes), MaxClasses)
+		return policytable.Invalid("classes: %d, at most %d", len(c.Classes), MaxClasses)
 	}
 	for class := from; class < len(c.Classes); class++ {
-		if err := c.Classes[class].validate(len(c.Rules)); err != nil {
+		if err := validateRanges(c.Classes[class], len(c.Rules)); err != nil {
 			return fmt.Errorf("classes[%d]: %w", class, err)
 		}
 	}
@@ -101,10 +102,10 @@ func (c *Content) ValidateClasses(from int) error {
 
 // only says whether wherever class b says something else than class a, it names
 // a rule with that action in what differs.
-func (c *Content) only(a, b Class, action Action) bool {
+func (c *Content) only(a, b policytable.Class, action policytable.Action) bool {
 	is := func(rule uint16) bool { return rule != 0 && c.Rules[rule-1].Action == action }
 	from, to := c.Classes[a], c.Classes[b]
-	for _, list := range []Ranges{from, to} {
+	for _, list := range []policytable.Ranges{from, to} {
 		for r := range list.Total() {
 			x, y := from.At(r.Last), to.At(r.Last)
 			if x.Admin != y.Admin && !is(y.Admin) || x.Rest != y.Rest && !is(y.Rest) {
@@ -121,13 +122,13 @@ const maxAddressClasses = 256
 // AtMost reports whether identities of class x may do no more than identities of class y,
 // whatever address they have. It also returns false if the table has too many address
 // classes to compare.
-func (c *Content) AtMost(x, y Class) bool {
+func (c *Content) AtMost(x, y policytable.Class) bool {
 	if x == y || slices.Equal(c.Classes[x], c.Classes[y]) {
 		return true
 	}
-	addresses := []Ranges{nil}
+	addresses := []policytable.Ranges{nil}
 	if c.HasAddresses {
-		seen := make(map[Class]struct{})
+		seen := make(map[policytable.Class]struct{})
 		for _, class := range c.AddressClasses {
 			seen[class] = struct{}{}
 		}
@@ -146,7 +147,7 @@ func (c *Content) AtMost(x, y Class) bool {
 	}
 	for _, address := range addresses {
 		// Rules change only at the ends of ranges, so that one point of each run is enough.
-		for _, list := range []Ranges{c.Classes[x], c.Classes[y], address} {
+		for _, list := range []policytable.Ranges{c.Classes[x], c.Classes[y], address} {
 			for r := range list.Total() {
 				a := address.At(r.Last)
 				of, than := c.decide(c.Classes[x].At(r.Last), a), c.decide(c.Classes[y].At(r.Last), a)
@@ -161,7 +162,7 @@ func (c *Content) AtMost(x, y Class) bool {
 
 // decide returns the rule that decides about a point, 0 if none does, by the best rules of
 // the identity and of the address.
-func (c *Content) decide(id, address PortRange) uint16 {
+func (c *Content) decide(id, address policytable.PortRange) uint16 {
 	best := func(x, y uint16) uint16 {
 		if x == 0 || y != 0 && y < x {
 			return y
@@ -169,7 +170,7 @@ func (c *Content) decide(id, address PortRange) uint16 {
 		return x
 	}
 	for _, rule := range []uint16{best(id.Admin, address.Admin), best(id.Rest, address.Rest)} {
-		if rule != 0 && c.Rules[rule-1].Action != ActionPass {
+		if rule != 0 && c.Rules[rule-1].Action != policytable.Pass {
 			return rule
 		}
 	}
@@ -179,29 +180,29 @@ func (c *Content) decide(id, address PortRange) uint16 {
 // narrower reports whether the decision of rule x lets pass no more than that of rule y. A
 // redirected connection may do less than an allowed one.
 func (c *Content) narrower(x, y uint16) bool {
-	action := func(rule uint16) Action {
+	action := func(rule uint16) policytable.Action {
 		switch {
 		case rule != 0:
 			return c.Rules[rule-1].Action
 		case c.DefaultAllow || c.HostAllow: // identities of both classes may be the host
-			return ActionAllow
+			return policytable.Allow
 		}
-		return ActionDeny
+		return policytable.Deny
 	}
 	if x == y {
 		return true
 	}
-	if action(x) == ActionDeny {
+	if action(x) == policytable.Deny {
 		return true
 	}
 	// Without DefaultAllow, rule 0 allows the host alone: a rule that allows may allow more.
-	return action(y) == ActionAllow && (y != 0 || c.DefaultAllow)
+	return action(y) == policytable.Allow && (y != 0 || c.DefaultAllow)
 }
 
 // Grants says whether a new prefix only lets more pass than what held its
 // addresses before. The tree needs both families apart, so it is asked by the
 // longest prefix around.
-func (c *Content) Grants(p netip.Prefix, classes PrefixClasses) bool {
+func (c *Content) Grants(p netip.Prefix, classes policytable.PrefixClasses) bool {
 	before, ok := c.Prefixes[p]
 	if !ok {
 		before = c.AddressClasses
@@ -215,7 +216,7 @@ func (c *Content) Grants(p netip.Prefix, classes PrefixClasses) bool {
 		}
 	}
 	for s := range identity.PeerScopes {
-		if !c.only(before[s], classes[s], ActionAllow) {
+		if !c.only(before[s], classes[s], policytable.Allow) {
 			return false
 		}
 	}
@@ -243,16 +244,19 @@ func (c *Content) EvaluatesAlike(a, b Identity) bool {
 		(!c.HostAllow || (a.Known && a.Kind == identity.KindHost) == (b.Known && b.Kind == identity.KindHost))
 }
 
+// NewContent returns the table without rows, and with room for so many. What changes in place
+// is copied, the rest is shared.
+func NewContent(t policytable.Table, rows int) Content {
+	t.Classes, t.Prefixes = slices.Clip(t.Classes), maps.Clone(t.Prefixes)
+	if t.Prefixes == nil {
+		t.Prefixes = map[netip.Prefix]policytable.PrefixClasses{}
+	}
+	return Content{Table: t, Peers: make(map[IdentityClass]policytable.Class, rows)}
+}
+
 // Clone copies what changes in place and shares the rest.
 func (c *Content) Clone() Content {
-	d := *c
-	d.Classes = slices.Clip(c.Classes)
-	d.Peers, d.Prefixes = maps.Clone(c.Peers), maps.Clone(c.Prefixes)
-	if d.Peers == nil {
-		d.Peers = map[IdentityClass]uint16{}
-	}
-	if d.Prefixes == nil {
-		d.Prefixes = map[netip.Prefix]PrefixClasses{}
-	}
+	d := NewContent(c.Table, len(c.Peers))
+	maps.Copy(d.Peers, c.Peers)
 	return d
 }

@@ -13,22 +13,22 @@ import (
 // LastPoint is the largest protocol << 16 | port.
 const LastPoint = 0xFFFFFFFF
 
-// PortRange is a run of points, protocol << 16 | port, with the rules that the
-// best ones of its tiers are: Admin the number of the rule of the Admin tier,
-// Rest that of the other tiers, 0: none.
+// PortRange is a run of points, protocol << 16 | port, with the rules that decide about them:
+// Admin is the number of the rule of the Admin tier, Rest that of the other tiers. 0 is none.
+// For ICMP, type << 8 | code stands in the place of the port.
 type PortRange struct {
 	First, Last uint32
 	Admin, Rest uint16
 }
 
-// alike says whether two ranges name the same rules.
-func (r PortRange) alike(o PortRange) bool { return r.Admin == o.Admin && r.Rest == o.Rest }
+// SameRules reports whether two ranges name the same rules.
+func (r PortRange) SameRules(o PortRange) bool { return r.Admin == o.Admin && r.Rest == o.Rest }
 
-// Ranges is what a class says: ranges in ascending order that do not overlap.
-// Points in no range have no rule.
+// Ranges is a class of peers: ranges in ascending order that do not overlap. Points in no
+// range have no rule.
 type Ranges []PortRange
 
-// At is the range of a point. Without one its rules are 0.
+// At returns the range of a point. The rules of a point in no range are 0.
 func (r Ranges) At(point uint32) PortRange {
 	i, _ := slices.BinarySearchFunc(r, point, func(x PortRange, p uint32) int {
 		if x.Last < p {
@@ -42,7 +42,7 @@ func (r Ranges) At(point uint32) PortRange {
 	return PortRange{First: point, Last: point}
 }
 
-// Total lists all points in the fewest ranges, those without a rule too.
+// Total lists all points in the fewest ranges, also those without a rule.
 func (r Ranges) Total() iter.Seq[PortRange] {
 	return func(yield func(PortRange) bool) {
 		var run PortRange // that may go on
@@ -52,7 +52,7 @@ func (r Ranges) Total() iter.Seq[PortRange] {
 			switch {
 			case next == 0:
 				run = x
-			case run.alike(x):
+			case run.SameRules(x):
 				run.Last = x.Last
 			case !yield(run):
 				return false
@@ -77,10 +77,10 @@ func (r Ranges) Total() iter.Seq[PortRange] {
 	}
 }
 
-// Meaning is a class by what it says: equal meanings evaluate alike.
+// Meaning stands for the verdicts of a class: classes with equal meanings evaluate alike.
 type Meaning [sha256.Size]byte
 
-// Meaning is the same for all lists that say the same.
+// Meaning returns the meaning of the class, which depends on Total only.
 func (r Ranges) Meaning() Meaning {
 	var b []byte
 	for x := range r.Total() {
@@ -89,29 +89,4 @@ func (r Ranges) Meaning() Meaning {
 		b = binary.LittleEndian.AppendUint16(b, x.Rest)
 	}
 	return sha256.Sum256(b)
-}
-
-// validate says whether the list can be looked up in, and names rules that
-// there are.
-func (r Ranges) validate(rules int) error {
-	for i, x := range r {
-		switch {
-		case x.First > x.Last:
-			return Invalid("ranges[%d]: begins at %#x behind its end %#x", i, x.First, x.Last)
-		case i > 0 && x.First <= r[i-1].Last:
-			return Invalid("ranges[%d]: begins at %#x, not behind the one before it", i, x.First)
-		case int(x.Admin) > min(rules, MaxAdminRules):
-			return Invalid("ranges[%d].admin: there is no rule %d", i, x.Admin)
-		case int(x.Rest) > min(rules, MaxRules):
-			return Invalid("ranges[%d].rest: there is no rule %d", i, x.Rest)
-		}
-	}
-	n := 0
-	for range r.Total() {
-		n++
-	}
-	if n > MaxRanges {
-		return Invalid("ranges: %d with those between them, at most %d", n, MaxRanges)
-	}
-	return nil
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policytable
+package nodetable
 
 import (
 	"math/rand/v2"
@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // TestAtMostAgreesWithEveryPoint asks all points of small tables one by one.
@@ -19,15 +20,15 @@ func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 	const points = 6
 	outcomes := map[bool]int{}
 	for range 20_000 {
-		c := Content{DefaultAllow: r.IntN(4) == 0, HostAllow: r.IntN(4) == 0, HasAddresses: r.IntN(2) == 0}
+		c := NewContent(policytable.Table{DefaultAllow: r.IntN(4) == 0, HostAllow: r.IntN(4) == 0, HasAddresses: r.IntN(2) == 0}, 0)
 		for range 1 + r.IntN(4) {
-			c.Rules = append(c.Rules, Rule{Action: Action(r.IntN(4))})
+			c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.IntN(4))})
 		}
 		for range 4 {
-			var list Ranges
+			var list policytable.Ranges
 			for p := range uint32(points) {
 				if r.IntN(3) > 0 {
-					list = append(list, PortRange{
+					list = append(list, policytable.PortRange{
 						First: p, Last: p,
 						Admin: uint16(r.IntN(len(c.Rules) + 1)), Rest: uint16(r.IntN(len(c.Rules) + 1)), //nolint:gosec // small
 					})
@@ -35,14 +36,14 @@ func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 			}
 			c.Classes = append(c.Classes, list)
 		}
-		c.AddressClasses = PrefixClasses{2, 2, 2}
-		c.Prefixes = map[netip.Prefix]PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {3, 3, 3}}
-		addresses := []Ranges{nil}
+		c.AddressClasses = policytable.PrefixClasses{2, 2, 2}
+		c.Prefixes = map[netip.Prefix]policytable.PrefixClasses{netip.MustParsePrefix("10.0.0.0/8"): {3, 3, 3}}
+		addresses := []policytable.Ranges{nil}
 		if c.HasAddresses {
-			addresses = []Ranges{c.Classes[2], c.Classes[3]}
+			addresses = []policytable.Ranges{c.Classes[2], c.Classes[3]}
 		}
 		// permits is 0: nothing, 1: by a proxy, with the rule; 2: everything.
-		permits := func(class Ranges, address Ranges, p uint32, kind identity.Kind) (int, uint16) {
+		permits := func(class policytable.Ranges, address policytable.Ranges, p uint32, kind identity.Kind) (int, uint16) {
 			best := func(x, y uint16) uint16 {
 				if x == 0 || y != 0 && y < x {
 					return y
@@ -51,13 +52,13 @@ func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 			}
 			x, y := class.At(p), address.At(p)
 			for _, n := range []uint16{best(x.Admin, y.Admin), best(x.Rest, y.Rest)} {
-				if n == 0 || c.Rules[n-1].Action == ActionPass {
+				if n == 0 || c.Rules[n-1].Action == policytable.Pass {
 					continue
 				}
 				switch c.Rules[n-1].Action {
-				case ActionDeny:
+				case policytable.Deny:
 					return 0, 0
-				case ActionRedirect:
+				case policytable.Redirect:
 					return 1, n
 				}
 				return 2, 0

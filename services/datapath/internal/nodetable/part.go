@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package policytable
+package nodetable
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // Order lists the rules of a table in the order in which they are admitted when there is no
@@ -33,7 +34,7 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 	used := make(map[string]int)
 	for i, r := range c.Rules {
 		number := uint16(i + 1) //nolint:gosec // at most MaxRules
-		if r.Action != ActionAllow {
+		if r.Action != policytable.Allow {
 			list = append(list, number)
 			continue
 		}
@@ -46,10 +47,6 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 	return append(list, may...), len(list)
 }
 
-// isolation is the tier of the rule that denies what no rule of a NetworkPolicy allows. It
-// holds for all peers and ports, but mostly not for the local host.
-const isolation = 2
-
 // Part is a table with some of its rules. It denies the connections that the other rules
 // decide. A table that allows what no rule decides omits allow rules without a replacement.
 type Part struct {
@@ -57,21 +54,21 @@ type Part struct {
 	// 0 is a deny rule in place of the rules that are left out.
 	Former []uint16
 
-	numbers []uint16 // by the number in the table - 1: the number in the part; 0: left out
-	actions []Action // of the rules of the table, by number - 1
-	denies  uint16   // number of the deny rule in place of the rules that are left out; 0: there is none
-	rest    uint16   // number of the rule that denies all peers but the local host; 0: there is none
-	always  bool     // what no rule decides is allowed
-	spared  map[Class]struct{}
+	numbers []uint16             // by the number in the table - 1: the number in the part; 0: left out
+	actions []policytable.Action // of the rules of the table, by number - 1
+	denies  uint16               // number of the deny rule in place of the rules that are left out; 0: there is none
+	rest    uint16               // number of the rule that denies all peers but the local host; 0: there is none
+	always  bool                 // what no rule decides is allowed
+	spared  map[policytable.Class]struct{}
 	hash    [32]byte
 }
 
 // Part returns the part of the table that has the given rules: the first ones of a list of
 // Order. spared are classes in which the local host may be: a rule that allows becomes no
 // rule there, so that the host may do what no rule denies.
-func (c *Content) Part(rules []uint16, spared map[Class]struct{}) *Part {
+func (c *Content) Part(rules []uint16, spared map[policytable.Class]struct{}) *Part {
 	p := &Part{
-		numbers: make([]uint16, len(c.Rules)), actions: make([]Action, len(c.Rules)),
+		numbers: make([]uint16, len(c.Rules)), actions: make([]policytable.Action, len(c.Rules)),
 		always: c.DefaultAllow, spared: spared,
 	}
 	admitted := make([]byte, len(c.Rules))
@@ -82,19 +79,19 @@ func (c *Content) Part(rules []uint16, spared map[Class]struct{}) *Part {
 	for i, r := range c.Rules {
 		p.actions[i] = r.Action
 		if admitted[i] == 0 {
-			restricts = restricts || r.Action != ActionAllow
+			restricts = restricts || r.Action != policytable.Allow
 			continue
 		}
 		p.Former = append(p.Former, uint16(i+1)) //nolint:gosec // at most MaxRules
 		p.numbers[i] = uint16(len(p.Former))     //nolint:gosec // at most MaxRules
-		if r.Action == ActionDeny && r.Tier == isolation {
+		if r.Action == policytable.Deny && r.Tier == policytable.Isolation {
 			p.rest = p.numbers[i]
 		}
 	}
 	if restricts && (c.DefaultAllow || c.HostAllow) {
 		p.Former = append(p.Former, 0)
 		p.denies = uint16(len(p.Former)) //nolint:gosec // at most MaxRules, since a rule is left out
-		if slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Action == ActionDeny && r.Tier == isolation }) {
+		if slices.ContainsFunc(c.Rules, func(r policytable.Rule) bool { return r.Action == policytable.Deny && r.Tier == policytable.Isolation }) {
 			p.rest = p.denies // unless it is admitted, and then the rules before it are, too
 		}
 	}
@@ -114,12 +111,12 @@ func (p *Part) Rules() int {
 }
 
 // Ranges returns what a class of the table is in the part.
-func (p *Part) Ranges(class Class, ranges Ranges) Ranges {
+func (p *Part) Ranges(class policytable.Class, ranges policytable.Ranges) policytable.Ranges {
 	_, spared := p.spared[class]
-	out := make(Ranges, 0, len(ranges))
+	out := make(policytable.Ranges, 0, len(ranges))
 	for _, r := range ranges {
 		r.Admin, r.Rest = p.number(r.Admin, spared, true), p.number(r.Rest, spared, false)
-		if n := len(out); n > 0 && out[n-1].alike(r) && out[n-1].Last+1 == r.First {
+		if n := len(out); n > 0 && out[n-1].SameRules(r) && out[n-1].Last+1 == r.First {
 			out[n-1].Last = r.Last
 		} else if r.Admin != 0 || r.Rest != 0 {
 			out = append(out, r)
@@ -140,7 +137,7 @@ func (p *Part) number(former uint16, spared, admin bool) uint16 {
 		return 0
 	case p.numbers[former-1] != 0:
 		return p.numbers[former-1]
-	case p.actions[former-1] != ActionAllow:
+	case p.actions[former-1] != policytable.Allow:
 		return p.denies
 	case p.always || spared:
 		return 0
@@ -153,10 +150,12 @@ func (p *Part) number(former uint16, spared, admin bool) uint16 {
 
 // Header returns the content of the part without classes, rows and prefixes.
 func (p *Part) Header(c *Content) Content {
-	out := Content{Hash: p.hash, DefaultAllow: c.DefaultAllow, HostAllow: c.HostAllow, HasAddresses: c.HasAddresses}
+	out := Content{Table: policytable.Table{
+		Hash: p.hash, DefaultAllow: c.DefaultAllow, HostAllow: c.HostAllow, HasAddresses: c.HasAddresses,
+	}}
 	for _, former := range p.Former {
 		if former == 0 {
-			out.Rules = append(out.Rules, Rule{Action: ActionDeny, Tier: c.Rules[len(out.Rules)].Tier})
+			out.Rules = append(out.Rules, policytable.Rule{Action: policytable.Deny, Tier: c.Rules[len(out.Rules)].Tier})
 		} else {
 			out.Rules = append(out.Rules, c.Rules[former-1])
 		}
@@ -166,8 +165,8 @@ func (p *Part) Header(c *Content) Content {
 
 // HostClasses returns the classes of the table in which the local host may be. kinds returns
 // the kinds of the identities of an identity class, bit n for kind n.
-func (c *Content) HostClasses(kinds func(IdentityClass) uint8) map[Class]struct{} {
-	out := map[Class]struct{}{c.DefaultClasses[identity.KindHost]: {}}
+func (c *Content) HostClasses(kinds func(IdentityClass) uint8) map[policytable.Class]struct{} {
+	out := map[policytable.Class]struct{}{c.DefaultClasses[identity.KindHost]: {}}
 	for ic, class := range c.Peers {
 		if kinds(ic)>>identity.KindHost&1 != 0 {
 			out[class] = struct{}{}

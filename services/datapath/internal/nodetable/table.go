@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policytable has the types of policy tables: what a table consists of,
-// what the tables know of identities, and the steps by which tables change.
+// Package nodetable has policy tables as the maps of the node hold them, with the node's own
+// numbers of tables and identity classes.
 //
-// The client decodes the stream of the policy service into these types,
-// policysync keeps the kernel in step with them, and the kernel's edge stores
-// them in maps. The package is pure: it reads and writes nothing, and knows
-// neither the stream nor the maps.
-package policytable
+// policysync makes them from the steps of model/policytable and keeps the kernel in step with
+// them; policymap stores them. The package reads and writes nothing.
+package nodetable
 
 import (
 	"crypto/sha256"
@@ -18,6 +16,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // ID is the kernel's number of a table: one direction of one policy.
@@ -46,10 +45,6 @@ type IdentityClass uint16
 // MaxIdentityClass is the largest number of an identity class.
 const MaxIdentityClass IdentityClass = 32768 - 1
 
-// ClassKey says what an identity class is, the same in every run of the policy
-// service. The zero key belongs to no class.
-type ClassKey [16]byte
-
 // Identity is what the tables know of an identity: the kernel's packed entry
 // for it. The zero value is an identity that was never announced.
 type Identity struct {
@@ -61,7 +56,7 @@ type Identity struct {
 
 // KeyBetween is the key of the identity class that has an identity while some tables
 // evaluate it as the old one and others as the new one.
-func KeyBetween(old, to Identity) ClassKey {
+func KeyBetween(old, to Identity) policytable.ClassKey {
 	b := []byte("between")
 	for _, w := range []Identity{old, to} {
 		b = binary.LittleEndian.AppendUint16(b, uint16(w.Class))
@@ -71,50 +66,13 @@ func KeyBetween(old, to Identity) ClassKey {
 		}
 	}
 	sum := sha256.Sum256(b)
-	return ClassKey(sum[:16])
+	return policytable.ClassKey(sum[:16])
 }
-
-// Action is what a rule or a table says, as in enum sl_action.
-type Action uint8
-
-// The actions.
-const (
-	ActionDeny Action = iota
-	ActionRedirect
-	ActionAllow
-	ActionPass // leaves the connection to the next tier; only of rules
-)
-
-// Rule is what the programs know of a rule.
-type Rule struct {
-	Action Action
-	Tier   uint8  // 0 Admin, 1 Normal, 2 Isolation, 3 Baseline
-	Proxy  uint16 // kind of proxy of a redirect, else 0
-}
-
-// Class is the number of a peer class in its table: peers that the table treats
-// alike.
-type Class = uint16
-
-// PrefixClasses are the classes of the addresses in a prefix, by scope.
-type PrefixClasses = [identity.PeerScopes]Class
 
 // Content is one direction of one policy.
 type Content struct {
-	// Hash is the service's name for what never changes in place: the rules,
-	// the ports and the defaults. Not zero.
-	Hash         [32]byte
-	DefaultAllow bool // what no rule decides is allowed
-	HostAllow    bool // what no rule decides is allowed for the local host
-	HasAddresses bool // the address side has to be evaluated
-	// DefaultClasses are those of peers without a row, by kind.
-	DefaultClasses [identity.Kinds]Class
-	// AddressClasses are those of addresses in no prefix.
-	AddressClasses PrefixClasses
-	Rules          []Rule                  // number 1 first
-	Classes        []Ranges                // by class
-	Peers          map[IdentityClass]Class // the rows
-	Prefixes       map[netip.Prefix]PrefixClasses
+	policytable.Table
+	Peers map[IdentityClass]policytable.Class // the rows
 }
 
 // Info is a line about a table.
@@ -176,9 +134,6 @@ var (
 	ErrNoCapacity = errors.New("no capacity")
 	// ErrNoTable says that no table has the number.
 	ErrNoTable = errors.New("no such table")
-	// ErrInvalid says that the service sent something that makes no sense; the
-	// text names the field.
-	ErrInvalid = errors.New("invalid step")
 )
 
 // NoCapacityError says that a table does not fit. Nothing of it was written. It
@@ -208,8 +163,3 @@ func (e *NoCapacityError) Error() string {
 
 // Unwrap makes the error an ErrNoCapacity.
 func (e *NoCapacityError) Unwrap() error { return ErrNoCapacity }
-
-// Invalid names the field of a step that makes no sense.
-func Invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-}

@@ -168,7 +168,7 @@ bin/test/sluice-k8s:
 	@cd test/k8s && GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(CURDIR)/$@ .
 
 .PHONY: test-k8s-api
-test-k8s-api: bin/sluice-devetcd bin/sluice-identity bin/sluice-ipam bin/sluice-policy bin/sluice-loadbalancer bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster, of 1.36 or of KUBERNETES=1.33, 1.34, 1.35 (the first build takes long)
+test-k8s-api: build bin/test/sluice-k8s ## Test against a Kubernetes API without a cluster, of 1.36 or of KUBERNETES=1.33, 1.34, 1.35 (the first build takes long)
 	@scripts/k8s-binaries kube-apiserver$(KUBERNETES:%=-%) kubectl
 	@cd test/k8s && GOWORK=off SLUICE_KUBERNETES=$(KUBERNETES) go test -count=1 -v -timeout=30m -run '^TestAPI' .
 

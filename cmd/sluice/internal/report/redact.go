@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -32,50 +33,55 @@ const (
 	keyFile = `(?:\b(?:[a-z0-9_-]+\.key|(?:tls|ssl|ca|server|client)[-_]key|id_(?:rsa|dsa|ecdsa|ed25519)|auth))`
 )
 
+// compiled compiles an expression when it is first used: the commands that redact nothing do not wait for it.
+func compiled(expression string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
+}
+
 var (
 	// sensitive is a name whose value is a secret.
-	sensitive = regexp.MustCompile(`(?i)(?:` + names + `|` + headers + `)$`)
+	sensitive = compiled(`(?i)(?:` + names + `|` + headers + `)$`)
 	// sensitiveFlag is a flag whose value is the next argument.
-	sensitiveFlag = regexp.MustCompile(`(?i)^--?[A-Za-z0-9._-]*` + names + `$`)
+	sensitiveFlag = compiled(`(?i)^--?[A-Za-z0-9._-]*` + names + `$`)
 	// sensitiveFile is a name whose value is a secret, unless it is a path.
-	sensitiveFile = regexp.MustCompile(`(?i)^` + keyFile + `$`)
+	sensitiveFile = compiled(`(?i)^` + keyFile + `$`)
 )
 
 // privateKey is one in armor, of PEM, OpenSSH, SSH2 or PGP, with the lines before it that say how it is encrypted. The
 // ends of lines may be escaped: PEM in JSON.
-var privateKey = regexp.MustCompile(`-----?[ ]?BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?(?:\s|\\+[nr])*` +
+var privateKey = compiled(`-----?[ ]?BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?(?:\s|\\+[nr])*` +
 	`(?:[A-Za-z0-9-]+: [^\n\\]*(?:\s|\\+[nr])+)*[^-]*(?:-----?[ ]?END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?[ ]?-----?)?`)
 
 // patterns are those of secrets in a line, with what replaces them. A line that has none of the words, in lower case,
 // is not searched: that costs seconds for a few MiB.
 var patterns = []struct {
 	words   []string
-	find    *regexp.Regexp
+	find    func() *regexp.Regexp
 	replace string
 }{
 	// The user of a URL, with or without a password.
 	{
 		[]string{"://"},
-		regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#"'\\<>@]+(?:@[^\s/?#"'\\<>@]+)*@`), "${1}" + redacted + "@",
+		compiled(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#"'\\<>@]+(?:@[^\s/?#"'\\<>@]+)*@`), "${1}" + redacted + "@",
 	},
 	// The signature of a URL, and a key of an API in it.
 	{
 		[]string{"sig", "key=", "code="},
-		regexp.MustCompile(`(?i)([?&](?:sig|key|code|apikey|(?:[a-z0-9-]+-)?signature)=)[^\s&#"'\\]+`), "${1}" + redacted,
+		compiled(`(?i)([?&](?:sig|key|code|apikey|(?:[a-z0-9-]+-)?signature)=)[^\s&#"'\\]+`), "${1}" + redacted,
 	},
 	{
 		[]string{"bearer", "basic"},
-		regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "${1} " + redacted,
+		compiled(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "${1} " + redacted,
 	},
 	// A token of a service account is one.
-	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), redacted},
+	{[]string{"eyj"}, compiled(`\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), redacted},
 	// Tokens of forges, registries and clouds, which say what they are.
 	{
 		[]string{
 			"glpat-", "glptt-", "gldt-", "glrt-", "glft-", "glcbt-", "glsoat-", "glimt-", "glagent-", "gloas-",
 			"glffct-",
 		},
-		regexp.MustCompile(`\b(?:glpat|glptt|gldt|glrt|glft|glcbt|glsoat|glimt|glagent|gloas|glffct)-[A-Za-z0-9_.=-]{8,}`),
+		compiled(`\b(?:glpat|glptt|gldt|glrt|glft|glcbt|glsoat|glimt|glagent|gloas|glffct)-[A-Za-z0-9_.=-]{8,}`),
 		redacted,
 	},
 	{
@@ -83,69 +89,69 @@ var patterns = []struct {
 			"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "dckr_", "npm_", "pypi-", "hvs.", "hvb.", "hvr.",
 			"xox", "xapp-",
 		},
-		regexp.MustCompile(`\b(?:gh[pousr]_|github_pat_|dckr_(?:pat|oat)_|npm_|pypi-|hv[sbr]\.|xox[abeoprs]-|xapp-)` +
+		compiled(`\b(?:gh[pousr]_|github_pat_|dckr_(?:pat|oat)_|npm_|pypi-|hv[sbr]\.|xox[abeoprs]-|xapp-)` +
 			`[A-Za-z0-9_-]{12,}`),
 		redacted,
 	},
 	{
 		[]string{"aiza", "ya29.", "_live_", "_test_", "atatt", "atbb", "do", "age-secret-key-"},
-		regexp.MustCompile(`\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|[rs]k_(?:live|test)_[A-Za-z0-9]{12,}|` +
+		compiled(`\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|[rs]k_(?:live|test)_[A-Za-z0-9]{12,}|` +
 			`AT(?:ATT|BB)[A-Za-z0-9_=-]{16,}|do[opr]_v1_[a-f0-9]{32,}|AGE-SECRET-KEY-1[A-Z0-9]{16,})`), redacted,
 	},
 	// In quotes, which may be escaped: JSON in JSON.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:` + names + `|` + headers + `)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`),
+		compiled(`(?i)((?:` + names + `|` + headers + `)\\*"\s*:\s*\\*")(?:[^"\\]|\\+[^"\\])+`),
 		"${1}" + redacted,
 	},
 	{
 		fileWords,
-		regexp.MustCompile(`(?i)(` + keyFile + `\\*"\s*:\s*\\*")[^"\\/.~$](?:[^"\\]|\\+[^"\\])*`), "${1}" + redacted,
+		compiled(`(?i)(` + keyFile + `\\*"\s*:\s*\\*")[^"\\/.~$](?:[^"\\]|\\+[^"\\])*`), "${1}" + redacted,
 	},
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)(` + names + `=\\+")(?:[^"\\]|\\+[^"\\])+`), "${1}" + redacted,
+		compiled(`(?i)(` + names + `=\\+")(?:[^"\\]|\\+[^"\\])+`), "${1}" + redacted,
 	},
 	// A block of YAML whose lines have escaped ends.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)(` + names + `["']?\s*:\s*[|>][0-9+-]*)(?:(?:\\+[nr])+[ \t]+(?:[^\\"]|\\+[^nr"\\])*)+`),
+		compiled(`(?i)(` + names + `["']?\s*:\s*[|>][0-9+-]*)(?:(?:\\+[nr])+[ \t]+(?:[^\\"]|\\+[^nr"\\])*)+`),
 		"${1} " + redacted,
 	},
 	// A header, to the end of its line or string.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)(` + headers + `:[ \t]*)[^ \t\r\n"\\][^\r\n"\\]*`), "${1}" + redacted,
+		compiled(`(?i)(` + headers + `:[ \t]*)[^ \t\r\n"\\][^\r\n"\\]*`), "${1}" + redacted,
 	},
 	// A value in quotes behind the name: YAML, or a log of key=value.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*")(?:[^"\\\r\n]|\\.)+`), "${1}" + redacted,
+		compiled(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*")(?:[^"\\\r\n]|\\.)+`), "${1}" + redacted,
 	},
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*')[^'\r\n]+`), "${1}" + redacted,
+		compiled(`(?i)(` + names + `["']?[ \t]*[:=][ \t]*')[^'\r\n]+`), "${1}" + redacted,
 	},
 	// A key of IPsec.
 	{
 		[]string{"psk", "eap", "xauth"},
-		regexp.MustCompile(`(?i)(:[ \t]*(?:psk|eap|xauth)[ \t]+["'])[^"'\r\n]+`), "${1}" + redacted,
+		compiled(`(?i)(:[ \t]*(?:psk|eap|xauth)[ \t]+["'])[^"'\r\n]+`), "${1}" + redacted,
 	},
 	// The user of a command, with a password.
 	{
 		[]string{"-u ", "--user"},
-		regexp.MustCompile(`((?:^|\s)(?:-u|--user)[ =]['"]?[^\s:'"]+:)[^\s'"]+`), "${1}" + redacted,
+		compiled(`((?:^|\s)(?:-u|--user)[ =]['"]?[^\s:'"]+:)[^\s'"]+`), "${1}" + redacted,
 	},
 	// A flag, whose value is one word.
 	{
 		secretWords,
-		regexp.MustCompile(`(?i)((?:^|[\s"'\[])--?[a-z0-9._-]*` + names + `(?:[ \t]+|=))(?:[^\s"'&;\\]|\\[^\s"])+`),
+		compiled(`(?i)((?:^|[\s"'\[])--?[a-z0-9._-]*` + names + `(?:[ \t]+|=))(?:[^\s"'&;\\]|\\[^\s"])+`),
 		"${1}" + redacted,
 	},
 	// The value of a file's name, unless it is a path, or a word of an error about the file.
 	{
 		fileWords,
-		regexp.MustCompile(`(?i)(` + keyFile + `["']?[ \t]*[:=][ \t]*["']?)` +
+		compiled(`(?i)(` + keyFile + `["']?[ \t]*[:=][ \t]*["']?)` +
 			`(?:[A-Za-z+/=_-]*[0-9][A-Za-z0-9+/=_-]{4,}|[A-Za-z0-9+/=_-]{40,})`), "${1}" + redacted,
 	},
 }
@@ -161,19 +167,19 @@ var (
 
 var (
 	// assignment is a name with its sign, before a value without quotes: an assignment, a line of YAML, an attribute.
-	assignment = regexp.MustCompile(`(?i)([a-z0-9_./\[\]-]*` + names + `[ \t]*[:=][ \t]*)((?:[^\s"'&;\\]|\\[^\s"])+)`)
+	assignment = compiled(`(?i)([a-z0-9_./\[\]-]*` + names + `[ \t]*[:=][ \t]*)((?:[^\s"'&;\\]|\\[^\s"])+)`)
 	// nextWord is one more word of a value; nextName begins what follows a value.
-	nextWord = regexp.MustCompile(`^[ \t]+((?:[^\s"'&;\\]|\\[^\s"])+)`)
-	nextName = regexp.MustCompile(`^(?:[A-Za-z0-9_./\[\]-]+[:=]|--?[A-Za-z]|[|{\[(\x00-\x1f])`)
+	nextWord = compiled(`^[ \t]+((?:[^\s"'&;\\]|\\[^\s"])+)`)
+	nextName = compiled(`^(?:[A-Za-z0-9_./\[\]-]+[:=]|--?[A-Za-z]|[|{\[(\x00-\x1f])`)
 	// yamlName is a line of YAML, or of JSON that is broken, whose value is a secret that may go on in the next lines.
-	yamlName = regexp.MustCompile(`(?i)^([ \t]*(?:- )*)["']?[a-z0-9_./-]*` + names + `["']?[ \t]*:[ \t]*(.*)$`)
-	yamlFile = regexp.MustCompile(`(?i)^([ \t]*(?:- )*)["']?` + keyFile + `["']?[ \t]*:[ \t]*([|>].*)$`)
+	yamlName = compiled(`(?i)^([ \t]*(?:- )*)["']?[a-z0-9_./-]*` + names + `["']?[ \t]*:[ \t]*(.*)$`)
+	yamlFile = compiled(`(?i)^([ \t]*(?:- )*)["']?` + keyFile + `["']?[ \t]*:[ \t]*([|>].*)$`)
 )
 
 // Text replaces what looks like a secret in text.
 func Text(text string) string {
 	if strings.Contains(text, "BEGIN ") {
-		text = privateKey.ReplaceAllString(text, redacted)
+		text = privateKey().ReplaceAllString(text, redacted)
 	}
 	text = encodedKeys(text)
 	var b strings.Builder
@@ -190,7 +196,7 @@ func Text(text string) string {
 		lower := strings.ToLower(line)
 		for _, p := range patterns {
 			if slices.ContainsFunc(p.words, func(word string) bool { return strings.Contains(lower, word) }) {
-				line = p.find.ReplaceAllString(line, p.replace)
+				line = p.find().ReplaceAllString(line, p.replace)
 			}
 		}
 		if slices.ContainsFunc(secretWords, func(word string) bool { return strings.Contains(lower, word) }) {
@@ -208,7 +214,7 @@ func Text(text string) string {
 func assignments(line string) string {
 	var b strings.Builder
 	for {
-		m := assignment.FindStringSubmatchIndex(line)
+		m := assignment().FindStringSubmatchIndex(line)
 		if m == nil {
 			b.WriteString(line)
 			return b.String()
@@ -216,8 +222,8 @@ func assignments(line string) string {
 		name, end := line[m[2]:m[3]], m[1]
 		if !strings.HasPrefix(name, "-") && !strings.HasPrefix(name, "/") {
 			for {
-				next := nextWord.FindStringSubmatchIndex(line[end:])
-				if next == nil || nextName.MatchString(line[end+next[2]:end+next[3]]) {
+				next := nextWord().FindStringSubmatchIndex(line[end:])
+				if next == nil || nextName().MatchString(line[end+next[2]:end+next[3]]) {
 					break
 				}
 				end += next[1]
@@ -246,9 +252,9 @@ type follower struct {
 // followerOf looks for a line that ends with a name whose value goes on in the next lines.
 func followerOf(line string) follower {
 	line = strings.TrimRight(line, " \t\r\n")
-	m := yamlName.FindStringSubmatch(line)
+	m := yamlName().FindStringSubmatch(line)
 	if m == nil {
-		m = yamlFile.FindStringSubmatch(line)
+		m = yamlFile().FindStringSubmatch(line)
 	}
 	if m == nil {
 		return follower{}
@@ -302,14 +308,14 @@ func (f *follower) first(text string, indent int) bool {
 }
 
 // armor is how "-----BEGIN" begins in base64, by its place in the text that was encoded.
-var armor = regexp.MustCompile(`LS0tLS1CRUdJTi|tLS0tLUJFR0lO|0tLS0tQkVHSU4`)
+var armor = compiled(`LS0tLS1CRUdJTi|tLS0tLUJFR0lO|0tLS0tQkVHSU4`)
 
 // encodedKeys replaces base64 of PEM and PGP, in one line or in several. Certificates are no secrets, but a key may
 // follow them in the same text.
 func encodedKeys(text string) string {
 	var b strings.Builder
 	written := 0
-	for _, m := range armor.FindAllStringIndex(text, -1) {
+	for _, m := range armor().FindAllStringIndex(text, -1) {
 		start := m[0]
 		if start < written {
 			continue // of the one before
@@ -414,12 +420,12 @@ func redactJSON(content []byte, indented bool) (value []byte, size int64, err er
 func redactValue(name string, v any) any {
 	switch v := v.(type) {
 	case string:
-		if v != "" && (sensitive.MatchString(name) || sensitiveFile.MatchString(name) && !isPath(v)) {
+		if v != "" && (sensitive().MatchString(name) || sensitiveFile().MatchString(name) && !isPath(v)) {
 			return redacted
 		}
 		return Text(v)
 	case json.Number:
-		if sensitive.MatchString(name) {
+		if sensitive().MatchString(name) {
 			return redacted
 		}
 	case []any:
@@ -427,7 +433,7 @@ func redactValue(name string, v any) any {
 		for i := range v {
 			argument, _ := v[i].(string)
 			v[i] = redactValue(cmp.Or(flag, name), v[i])
-			if flag = ""; sensitiveFlag.MatchString(argument) {
+			if flag = ""; sensitiveFlag().MatchString(argument) {
 				flag = argument
 			}
 		}
@@ -439,11 +445,11 @@ func redactValue(name string, v any) any {
 			switch {
 			case kind == "Secret" && (key == "data" || key == "stringData"):
 				v[key] = redactAll(value)
-			case key == "value" && sensitive.MatchString(name):
+			case key == "value" && sensitive().MatchString(name):
 				v[key] = redactValue(name, value)
 			case key == "managedFields":
 				delete(v, key)
-			case key == "value" && sensitive.MatchString(variable):
+			case key == "value" && sensitive().MatchString(variable):
 				v[key] = redactValue(variable, value)
 			case key == "name":
 				v[key] = redactValue("", value)

@@ -5,6 +5,7 @@ package report
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -132,4 +133,19 @@ func FuzzOutput(f *testing.F) {
 			t.Fatalf("%q\nbecomes %q", text, got)
 		}
 	})
+}
+
+// TestEveryPatternCompiles: an expression is compiled when it is first used.
+func TestEveryPatternCompiles(t *testing.T) {
+	t.Parallel()
+	for _, p := range patterns {
+		if p.find().MatchString("") {
+			t.Errorf("%v matches nothing at all", p.words)
+		}
+	}
+	for _, find := range []func() *regexp.Regexp{
+		sensitive, sensitiveFlag, sensitiveFile, privateKey, assignment, nextWord, nextName, yamlName, yamlFile, armor,
+	} {
+		find()
+	}
 }

@@ -162,9 +162,7 @@ func (s *Server) chain(metrics *grpcprom.ServerMetrics) []grpc.ServerOption {
 		logging.WithDisableLoggingFields(logging.SystemTag[0], logging.ComponentFieldKey,
 			"protocol", "peer.address", "grpc.start_time", "grpc.request.deadline"),
 	}
-	logger := logging.LoggerFunc(func(ctx context.Context, l logging.Level, msg string, fields ...any) {
-		s.log.Log(ctx, slog.Level(l), msg, fields...) //nolint:sloglint // the middleware chooses among constants
-	})
+	logger := newFinishes(s.log)
 	recoverOpt := recovery.WithRecoveryHandlerContext(s.recovered)
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -24,7 +25,9 @@ import (
 
 	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	"buf.build/go/protovalidate"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -379,6 +382,46 @@ func TestFinishIsLoggedOnceAndHealthIsMuted(t *testing.T) {
 	}
 	if n := metric(t, f.reg, "grpc_server_handled_total"); n != 2 {
 		t.Errorf("grpc_server_handled_total is %v, want 2", n)
+	}
+}
+
+// TestCallsThatFailAlikeAreLoggedWithARate: whoever may connect cannot fill the log, and others' calls stay in it.
+func TestCallsThatFailAlikeAreLoggedWithARate(t *testing.T) {
+	f := serve(t, &testService{empty: func(context.Context) error {
+		return status.Error(codes.InvalidArgument, "you did it")
+	}}, table())
+	cc := pb.NewTestServiceClient(f.dial(t, client.Options{}))
+	for range 10 * failureBurst {
+		_, err := cc.EmptyCall(t.Context(), &pb.Empty{})
+		wantCode(t, err, codes.InvalidArgument, "you did it")
+	}
+	if lines := f.log.lines(t); len(lines) < failureBurst || len(lines) > 2*failureBurst {
+		t.Errorf("%d lines about %d calls that failed alike, want about %d", len(lines), 10*failureBurst, failureBurst)
+	}
+	as := func(uid int, method string) []any {
+		return []any{"grpc.service", "x.Y", "grpc.method", method, "grpc.code", "NotFound", "uid", uid}
+	}
+	var out syncBuffer
+	logged := newFinishes(log.New(&out, slog.LevelInfo))
+	for range failureBurst + 5 {
+		logged.Log(t.Context(), logging.LevelInfo, "finished call", as(1000, "Get")...)
+	}
+	for _, other := range [][]any{as(1001, "Get"), as(1000, "List")} {
+		logged.Log(t.Context(), logging.LevelInfo, "finished call", other...)
+	}
+	logged.Log(t.Context(), logging.LevelError, "finished call", as(1000, "Get")...) // a fault of ours
+	if n := len(out.lines(t)); n != failureBurst+3 {
+		t.Errorf("%d lines, want %d, one each of another user, another method and an error", n, failureBurst+3)
+	}
+	for kind := range 2 * maxFailures {
+		logged.allow(fmt.Sprint(kind))
+	}
+	if n := len(logged.kinds); n > maxFailures+1 {
+		t.Errorf("%d kinds of failures are remembered, at most %d", n, maxFailures+1)
+	}
+	logged.kinds["1000 x.Y/Get NotFound"].limit.SetLimit(rate.Inf)
+	if omitted, ok := logged.allow("1000 x.Y/Get NotFound"); !ok || omitted != 5 {
+		t.Errorf("the next line says that %d were not logged, want 5", omitted)
 	}
 }
 

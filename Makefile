@@ -126,7 +126,7 @@ test-random: ## Compare the policy tables with the rules read directly, on TIMES
 
 .PHONY: bench-policy
 bench-policy: ## Measure the policy engine, and the memory of a process that holds it
-	@go -C services/policy test -run '^$$' -bench . -benchmem ./internal/engine ./internal/wire ./internal/source/directory
+	@go -C services/policy test -run '^$$' -bench . -benchmem ./internal/engine ./internal/owner
 	@go build -o bin/test/policy-bench ./services/policy/internal/test/policy-bench
 	@go build -o bin/test/sluice-policy ./services/policy
 	@bin/test/policy-bench -service bin/test/sluice-policy

@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
@@ -22,7 +23,6 @@ import (
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
-	"github.com/sluice-net/sluice/services/policy/internal/source/directory"
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
@@ -121,7 +121,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	if cfg.Sources.Directory != "" {
 		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
-		files := directory.New(cfg.Sources.Directory, o.Feed(owner.SourceFile), failed, p.Log)
+		files := directory.New(cfg.Sources.Directory, "policies", o.Feed(owner.SourceFile), failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}

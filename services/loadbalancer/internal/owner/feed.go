@@ -11,22 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
-
-// File is one file of a source.
-type File struct {
-	Origin string
-	Data   []byte
-	Err    error // it cannot be read; what was in force of it stays
-	// Keep says that it was not read, because it is being changed: what was in force
-	// of it stays.
-	Keep bool
-	// Same says that it was not read, because it is what the listing before had.
-	Same bool
-}
 
 // Feed is a source that lists all its files, again and again. It belongs to one
 // goroutine.
@@ -69,7 +58,7 @@ func (f *Feed) Held(ctx context.Context) (held int, err error) {
 // connections, and a slice is not used. Objects that a file had stay while it has a document
 // that does not say which object it is. A file without room, and one that cannot be read,
 // keep what was in force of them.
-func (f *Feed) Set(ctx context.Context, files []File) error {
+func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	current := make(map[string]*file, len(files))
 	l := &listing{source: f.name, files: current, without: make(map[string]string)}
 	for _, in := range files {

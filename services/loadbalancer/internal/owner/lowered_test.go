@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -21,7 +22,7 @@ func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	dir := t.TempDir()
 	o := start(t, config, dir, SourceFile)
 	text := func(name string, ports int) string { return serviceText("shop", name, "10.96.0.1", ports) }
-	files := []File{
+	files := []directory.File{
 		{Origin: "a.yaml", Data: []byte(text("a", 1))}, {Origin: "b.yaml", Data: []byte(text("b", 1))},
 	}
 	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {

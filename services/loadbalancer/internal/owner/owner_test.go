@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -419,7 +420,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := o.Feed(SourceFile)
-	if err := f.Set(t.Context(), []File{{Origin: "api.yaml", Data: []byte(api)}}); err != nil {
+	if err := f.Set(t.Context(), []directory.File{{Origin: "api.yaml", Data: []byte(api)}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -439,7 +440,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 		}
 	}
 	// An object of a manager stays the manager's; the rest of the file is taken over.
-	if err := f.Set(t.Context(), []File{
+	if err := f.Set(t.Context(), []directory.File{
 		{Origin: "api.yaml", Data: []byte(api)},
 		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)},
 	}); err != nil {
@@ -466,7 +467,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 		t.Error("the sources are complete before the files were listed")
 	}
 	f := o.Feed(SourceFile)
-	set := func(files ...File) {
+	set := func(files ...directory.File) {
 		t.Helper()
 		if err := f.Set(t.Context(), files); err != nil {
 			t.Fatal(err)
@@ -484,8 +485,8 @@ func TestFilesAreTakenOver(t *testing.T) {
 		}
 		return strings.Join(out, ", ")
 	}
-	file := func(origin, text string) File { return File{Origin: origin, Data: []byte(text)} }
-	set(file("a.yaml", web), File{Origin: "b.yaml", Keep: true})
+	file := func(origin, text string) directory.File { return directory.File{Origin: origin, Data: []byte(text)} }
+	set(file("a.yaml", web), directory.File{Origin: "b.yaml", Keep: true})
 	select {
 	case <-o.Ready():
 		t.Error("the owner is ready although a file was never read")
@@ -500,7 +501,8 @@ func TestFilesAreTakenOver(t *testing.T) {
 	if got := names(); got != "api of b.yaml, web of a.yaml" {
 		t.Errorf("services %s", got)
 	}
-	set(file("a.yaml", web+"---\nkind: x\n"), File{Origin: "b.yaml", Err: errors.New("unreadable")}, file("c.yaml", web))
+	set(file("a.yaml", web+"---\nkind: x\n"), directory.File{Origin: "b.yaml", Err: errors.New("unreadable")},
+		file("c.yaml", web))
 	if got := names(); got != "api of b.yaml, web of a.yaml" {
 		t.Errorf("with refused files: services %s", got)
 	}
@@ -512,7 +514,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	if got := names(); got != "web of c.yaml" {
 		t.Errorf("after a move: services %s", got)
 	}
-	set(File{Origin: "c.yaml", Same: true})
+	set(directory.File{Origin: "c.yaml", Same: true})
 	o.stop()
 	// Files were listed in this state: another run need not wait.
 	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
@@ -529,11 +531,11 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 	config.Limits.Services = 2
 	o := start(t, config, t.TempDir(), SourceFile)
 	f := o.Feed(SourceFile)
-	var files []File
+	var files []directory.File
 	for i := range 4 {
 		text := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.0.%d, ports: "+
 			"[{port: 80}]}\n", i, i+1)
-		files = append(files, File{Origin: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
+		files = append(files, directory.File{Origin: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
 	}
 	if err := f.Set(t.Context(), files); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -77,7 +78,8 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	}
 	set := func(texts ...string) {
 		t.Helper()
-		if err := f.Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(strings.Join(texts, "---\n"))}}); err != nil {
+		all := directory.File{Origin: "all.yaml", Data: []byte(strings.Join(texts, "---\n"))}
+		if err := f.Set(t.Context(), []directory.File{all}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -141,7 +143,7 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	set(good["db"], good["dbend"])
 	want("without it", "", dbLed)
 
-	if err := f.Set(t.Context(), []File{
+	if err := f.Set(t.Context(), []directory.File{
 		{Origin: "all.yaml", Data: []byte(good["db"] + "---\n" + good["dbend"])},
 		{Origin: "more.yaml", Data: []byte(good["db"] + "---\n" + good["web"] + "---\n" + good["ends"])},
 	}); err != nil {
@@ -157,7 +159,7 @@ func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), SourceFile)
 	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n",
 		"spec:\n  sessionAffinity: Sometimes\n", 1)
-	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := o.servedAt("10.96.0.1"), "10.96.0.1:80/TCP of shop/web inside reject"; got != want {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -39,19 +40,6 @@ func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
-// File is one file or object of a source.
-type File struct {
-	Origin string
-	Data   []byte
-	Err    error // it cannot be read
-	// Keep says that it was not read, because it is being changed: its policies
-	// stay. Err, if set, is told besides.
-	Keep bool
-	// Same says that it was not read, because it is what the listing before had,
-	// with Data: it is neither hashed nor decoded again.
-	Same bool
-}
-
 // Held is how many policies of the source there are.
 func (f *Feed) Held(ctx context.Context) (int, error) {
 	return ask(ctx, f.owner, func() (int, error) {
@@ -68,7 +56,7 @@ func (f *Feed) Held(ctx context.Context) (int, error) {
 // Set says that these are all files of the source. A document that cannot be
 // applied isolates what it selects, or its namespace. While not even the namespace of a
 // document can be read, the policies of its file stay that no other document of it has.
-func (f *Feed) Set(ctx context.Context, files []File) error {
+func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	var known map[string][]reading.Decoded
 	if len(f.decoded) == 0 {
 		var err error
@@ -109,7 +97,7 @@ func (f *Feed) Set(ctx context.Context, files []File) error {
 }
 
 // read understands the documents of a file.
-func (d *file) read(in File, rules rule.Options) {
+func (d *file) read(in directory.File, rules rule.Options) {
 	is := reading.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
 	d.docs, d.skipped = is.Policies, is.Skipped
 	if len(is.Unreadable) > 0 {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -89,7 +90,7 @@ func TestUnreadableDocumentKeepsOnlyItsOwnPolicy(t *testing.T) {
 	feed := o.Feed(SourceFile)
 	set := func(text string) {
 		t.Helper()
-		if err := feed.Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(text)}}); err != nil {
+		if err := feed.Set(t.Context(), []directory.File{{Origin: "all.yaml", Data: []byte(text)}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -189,9 +190,9 @@ func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
 	feed := o.Feed(SourceFile)
-	var files []File
+	var files []directory.File
 	for i := range 3000 {
-		files = append(files, File{Origin: fmt.Sprintf("%04d.yaml", i), Err: errors.New("not a regular file")})
+		files = append(files, directory.File{Origin: fmt.Sprintf("%04d.yaml", i), Err: errors.New("not a regular file")})
 	}
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
@@ -216,9 +217,9 @@ func hundred(c *Config) { c.MaxPolicies = 100 }
 func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
 	feed := o.Feed(SourceFile)
-	var files []File
+	var files []directory.File
 	for i := range 300 {
-		files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(text("shop", fmt.Sprintf("p%03d", i), 80))})
+		files = append(files, directory.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(text("shop", fmt.Sprintf("p%03d", i), 80))})
 	}
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
@@ -245,18 +246,18 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 	dir := t.TempDir()
 	many := func(c *Config) { c.MaxPolicies, c.MaxManifestBytes = 2*policies, 64<<20 }
 	o, stop := run(t, dir, many)
-	listing := func(port int) (files []File) {
+	listing := func(port int) (files []directory.File) {
 		for i := range 40 {
 			var b strings.Builder
 			for p := range policies / 40 {
 				b.WriteString("---\n" + text("shop", fmt.Sprintf("p%d-%d", i, p), port))
 			}
-			files = append(files, File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(b.String())})
+			files = append(files, directory.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(b.String())})
 		}
 		return files
 	}
 	feed := o.Feed(SourceFile)
-	for i, files := range [][]File{listing(80), listing(81), nil} {
+	for i, files := range [][]directory.File{listing(80), listing(81), nil} {
 		ended := make(chan error, 1)
 		go func() { ended <- feed.Set(t.Context(), files) }()
 		looks := 0
@@ -319,7 +320,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		t.Fatal("the file is within the bounds of one document: the test does not ask what it should")
 	}
 	for range 2 { // what is in force is found again after a restart
-		if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(b.String())}}); err != nil {
+		if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "all.yaml", Data: []byte(b.String())}}); err != nil {
 			t.Fatal(err)
 		}
 		st, err := o.Status(t.Context())
@@ -330,7 +331,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		o, stop = run(t, dir, many)
 	}
 	large := "---\n# " + strings.Repeat("x", manifest.MaxBytes) + "\n" + text("shop", "large", 80)
-	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "all.yaml", Data: []byte(b.String() + large)}}); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "all.yaml", Data: []byte(b.String() + large)}}); err != nil {
 		t.Fatal(err)
 	}
 	st, err := o.Status(t.Context())
@@ -408,7 +409,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir, hundred)
 	one, two := text("shop", "one", 80), text("shop", "two", 80)
-	files := []File{
+	files := []directory.File{
 		{Origin: "a.yaml", Data: []byte(one + "---\n" + two)},
 		{Origin: "b.yaml", Data: []byte("---\n" + text("shop", "three", 80) + "---\n")},
 		{Origin: "c.yaml", Data: []byte(text("shop", "four", 80))},
@@ -446,7 +447,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir, hundred)
-	file := []File{{Origin: "a.yaml", Data: []byte(text("shop", "db", 80))}}
+	file := []directory.File{{Origin: "a.yaml", Data: []byte(text("shop", "db", 80))}}
 	if err := o.Feed(SourceFile).Set(t.Context(), file); err != nil {
 		t.Fatal(err)
 	}
@@ -505,15 +506,15 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
 	feed := o.Feed(SourceFile)
-	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as the same") {
+	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as the same") {
 		t.Errorf("nothing was listed before: %v", err)
 	}
-	a := File{Origin: "a.yaml", Data: []byte(text("shop", "one", 80))}
-	if err := feed.Set(t.Context(), []File{a, {Origin: "b.yaml", Data: []byte("{")}}); err != nil {
+	a := directory.File{Origin: "a.yaml", Data: []byte(text("shop", "one", 80))}
+	if err := feed.Set(t.Context(), []directory.File{a, {Origin: "b.yaml", Data: []byte("{")}}); err != nil {
 		t.Fatal(err)
 	}
 	before := maps.Clone(feed.decoded)
-	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}, {Origin: "b.yaml", Same: true}}); err != nil {
+	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}, {Origin: "b.yaml", Same: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if !maps.Equal(feed.decoded, before) {
@@ -524,10 +525,10 @@ func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 		t.Errorf("revision %d, %+v, %v; want a.yaml in force and b.yaml refused", revision, list, err)
 	}
 	// What was kept was not decoded: it has to be read.
-	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Keep: true}}); err != nil {
+	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Keep: true}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Same: true}}); err == nil {
+	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}}); err == nil {
 		t.Error("a file that was kept is listed as the same: no error")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
@@ -156,13 +157,13 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	files := d.owner.Feed(SourceFile)
-	set := func(files2 ...File) {
+	set := func(files2 ...directory.File) {
 		t.Helper()
 		if err := files.Set(t.Context(), files2); err != nil {
 			t.Fatal(err)
 		}
 	}
-	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
+	set(directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
 	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db"), network("web"): isolating("web")})
 	const belongs = "kubernetes NetworkPolicy shop/db: NetworkPolicy shop/db belongs to the source file"
 	d.want("one belongs to a file", "file NetworkPolicy shop/db", belongs, "kubernetes NetworkPolicy shop/web")
@@ -172,12 +173,12 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	set()
 	d.apply(nil)
 	d.want("the file is gone", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/other", "kubernetes NetworkPolicy shop/web")
-	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
+	set(directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))})
 	d.apply(nil, network("never was"), network("other"))
 	d.want("a file with the same", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…", "kubernetes NetworkPolicy shop/db", "kubernetes NetworkPolicy shop/web")
 	d.complete()
 	d.want("all objects are gone", "file NetworkPolicy shop/db: NetworkPolicy shop/db belongs…")
-	set(File{Origin: "db.yaml", Data: []byte(text("shop", "db", 81))})
+	set(directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 81))})
 	d.apply(map[policy.Key]policy.Written{network("db"): isolating("db")})
 	d.apply(nil, network("db"))
 	d.complete()

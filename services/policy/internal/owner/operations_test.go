@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -55,7 +56,7 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	subscribe(Interest{})
 	subscribe(want)
 	files := o.Feed(SourceFile)
-	for _, listing := range [][]File{{{Origin: "all.yaml", Data: []byte(more.String())}}, nil} {
+	for _, listing := range [][]directory.File{{{Origin: "all.yaml", Data: []byte(more.String())}}, nil} {
 		if err := files.Set(t.Context(), listing); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
@@ -42,9 +43,9 @@ func waiting(t *testing.T, o *Owner) string {
 // TestSubscribersWaitUntilEachFileWasReadOnce gives nobody tables before each file was read once, since
 // what is missing may be what denies. From then on the state has what was in force.
 func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
-	text := func(s string) []File { return []File{{Origin: "a.yaml", Data: []byte(s)}} }
+	text := func(s string) []directory.File { return []directory.File{{Origin: "a.yaml", Data: []byte(s)}} }
 	for what, c := range map[string]struct {
-		files []File
+		files []directory.File
 		fails error
 		want  string // part of the reason; empty: nobody waits
 		part  string
@@ -66,11 +67,11 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			want: "metadata.namespace: must be a string",
 		},
 		"a file without right": {
-			files: []File{{Origin: "a.yaml", Err: errors.New("permission denied")}}, part: "a.yaml",
+			files: []directory.File{{Origin: "a.yaml", Err: errors.New("permission denied")}}, part: "a.yaml",
 			want: "the file a.yaml was never read: permission denied",
 		},
 		"a file being written": {
-			files: []File{{Origin: "a.yaml", Keep: true}}, part: "a.yaml",
+			files: []directory.File{{Origin: "a.yaml", Keep: true}}, part: "a.yaml",
 			want: "the file a.yaml was never read: is being written",
 		},
 		"no directory": {
@@ -140,7 +141,7 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	pods(t, o, "shop")
 	set := func(feed *Feed, text string) {
 		t.Helper()
-		if err := feed.Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+		if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -169,7 +170,7 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
-	files := []File{{Origin: "a.yaml", Data: []byte(isolatingText("db"))}}
+	files := []directory.File{{Origin: "a.yaml", Data: []byte(isolatingText("db"))}}
 	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +255,7 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 			pods(t, o, "shop")
 			set := func(text string) {
 				t.Helper()
-				if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+				if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -299,7 +300,7 @@ func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	open := strings.Replace(isolatingText("db"), "policyTypes: [Ingress]", "ingress: [{}]", 1)
 	set := func(second string) {
 		t.Helper()
-		files := []File{{Origin: "a.yaml", Data: []byte(open)}, {Origin: "b.yaml", Data: []byte(second)}}
+		files := []directory.File{{Origin: "a.yaml", Data: []byte(open)}, {Origin: "b.yaml", Data: []byte(second)}}
 		if err := feed.Set(t.Context(), files); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -107,7 +108,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 			t.Errorf("validate only %t: %v", validateOnly, err)
 		}
 	}
-	if err := o.Feed(SourceFile).Set(t.Context(), []File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portPrefixes("good", "good", 0, 1))}}); err != nil {
+	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portPrefixes("good", "good", 0, 1))}}); err != nil {
 		t.Fatal(err)
 	}
 	list, _, err := o.List(t.Context(), Filter{})

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
@@ -239,7 +240,7 @@ func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- o.Run(ctx) }()
 	defer func() { cancel(); <-done; o.Close() }()
-	if err := o.Feed(owner.SourceFile).Set(t.Context(), []owner.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}); err != nil {
+	if err := o.Feed(owner.SourceFile).Set(t.Context(), []directory.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}); err != nil {
 		t.Fatal(err)
 	}
 	f := &Server{Owner: o}

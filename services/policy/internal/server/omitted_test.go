@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
@@ -77,10 +78,10 @@ func TestManyProblemsAreCounted(t *testing.T) {
 	feed := s.owner.Feed(owner.SourceFile)
 	const most = summary.MaxProblems
 	for _, c := range []struct{ files, listed, omitted int }{{most, most, 0}, {3000, most + 1, 3000 - most}} {
-		var files []owner.File
+		var files []directory.File
 		for i := range c.files {
 			name := fmt.Sprintf("%04d.yaml", i)
-			files = append(files, owner.File{Origin: name, Err: errors.New("not a regular file")})
+			files = append(files, directory.File{Origin: name, Err: errors.New("not a regular file")})
 		}
 		if err := feed.Set(t.Context(), files); err != nil {
 			t.Fatal(err)

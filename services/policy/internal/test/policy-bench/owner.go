@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -303,10 +304,10 @@ func (o *owned) read() error {
 }
 
 // listing are all manifests in 200 files.
-func (o *owned) listing() []owner.File {
-	var files []owner.File
+func (o *owned) listing() []directory.File {
+	var files []directory.File
 	for i, list := 0, slices.Collect(slices.Chunk(o.cluster.Manifests, max(1, len(o.cluster.Manifests)/200))); i < len(list); i++ {
-		files = append(files, owner.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(strings.Join(list[i], "---\n") + o.manifest)})
+		files = append(files, directory.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(strings.Join(list[i], "---\n") + o.manifest)})
 		o.manifest = ""
 	}
 	return files
@@ -316,7 +317,7 @@ func (o *owned) files() error { return o.Feed(owner.SourceFile).Set(o.ctx, o.lis
 
 func (o *owned) oneFile() error {
 	all := []byte(strings.Join(o.cluster.Manifests, "---\n"))
-	if err := o.Feed(owner.SourceFile).Set(o.ctx, []owner.File{{Origin: "all.yaml", Data: all}}); err != nil {
+	if err := o.Feed(owner.SourceFile).Set(o.ctx, []directory.File{{Origin: "all.yaml", Data: all}}); err != nil {
 		return err
 	}
 	st, err := o.Status(o.ctx)

@@ -5,6 +5,7 @@ package directory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -19,7 +20,6 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -28,15 +28,15 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 type feed struct {
 	mu     sync.Mutex
 	has    map[string]string
-	reads  int
 	lists  int
 	failed string
 }
 
-func (f *feed) Set(_ context.Context, files []owner.File) error {
+func (f *feed) Set(_ context.Context, files []File) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lists++
+	f.failed = ""
 	now := make(map[string]string)
 	for _, x := range files {
 		had, ok := f.has[x.Origin]
@@ -49,7 +49,6 @@ func (f *feed) Set(_ context.Context, files []owner.File) error {
 		case x.Keep, x.Same:
 			now[x.Origin] = had
 		default:
-			f.reads++
 			now[x.Origin] = string(x.Data)
 		}
 	}
@@ -88,11 +87,11 @@ type place struct {
 // watched is a directory that is watched.
 func watched(t *testing.T, change ...func(*Source)) *place {
 	t.Helper()
-	p := &place{feed: &feed{}, t: t, dir: filepath.Join(t.TempDir(), "services")}
+	p := &place{feed: &feed{}, t: t, dir: filepath.Join(t.TempDir(), "objects")}
 	if err := os.Mkdir(p.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s := New(p.dir, p.feed, func(_ context.Context, err error) error {
+	s := New(p.dir, "objects", p.feed, func(_ context.Context, err error) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.failed = ""; err != nil {
@@ -154,9 +153,9 @@ func TestFilesFollowTheDirectory(t *testing.T) {
 	p.want("a removal", "b.yaml=2")
 }
 
-// TestKernelServicesAreServedThoughTheDirectoryCannotBeWatched has the limits of inotify reached, as other programs of
+// TestKernelDirectoryIsReadThoughItCannotBeWatched has the limits of inotify reached, as other programs of
 // the machine may reach them.
-func TestKernelServicesAreServedThoughTheDirectoryCannotBeWatched(t *testing.T) {
+func TestKernelDirectoryIsReadThoughItCannotBeWatched(t *testing.T) {
 	limit, inside := dirwatchtest.Limited(t)
 	if !inside {
 		return
@@ -226,28 +225,118 @@ func TestDirectoryThatBecameEmptyIsNotBelievedAtOnce(t *testing.T) {
 	p.want("after a time", "")
 }
 
-func TestUnchangedFilesAreReadOnce(t *testing.T) {
-	p := watched(t)
-	for i := range 20 {
-		p.write(fmt.Sprintf("%02d.yaml", i), "x")
-	}
-	servicetest.Eventually(t, "all files", func() bool { n, _ := p.Held(t.Context()); return n == 20 })
-	servicetest.Eventually(t, "all files are read once",
-		func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.reads == 20 })
-	p.write("00.yaml", "y")
-	servicetest.Eventually(t, "the change", func() bool { return strings.Contains(p.text(), "00.yaml=y") })
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.reads != 21 {
-		t.Errorf("%d files were read, want 21", p.reads)
-	}
-}
-
 func TestFilesTogetherAreBounded(t *testing.T) {
 	p := watched(t, func(s *Source) { s.MaxBytes = 10 })
 	p.write("a.yaml", "12345678")
 	p.write("b.yaml", "12345678")
 	p.write("c.yaml", "12")
-	p.want("the bound", "a.yaml=12345678 b.yaml=!no room: the files together may have 10 bytes (limits.manifests) "+
-		"c.yaml=12")
+	p.want("the bound", "a.yaml=12345678 b.yaml=!no room: the files together may have 10 bytes (limits.manifests), "+
+		"those before it have 8 c.yaml=12")
+}
+
+func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
+	f := &feed{}
+	p := &place{feed: f, t: t, dir: t.TempDir()}
+	dir := p.dir
+	s := New(dir, "objects", f, nil, log.Discard())
+	for _, name := range []string{"a", "b", "c"} {
+		p.do(os.WriteFile(filepath.Join(dir, name+".yaml"), []byte("1"), 0o644))
+	}
+	p.do(s.Scan(t.Context()))
+	p.want("at first", "a.yaml=1 b.yaml=1 c.yaml=1")
+	p.do(os.WriteFile(filepath.Join(dir, "c.yaml"), []byte("2"), 0o644))
+	vanish := func(path string) ([]byte, stamp, error) {
+		if filepath.Base(path) == "b.yaml" {
+			p.do(os.Rename(path, filepath.Join(dir, ".away")))
+		}
+		return s.read(path)
+	}
+	s.open = vanish
+	p.do(s.Scan(t.Context()))
+	p.want("the others go on", "a.yaml=1 b.yaml=1 c.yaml=2")
+	if !s.pending.again {
+		t.Error("no other scan is due")
+	}
+	p.do(os.Rename(filepath.Join(dir, ".away"), filepath.Join(dir, "b.yaml")))
+	s.open = s.read
+	p.do(s.Scan(t.Context()))
+	p.want("it is back", "a.yaml=1 b.yaml=1 c.yaml=2")
+	p.do(os.Remove(filepath.Join(dir, "b.yaml")))
+	p.do(s.Scan(t.Context()))
+	p.want("removed", "a.yaml=1 c.yaml=2")
+}
+
+// listings are those that came.
+type listings struct{ came chan []File }
+
+func (f listings) Set(_ context.Context, files []File) error {
+	f.came <- files
+	return nil
+}
+
+func (f listings) Held(context.Context) (int, error) { return 0, nil }
+
+func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	stamp := time.Now().Add(-time.Hour)
+	write := func(port int) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+		if err == nil {
+			_, err = f.WriteAt([]byte(fmt.Sprint(port)), 0)
+			err = errors.Join(err, f.Close(), os.Chtimes(path, stamp, stamp))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := listings{make(chan []File, 1)}
+	s := New(filepath.Dir(path), "objects", f, nil, log.Discard())
+	for _, port := range []int{1, 2} {
+		write(port)
+		if err := s.Scan(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if files := <-f.came; string(files[0].Data) != fmt.Sprint(port) {
+			t.Errorf("read %q", files[0].Data)
+		}
+	}
+}
+
+func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
+	dir := t.TempDir()
+	f := listings{make(chan []File)}
+	s := New(dir, "objects", f, func(context.Context, error) error { return nil }, log.Discard())
+	s.Rescan = time.Hour
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() { s.Run(ctx) }) //nolint:errcheck // it ends with the context
+	<-f.came
+	// Links are renamed all the time: never is it quiet for as long as a scan
+	// would like it to be.
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			next := filepath.Join(dir, "next")
+			errs := errors.Join(os.Symlink("nowhere", next), os.Rename(next, filepath.Join(dir, "a.yaml")))
+			if errs != nil {
+				t.Error(errs)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})
+	for range 2 {
+		select {
+		case files := <-f.came:
+			if len(files) != 1 {
+				t.Errorf("%d files", len(files))
+			}
+		case <-time.After(servicetest.Patience):
+			t.Fatal("the directory was not read")
+		}
+	}
 }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package directory is a source of policies: the YAML and JSON files of one
-// directory, without those below it, watched for changes.
+// Package directory is a source of objects: the YAML and JSON files of one directory,
+// without those below it, watched for changes.
 //
-// What the kernel says about the directory only begins a scan: each scan lists
-// everything there is, so that a message that was lost, an editor that renames
-// and a link that is swapped as a whole come to the same. A scan reads the files
-// that may differ from what was read of them before; every Rescan one reads all
-// files. A finished rename is
-// scanned at once. Anything else settles first, and a file that is open for
-// writing, or whose name has just gone, keeps what it had until then. A
-// directory that cannot be read, or that has become empty, is reported; nothing
-// is deleted for the one, and for the other only when it is empty for some time.
+// An event of the kernel only begins a scan, and each scan lists the whole directory. So a
+// lost event, an editor that renames and a link that is exchanged lead to the same listing. A
+// scan reads the files that may have changed; every Rescan, one reads all files.
+//
+// A finished rename is scanned at once. After any other event the scan waits until the
+// directory is quiet. Meanwhile a file that is open for writing, or whose name has just gone,
+// keeps what it had. A directory that cannot be read deletes nothing. One that has become empty
+// deletes its objects when it has been empty for some time.
 package directory
 
 import (
@@ -30,30 +29,41 @@ import (
 
 	"github.com/sluice-net/sluice/kit/dirwatch"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // maxFiles is how many files a directory may have.
 const maxFiles = 20_000
 
-// grain is how long ago a file was changed at least when it is read, if an equal
-// stamp later means equal content. Two writes within one tick of the kernel's
-// clock (10 ms at 100 Hz), or within the 2 s that FAT stores, leave the same
-// times: the second may come after the file was read.
-const grain = 3 * time.Second
+// File is one file of a listing.
+type File struct {
+	// Origin is the name of the file in the directory.
+	Origin string
+	Data   []byte
+	Err    error // it cannot be read; its objects stay
+	// Keep says that the file was not read, because it is being changed. Its objects stay. Err,
+	// if set, is reported besides.
+	Keep bool
+	// Same says that the file was not read, because it is as in the listing before, which had
+	// it with Data.
+	Same bool
+}
 
 // Feed takes listings.
 type Feed interface {
-	Set(ctx context.Context, files []owner.File) error
-	// Held is how many policies of the source are in force.
+	// Set takes everything that the directory has. It is called by one goroutine. If it
+	// fails, the next listing has the Data of every file.
+	Set(ctx context.Context, files []File) error
+	// Held returns how many objects of the source are in force.
 	Held(ctx context.Context) (int, error)
 }
 
-// Source watches a directory.
+// Source watches a directory. Its fields are not changed after the start of Run.
 type Source struct {
 	Path string
+	// What names the objects in messages, in the plural: "policies".
+	What string
 	Feed Feed
-	// Failed is told why the directory cannot be read; nil when it can.
+	// Failed is told why the directory cannot be read. The next listing takes it back.
 	Failed func(context.Context, error) error
 	Log    *slog.Logger
 
@@ -63,8 +73,13 @@ type Source struct {
 	Look     time.Duration // between two scans while the kernel has no room for a watch
 	// Rest is how many times as long as a scan took the next waits for at least.
 	Rest time.Duration
+	// Grain is how long ago a file was changed at least when it is read, if an equal stamp
+	// later means equal content. Two writes within one tick of the kernel's clock (10 ms at
+	// 100 Hz), or within the 2 s that FAT stores, leave the same times: the second may come
+	// after the file was read.
+	Grain time.Duration
 	// Empty is how long a directory that had files has to be empty until their
-	// policies are deleted: a volume may not be mounted yet.
+	// objects are deleted: a volume may not be mounted yet.
 	Empty time.Duration
 	// MaxBytes is how large the files may be together; one that is too much is
 	// refused.
@@ -93,15 +108,18 @@ type stamp struct {
 
 // holds reports whether a file with this stamp, read at a time or later, is the
 // same as long as the stamp is.
-func (s stamp) holds(read time.Time) bool { return !s.weak && !read.Before(s.changed.Add(grain)) }
+func (s stamp) holds(read time.Time, grain time.Duration) bool {
+	return !s.weak && !read.Before(s.changed.Add(grain))
+}
 
-// New returns a source with the usual times.
-func New(path string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
+// New returns a source with the usual times. what names its objects in messages, in the plural.
+func New(path, what string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	s := &Source{
-		Path: path, Feed: feed, Failed: failed, Log: l,
+		Path: path, What: what, Feed: feed, Failed: failed, Log: l,
 		Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
-		Look: time.Second, Rest: 3, Empty: 15 * time.Second, MaxBytes: 256 << 20, pending: newPending(),
-		taken: make(map[string]stamp), stat: look, now: time.Now,
+		Look: time.Second, Rest: 3, Grain: 3 * time.Second, Empty: 15 * time.Second, MaxBytes: 256 << 20,
+		pending: newPending(),
+		taken:   make(map[string]stamp), stat: look, now: time.Now,
 	}
 	s.open = s.read
 	return s
@@ -157,10 +175,10 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		switch {
 		case err != nil && unwatched == nil:
-			s.Log.Warn("the directory of policies cannot be watched: it is looked at again and again",
-				"directory", s.Path, "every", s.Look.String(), log.Err(err))
+			s.Log.Warn("a directory of objects cannot be watched: it is looked at again and again",
+				"objects", s.What, "directory", s.Path, "every", s.Look.String(), log.Err(err))
 		case err == nil && unwatched != nil:
-			s.Log.Info("the directory of policies is watched again", "directory", s.Path)
+			s.Log.Info("a directory of objects is watched again", "objects", s.What, "directory", s.Path)
 		}
 		unwatched = err
 		// A memory mapping, a file system that caches times, or a clock that was set
@@ -174,7 +192,7 @@ func (s *Source) Run(ctx context.Context) error {
 		if scanned.IsZero() {
 			p.young = 0 // what is there at the start is taken
 		}
-		err = s.scan(ctx)
+		err = s.Scan(ctx)
 		scanned = time.Now()
 		took = scanned.Sub(began)
 		if all {
@@ -185,13 +203,14 @@ func (s *Source) Run(ctx context.Context) error {
 			return nil
 		case err == nil:
 			if failed != "" {
-				s.Log.Info("the directory of policies is read again", "directory", s.Path)
+				s.Log.Info("a directory of objects is read again", "objects", s.What, "directory", s.Path)
 			}
 			failed = ""
 		default:
 			if err.Error() != failed {
 				failed = err.Error()
-				s.Log.Error("the directory of policies cannot be read; its policies stay", "directory", s.Path, log.Err(err))
+				s.Log.Error("a directory of objects cannot be read; its objects stay",
+					"objects", s.What, "directory", s.Path, log.Err(err))
 			}
 			if err := s.Failed(ctx, err); err != nil && ctx.Err() == nil {
 				return err
@@ -236,7 +255,7 @@ func newPending() *pending {
 	}
 }
 
-// aside takes an event about a name that is never that of a policy file. A link
+// aside takes an event about a name that is never that of a manifest. A link
 // may lead to it.
 func (p *pending) aside(e dirwatch.Event, now time.Time) {
 	if e.What == dirwatch.Written {
@@ -271,7 +290,7 @@ func (p *pending) note(e dirwatch.Event, now time.Time) {
 	case e.What == dirwatch.Departed && e.Cookie != 0:
 		p.departed[e.Cookie] = e.Name
 	// Of a volume of Kubernetes a name with two dots is swapped.
-	case e.What == dirwatch.Arrived && (e.Name == "" || isPolicyFile(e.Name) || strings.HasPrefix(e.Name, "..")):
+	case e.What == dirwatch.Arrived && (e.Name == "" || isManifest(e.Name) || strings.HasPrefix(e.Name, "..")):
 		p.urgent = true
 		p.arrived[e.Name] = struct{}{}
 		delete(p.unsettled, e.Name)
@@ -325,10 +344,10 @@ func (p *pending) forget() {
 	p.arrived[""] = struct{}{}
 }
 
-// isPolicyFile reports whether a name is that of a file with policies. Names
+// isManifest reports whether a name is that of a file with objects. Names
 // with a dot at the front are those of editors, and of the directories that a
 // volume of Kubernetes swaps.
-func isPolicyFile(name string) bool {
+func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") &&
 		(strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") || strings.HasSuffix(name, ".json"))
 }
@@ -343,10 +362,10 @@ func (s *Source) distrust(e dirwatch.Event) {
 	delete(s.taken, e.Name)
 }
 
-// scan hands on what the directory has, unchanged files too: what kept one from
-// being taken over may have gone. It trusts no time that a program can set.
-// Names of which more may be to come keep what they had.
-func (s *Source) scan(ctx context.Context) error {
+// Scan hands on what the directory has, unchanged files too: what kept one from being taken
+// over may have gone. It trusts no time that a program can set. Names of which more may be to
+// come keep what they had. It does not run beside Run.
+func (s *Source) Scan(ctx context.Context) error {
 	p := s.pending
 	p.again = false
 	began := s.now()
@@ -359,7 +378,7 @@ func (s *Source) scan(ctx context.Context) error {
 	links := make(map[string]bool)
 	for _, e := range entries {
 		n := e.Name()
-		if !isPolicyFile(n) {
+		if !isManifest(n) {
 			continue
 		}
 		names = append(names, n)
@@ -375,14 +394,14 @@ func (s *Source) scan(ctx context.Context) error {
 		p.again = true
 		return err
 	}
-	files := make([]owner.File, 0, len(names)+len(keep))
+	files := make([]File, 0, len(names)+len(keep))
 	taken := make(map[string]stamp, len(names))
 	size := 0
 	for _, n := range names {
 		if _, ok := keep[n]; ok {
 			continue
 		}
-		f := owner.File{Origin: n}
+		f := File{Origin: n}
 		if had, ok := s.taken[n]; ok && size+int(had.size) <= s.MaxBytes {
 			if has, err := s.stat(filepath.Join(s.Path, n)); err == nil && has == had {
 				f.Same = true
@@ -415,13 +434,13 @@ func (s *Source) scan(ctx context.Context) error {
 			f.Data, f.Err = nil, fmt.Errorf(
 				"no room: the files together may have %d bytes (limits.manifests), those before it have %d", s.MaxBytes, size)
 		}
-		if f.Err == nil && is.holds(began) && is.size == int64(len(f.Data)) {
+		if f.Err == nil && is.holds(began, s.Grain) && is.size == int64(len(f.Data)) {
 			taken[n] = is
 		}
 		files = append(files, f)
 	}
 	for n, why := range keep {
-		files = append(files, owner.File{Origin: n, Err: why, Keep: true})
+		files = append(files, File{Origin: n, Err: why, Keep: true})
 	}
 	s.taken = nil // the feed may not have what it was given if it fails
 	if err := s.Feed.Set(ctx, files); err != nil {
@@ -431,18 +450,18 @@ func (s *Source) scan(ctx context.Context) error {
 	return nil
 }
 
-// held are the policy files that keep what they had, with the problem that this
+// held are the manifests that keep what they had, with the problem that this
 // is, nil for a moment. Target says that another file is being written, to which
 // a link may lead.
 func (p *pending) held(patience time.Duration) (keep map[string]error, target bool) {
 	keep = make(map[string]error)
 	for name := range p.unsettled {
-		if isPolicyFile(name) {
+		if isManifest(name) {
 			keep[name] = nil
 		}
 	}
 	for name, since := range p.open {
-		if !isPolicyFile(name) {
+		if !isManifest(name) {
 			target = target || time.Since(since) < patience
 			continue
 		}
@@ -471,7 +490,8 @@ func (s *Source) isEmpty(ctx context.Context, empty bool) (stop bool, err error)
 		s.empty = time.Now()
 	}
 	if until := s.empty.Add(s.Empty); time.Now().Before(until) {
-		return true, fmt.Errorf("%s has no file any more; if it stays so, its %d policies are deleted after %s", s.Path, held, s.Empty)
+		return true, fmt.Errorf("%s has no file any more; if it stays so, its %d %s are deleted after %s",
+			s.Path, held, s.What, s.Empty)
 	}
 	return false, nil
 }
@@ -505,7 +525,8 @@ func (s *Source) read(path string) ([]byte, stamp, error) {
 		return nil, stamp{}, err
 	}
 	if len(data) > s.MaxBytes {
-		return nil, stamp{}, fmt.Errorf("larger than %d bytes, which all files together may have (limits.manifests)", s.MaxBytes)
+		return nil, stamp{}, fmt.Errorf("larger than %d bytes, which all files together may have (limits.manifests)",
+			s.MaxBytes)
 	}
 	if fi, err = f.Stat(); err != nil { // after what was read
 		return nil, stamp{}, err

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package directory
+package owner_test
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -20,11 +20,11 @@ import (
 
 // told says when a listing was taken over.
 type told struct {
-	Feed
+	directory.Feed
 	taken chan struct{}
 }
 
-func (t told) Set(ctx context.Context, files []owner.File) error {
+func (t told) Set(ctx context.Context, files []directory.File) error {
 	err := t.Feed.Set(ctx, files)
 	select {
 	case t.taken <- struct{}{}:
@@ -54,10 +54,10 @@ func BenchmarkChange(b *testing.B) {
 			}
 		}
 		taken := make(chan struct{})
-		source := New(dir, told{o.Feed(owner.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
+		source := directory.New(dir, "policies", told{o.Feed(owner.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
 		source.Rest = 0 // one change follows the other
 		// The files beside have been there for a while.
-		source.now = func() time.Time { return time.Now().Add(time.Hour) }
+		source.Grain = 0
 		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
 		revision := func() uint64 {
 			st, err := o.Status(ctx)

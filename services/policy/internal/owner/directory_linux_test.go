@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package directory
+package owner_test
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/dirwatch/dirwatchtest"
-	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -28,8 +27,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
-
 // place is a directory with a source that feeds a real owner.
 type place struct {
 	t     *testing.T
@@ -37,7 +34,7 @@ type place struct {
 	owner *owner.Owner
 }
 
-func newPlace(t *testing.T, change ...func(*Source)) *place {
+func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 	t.Helper()
 	p := &place{t: t, dir: t.TempDir()}
 	var err error
@@ -56,7 +53,7 @@ func newPlace(t *testing.T, change ...func(*Source)) *place {
 		}
 	})
 	failed := func(ctx context.Context, why error) error { return p.owner.SourceFailed(ctx, owner.SourceFile, why) }
-	source := New(filepath.Join(p.dir, "policies"), p.owner.Feed(owner.SourceFile), failed, log.Discard())
+	source := directory.New(filepath.Join(p.dir, "policies"), "policies", p.owner.Feed(owner.SourceFile), failed, log.Discard())
 	source.Rescan = time.Hour // only what the kernel says
 	for _, c := range change {
 		c(source)
@@ -307,7 +304,7 @@ func (p *place) ready(files map[string]string) {
 }
 
 func TestFinishedRenameActsAtOnce(t *testing.T) {
-	p := newPlace(t, func(s *Source) { s.Settle, s.Patience = time.Hour, time.Hour }) // nothing else ever acts
+	p := newPlace(t, func(s *directory.Source) { s.Settle, s.Patience = time.Hour, time.Hour }) // nothing else ever acts
 	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
 	p.want("the directory", "a.yaml: a 1", "b.yaml: b 1")
 	p.write(".a.tmp", policy("a", 2))
@@ -349,7 +346,7 @@ func TestFinishedRenameActsAtOnce(t *testing.T) {
 func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 	// The directory is there before the source: one that comes later may be listed
 	// once before it is watched, and nobody would say that the file is open.
-	p := newPlace(t, func(s *Source) {
+	p := newPlace(t, func(s *directory.Source) {
 		s.Patience = 2 * s.Settle
 		files := map[string]string{"a.yaml": policy("a", 1) + "---\n" + policy("b", 1), "c.yaml": policy("c", 1)}
 		for name, content := range files {
@@ -381,8 +378,8 @@ func (p *place) fileError() string {
 }
 
 func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
-	var source *Source
-	p := newPlace(t, func(s *Source) { s.Empty, source = time.Hour, s })
+	var source *directory.Source
+	p := newPlace(t, func(s *directory.Source) { s.Empty, source = time.Hour, s })
 	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
 	p.want("at first", "a.yaml: a 1", "b.yaml: b 1")
 	p.do(os.Remove(p.path("a.yaml")))
@@ -402,47 +399,16 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 	}
 
 	// What was there before a restart counts too.
-	other := New(t.TempDir(), source.Feed, nil, log.Discard())
+	other := directory.New(t.TempDir(), "policies", source.Feed, nil, log.Discard())
 	for range 2 {
-		if err := other.scan(t.Context()); err == nil {
+		if err := other.Scan(t.Context()); err == nil {
 			t.Error("an empty directory at the start: no error")
 		}
 	}
 	p.want("not mounted", "c.yaml: c 1")
 	other.Empty = 0
-	p.do(other.scan(t.Context()))
+	p.do(other.Scan(t.Context()))
 	p.want("empty for long enough")
-}
-
-func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {
-	p := newPlace(t)
-	dir := t.TempDir()
-	s := New(dir, p.owner.Feed(owner.SourceFile), nil, log.Discard())
-	for _, name := range []string{"a", "b", "c"} {
-		p.do(os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(policy(name, 1)), 0o644))
-	}
-	p.do(s.scan(t.Context()))
-	p.want("at first", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 1")
-	p.do(os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(policy("c", 2)), 0o644))
-	vanish := func(path string) ([]byte, stamp, error) {
-		if filepath.Base(path) == "b.yaml" {
-			p.do(os.Rename(path, filepath.Join(dir, ".away")))
-		}
-		return s.read(path)
-	}
-	s.open = vanish
-	p.do(s.scan(t.Context()))
-	p.want("the others go on", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 2")
-	if !s.pending.again {
-		t.Error("no other scan is due")
-	}
-	p.do(os.Rename(filepath.Join(dir, ".away"), filepath.Join(dir, "b.yaml")))
-	s.open = s.read
-	p.do(s.scan(t.Context()))
-	p.want("it is back", "a.yaml: a 1", "b.yaml: b 1", "c.yaml: c 2")
-	p.do(os.Remove(filepath.Join(dir, "b.yaml")))
-	p.do(s.scan(t.Context()))
-	p.want("removed", "a.yaml: a 1", "c.yaml: c 2")
 }
 
 func TestDirectoryMayItselfBeSwapped(t *testing.T) {
@@ -474,33 +440,6 @@ func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p.want("too large", "a.yaml: a 1", "big.yaml: !document 1 (line 1): manifest of 4194439 bytes is larger than 3145728")
 }
 
-func TestFileWithTheSizeAndTimeOfBeforeIsRead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.yaml")
-	stamp := time.Now().Add(-time.Hour)
-	write := func(port int) {
-		t.Helper()
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
-		if err == nil {
-			_, err = f.WriteAt([]byte(policy("a", port)), 0)
-			err = errors.Join(err, f.Close(), os.Chtimes(path, stamp, stamp))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	f := feed{make(chan []owner.File, 1)}
-	s := New(filepath.Dir(path), f, nil, log.Discard())
-	for _, port := range []int{1, 2} {
-		write(port)
-		if err := s.scan(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if files := <-f.listings; string(files[0].Data) != policy("a", port) {
-			t.Errorf("read %q", files[0].Data)
-		}
-	}
-}
-
 // What is in the way of a file may go without the directory changing.
 func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p := newPlace(t)
@@ -509,15 +448,15 @@ func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	}
 	dir := t.TempDir()
 	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
-	s := New(dir, p.owner.Feed(owner.SourceFile), nil, log.Discard())
-	p.do(s.scan(t.Context()))
+	s := directory.New(dir, "policies", p.owner.Feed(owner.SourceFile), nil, log.Discard())
+	p.do(s.Scan(t.Context()))
 	p.want("of calls", ": a 1",
 		"a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
 	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
 	p.do(err)
 	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
 	p.do(err)
-	p.do(s.scan(t.Context()))
+	p.do(s.Scan(t.Context()))
 	p.want("of nobody else", "a.yaml: a 2")
 }
 
@@ -534,73 +473,44 @@ func TestOddFilesAreRefusedAndTheOthersAreTaken(t *testing.T) {
 		"fifo.yaml: !not a regular file", "loop.yaml: !open …")
 }
 
-// feed counts listings.
-type feed struct{ listings chan []owner.File }
-
-func (f feed) Set(_ context.Context, files []owner.File) error {
-	f.listings <- files
-	return nil
+// unread counts the files of a listing that were not read.
+type unread struct {
+	directory.Feed
+	files int
 }
 
-func (f feed) Held(context.Context) (int, error) { return 0, nil }
-
-func TestDirectoryThatNeverRestsIsRead(t *testing.T) {
-	dir := t.TempDir()
-	f := feed{make(chan []owner.File)}
-	s := New(dir, f, func(context.Context, error) error { return nil }, log.Discard())
-	s.Rescan = time.Hour
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	t.Cleanup(func() { cancel(); wg.Wait() })
-	wg.Go(func() { s.Run(ctx) }) //nolint:errcheck // it ends with the context
-	<-f.listings
-	// Links are renamed all the time: never is it quiet for as long as a scan
-	// would like it to be.
-	wg.Go(func() {
-		for ctx.Err() == nil {
-			errs := errors.Join(os.Symlink("nowhere", filepath.Join(dir, "next")), os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "a.yaml")))
-			if errs != nil {
-				t.Error(errs)
-				return
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Millisecond):
-			}
-		}
-	})
-	for range 2 {
-		select {
-		case files := <-f.listings:
-			if len(files) != 1 {
-				t.Errorf("%d files", len(files))
-			}
-		case <-time.After(servicetest.Patience):
-			t.Fatal("the directory was not read")
+func (u *unread) Set(ctx context.Context, files []directory.File) error {
+	u.files = 0
+	for _, f := range files {
+		if f.Same {
+			u.files++
 		}
 	}
+	return u.Feed.Set(ctx, files)
 }
 
-func TestFilesTogetherAreBounded(t *testing.T) {
-	dir := t.TempDir()
-	for i := range 10 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(strings.Repeat("#", 1000)), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f := feed{make(chan []owner.File, 1)}
-	s := New(dir, f, nil, log.Discard())
-	s.MaxBytes = 4500
-	if err := s.scan(t.Context()); err != nil {
+// TestRefusedFileIsTriedAgainWithoutReadingIt: a file that is refused is tried again although it is not read again.
+func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
+	p := newPlace(t)
+	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
 		t.Fatal(err)
 	}
-	files := <-f.listings
-	for i, file := range files {
-		if fits := i < 4; fits != (file.Err == nil) || !fits && !strings.Contains(file.Err.Error(), "4500") {
-			t.Errorf("%s: %v", file.Origin, file.Err)
-		}
+	dir := t.TempDir()
+	same := &unread{Feed: p.owner.Feed(owner.SourceFile)}
+	s := directory.New(dir, "policies", same, nil, log.Discard())
+	s.Grain = 0
+	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
+	p.do(os.WriteFile(filepath.Join(dir, "b.yaml"), []byte("{"), 0o644))
+	p.do(s.Scan(t.Context()))
+	p.do(s.Scan(t.Context()))
+	if same.files != 2 {
+		t.Errorf("%d of 2 files were not read again", same.files)
 	}
-	if len(files) != 10 {
-		t.Errorf("%d files", len(files))
-	}
+	p.want("of calls", ": a 1", "a.yaml: a !NetworkPolicy default/a belongs to the source grpc…", "b.yaml: !document 1…")
+	list, _, err := p.owner.List(t.Context(), owner.Filter{Name: "a"})
+	p.do(err)
+	_, err = p.owner.Delete(t.Context(), []enginepolicy.Key{list[0].Key}, false)
+	p.do(err)
+	p.do(s.Scan(t.Context()))
+	p.want("of the file", "a.yaml: a 2", "b.yaml: !document 1…")
 }

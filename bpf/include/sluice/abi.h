@@ -496,6 +496,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
 #define SL_CT_IN_RING 0x10000 /* from outside, and gives way to the next: see ring.h */
+#define SL_CT_RETURNED 0x20000 /* its translation is no longer counted: see answers.h */
 
 /* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
 #define SL_EPOCHS_BUSY 0xffffffff
@@ -790,7 +791,8 @@ struct sl_packet {
 	__u8 readdressed; /* 1: src is what a pod has asked, asked what the frame has */
 	__u8 by_stack; /* 1: a later fragment whose first one went to the host's stack */
 	__u8 unknown; /* 1: a connection with its key was looked for, and there is none */
-	__u8 pad4[7];
+	__u8 renews; /* 1: what its translation was counted for has ended, or is not known */
+	__u8 pad4[6];
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */

@@ -294,6 +294,18 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 	}
 }
 
+/* What the connection has of the share of the pod that began it, which it needs no longer. */
+static __always_inline void return_share(struct sl_packet *p, struct sl_ct *ct, __u64 where)
+{
+	__u16 slot = initiator_slot(where);
+
+	if (!front_of_connection(ct) || slot == SL_SLOT_NONE || slot == SL_SLOT_HOST)
+		return;
+	if (__sync_fetch_and_or(&ct->flags, SL_CT_RETURNED) & SL_CT_RETURNED)
+		return;
+	return_translation(p, slot);
+}
+
 /*
  * A connection that begins where there is one. It is evaluated in its own
  * direction, whatever the other was allowed: from the same end it is the same
@@ -575,6 +587,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (p->hook == SL_EGRESS && is_tunnel_packet(p))
 		return SL_DROP_TUNNEL_PORT;
 	advance(p, ct);
+	if (unlikely(p->news & SL_NEWS_CLOSED) && cfg_services)
+		return_share(p, ct, where);
 	return SL_CONTINUE;
 }
 

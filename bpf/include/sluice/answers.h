@@ -75,6 +75,24 @@ __noinline int remember_answers(struct sl_packet *p)
 	return (int)store_answer(p->family, SL_XL_ANSWERS);
 }
 
+/*
+ * A connection of a pod that has ended counts for the pod no longer: else short connections would
+ * exceed its share until the collector passes. Its translation stays for the last packets. The
+ * record is not needed, because nothing evicts the entry of the connection at once.
+ */
+__noinline int return_translation(struct sl_packet *p, __u32 slot)
+{
+	__u32 n = 1;
+
+	if (!p)
+		return 0;
+	write_answers_key(p);
+	if (!delete_answer(p->family, SL_XL_ANSWERS))
+		n++;
+	give_back(SL_BOUND_XL4 + (p->family == 6), slot, n);
+	return 0;
+}
+
 /* The initiator has asked for something else: what was stored is not true any more. */
 __noinline int forget_answers(struct sl_packet *p)
 {

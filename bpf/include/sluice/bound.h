@@ -76,14 +76,21 @@ static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 	return b && READ_ONCE(b->guarantee) && held(bound, slot) >= READ_ONCE(b->guarantee);
 }
 
-/* Gives back n entries that a program has removed, or has taken and does not make. */
+/*
+ * Gives back n entries that a program has removed, that it has taken and does not make, or that
+ * are not counted any longer. A pass of the collector may have left them out already.
+ */
 static __always_inline void give_back(__u32 bound, __u32 slot, __u32 n)
 {
 	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
+	__u32 has;
 
 	if (!b || !READ_ONCE(b->guarantee))
 		return;
-	if (held(bound, slot) > READ_ONCE(b->guarantee) && READ_ONCE(b->used) >= n)
+	has = held(bound, slot);
+	if (n > has)
+		n = has;
+	if (has > READ_ONCE(b->guarantee) && READ_ONCE(b->used) >= n)
 		__sync_fetch_and_add(&b->used, -n);
 	hold(bound, slot, -n);
 }

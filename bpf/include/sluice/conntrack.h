@@ -15,6 +15,7 @@
  * compare and exchange.
  */
 
+#include <sluice/bound.h>
 #include <sluice/claim.h>
 #include <sluice/clock.h>
 #include <sluice/maps.h>
@@ -616,14 +617,25 @@ static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)
 	       !(p->tcp_flags & (SL_TCP_RST | SL_TCP_SYN)) && (by_responder ? p->reply : !p->reply);
 }
 
+/* What is not true of a connection that goes on after a reset. */
+#define SL_CT_BELIED (SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT | SL_CT_RETURNED)
+
+/* The connection goes on: its translation counts for the pod that began it. */
+static __always_inline void count_again(const struct sl_packet *p, const struct sl_ct *ct)
+{
+	hold(SL_BOUND_XL4 + (p->family == 6), initiator_slot(READ_ONCE(ct->where)), 1);
+}
+
 /* What a packet that passes changes in its connection. */
 static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 flags = READ_ONCE(ct->flags), set, now = now_seconds();
 
 	if (unlikely(belies_reset(p, flags))) {
-		flags &= ~(SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT);
-		__sync_fetch_and_and(&ct->flags, ~(SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT));
+		if (flags & SL_CT_RETURNED)
+			count_again(p, ct);
+		flags &= ~SL_CT_BELIED;
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_BELIED);
 	}
 	set = steps_of(p) | (p->reply ? SL_CT_SEEN_REPLY : 0);
 	if (establishes(p, flags))

@@ -102,19 +102,19 @@ static __always_inline struct sl_xl *find_claimed(__u8 family, __u16 port)
 	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(family, SL_XL_CLAIMED) : NULL;
 }
 
-static __always_inline void delete_answer(__u8 family, __u8 zone)
+/* 0: there was one. */
+static __always_inline long delete_answer(__u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
 
 	if (!own)
-		return;
+		return -1;
 	if (family == 4) {
 		own->xl4.zone = zone;
-		bpf_map_delete_elem(&sl_answers4, &own->xl4);
-	} else {
-		own->xl6.zone = zone;
-		bpf_map_delete_elem(&sl_answers6, &own->xl6);
+		return bpf_map_delete_elem(&sl_answers4, &own->xl4);
 	}
+	own->xl6.zone = zone;
+	return bpf_map_delete_elem(&sl_answers6, &own->xl6);
 }
 
 /* Stores the value in the cell, also where there is one already. */
@@ -283,6 +283,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	struct sl_ct *ct;
 
 	p->unknown = 0;
+	p->renews = 0;
 	/* the sender's own socket: both directions would be one */
 	if (SL_FROM_OUTSIDE && c->port == p->sport && equal16(c->addr, p->src))
 		return true;
@@ -297,6 +298,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	ct = look_up_connection(p);
 	p->zone = SL_ZONE_POD;
 	p->unknown = !ct && !cfg_previous;
+	p->renews = !ct || has_ended(READ_ONCE(ct->flags));
 	return ct && !has_ended(READ_ONCE(ct->flags)) && (is_reply(p, ct) || is_other(p, c, ct));
 }
 
@@ -497,7 +499,8 @@ __noinline int store_translation(struct sl_packet *p)
 		keep_backend(p);
 	if (insert_translation(p->family) != -SL_EEXIST)
 		return 1;
-	if (taken)
+	/* a packet again; one that begins a connection on a port of another one is counted */
+	if (taken && !(p->renews && p->proto == SL_TCP))
 		give_back(SL_BOUND_XL4 + (p->family == 6), p->src_slot, taken);
 	xl = find_translation(p->family);
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&

@@ -401,7 +401,8 @@ type MapsSlPacket struct {
 	Readdressed   uint8
 	ByStack       uint8
 	Unknown       uint8
-	Pad4          [7]uint8
+	Renews        uint8
+	Pad4          [6]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8

@@ -44,6 +44,7 @@ const (
 	Terminated        Flags = 0x2000
 	ByResponderReset  Flags = 0x4000
 	InRing            Flags = 0x10000
+	Returned          Flags = 0x20000
 )
 
 // Closing says whether both ends have finished, or one has reset: nothing but

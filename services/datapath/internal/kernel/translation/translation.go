@@ -268,7 +268,9 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 			}
 			p.Live++
 			ports.add(e, last)
-			pods.add(e)
+			if last.Flags&conntrack.Returned == 0 {
+				pods.add(e)
+			}
 		}
 		return nil
 	})

@@ -28,7 +28,7 @@ static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 
 	__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
 	number = bpf_map_lookup_elem(&sl_node_addr, &key);
 	if (!number)
-		return SL_DROP_UNKNOWN_NODE;
+		return SL_REASON_UNKNOWN_NODE;
 	p->node = (__u16)*number;
 	return SL_CONTINUE;
 }
@@ -47,7 +47,7 @@ static __noinline enum sl_reason find_sending_node(struct __sk_buff *skb, struct
 		return find_outer_node(p, 4);
 	}
 	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
-		return SL_DROP_TUNNEL_KEY;
+		return SL_REASON_TUNNEL_KEY;
 	p->vni = key.tunnel_id;
 	__builtin_memcpy(p->src, key.remote_ipv6, sizeof(p->src));
 	return find_outer_node(p, 6);
@@ -60,14 +60,14 @@ static __always_inline enum sl_reason find_target(struct sl_packet *p)
 
 	p->dst_slot = slot_of_address(p->dst, p->family);
 	if (p->dst_slot == SL_SLOT_NONE)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	if (p->dst_slot == SL_SLOT_HOST) {
 		p->dst_identity = SL_ID_HOST;
 		return SL_CONTINUE;
 	}
 	dst = endpoint_at(p->dst_slot);
 	if (!dst)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	p->dst_identity = identity_of(dst);
 	return SL_CONTINUE;
 }
@@ -78,20 +78,20 @@ static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct
 	enum sl_reason reason;
 
 	if (slot_of_address(p->src, p->family) != SL_SLOT_NONE)
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	reason = find_tunnel_source(p);
 	if (reason)
 		return reason;
 	if (is_tunnel_packet(p))
-		return SL_DROP_TUNNEL_PORT;
+		return SL_REASON_TUNNEL_PORT;
 	if (cfg_services) {
 		reason = serve(skb, p);
-		if (reason != SL_FWD_STACK || p->translated)
+		if (reason != SL_REASON_FORWARDED_TO_STACK || p->translated)
 			return reason;
 	}
 	if (asks_host(p) && !follow_fragments(p))
 		record_asked(p);
-	return SL_FWD_HOST;
+	return SL_REASON_FORWARDED_TO_HOST;
 }
 
 static __always_inline enum sl_reason pass_to_pod(struct __sk_buff *skb, struct sl_packet *p,
@@ -102,7 +102,7 @@ static __always_inline enum sl_reason pass_to_pod(struct __sk_buff *skb, struct 
 	if (reason)
 		return reason;
 	if (p->via_stack || p->by_stack)
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	return deliver_to(skb, p, ifindex);
 }
 
@@ -145,7 +145,7 @@ static __always_inline enum sl_reason from_overlay6(struct __sk_buff *skb, struc
 	if (reason)
 		return reason;
 	if (is_link_local6(p->src) || is_link_local6(p->dst))
-		return SL_DROP_LINK_LOCAL;
+		return SL_REASON_LINK_LOCAL;
 	return pass(skb, p, ifindex);
 }
 
@@ -153,13 +153,13 @@ static __always_inline int act_from_overlay(struct __sk_buff *skb, enum sl_reaso
 					    __u32 ifindex)
 {
 	switch (reason) {
-	case SL_FWD_HOST:
-	case SL_FWD_STACK:
-	case SL_STACK_TTL:
-	case SL_STACK_MTU:
+	case SL_REASON_FORWARDED_TO_HOST:
+	case SL_REASON_FORWARDED_TO_STACK:
+	case SL_REASON_STACK_TIME_EXCEEDED:
+	case SL_REASON_STACK_TOO_BIG:
 		return give_to_stack(skb);
-	case SL_FWD_PEER:
-	case SL_FWD_REDIRECT:
+	case SL_REASON_FORWARDED_TO_POD:
+	case SL_REASON_FORWARDED_TO_POD_DEVICE:
 		return act(skb, reason, ifindex);
 	default:
 		return TC_ACT_SHOT;
@@ -187,7 +187,7 @@ SEC("tc") int sluice_from_overlay(struct __sk_buff *skb)
 			reason = from_overlay6(skb, p, &ifindex);
 			break;
 		default:
-			reason = SL_QUIET_ARP;
+			reason = SL_REASON_ARP;
 		}
 	}
 	observe(skb, p, reason);

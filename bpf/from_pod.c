@@ -28,10 +28,10 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 {
 	*src = endpoint_of_device(skb->ifindex, &p->src_slot);
 	if (!*src)
-		return SL_DROP_NO_ENDPOINT;
+		return SL_REASON_NO_ENDPOINT;
 	p->src_identity = identity_of(*src);
 	if (!equal_mac(p->src_mac, (*src)->mac))
-		return SL_DROP_SPOOFED_MAC;
+		return SL_REASON_SPOOFED_MAC;
 	return SL_CONTINUE;
 }
 
@@ -44,9 +44,9 @@ static __always_inline enum sl_reason check_addresses4(struct sl_packet *p,
 	if (reason)
 		return reason;
 	if (ip4_src(p) != src->ip4 || !src->ip4)
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	if (!equal_mac(p->dst_mac, src->hmac))
-		return SL_DROP_WRONG_MAC;
+		return SL_REASON_WRONG_MAC;
 	return SL_CONTINUE;
 }
 
@@ -59,11 +59,11 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 		return reason;
 	/* the pod's link-local addresses speak to the gateway's NDP only */
 	if (is_link_local6(p->src) || is_link_local6(p->dst))
-		return SL_DROP_LINK_LOCAL;
+		return SL_REASON_LINK_LOCAL;
 	if (!equal16(p->src, src->ip6) || zero16(src->ip6))
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	if (!equal_mac(p->dst_mac, src->hmac))
-		return SL_DROP_WRONG_MAC;
+		return SL_REASON_WRONG_MAC;
 	return SL_CONTINUE;
 }
 
@@ -71,8 +71,9 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (cfg_services && p->translated && rewrite(skb, p))
-		return SL_DROP_REWRITE;
-	return p->dst_slot == SL_SLOT_HOST ? SL_FWD_HOST : SL_FWD_OUTSIDE;
+		return SL_REASON_REWRITE_FAILED;
+	return p->dst_slot == SL_SLOT_HOST ? SL_REASON_FORWARDED_TO_HOST
+					   : SL_REASON_FORWARDED_OUTSIDE;
 }
 
 /*
@@ -97,19 +98,20 @@ __noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet
 	struct sl_node *node;
 
 	if (!p)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	if (p->dst_slot == SL_SLOT_NONE) {
 		node = node_at(p->node);
 		if (!node)
-			return SL_DROP_NO_NODE;
+			return SL_REASON_NO_NODE;
 		p->answer_mtu = (__u16)way_mtu(way_to(node, p->family));
 	} else {
 		dst = endpoint_at(p->dst_slot);
 		if (!dst)
-			return SL_DROP_NO_ROUTE;
+			return SL_REASON_NO_ROUTE;
 		p->answer_mtu = dst->mtu;
 	}
-	return answer_sender(skb, p, SL_ANSWER_TOO_BIG) ? SL_DROP_REWRITE : SL_REPLY_SERVICE;
+	return answer_sender(skb, p, SL_ANSWER_TOO_BIG) ? SL_REASON_REWRITE_FAILED
+							: SL_REASON_ANSWERED_TOO_BIG;
 }
 
 /* A packet to a service that is too big for the way to its backend. */
@@ -117,7 +119,7 @@ static __always_inline enum sl_reason fit(struct __sk_buff *skb, struct sl_packe
 {
 	if (p->translated != SL_TRANSLATED_DESTINATION || !may_be_cut(skb, p))
 		return answer_too_big(skb, p);
-	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_STACK_MTU;
+	return rewrite(skb, p) ? SL_REASON_REWRITE_FAILED : SL_REASON_STACK_TOO_BIG;
 }
 
 static __always_inline enum sl_reason admit_and_forward(struct __sk_buff *skb, struct sl_packet *p,
@@ -139,7 +141,7 @@ static __always_inline enum sl_reason admit_and_forward(struct __sk_buff *skb, s
 		reason = return_to_pod(skb, p);
 	else
 		reason = forward(skb, p, ifindex);
-	if (cfg_services && p->translated && reason == SL_STACK_MTU)
+	if (cfg_services && p->translated && reason == SL_REASON_STACK_TOO_BIG)
 		return fit(skb, p);
 	return reason;
 }
@@ -150,10 +152,10 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	enum sl_reason reason;
 
 	if (is_checksum_misplaced(skb, p))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	reason = admit_and_forward(skb, p, src, ifindex);
 	if (leads_fragments(p) && lead_fragments(p, lead_of(reason)))
-		return SL_DROP_FRAGMENT_SHARE;
+		return SL_REASON_FRAGMENT_SHARE;
 	return reason;
 }
 
@@ -212,7 +214,7 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	}
 	observe(skb, p, reason);
 	if (cfg_services && is_refusal(reason) && !answer_sender(skb, p, SL_ANSWER_REFUSED))
-		return act(skb, SL_REPLY_SERVICE, 0);
+		return act(skb, SL_REASON_ANSWERED_TOO_BIG, 0);
 	return act(skb, reason, ifindex);
 }
 

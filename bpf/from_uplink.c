@@ -59,7 +59,7 @@ static __always_inline enum sl_reason check_fragment(const struct sl_packet *p)
 	if (likely(!p->fragment && !p->more_fragments))
 		return SL_CONTINUE;
 	where = ipcache_of(p->src, p->family);
-	return node_past_stack(&where) ? SL_CONTINUE : SL_FWD_STACK;
+	return node_past_stack(&where) ? SL_CONTINUE : SL_REASON_FORWARDED_TO_STACK;
 }
 
 static __always_inline enum sl_reason admit_and_deliver(struct __sk_buff *skb, struct sl_packet *p,
@@ -70,7 +70,7 @@ static __always_inline enum sl_reason admit_and_deliver(struct __sk_buff *skb, s
 	if (reason)
 		return reason;
 	if (p->via_stack || p->by_stack)
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	return deliver_to(skb, p, ifindex);
 }
 
@@ -81,7 +81,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 
 	/* sluice_to_pod evaluates what the stack forwards */
 	if (is_native_by_stack())
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	reason = check_fragment(p);
 	if (reason)
 		return reason;
@@ -111,7 +111,7 @@ static __always_inline int leave_to_stack(struct __sk_buff *skb, const struct sl
 static __always_inline int give_away(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	if (p->translated)
-		tell(skb, p, SL_FWD_STACK);
+		tell(skb, p, SL_REASON_FORWARDED_TO_STACK);
 	return leave_to_stack(skb, p);
 }
 
@@ -140,19 +140,19 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 	if (pod)
 		reason = reason ? reason : pass(skb, p, &ifindex);
 	else
-		reason = reason ? SL_FWD_STACK : serve(skb, p);
-	if (reason == SL_FWD_STACK)
+		reason = reason ? SL_REASON_FORWARDED_TO_STACK : serve(skb, p);
+	if (reason == SL_REASON_FORWARDED_TO_STACK)
 		return give_away(skb, p);
 	observe(skb, p, reason);
 	if (!pod && is_refusal(reason) && !answer_sender(skb, p, SL_ANSWER_REFUSED))
-		return act(skb, SL_REPLY_SERVICE, 0);
+		return act(skb, SL_REASON_ANSWERED_TOO_BIG, 0);
 	switch (reason) {
-	case SL_STACK_TTL:
-	case SL_STACK_MTU:
+	case SL_REASON_STACK_TIME_EXCEEDED:
+	case SL_REASON_STACK_TOO_BIG:
 		return leave_to_stack(skb, p);
-	case SL_FWD_PEER:
-	case SL_FWD_REDIRECT:
-	case SL_REPLY_SERVICE:
+	case SL_REASON_FORWARDED_TO_POD:
+	case SL_REASON_FORWARDED_TO_POD_DEVICE:
+	case SL_REASON_ANSWERED_TOO_BIG:
 		return act(skb, reason, ifindex);
 	default:
 		return TC_ACT_SHOT;

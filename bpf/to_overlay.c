@@ -31,8 +31,8 @@ static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
 	enum sl_reason reason = cfg_services ? translate_source(skb, p) : SL_CONTINUE;
 
 	if (!reason)
-		return SL_DROP_TRANSIT;
-	if (reason != SL_FWD_STACK)
+		return SL_REASON_TRANSIT;
+	if (reason != SL_REASON_FORWARDED_TO_STACK)
 		return reason;
 	if (READ_ONCE(p->reply)) {
 		*identity = SL_ID_REMOTE_NODE;
@@ -50,7 +50,7 @@ static __always_inline enum sl_reason find_service_sender(struct __sk_buff *skb,
 {
 	enum sl_reason reason = cfg_services ? answer_outside(skb, p) : SL_CONTINUE;
 
-	if (reason != SL_FWD_STACK)
+	if (reason != SL_REASON_FORWARDED_TO_STACK)
 		return reason;
 	*identity = SL_ID_REMOTE_NODE;
 	return SL_CONTINUE;
@@ -66,7 +66,7 @@ static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct s
 		return SL_CONTINUE;
 	if (leads_fragments(p))
 		lead_fragments(p, SL_LEAD_ON);
-	return rewrite_readdressed(skb, p) ? SL_DROP_REWRITE : SL_CONTINUE;
+	return rewrite_readdressed(skb, p) ? SL_REASON_REWRITE_FAILED : SL_CONTINUE;
 }
 
 /*
@@ -92,7 +92,7 @@ static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct 
 	}
 	src = endpoint_at(p->src_slot);
 	if (!src || !is_from_pod(skb, p, p->src_slot))
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	p->src_identity = identity_of(src);
 	return find_service_sender(skb, p, identity);
 }
@@ -121,10 +121,10 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	}
 	node = p->node ? node_at(p->node) : NULL;
 	if (!node)
-		return SL_DROP_NO_NODE;
+		return SL_REASON_NO_NODE;
 	way = way_to(node, p->family);
 	if (!(way_flags(way) & SL_WAY_OVERLAY))
-		return SL_DROP_NO_NODE;
+		return SL_REASON_NO_NODE;
 	return set_tunnel_key(skb, p, identity, way_flags(way));
 }
 
@@ -150,7 +150,7 @@ static __always_inline enum sl_reason to_overlay6(struct __sk_buff *skb, struct 
 	if (reason)
 		return reason;
 	if (is_ndp(p))
-		return SL_QUIET_NDP;
+		return SL_REASON_NDP;
 	return pass(skb, p);
 }
 
@@ -177,13 +177,13 @@ SEC("tc") int sluice_to_overlay(struct __sk_buff *skb)
 			reason = to_overlay6(skb, p);
 			break;
 		default:
-			reason = SL_QUIET_ARP;
+			reason = SL_REASON_ARP;
 		}
 	}
 	observe(skb, p, reason);
 	if (is_refusal(reason))
 		return refuse_in_transit(skb, p);
-	if (reason != SL_FWD_OVERLAY)
+	if (reason != SL_REASON_FORWARDED_OVERLAY)
 		return TC_ACT_SHOT;
 	skb->mark = 0;
 	return TC_ACT_OK;

@@ -23,7 +23,7 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 {
 	*dst = endpoint_of_device(skb->ifindex, &p->dst_slot);
 	if (!*dst)
-		return SL_DROP_NO_ENDPOINT;
+		return SL_REASON_NO_ENDPOINT;
 	p->dst_identity = identity_of(*dst);
 	return SL_CONTINUE;
 }
@@ -37,7 +37,7 @@ static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_pack
 		return reason;
 	if (needs_rewrite(p) ? rewrite_for_pod(skb, p)
 			     : p->readdressed && rewrite_readdressed(skb, p))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	return SL_CONTINUE;
 }
 
@@ -52,7 +52,7 @@ static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_p
 	if (reason)
 		return reason;
 	if (ip4_dst(p) != dst->ip4)
-		return SL_DROP_WRONG_ADDRESS;
+		return SL_REASON_WRONG_ADDRESS;
 	return take(skb, p);
 }
 
@@ -64,12 +64,12 @@ static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_p
 	if (reason)
 		return reason;
 	if (is_ndp(p))
-		return SL_QUIET_NDP;
+		return SL_REASON_NDP;
 	reason = check_ip6_destination(p);
 	if (reason)
 		return reason;
 	if (!equal16(p->dst, dst->ip6))
-		return SL_DROP_WRONG_ADDRESS;
+		return SL_REASON_WRONG_ADDRESS;
 	return take(skb, p);
 }
 
@@ -99,11 +99,11 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 			reason = to_pod6(skb, p, dst);
 			break;
 		default:
-			reason = SL_QUIET_ARP;
+			reason = SL_REASON_ARP;
 		}
 	}
 	if (!reason)
-		reason = SL_FWD_FROM_STACK;
+		reason = SL_REASON_FORWARDED_FROM_STACK;
 	observe(skb, p, reason);
 	return act(skb, reason, 0);
 }

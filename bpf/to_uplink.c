@@ -32,21 +32,21 @@ static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct 
 
 	p->src_slot = slot_of_address(p->src, p->family);
 	if (p->src_slot == SL_SLOT_NONE || p->src_slot == SL_SLOT_HOST)
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	if (!is_from_pod(skb, p, p->src_slot))
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	if (cfg_services) {
 		reason = answer_outside(skb, p);
 		if (reason)
 			return reason;
 	}
 	if (!cfg_native)
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	where = ipcache_of(p->dst, p->family);
 	if (!node_past_stack(&where))
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	reason = admit_behind_stack(skb, p);
-	return reason ? reason : SL_FWD_NATIVE;
+	return reason ? reason : SL_REASON_FORWARDED_NATIVE;
 }
 
 /* Whether the packet may be in transit: of a sender outside, of a backend, or of a
@@ -71,9 +71,9 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	if ((skb->mark & SL_MARK_MASK) == SL_MARK_POD)
 		return pass_of_pod(skb, p);
 	if (!may_be_in_transit(p))
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	reason = translate_source(skb, p);
-	return reason ? reason : SL_FWD_STACK;
+	return reason ? reason : SL_REASON_FORWARDED_TO_STACK;
 }
 
 SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
@@ -109,12 +109,12 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (!reason)
 		reason = pass(skb, p);
-	if (reason == SL_FWD_STACK)
+	if (reason == SL_REASON_FORWARDED_TO_STACK)
 		return TC_ACT_UNSPEC;
 	observe(skb, p, reason);
 	if (is_refusal(reason))
 		return refuse_in_transit(skb, p);
-	return reason == SL_FWD_NATIVE ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+	return reason == SL_REASON_FORWARDED_NATIVE ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -137,7 +137,7 @@ func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 	} {
 		l := host.listen(c.network, c.listen).(*net.UDPConn)
 		defer l.Close()
-		before := w.counted(event.ForwardHost)
+		before := w.counted(event.ForwardedToHost)
 		to := netip.AddrPortFrom(netip.MustParseAddr(c.to), l.LocalAddr().(*net.UDPAddr).AddrPort().Port())
 		conn, err := dialIn(a.ns, "udp", to, patience)
 		if err != nil {
@@ -154,7 +154,7 @@ func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 		if n, err := l.Read(got); err != nil || string(got[:n]) != "everybody" {
 			t.Errorf("%s: the host received %q, %v: then it is nothing to guard", c.to, got[:n], err)
 		}
-		if after := w.counted(event.ForwardHost); after != before+1 {
+		if after := w.counted(event.ForwardedToHost); after != before+1 {
 			t.Errorf("%s: %d packets went to the host as such, want 1", c.to, after-before)
 		}
 	}

@@ -60,14 +60,14 @@ func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 	w.start(false)
 	a, b := w.pod("a"), w.pod("b")
 	reader := w.node.Ring.Read(time.Time{})
-	before := w.counted(event.DropSpoofedIP)
+	before := w.counted(event.SpoofedIP)
 	for range 50 {
 		a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
 	}
-	sent := w.counted(event.DropSpoofedIP) - before
+	sent := w.counted(event.SpoofedIP) - before
 	seen, lost := uint64(0), uint64(0)
 	w.await(reader, func(e observe.Event) bool {
-		if e.Reason == uint32(event.DropSpoofedIP) {
+		if e.Reason == uint32(event.SpoofedIP) {
 			seen++
 		}
 		lost += uint64(e.KernelLost)
@@ -96,7 +96,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 		x, err := w.node.Kernel.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})
-		if err != nil || x.Reason != event.ForwardPeer || !x.Tracked || x.Next.Evaluated || x.Next.Reason != event.ForwardPeer || x.Connection.Initiator != e.Source {
+		if err != nil || x.Reason != event.ForwardedToPod || !x.Tracked || x.Next.Evaluated || x.Next.Reason != event.ForwardedToPod || x.Connection.Initiator != e.Source {
 			t.Errorf("explained: %+v, %v", x, err)
 		}
 		p, err := w.node.Collector.Collect(t.Context())

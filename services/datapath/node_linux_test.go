@@ -38,16 +38,16 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 	w.start(true)
 	a, b := w.pod("a"), w.pod("b")
 	for _, addr := range b.spec.Addrs {
-		before := w.counted(event.ForwardPeer)
+		before := w.counted(event.ForwardedToPod)
 		if err := talk(a.ns, b.echo(addr), patience); err != nil {
 			t.Fatalf("tcp a to %v: %v", addr, err)
 		}
 		// three of the handshake, data and acknowledgement both ways
-		if n := w.counted(event.ForwardPeer) - before; n < 6 {
+		if n := w.counted(event.ForwardedToPod) - before; n < 6 {
 			t.Errorf("tcp a to %v: the programs moved %d packets, want at least 6", addr, n)
 		}
 	}
-	if n := w.counted(event.ForwardFromStack); n != 0 {
+	if n := w.counted(event.ForwardedFromStack); n != 0 {
 		t.Errorf("%d packets between pods went through the host's stack", n)
 	}
 	diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
@@ -67,11 +67,11 @@ func TestKernelHostAndPodTalk(t *testing.T) {
 	}
 	host := &pod{t: t, ns: w.home}
 	for _, addr := range w.node.Ranges.NodeAddrs() {
-		before := w.counted(event.ForwardHost)
+		before := w.counted(event.ForwardedToHost)
 		if err := talk(p.ns, host.echo(addr), patience); err != nil {
 			t.Errorf("pod to its host %v: %v", addr, err)
 		}
-		if w.counted(event.ForwardHost) == before {
+		if w.counted(event.ForwardedToHost) == before {
 			t.Errorf("pod to its host %v: no packet counted", addr)
 		}
 	}
@@ -93,11 +93,11 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	if existed, err := w.node.Core.Delete(t.Context(), b.owner); err != nil || !existed {
 		t.Fatalf("delete: %v, %v", existed, err)
 	}
-	dropped := w.counted(event.DropNoRoute) + w.counted(event.DropNoEndpoint)
+	dropped := w.counted(event.NoRoute) + w.counted(event.NoEndpoint)
 	if err := exchange(c, "after", 300*time.Millisecond); err == nil {
 		t.Error("a connection of a deleted endpoint still exchanges data")
 	}
-	if w.counted(event.DropNoRoute)+w.counted(event.DropNoEndpoint) == dropped {
+	if w.counted(event.NoRoute)+w.counted(event.NoEndpoint) == dropped {
 		t.Error("no drop was counted")
 	}
 	servicetest.EventuallyNil(t, "release", func() error {
@@ -150,10 +150,10 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	a, b := w.pod("a"), w.pod("b")
-	before := w.counted(event.DropSpoofedIP)
+	before := w.counted(event.SpoofedIP)
 	reader := w.node.Ring.Tail()
 	a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
-	if n := w.counted(event.DropSpoofedIP) - before; n != 1 {
+	if n := w.counted(event.SpoofedIP) - before; n != 1 {
 		t.Fatalf("%d spoofed packets counted, want 1", n)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -163,7 +163,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 		if err != nil {
 			t.Fatalf("no event of the spoofed packet: %v", err)
 		}
-		if e.Reason != uint32(event.DropSpoofedIP) {
+		if e.Reason != uint32(event.SpoofedIP) {
 			continue
 		}
 		if e.From.Owner != a.owner || e.Verdict != observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
@@ -545,7 +545,7 @@ func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
 			}
 		}
 	}()
-	before := w.counted(event.ForwardPeer)
+	before := w.counted(event.ForwardedToPod)
 	const packets = 50_000
 	for range packets {
 		if _, err := c.Write([]byte("x")); err != nil {
@@ -554,10 +554,10 @@ func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
 	}
 	close(stop)
 	n := <-replaced
-	if got := w.counted(event.ForwardPeer) - before; got != packets {
+	if got := w.counted(event.ForwardedToPod) - before; got != packets {
 		t.Errorf("%d packets sent during %d replacements, the programs moved %d", packets, n, got)
 	}
-	if stack := w.counted(event.ForwardFromStack); stack != 0 {
+	if stack := w.counted(event.ForwardedFromStack); stack != 0 {
 		t.Errorf("%d packets went through the stack", stack)
 	}
 	if n < 10 {
@@ -594,13 +594,13 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 	}
 	program := filter()
 	for i := range 5 {
-		moved := w.counted(event.ForwardPeer)
+		moved := w.counted(event.ForwardedToPod)
 		w.stop()
 		if err := exchange(c, fmt.Sprint("while it is away ", i), patience); err != nil {
 			t.Fatal(err)
 		}
 		w.start(true)
-		if n := w.counted(event.ForwardPeer); n <= moved {
+		if n := w.counted(event.ForwardedToPod); n <= moved {
 			t.Errorf("restart %d: the counter went from %d to %d, so other programs carried the traffic", i, moved, n)
 		}
 		if now := filter(); now != program {

@@ -183,9 +183,9 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 			t.Errorf("pod to its host in the range of %v: %v", addr, err)
 		}
 	}
-	before := w.counted(event.DropNoRoute)
+	before := w.counted(event.NoRoute)
 	err = talk(a.ns, netip.MustParseAddrPort("10.97.0.99:80"), 100*time.Millisecond)
-	if err == nil || w.counted(event.DropNoRoute) == before {
+	if err == nil || w.counted(event.NoRoute) == before {
 		t.Error("an address of the new range without an endpoint is not dropped with the reason no-route")
 	}
 	c, err := dialIn(a.ns, "tcp", b.echo(b.spec.Addrs[0]), patience)

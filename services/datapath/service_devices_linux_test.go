@@ -56,7 +56,7 @@ func TestKernelAddressesOfServicesAreNotTheHosts(t *testing.T) {
 	if err != nil || slices.Contains(have, service) || slices.Contains(have, vip) {
 		t.Errorf("host addresses %v, %v; want neither %v nor %v", have, err, service, vip)
 	}
-	for to, want := range map[netip.Addr]event.Reason{service: event.ForwardOutside, own: event.ForwardHost} {
+	for to, want := range map[netip.Addr]event.Reason{service: event.ForwardedOutside, own: event.ForwardedToHost} {
 		before := w.counted(want)
 		a.sendFrom(a.spec.Addrs[0], netip.AddrPortFrom(to, 53))
 		if n := w.counted(want) - before; n != 1 {

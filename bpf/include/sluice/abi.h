@@ -13,6 +13,7 @@
 
 #include <linux/types.h>
 
+#include <sluice/reason.h>
 #include <sluice/service_abi.h>
 
 #define SL_MAX_SLOTS 4096
@@ -165,92 +166,6 @@ enum sl_direction {
 	SL_INGRESS = 2, /* what an endpoint receives */
 };
 
-/*
- * Why a packet was forwarded or dropped. Numbers are never reused: they are
- * read by a newer process from the counters of an older program. Forwarding
- * reasons lie below SL_FIRST_DROP, drops that send no event at the end.
- */
-enum sl_reason {
-	SL_CONTINUE = 0, /* undecided: the next step goes on */
-
-	SL_FWD_PEER = 1, /* into another pod's namespace */
-	SL_FWD_REDIRECT = 2, /* out of another pod's host end */
-	SL_FWD_HOST = 3, /* to the local host */
-	SL_FWD_OUTSIDE = 4, /* to the host's stack, for elsewhere */
-	SL_FWD_FROM_STACK = 5, /* from the host's stack into the pod */
-	SL_REPLY_ARP = 6, /* answered for the gateway */
-	SL_REPLY_NDP = 7, /* answered for the gateway */
-	SL_STACK_TTL = 8, /* to the stack, which answers time exceeded */
-	SL_STACK_MTU = 9, /* to the stack, which answers too big, or fragments */
-	SL_FWD_OVERLAY = 10, /* into the tunnel, to another node */
-	SL_FWD_NATIVE = 11, /* out of an uplink, to another node */
-	SL_FWD_STACK = 12, /* from another node to the stack, which may translate it */
-	SL_REPLY_SERVICE = 13, /* answered for a service: too big for the way to the backend */
-
-	SL_ASK_SERVICE = 15, /* within a program: of no connection that is known */
-
-	SL_FIRST_DROP = 16,
-	SL_DROP_NOT_IP = 16, /* neither IPv4, IPv6 nor ARP, or tagged */
-	SL_DROP_NO_ENDPOINT = 17, /* the device leads to no slot */
-	SL_DROP_MALFORMED = 18, /* a header is cut short or contradicts itself */
-	SL_DROP_SPOOFED_MAC = 19, /* not the pod's Ethernet address */
-	SL_DROP_SPOOFED_IP = 20, /* not the pod's address */
-	SL_DROP_WRONG_MAC = 21, /* addressed to another Ethernet device */
-	SL_DROP_SOURCE_ROUTE = 22, /* the packet chooses its own way */
-	SL_DROP_EXT_HEADERS = 23, /* more IPv6 extension headers than we walk */
-	SL_DROP_MARTIAN = 24, /* an address that is never on the wire */
-	SL_DROP_LINK_LOCAL = 25, /* link-local traffic beyond the gateway */
-	SL_DROP_TUNNEL_PORT = 26, /* would forge an identity */
-	SL_DROP_POLICY_DENIED = 27, /* by the policy */
-	SL_DROP_POLICY_PENDING = 28, /* the policy is not known yet */
-	SL_DROP_POLICY_TABLE = 29, /* the table does not exist */
-	SL_DROP_NO_ROUTE = 30, /* in the pod range, but nobody has it */
-	SL_DROP_HAIRPIN = 31, /* the pod to itself */
-	SL_DROP_WRONG_ADDRESS = 32, /* sent into a pod that has another address */
-	SL_DROP_REWRITE = 33, /* the kernel refused to change the packet */
-	SL_DROP_DELIVERY = 34, /* the endpoint says no way to deliver */
-	SL_DROP_IDENTITY_UNKNOWN = 35, /* denied because nobody knows the peer */
-	SL_DROP_TABLE_CORRUPT = 36, /* a table leads nowhere */
-	SL_DROP_NO_PROXY = 37, /* the policy wants a proxy, and there is none */
-	SL_DROP_CT_INVALID = 38, /* fits no connection and can start none */
-	SL_DROP_CT_INSERT = 39, /* no room for the connection */
-	SL_DROP_CT_BUDGET = 40, /* the endpoint opens too many connections */
-	SL_DROP_FRAGMENT = 41, /* the first fragment was not seen */
-	SL_DROP_NO_NODE = 42, /* the destination's node is not known, or not reached */
-	SL_DROP_UNKNOWN_NODE = 43, /* in a tunnel that comes from no node */
-	SL_DROP_SPOOFED_NODE = 44, /* not from the node that has its source */
-	SL_DROP_SPOOFED_IDENTITY =
-		45, /* the tunnel names an identity that its source cannot have */
-	SL_DROP_TUNNEL_KEY = 46, /* the kernel refused the key of the tunnel, or gave none */
-	SL_DROP_TRANSIT = 47, /* for another node's pod, from neither this node nor its pods */
-
-	SL_FIRST_QUIET = 48,
-	SL_QUIET_ARP = 48, /* ARP for anything but the gateway */
-	SL_QUIET_NDP = 49, /* neighbour discovery for anything but the gateway */
-	SL_QUIET_MULTICAST = 50,
-	SL_QUIET_BROADCAST = 51,
-
-	/* Drops again: a number is never given twice, and those below were used up. */
-	SL_FIRST_LATE = 52,
-	SL_DROP_NO_BACKEND = 52, /* of a service; the sender is told */
-	SL_DROP_NO_LOCAL_BACKEND = 53, /* the service wants one of this node, which has none */
-	SL_DROP_SOURCE_RANGE = 54, /* the service is for other sources */
-	SL_DROP_SERVICE_CORRUPT = 55, /* a service leads nowhere */
-	SL_DROP_SERVICE_PORT =
-		56, /* of SCTP: the backend has another, and no checksum could follow */
-	SL_DROP_SERVICE_IN_USE = 57, /* the sender's port is in use to every backend; it is told */
-	SL_DROP_NAT_EXHAUSTED =
-		58, /* no port of the node is free for the way to the backend; the sender is told */
-	SL_DROP_NAT_SOURCE = 59, /* the node has no address for that way; the sender is told */
-	SL_DROP_SERVICE_INSIDE = 60, /* from outside, to a service of the cluster alone */
-	SL_DROP_NO_SERVICE_PORT = 61, /* at an address of services alone; a pod is told */
-	/* the sender has its share of the node's ports to the backend; it is told */
-	SL_DROP_NAT_SHARE = 62,
-	SL_DROP_XL_SHARE = 63, /* the endpoint has its share of translations */
-	SL_DROP_FRAGMENT_SHARE = 64, /* and of datagrams in fragments */
-
-	SL_REASONS, /* how many numbers are in use */
-};
 _Static_assert(SL_REASONS <= SL_MAX_REASONS, "each reason has its cells");
 
 /* sl_endpoint.pol: the identity is the second one. So one store changes who the

@@ -39,11 +39,11 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 		return reason;
 	/* errors are short: a pod cuts one to hide what it quotes */
 	if (p->hook == SL_EGRESS && p->more_fragments)
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	switch (relation_of(skb, p)) {
 	case SL_FORGED:
 		if (p->hook == SL_EGRESS)
-			return SL_DROP_CT_INVALID;
+			return SL_REASON_CONNECTION_INVALID;
 		return judge_sides(p, SL_BOTH_SIDES);
 	case SL_RELATED_VIA_STACK:
 		/* which must translate the quotation back, too */
@@ -98,7 +98,7 @@ static __always_inline enum sl_reason pick_up(struct sl_packet *p, __u32 *flags)
 	enum sl_reason reason;
 
 	if (!may_pick_up(p->src_slot) || !may_pick_up(p->dst_slot))
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	reason = judge_sides(p, SL_BOTH_SIDES);
 	if (reason)
 		return reason;
@@ -163,12 +163,12 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	bool midway;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	write_key(p);
 	p->reply = false;
 	midway = p->proto == SL_TCP && !begins(p);
 	if (midway && (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	/* before the peer is looked up: what changes meanwhile is seen later */
 	addr_epochs = address_epochs(p);
 	reason = find_peer(skb, p, 0);
@@ -320,7 +320,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	__u32 addr_epochs, flags;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	write_key(p);
 	p->reply = false;
 	addr_epochs = address_epochs(p);
@@ -337,7 +337,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	opposite = is_reply(p, ct);
 	flags = READ_ONCE(ct->flags);
 	if (opposite && !has_ended(flags))
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
 		/* of another sender, with the ports of this connection */
 		if (!agrees(skb, p, ct, READ_ONCE(ct->where), addr_epochs))
@@ -417,7 +417,7 @@ static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct
  * Something by which a connection was evaluated has changed. It is evaluated again
  * as the connection: only where something has moved, with the ports with which
  * it began, whichever way this packet goes; as one either end may have begun,
- * both ways. SL_DROP_CT_INVALID says that it has lost its entry since the caller
+ * both ways. SL_REASON_CONNECTION_INVALID says that it has lost its entry since the caller
  * looked.
  */
 __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
@@ -428,11 +428,11 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	struct sl_ct *ct;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	write_key(p);
 	ct = find_connection(p);
 	if (!ct)
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	p->reply = is_reply(p, ct);
 	epochs = READ_ONCE(ct->epochs);
 	where = READ_ONCE(ct->where);
@@ -529,21 +529,21 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	__u32 addr_epochs;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	if (p->proto == SL_ICMP || p->proto == SL_ICMPV6) {
 		if (is_error(p))
 			return admit_error(skb, p);
 		if (p->hook == SL_EGRESS && is_router_message(p))
-			return SL_DROP_CT_INVALID;
+			return SL_REASON_CONNECTION_INVALID;
 		if (!is_echo(p))
 			return admit_once(skb, p);
 	}
 	/* no end of a connection sends both, or none */
 	if (p->proto == SL_TCP && !p->fragment && p->tcp_flags & SL_TCP_SYN &&
 	    p->tcp_flags & (SL_TCP_FIN | SL_TCP_RST))
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	if (lacks_flags(p))
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	ct = SL_FROM_OUTSIDE && p->unknown ? NULL : find_known(p);
 	if (SL_PROGRAM == SL_PROGRAM_TO_POD && may_be_readdressed(skb, p, ct)) {
 		answer_from_asked(p);
@@ -558,7 +558,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct) && !p->translated) {
 		if (!is_reply(p, ct))
 			recall_service(p, ct);
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	}
 	if (begins(p))
 		return admit_again(skb, p);
@@ -578,14 +578,14 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (unlikely(moved_sides(READ_ONCE(ct->epochs), where, addr_epochs) || !is_own(p, where) ||
 		     was_relabelled(p, ct))) {
 		reason = admit_anew(skb, p);
-		if (reason != SL_DROP_CT_INVALID)
+		if (reason != SL_REASON_CONNECTION_INVALID)
 			return reason;
 		return admit_unknown(skb, p);
 	}
 	recall_peer(p, ct, where);
 	recall_service(p, ct);
 	if (p->hook == SL_EGRESS && is_tunnel_packet(p))
-		return SL_DROP_TUNNEL_PORT;
+		return SL_REASON_TUNNEL_PORT;
 	advance(p, ct);
 	if (unlikely(p->news & SL_NEWS_CLOSED) && cfg_services)
 		return_share(p, ct, where);
@@ -623,7 +623,7 @@ static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct 
 	if (SL_TRANSLATES && reason == SL_ASK_SERVICE)
 		reason = admit_to_service(skb, p);
 	if (SL_TRANSLATES && p->untold && !reason && !store_translation(p))
-		return SL_DROP_XL_SHARE;
+		return SL_REASON_TRANSLATION_SHARE;
 	return reason;
 }
 

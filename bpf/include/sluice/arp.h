@@ -36,17 +36,17 @@ static __always_inline enum sl_reason answer_arp(struct __sk_buff *skb, const st
 	struct sl_arp arp;
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &arp, sizeof(arp)))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	if (arp.hardware != bpf_htons(1) || arp.protocol != bpf_htons(ETH_P_IP) ||
 	    arp.hardware_len != ETH_ALEN || arp.protocol_len != 4 ||
 	    arp.operation != bpf_htons(1) || arp_ip(arp.target_ip) != gateway ||
 	    arp_ip(arp.sender_ip) == 0)
-		return SL_QUIET_ARP;
+		return SL_REASON_ARP;
 	if (!equal_mac(arp.sender_mac, p->src_mac))
-		return SL_DROP_SPOOFED_MAC;
+		return SL_REASON_SPOOFED_MAC;
 	if (arp_ip(arp.sender_ip) != src->ip4)
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 
 	arp.operation = bpf_htons(2);
 	__builtin_memcpy(arp.target_mac, arp.sender_mac, ETH_ALEN);
@@ -57,8 +57,8 @@ static __always_inline enum sl_reason answer_arp(struct __sk_buff *skb, const st
 	if (bpf_skb_store_bytes(skb, 0, p->src_mac, ETH_ALEN, 0) ||
 	    bpf_skb_store_bytes(skb, ETH_ALEN, src->hmac, ETH_ALEN, 0) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &arp, sizeof(arp), BPF_F_RECOMPUTE_CSUM))
-		return SL_DROP_REWRITE;
-	return SL_REPLY_ARP;
+		return SL_REASON_REWRITE_FAILED;
+	return SL_REASON_ANSWERED_ARP;
 }
 
 #endif

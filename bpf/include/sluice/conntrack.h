@@ -484,9 +484,9 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	long err;
 
 	if (!p)
-		return SL_DROP_CT_INSERT;
+		return SL_REASON_CONNECTION_INSERT_FAILED;
 	if (!within_budget(p))
-		return SL_DROP_CT_BUDGET;
+		return SL_REASON_CONNECTION_BUDGET;
 	ct = &p->entry;
 	__builtin_memset(ct, 0, sizeof(*ct));
 	ct->where = evaluated_where(p, addr_epochs);
@@ -512,11 +512,11 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 		/* another CPU was faster: with the same, or from the other end */
 		other = find_connection(p);
 		if (other && begins(p) && is_reply(p, other))
-			return SL_DROP_CT_INVALID;
+			return SL_REASON_CONNECTION_INVALID;
 		return SL_CONTINUE;
 	}
 	if (err)
-		return SL_DROP_CT_INSERT;
+		return SL_REASON_CONNECTION_INSERT_FAILED;
 	p->ct_flags = (__u16)ct->flags;
 	p->news |= SL_NEWS_VERDICT;
 	count_connection(SL_CT_STAT_CREATED);

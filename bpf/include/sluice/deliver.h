@@ -29,13 +29,13 @@ static __always_inline enum sl_reason needs_stack(struct __sk_buff *skb, const s
 	__u32 len = 0;
 
 	if (p->hops <= 1)
-		return SL_STACK_TTL;
+		return SL_REASON_STACK_TIME_EXCEEDED;
 	if (likely(skb->len - ETH_HLEN <= dst->mtu))
 		return SL_CONTINUE;
 	/* the segments of a GSO packet count, and only the kernel knows them */
 	if (skb->gso_size && !bpf_check_mtu(skb, dst->ifindex, &len, 0, BPF_MTU_CHK_SEGS))
 		return SL_CONTINUE;
-	return SL_STACK_MTU;
+	return SL_REASON_STACK_TOO_BIG;
 }
 
 /* A frame up to the checksum of its IPv4 header. */
@@ -90,15 +90,15 @@ static __always_inline enum sl_reason
 deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_endpoint *dst)
 {
 	if (p->family == 4 ? forward4(skb, dst) : forward6(skb, p, dst))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 
 	switch (dst->deliver) {
 	case SL_DELIVER_PEER:
-		return SL_FWD_PEER;
+		return SL_REASON_FORWARDED_TO_POD;
 	case SL_DELIVER_REDIRECT:
-		return SL_FWD_REDIRECT;
+		return SL_REASON_FORWARDED_TO_POD_DEVICE;
 	}
-	return SL_DROP_DELIVERY;
+	return SL_REASON_DELIVERY_UNKNOWN;
 }
 
 /*
@@ -121,12 +121,12 @@ static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct s
 	enum sl_reason reason;
 
 	if (!dst)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	reason = needs_stack(skb, p, dst);
 	if (reason)
 		return reason;
 	if (needs_rewrite(p) && rewrite_for_pod(skb, p))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	*ifindex = dst->ifindex;
 	return deliver_local(skb, p, dst);
 }
@@ -151,39 +151,39 @@ static __always_inline int give_to_stack(struct __sk_buff *skb)
 static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u32 ifindex)
 {
 	switch (reason) {
-	case SL_FWD_PEER:
+	case SL_REASON_FORWARDED_TO_POD:
 		skb->mark = 0;
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return (int)bpf_redirect_peer(ifindex, 0);
-	case SL_FWD_REDIRECT:
+	case SL_REASON_FORWARDED_TO_POD_DEVICE:
 		skb->mark = mark_judged(ifindex);
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return (int)bpf_redirect(ifindex, 0);
-	case SL_REPLY_ARP:
-	case SL_REPLY_NDP:
-	case SL_REPLY_SERVICE:
+	case SL_REASON_ANSWERED_ARP:
+	case SL_REASON_ANSWERED_NDP:
+	case SL_REASON_ANSWERED_TOO_BIG:
 		skb->mark = mark_judged(skb->ifindex);
 		return (int)bpf_redirect(skb->ifindex, 0);
-	case SL_FWD_HOST:
-	case SL_FWD_OUTSIDE:
-	case SL_STACK_TTL:
-	case SL_STACK_MTU:
+	case SL_REASON_FORWARDED_TO_HOST:
+	case SL_REASON_FORWARDED_OUTSIDE:
+	case SL_REASON_STACK_TIME_EXCEEDED:
+	case SL_REASON_STACK_TOO_BIG:
 		skb->mark = SL_MARK_POD;
 		skb->priority = 0;
 		return TC_ACT_OK;
-	case SL_FWD_OVERLAY:
+	case SL_REASON_FORWARDED_OVERLAY:
 		skb->mark = SL_MARK_KEYED;
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return TC_ACT_REDIRECT;
-	case SL_FWD_NATIVE:
+	case SL_REASON_FORWARDED_NATIVE:
 		skb->mark = 0;
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return TC_ACT_REDIRECT;
-	case SL_FWD_FROM_STACK:
+	case SL_REASON_FORWARDED_FROM_STACK:
 		return TC_ACT_OK;
 	default:
 		return TC_ACT_SHOT;

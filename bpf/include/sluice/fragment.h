@@ -71,7 +71,7 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 	__u32 *found, ports;
 
 	if (!p)
-		return SL_DROP_FRAGMENT;
+		return SL_REASON_FRAGMENT_UNKNOWN;
 	if (!has_ports(p))
 		return SL_CONTINUE;
 	fragment_key(p, &key);
@@ -80,7 +80,7 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 		key.family |= SL_FRAGMENT_BY_STACK;
 		found = bpf_map_lookup_elem(&sl_frag, &key);
 		if (!found)
-			return SL_DROP_FRAGMENT;
+			return SL_REASON_FRAGMENT_UNKNOWN;
 		p->by_stack = 1;
 	}
 	ports = *found;
@@ -105,18 +105,18 @@ enum sl_lead {
 static __always_inline enum sl_lead lead_of(enum sl_reason reason)
 {
 	switch (reason) {
-	case SL_FWD_PEER:
-	case SL_FWD_REDIRECT:
-	case SL_FWD_OVERLAY:
-	case SL_FWD_NATIVE:
+	case SL_REASON_FORWARDED_TO_POD:
+	case SL_REASON_FORWARDED_TO_POD_DEVICE:
+	case SL_REASON_FORWARDED_OVERLAY:
+	case SL_REASON_FORWARDED_NATIVE:
 		return SL_LEAD_PAST_STACK;
-	case SL_FWD_HOST:
-	case SL_FWD_OUTSIDE:
-	case SL_FWD_STACK:
-	case SL_STACK_TTL:
-	case SL_STACK_MTU:
+	case SL_REASON_FORWARDED_TO_HOST:
+	case SL_REASON_FORWARDED_OUTSIDE:
+	case SL_REASON_FORWARDED_TO_STACK:
+	case SL_REASON_STACK_TIME_EXCEEDED:
+	case SL_REASON_STACK_TOO_BIG:
 		return SL_LEAD_BY_STACK;
-	case SL_REPLY_SERVICE: /* so are the later ones */
+	case SL_REASON_ANSWERED_TOO_BIG: /* so are the later ones */
 		return SL_LEAD_ON;
 	default:
 		return SL_LEAD_NONE;

@@ -70,10 +70,10 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 	enum sl_reason reason;
 
 	if (!p)
-		return SL_DROP_NO_ENDPOINT;
+		return SL_REASON_NO_ENDPOINT;
 	src = endpoint_at(p->src_slot);
 	if (!src)
-		return SL_DROP_NO_ENDPOINT;
+		return SL_REASON_NO_ENDPOINT;
 	p->dst_slot = p->src_slot;
 	p->dst_identity = p->src_identity;
 	reason = needs_stack(skb, p, src);
@@ -81,7 +81,7 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 		return reason;
 	if (p->translated == SL_TRANSLATED_HAIRPIN) {
 		if (!store_way_back(p))
-			return SL_DROP_SERVICE_IN_USE;
+			return SL_REASON_SERVICE_PORT_IN_USE;
 		hairpin_address(from.addr, p->family);
 		from.port = p->sport;
 		to.port = p->dport;
@@ -92,7 +92,7 @@ __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet 
 	}
 	__builtin_memcpy(to.addr, p->src, sizeof(to.addr));
 	if (rewrite_end(skb, p, &from) || rewrite_end(skb, p, &to))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	return deliver_local(skb, p, src);
 }
 
@@ -122,7 +122,7 @@ __noinline enum sl_reason return_error(struct __sk_buff *skb, struct sl_packet *
 		return SL_CONTINUE;
 	src = endpoint_at(p->src_slot);
 	if (!src)
-		return SL_DROP_NO_ENDPOINT;
+		return SL_REASON_NO_ENDPOINT;
 	write_quoted_key(p, &q, SL_XL_SERVICE);
 	xl = find_translation(p->family);
 	if (!xl || !xl->back)
@@ -135,11 +135,11 @@ __noinline enum sl_reason return_error(struct __sk_buff *skb, struct sl_packet *
 	__builtin_memcpy(service.addr, xl->addr, sizeof(service.addr));
 	service.port = xl->port;
 	if (rewrite_quoted(skb, p, &q, &sender) || rewrite_quoted(skb, p, &q, &service))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	sender.source = 0;
 	service.source = 1;
 	if (rewrite_end(skb, p, &sender) || rewrite_end(skb, p, &service))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	return deliver_local(skb, p, src);
 }
 

@@ -29,7 +29,7 @@ __noinline enum sl_reason check_ip4_options(struct __sk_buff *skb, __u32 ihl)
 		if (at >= end)
 			return SL_CONTINUE;
 		if (bpf_skb_load_bytes(skb, at, option, 1))
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 		if (option[0] == SL_IP4_OPT_END)
 			return SL_CONTINUE;
 		if (option[0] == SL_IP4_OPT_NOP) {
@@ -37,10 +37,10 @@ __noinline enum sl_reason check_ip4_options(struct __sk_buff *skb, __u32 ihl)
 			continue;
 		}
 		if (option[0] == SL_IP4_OPT_LSRR || option[0] == SL_IP4_OPT_SSRR)
-			return SL_DROP_SOURCE_ROUTE;
+			return SL_REASON_SOURCE_ROUTE;
 		if (at + 2 > end || bpf_skb_load_bytes(skb, at, option, 2) || option[1] < 2 ||
 		    at + option[1] > end)
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 		at += option[1];
 	}
 	return SL_CONTINUE;
@@ -53,7 +53,7 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	__u32 ihl, total, frag;
 
 	if (read_packet(skb, ETH_HLEN, &ip))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	ihl = ip.ihl * 4;
 	total = bpf_ntohs(ip.tot_len);
@@ -61,7 +61,7 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	if (total == 0 && skb->gso_size)
 		total = skb->len - ETH_HLEN;
 	if (ip.version != 4 || ihl < sizeof(ip) || total < ihl || ETH_HLEN + total > skb->len)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	frag = bpf_ntohs(ip.frag_off);
 	p->family = 4;
@@ -77,7 +77,7 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 	*(__be32 *)p->dst = ip.daddr;
 
 	if (hides_header(p->proto, (frag & SL_IP4_OFFSET) * 8))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	if (ihl > sizeof(ip)) {
 		reason = check_ip4_options(skb, ihl);
 		if (reason)
@@ -102,11 +102,11 @@ static __always_inline enum sl_reason check_ip4_destination(const struct sl_pack
 	__u32 dst = bpf_ntohl(ip4_dst(p));
 
 	if (dst == 0xffffffff)
-		return SL_QUIET_BROADCAST;
+		return SL_REASON_BROADCAST;
 	if (dst >> 28 == 0xe)
-		return SL_QUIET_MULTICAST;
+		return SL_REASON_MULTICAST;
 	if (dst >> 28 == 0xf || dst >> 24 == 127 || dst >> 24 == 0)
-		return SL_DROP_MARTIAN;
+		return SL_REASON_MARTIAN_ADDRESS;
 	return SL_CONTINUE;
 }
 

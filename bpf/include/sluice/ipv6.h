@@ -45,7 +45,7 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 	__be32 id;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	/* unrolled: a loop may begin in its middle, and Linux 6.1 refuses one that
 	 * comes back without a jump
@@ -56,10 +56,10 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 
 		switch (p->proto) {
 		case SL_EXT_ROUTING:
-			return SL_DROP_SOURCE_ROUTE;
+			return SL_REASON_SOURCE_ROUTE;
 		case SL_EXT_HOP_BY_HOP:
 			if (i > 0)
-				return SL_DROP_MALFORMED;
+				return SL_REASON_MALFORMED;
 			break;
 		case SL_EXT_FRAGMENT:
 		case SL_EXT_AUTH:
@@ -75,34 +75,34 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 			break;
 
 		if (bpf_skb_load_bytes(skb, p->l4, ext, sizeof(ext)))
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 		bytes = (ext[1] + 1) * 8;
 		if (p->proto == SL_EXT_FRAGMENT)
 			bytes = 8;
 		else if (p->proto == SL_EXT_AUTH)
 			bytes = (ext[1] + 2) * 4;
 		if (!room_for(p, bytes))
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 
 		if (p->proto == SL_EXT_FRAGMENT) {
 			if (bpf_skb_load_bytes(skb, p->l4 + sizeof(ext), &id, sizeof(id)))
-				return SL_DROP_MALFORMED;
+				return SL_REASON_MALFORMED;
 			if (hides_header(ext[0], (ext[2] << 8 | ext[3]) & 0xfff8))
-				return SL_DROP_MALFORMED;
+				return SL_REASON_MALFORMED;
 			p->fragment = (ext[2] << 8 | ext[3]) & 0xfff8;
 			p->more_fragments = !p->fragment && ext[3] & 1;
 			p->last_fragment = p->fragment && !(ext[3] & 1);
 			p->fragment_id = bpf_ntohl(id);
 			/* later pieces could lie about what is behind, and write over it */
 			if (p->more_fragments && is_ext_header(ext[0]))
-				return SL_DROP_EXT_HEADERS;
+				return SL_REASON_EXTENSION_HEADERS;
 		}
 		p->proto = ext[0];
 		p->l4 += bytes;
 		if (p->fragment)
 			return SL_CONTINUE;
 	}
-	return SL_DROP_EXT_HEADERS;
+	return SL_REASON_EXTENSION_HEADERS;
 }
 
 /* struct ipv6hdr with addresses as words: they are copied in two loads each. */
@@ -124,14 +124,14 @@ static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl
 	__u32 payload;
 
 	if (read_packet(skb, ETH_HLEN, &ip))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	payload = bpf_ntohs(ip.payload_len);
 	/* a segmented packet above 64 KiB (BIG TCP) says 0 */
 	if (payload == 0 && skb->gso_size)
 		payload = skb->len - ETH_HLEN - sizeof(ip);
 	if (ip.version >> 4 != 6 || ETH_HLEN + sizeof(ip) + payload > skb->len)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	p->family = 6;
 	p->proto = ip.nexthdr;
@@ -167,9 +167,9 @@ static __always_inline bool is_martian6(const __u8 *addr)
 static __always_inline enum sl_reason check_ip6_destination(const struct sl_packet *p)
 {
 	if (p->dst[0] == 0xff)
-		return SL_QUIET_MULTICAST;
+		return SL_REASON_MULTICAST;
 	if (is_martian6(p->dst))
-		return SL_DROP_MARTIAN;
+		return SL_REASON_MARTIAN_ADDRESS;
 	return SL_CONTINUE;
 }
 

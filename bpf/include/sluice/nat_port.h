@@ -414,7 +414,7 @@ static __always_inline enum sl_reason claim_own_port(struct sl_packet *p, struct
 	from->port = p->sport;
 	p->search.sender = sender_number(p->src, p->family, count_seed());
 	p->search.over = 0;
-	return take_port(p, from) ? SL_CONTINUE : SL_DROP_NAT_EXHAUSTED;
+	return take_port(p, from) ? SL_CONTINUE : SL_REASON_NAT_EXHAUSTED;
 }
 
 /* Finds a port of the node for the connection, from an address of the node. */
@@ -424,7 +424,7 @@ __noinline enum sl_reason find_port(struct __sk_buff *skb, struct sl_packet *p, 
 
 	use_argument(skb);
 	if (!p || !from)
-		return SL_DROP_NAT_EXHAUSTED;
+		return SL_REASON_NAT_EXHAUSTED;
 	if (p->proto == SL_SCTP)
 		return claim_own_port(p, from);
 	p->search.hash = hash_of(p);
@@ -437,7 +437,7 @@ __noinline enum sl_reason find_port(struct __sk_buff *skb, struct sl_packet *p, 
 		if (try_port(p, from, i) && !is_port_of_host(skb, p, from) && take_port(p, from))
 			return SL_CONTINUE;
 	}
-	return p->search.over ? SL_DROP_NAT_SHARE : SL_DROP_NAT_EXHAUSTED;
+	return p->search.over ? SL_REASON_NAT_SHARE : SL_REASON_NAT_EXHAUSTED;
 }
 
 #endif

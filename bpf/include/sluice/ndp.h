@@ -107,8 +107,8 @@ static __always_inline enum sl_reason advertise(struct __sk_buff *skb, struct sl
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(ip), &advert, sizeof(advert),
 				BPF_F_RECOMPUTE_CSUM))
-		return SL_DROP_REWRITE;
-	return SL_REPLY_NDP;
+		return SL_REASON_REWRITE_FAILED;
+	return SL_REASON_ANSWERED_NDP;
 }
 
 /*
@@ -122,22 +122,22 @@ __noinline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
 	__u8 target[16] __attribute__((aligned(8)));
 
 	if (!p || !src)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	if (p->dport != SL_ND_SOLICIT << 8)
-		return SL_QUIET_NDP;
+		return SL_REASON_NDP;
 	/* RFC 4861 7.1.1: anything else was routed here, or is not one */
 	if (p->hops != 255 || p->l4 != ETH_HLEN + sizeof(struct ipv6hdr))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	if (!room_for(p, sizeof(ns)) ||
 	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(struct ipv6hdr), &ns, sizeof(ns)))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	__builtin_memcpy(target, ns.target, sizeof(target));
 	/* a source of :: asks whether the address is free */
 	if (!is_gateway6(target) || zero16(p->src))
-		return SL_QUIET_NDP;
+		return SL_REASON_NDP;
 	if (!is_link_local6(p->src) && !equal16(p->src, src->ip6))
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	return advertise(skb, p, src, target);
 }
 

@@ -116,9 +116,9 @@ find_node_behind_stack(struct __sk_buff *skb, struct sl_packet *p, const struct 
 	if (!p->node)
 		return SL_CONTINUE;
 	if (!ifindex)
-		return came_from_node(skb, p, way) ? SL_CONTINUE : SL_DROP_SPOOFED_NODE;
+		return came_from_node(skb, p, way) ? SL_CONTINUE : SL_REASON_SPOOFED_NODE;
 	if (way_flags(way) & SL_WAY_OVERLAY && ifindex != way_device(way))
-		return SL_DROP_SPOOFED_NODE;
+		return SL_REASON_SPOOFED_NODE;
 	return SL_CONTINUE;
 }
 
@@ -140,13 +140,13 @@ static __always_inline enum sl_reason find_tunnel_source(struct sl_packet *p)
 	bool of_node = is_node_identity(where.identity);
 
 	if (!where.node || where.node != p->node)
-		return SL_DROP_SPOOFED_NODE;
+		return SL_REASON_SPOOFED_NODE;
 	if (p->vni >= SL_VNI_FIRST && p->vni <= SL_VNI_LAST && !of_node) {
 		p->src_identity = p->vni;
 		return SL_CONTINUE;
 	}
 	if (!of_node)
-		return SL_DROP_SPOOFED_IDENTITY;
+		return SL_REASON_SPOOFED_IDENTITY;
 	switch (p->vni) {
 	case SL_ID_REMOTE_NODE:
 		p->src_identity = where.identity;
@@ -156,7 +156,7 @@ static __always_inline enum sl_reason find_tunnel_source(struct sl_packet *p)
 		p->src_identity = world_of(p->family);
 		return SL_CONTINUE;
 	}
-	return SL_DROP_SPOOFED_IDENTITY;
+	return SL_REASON_SPOOFED_IDENTITY;
 }
 
 /* Whether the VNI names the identity that the sender was evaluated as. */

@@ -37,12 +37,12 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
 	/* what came in a tunnel cannot be sent back: the stack answers */
 	if (!reason || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
 		return SL_CONTINUE;
-	if (reason == SL_STACK_MTU) {
+	if (reason == SL_REASON_STACK_TOO_BIG) {
 		if (may_be_cut(skb, p))
 			return SL_CONTINUE;
 		kind = SL_ANSWER_TOO_BIG;
 	}
-	return answer_sender(skb, p, kind) ? SL_DROP_REWRITE : SL_REPLY_SERVICE;
+	return answer_sender(skb, p, kind) ? SL_REASON_REWRITE_FAILED : SL_REASON_ANSWERED_TOO_BIG;
 }
 
 /*
@@ -61,7 +61,7 @@ static __always_inline enum sl_reason lead_on(struct __sk_buff *skb, struct sl_p
 	reason = answer_in_its_place(skb, p, obstacle);
 	if (reason)
 		return reason;
-	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return rewrite(skb, p) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
 /* To a backend that is a pod of this node. */
@@ -71,7 +71,7 @@ static __always_inline enum sl_reason lead_to_pod(struct __sk_buff *skb, struct 
 	enum sl_reason reason;
 
 	if (!dst)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	p->dst_identity = identity_of(dst);
 	reason = admit(skb, p);
 	p->answer_mtu = dst->mtu;
@@ -89,7 +89,7 @@ static __always_inline enum sl_reason obstacle_to_node(struct __sk_buff *skb, st
 	if (p->dst_slot == SL_SLOT_HOST)
 		return SL_CONTINUE;
 	if (!way)
-		return p->hops <= 1 ? SL_STACK_TTL : SL_CONTINUE;
+		return p->hops <= 1 ? SL_REASON_STACK_TIME_EXCEEDED : SL_CONTINUE;
 	p->answer_mtu = (__u16)way_mtu(way);
 	return remote_needs_stack(skb, p, way);
 }
@@ -101,11 +101,11 @@ static __always_inline enum sl_reason lead_away(struct __sk_buff *skb, struct sl
 	enum sl_reason reason;
 
 	if (where.flags & SL_IP_POD_RANGE && p->dst_slot == SL_SLOT_NONE)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	p->dst_identity = p->dst_slot == SL_SLOT_HOST ? SL_ID_HOST : where.identity;
 	/* whoever may name backends could have this node send what others believe */
 	if (is_tunnel_packet(p))
-		return SL_DROP_TUNNEL_PORT;
+		return SL_REASON_TUNNEL_PORT;
 	reason = find_source(skb, p, 0);
 	if (reason)
 		return reason;
@@ -167,17 +167,17 @@ static __always_inline enum sl_reason pass_by(struct __sk_buff *skb, struct sl_p
 
 	/* a node port may lie among those that answers come to */
 	if (lacks_claim(skb, p))
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	if (p->dst_slot != SL_SLOT_NONE || is_ndp(p) || !is_of_services(p->dst, p->family))
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	where = ipcache_of(p->dst, p->family);
-	return where.node ? SL_FWD_STACK : SL_DROP_NO_SERVICE_PORT;
+	return where.node ? SL_REASON_FORWARDED_TO_STACK : SL_REASON_NO_SERVICE_PORT;
 }
 
 /*
  * Leads a packet that comes from outside to the backend of the service that it asks
- * for. SL_FWD_STACK with p->translated says that it was led there, and without, that it
- * asks for none.
+ * for. SL_REASON_FORWARDED_TO_STACK with p->translated says that it was led there, and without,
+ * that it asks for none.
  */
 static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -187,7 +187,7 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 	 * follows its first one.
 	 */
 	if (is_of_tunnel(p) || follow_fragments(p))
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	p->dst_slot = slot_of_address(p->dst, p->family);
 	reason = restore_destination(skb, p);
 	if (reason)
@@ -226,7 +226,7 @@ static __always_inline enum sl_reason answer_outside(struct __sk_buff *skb, stru
 	p->reply = 1;
 	if (leads_fragments(p))
 		lead_fragments(p, SL_LEAD_ON);
-	return rewrite(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return rewrite(skb, p) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
 /*

@@ -90,13 +90,13 @@ static __always_inline enum sl_reason parse_ethernet(struct __sk_buff *skb, stru
 	struct sl_ethernet eth;
 
 	if (read_packet(skb, 0, &eth))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 
 	__builtin_memcpy(p->dst_mac, eth.dst, ETH_ALEN);
 	__builtin_memcpy(p->src_mac, eth.src, ETH_ALEN);
 	p->ethertype = bpf_ntohs(eth.type);
 	if (skb->vlan_present)
-		return SL_DROP_NOT_IP;
+		return SL_REASON_NOT_IP;
 
 	switch (p->ethertype) {
 	case ETH_P_IP:
@@ -104,7 +104,7 @@ static __always_inline enum sl_reason parse_ethernet(struct __sk_buff *skb, stru
 	case ETH_P_ARP:
 		return SL_CONTINUE;
 	}
-	return SL_DROP_NOT_IP;
+	return SL_REASON_NOT_IP;
 }
 
 #endif

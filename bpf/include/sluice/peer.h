@@ -31,23 +31,23 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 	if (p->dst_slot != SL_SLOT_NONE) {
 		dst = endpoint_at(p->dst_slot);
 		if (!dst)
-			return SL_DROP_NO_ROUTE;
+			return SL_REASON_NO_ROUTE;
 		p->dst_identity = identity_of(dst);
-		return p->dst_slot == p->src_slot ? SL_DROP_HAIRPIN : SL_CONTINUE;
+		return p->dst_slot == p->src_slot ? SL_REASON_HAIRPIN : SL_CONTINUE;
 	}
 	if (p->family == 4 && *(__be32 *)p->dst == SL_GATEWAY4)
-		return SL_DROP_LINK_LOCAL;
+		return SL_REASON_LINK_LOCAL;
 	where = ipcache_of(p->dst, p->family);
 	p->dst_identity = known ? known : where.identity;
 	p->node = node_past_stack(&where);
 	if (where.flags & SL_IP_POD_RANGE)
-		return SL_DROP_NO_ROUTE;
+		return SL_REASON_NO_ROUTE;
 	if (!cfg_services || SL_PROGRAM != SL_PROGRAM_FROM_POD || where.node || p->translated ||
 	    !is_of_services(p->dst, p->family))
 		return SL_CONTINUE;
 	/* whom the answer comes from */
 	__builtin_memcpy(p->asked, p->dst, sizeof(p->asked));
-	return SL_DROP_NO_SERVICE_PORT;
+	return SL_REASON_NO_SERVICE_PORT;
 }
 
 /*
@@ -88,13 +88,13 @@ static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, s
 		if (!find_node_behind_stack(skb, p, &where))
 			return SL_CONTINUE;
 		if (!was_led(p, &where))
-			return SL_DROP_SPOOFED_NODE;
+			return SL_REASON_SPOOFED_NODE;
 		p->node = 0;
 		return SL_CONTINUE;
 	}
 	src = endpoint_at(p->src_slot);
 	if (!src || !is_from_pod(skb, p, p->src_slot))
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	p->src_identity = identity_of(src);
 	return SL_CONTINUE;
 }
@@ -108,7 +108,7 @@ static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 k
 	struct sl_ipcache where = ipcache_of(p->src, p->family);
 
 	if (where.flags & SL_IP_POD_RANGE)
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	p->node = node_past_stack(&where);
 	if (p->translated) {
 		/* answers go by the stack, also those to another node's pod */
@@ -117,12 +117,12 @@ static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 k
 			return SL_CONTINUE;
 		/* its pods, and itself by its overlay address, send in the tunnel */
 		if (!(where.flags & SL_IP_OF_DEVICE))
-			return SL_DROP_SPOOFED_NODE;
+			return SL_REASON_SPOOFED_NODE;
 		p->node = 0;
 		return SL_CONTINUE;
 	}
 	if (!p->node)
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	p->src_identity = known ? known : where.identity;
 	return SL_CONTINUE;
 }
@@ -135,7 +135,7 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 		return find_stack_source(skb, p, known);
 	/* from elsewhere, under an address of this node */
 	if (p->src_slot != SL_SLOT_NONE)
-		return SL_DROP_SPOOFED_IP;
+		return SL_REASON_SPOOFED_IP;
 	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
 		return find_tunnel_source(p);
 	return find_uplink_source(p, known);
@@ -148,13 +148,13 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 
 	use_argument(skb);
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	/* its identity anew: what the caller read may be older than its address
 	 * epochs, which tell of a change only if they are read first
 	 */
 	near = endpoint_at(p->hook == SL_EGRESS ? p->src_slot : p->dst_slot);
 	if (!near)
-		return SL_DROP_NO_ENDPOINT;
+		return SL_REASON_NO_ENDPOINT;
 	if (p->hook == SL_EGRESS)
 		p->src_identity = identity_of(near);
 	else
@@ -164,7 +164,7 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 	reason = find_destination(p, known);
 	if (reason)
 		return reason;
-	return is_tunnel_packet(p) ? SL_DROP_TUNNEL_PORT : SL_CONTINUE;
+	return is_tunnel_packet(p) ? SL_REASON_TUNNEL_PORT : SL_CONTINUE;
 }
 
 #endif

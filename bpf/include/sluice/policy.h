@@ -77,7 +77,7 @@ static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_dire
 	p->direction = from_source ? SL_EGRESS : SL_INGRESS;
 	e = endpoint_at(slot);
 	if (!e)
-		return SL_DROP_POLICY_TABLE;
+		return SL_REASON_POLICY_TABLE_UNKNOWN;
 	pol = from_source ? p->src_pol : p->dst_pol;
 	__builtin_memset(q, 0, sizeof(*q));
 	__builtin_memset(side, 0, sizeof(*side));
@@ -124,7 +124,7 @@ __noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
 	enum sl_reason reason = SL_CONTINUE;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	if (read_end(p->src_slot, &p->src_pol, &p->src_identity))
 		sides = SL_BOTH_SIDES;
 	if (read_end(p->dst_slot, &p->dst_pol, &p->dst_identity))

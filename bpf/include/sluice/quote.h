@@ -189,9 +189,9 @@ __noinline enum sl_reason restore_error(struct __sk_buff *skb, struct sl_packet 
 	if (reason)
 		return reason;
 	if (rewrite_quoted(skb, p, &q, &to))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	to.source = 0;
-	return rewrite_end(skb, p, &to) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return rewrite_end(skb, p, &to) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
 #endif

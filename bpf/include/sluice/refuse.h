@@ -268,13 +268,13 @@ __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 k
 static __always_inline bool is_refusal(enum sl_reason reason)
 {
 	switch (reason) {
-	case SL_DROP_NO_BACKEND:
-	case SL_DROP_SERVICE_IN_USE:
-	case SL_DROP_NAT_EXHAUSTED:
-	case SL_DROP_NAT_SHARE:
-	case SL_DROP_NAT_SOURCE:
+	case SL_REASON_SERVICE_NO_BACKEND:
+	case SL_REASON_SERVICE_PORT_IN_USE:
+	case SL_REASON_NAT_EXHAUSTED:
+	case SL_REASON_NAT_SHARE:
+	case SL_REASON_NAT_NO_SOURCE:
 		return true;
-	case SL_DROP_NO_SERVICE_PORT:
+	case SL_REASON_NO_SERVICE_PORT:
 		return SL_PROGRAM == SL_PROGRAM_FROM_POD;
 	default:
 		return false;

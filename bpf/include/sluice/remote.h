@@ -47,12 +47,12 @@ static __always_inline enum sl_reason remote_needs_stack(struct __sk_buff *skb,
 							 const struct sl_packet *p, __u64 way)
 {
 	if (p->hops <= 1)
-		return SL_STACK_TTL;
+		return SL_REASON_STACK_TIME_EXCEEDED;
 	if (likely(skb->len - ETH_HLEN <= way_mtu(way)))
 		return SL_CONTINUE;
 	if (skb->gso_size && skb->gso_size + segment_headers(skb, p) <= way_mtu(way))
 		return SL_CONTINUE;
-	return SL_STACK_MTU;
+	return SL_REASON_STACK_TOO_BIG;
 }
 
 /* TTL, protocol and checksum of an IPv4 header. */
@@ -108,10 +108,10 @@ __noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet
 	struct sl_node *node;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	node = node_at(p->node);
 	if (!node)
-		return SL_DROP_NO_NODE;
+		return SL_REASON_NO_NODE;
 	key.tunnel_id = identity;
 	key.tunnel_ttl = SL_OUTER_TTL;
 	if (cfg_tunnel_dscp)
@@ -124,8 +124,8 @@ __noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet
 		key.remote_ipv4 = bpf_ntohl(node->ip4);
 	}
 	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags))
-		return SL_DROP_TUNNEL_KEY;
-	return SL_FWD_OVERLAY;
+		return SL_REASON_TUNNEL_KEY;
+	return SL_REASON_FORWARDED_OVERLAY;
 }
 
 /* To the node itself, by its device. */
@@ -185,27 +185,30 @@ __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet
 	__u64 way;
 
 	if (!p)
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	node = node_at(p->node);
 	if (!node)
-		return SL_DROP_NO_NODE;
+		return SL_REASON_NO_NODE;
 	way = way_to(node, p->family);
 	if (!way)
-		return SL_DROP_NO_NODE;
+		return SL_REASON_NO_NODE;
 	reason = remote_needs_stack(skb, p, way);
 	if (reason)
 		return reason;
 	if ((needs_rewrite(p) && p->translated && rewrite(skb, p)) || lower_hops(skb, p))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	if (way_flags(way) & SL_WAY_OVERLAY) {
 		reason = set_tunnel_key(skb, p, p->src_identity, way_flags(way));
-		if (reason == SL_FWD_OVERLAY && bpf_redirect(way_device(way), 0) != TC_ACT_REDIRECT)
-			return SL_DROP_NO_NODE;
+		if (reason == SL_REASON_FORWARDED_OVERLAY &&
+		    bpf_redirect(way_device(way), 0) != TC_ACT_REDIRECT)
+			return SL_REASON_NO_NODE;
 		return reason;
 	}
 	if (way_flags(way) & SL_WAY_LOOKUP)
-		return send_by_routes(skb, p) == TC_ACT_REDIRECT ? SL_FWD_NATIVE : SL_DROP_NO_NODE;
-	return send_to_hop(p, node, way) == TC_ACT_REDIRECT ? SL_FWD_NATIVE : SL_DROP_NO_NODE;
+		return send_by_routes(skb, p) == TC_ACT_REDIRECT ? SL_REASON_FORWARDED_NATIVE
+								 : SL_REASON_NO_NODE;
+	return send_to_hop(p, node, way) == TC_ACT_REDIRECT ? SL_REASON_FORWARDED_NATIVE
+							    : SL_REASON_NO_NODE;
 }
 
 #endif

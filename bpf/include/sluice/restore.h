@@ -128,7 +128,8 @@ __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (leads_fragments(p))
 		lead_fragments(p, SL_LEAD_ON);
-	return rewrite_destination(skb, p) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return rewrite_destination(skb, p) ? SL_REASON_REWRITE_FAILED
+					   : SL_REASON_FORWARDED_TO_STACK;
 }
 
 #endif

@@ -37,9 +37,9 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	/* in the middle of a connection that has lost its entry */
 	if (p->proto == SL_TCP && !begins(p) &&
 	    (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	if (!within_budget(p))
-		return SL_DROP_CT_BUDGET;
+		return SL_REASON_CONNECTION_BUDGET;
 	__builtin_memset(ct, 0, sizeof(*ct));
 	ct->where = evaluated_where(p, 0);
 	ct->id_init = p->src_identity;
@@ -55,7 +55,7 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	if (err == -SL_EEXIST)
 		return SL_CONTINUE;
 	if (err)
-		return SL_DROP_CT_INSERT;
+		return SL_REASON_CONNECTION_INSERT_FAILED;
 	count_connection(SL_CT_STAT_CREATED);
 	p->news |= SL_NEWS_VERDICT;
 	return SL_CONTINUE;
@@ -68,7 +68,7 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 	struct sl_ct *ct;
 
 	if (!p)
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	p->zone = SL_ZONE_TRANSIT;
 	write_key(p);
 	ct = p->unknown ? NULL : look_up_connection(p);
@@ -79,7 +79,7 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 	if (!ct)
 		reason = open_transit(p);
 	else if (is_reply(p, ct) || lacks_flags(p))
-		reason = SL_DROP_CT_INVALID;
+		reason = SL_REASON_CONNECTION_INVALID;
 	else if (p->dst_slot == SL_SLOT_HOST)
 		advance(p, ct); /* no hook sees it again */
 	p->zone = SL_ZONE_POD;
@@ -117,10 +117,10 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 	__u16 place;
 
 	if (!p)
-		return SL_DROP_NAT_EXHAUSTED;
+		return SL_REASON_NAT_EXHAUSTED;
 	place = source_place(p);
 	if (!place || own_address(from.addr, place, p->family))
-		return SL_DROP_NAT_SOURCE;
+		return SL_REASON_NAT_NO_SOURCE;
 	reason = find_port(skb, p, &from);
 	if (reason)
 		return reason;
@@ -128,7 +128,7 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 	write_key(p);
 	ct = look_up_connection(p);
 	if (!ct)
-		return SL_DROP_CT_INVALID;
+		return SL_REASON_CONNECTION_INVALID;
 	word = (__u64 *)&ct->nat_port;
 	old = READ_ONCE(*word);
 	new = (old & ~0xffffffffULL) | (__u64)place << 16 | from.port;
@@ -153,13 +153,13 @@ static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, stru
 	if ((__u32)word) {
 		from->port = (__u16)word;
 		if (own_address(from->addr, (__u16)(word >> 16), p->family))
-			return SL_DROP_NAT_SOURCE;
+			return SL_REASON_NAT_NO_SOURCE;
 		if (READ_ONCE(ct->last_s) == now_seconds() || hold_claim(p, from))
 			return SL_CONTINUE;
 		if (has_ended(READ_ONCE(ct->flags)))
-			return SL_DROP_CT_INVALID;
+			return SL_REASON_CONNECTION_INVALID;
 		if (p->proto != SL_UDP && !begins(p))
-			return SL_DROP_NAT_EXHAUSTED;
+			return SL_REASON_NAT_EXHAUSTED;
 		__sync_val_compare_and_swap(claim, word, word & ~0xffffffffULL);
 		/* the next answer is the first one again: see remember_transit */
 		__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
@@ -169,7 +169,7 @@ static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, stru
 		return reason;
 	word = READ_ONCE(*claim);
 	from->port = (__u16)word;
-	return own_address(from->addr, (__u16)(word >> 16), p->family) ? SL_DROP_NAT_SOURCE
+	return own_address(from->addr, (__u16)(word >> 16), p->family) ? SL_REASON_NAT_NO_SOURCE
 								       : SL_CONTINUE;
 }
 
@@ -226,17 +226,17 @@ __noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packe
 			return SL_CONTINUE;
 		to.port = (__u16)word;
 		if (own_address(to.addr, (__u16)(word >> 16), p->family))
-			return SL_DROP_NAT_SOURCE;
+			return SL_REASON_NAT_NO_SOURCE;
 	} else {
 		if (find_asked(p, &to))
-			return SL_DROP_SERVICE_CORRUPT;
+			return SL_REASON_SERVICE_CORRUPT;
 	}
 	if (rewrite_quoted(skb, p, &q, &to))
-		return SL_DROP_REWRITE;
+		return SL_REASON_REWRITE_FAILED;
 	if (!equal16(p->src, q.dst) && SL_PROGRAM != SL_PROGRAM_TO_OVERLAY)
-		return SL_FWD_STACK;
+		return SL_REASON_FORWARDED_TO_STACK;
 	to.source = 1;
-	return rewrite_end(skb, p, &to) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return rewrite_end(skb, p, &to) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
 /*
@@ -283,8 +283,8 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 	if (leads_fragments(p))
 		lead_fragments(p, SL_LEAD_ON);
 	if (find_asked(p, &from))
-		return SL_DROP_SERVICE_CORRUPT;
-	return rewrite_end(skb, p, &from) ? SL_DROP_REWRITE : SL_FWD_STACK;
+		return SL_REASON_SERVICE_CORRUPT;
+	return rewrite_end(skb, p, &from) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
 /*
@@ -317,13 +317,13 @@ __noinline enum sl_reason translate_source(struct __sk_buff *skb, struct sl_pack
 	if (leads_fragments(p))
 		lead_fragments(p, SL_LEAD_ON);
 	if (READ_ONCE(p->reply))
-		reason = find_asked(p, &from) ? SL_DROP_SERVICE_CORRUPT : SL_CONTINUE;
+		reason = find_asked(p, &from) ? SL_REASON_SERVICE_CORRUPT : SL_CONTINUE;
 	else
 		reason = claimed_source(skb, p, ct, &from);
 	if (reason)
 		return reason;
 	advance(p, ct);
-	return rewrite_end(skb, p, &from) ? SL_DROP_REWRITE : SL_FWD_STACK;
+	return rewrite_end(skb, p, &from) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
 #endif

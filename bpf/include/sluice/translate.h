@@ -315,7 +315,7 @@ static __always_inline __u32 next_member(struct sl_choice *c, __u64 list)
 static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl_choice *c,
 						  const struct sl_front *front)
 {
-	enum sl_reason reason = SL_DROP_NO_BACKEND;
+	enum sl_reason reason = SL_REASON_SERVICE_NO_BACKEND;
 	__u32 backend;
 	__u64 list;
 	int i;
@@ -323,19 +323,19 @@ static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl
 	for (i = 0; i < SL_SERVICE_TRIES; i++) {
 		list = READ_ONCE(front->list);
 		if (list_flags(list) & SL_FRONT_SOURCES && !is_source(c))
-			return SL_DROP_SOURCE_RANGE;
+			return SL_REASON_SERVICE_SOURCE_RANGE;
 		if (!list_count(list))
-			return list_flags(list) & SL_FRONT_DROP ? SL_DROP_NO_LOCAL_BACKEND
-								: SL_DROP_NO_BACKEND;
+			return list_flags(list) & SL_FRONT_DROP ? SL_REASON_SERVICE_NO_LOCAL_BACKEND
+								: SL_REASON_SERVICE_NO_BACKEND;
 		backend = next_member(c, list);
 		if (!(has_affinity(front, list) && recall_affinity(c, front, list)) &&
 		    !read_backend(c, backend))
 			continue;
 		if (p->proto == SL_SCTP && c->port != p->asked_port)
-			return SL_DROP_SERVICE_PORT;
+			return SL_REASON_SERVICE_SCTP_PORT;
 		if (!is_in_use(p, c))
 			return SL_CONTINUE;
-		reason = SL_DROP_SERVICE_IN_USE;
+		reason = SL_REASON_SERVICE_PORT_IN_USE;
 	}
 	return reason;
 }
@@ -383,13 +383,13 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 	struct sl_front *front;
 
 	if (!p)
-		return SL_DROP_SERVICE_CORRUPT;
+		return SL_REASON_SERVICE_CORRUPT;
 	read_asked(p, &c);
 	__builtin_memcpy(c.client, p->src, sizeof(c.client));
 	c.front = number;
 	front = front_at(c.front);
 	if (!front)
-		return SL_DROP_SERVICE_CORRUPT;
+		return SL_REASON_SERVICE_CORRUPT;
 	c.hash = hash_of(p);
 	/* the address that was asked, also where the packet goes no further */
 	redirect_to(p, c.addr, c.port, c.front, SL_TRANSLATED_DESTINATION);
@@ -416,7 +416,7 @@ static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct 
 		return SL_CONTINUE;
 	}
 	if (SL_FROM_OUTSIDE && front == SL_FRONT_INSIDE)
-		return SL_DROP_SERVICE_INSIDE;
+		return SL_REASON_SERVICE_INSIDE;
 	return choose_backend(p, front);
 }
 

@@ -87,7 +87,7 @@ static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, str
 	case SL_ICMP:
 	case SL_ICMPV6:
 		if (!room_for(p, 8) || read_packet(skb, p->l4, &icmp))
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 		p->dport = (__u16)(icmp.type << 8 | icmp.code);
 		p->echo = bpf_ntohs(icmp.id);
 		return SL_CONTINUE;
@@ -96,22 +96,22 @@ static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, str
 	}
 
 	if (!room_for(p, need) || read_packet(skb, p->l4, &ports))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	p->sport = bpf_ntohs(ports.src);
 	p->dport = bpf_ntohs(ports.dst);
 
 	if (p->proto == SL_TCP) {
 		if (read_packet(skb, p->l4 + 12, &tcp))
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 		need = (tcp.offset >> 4) * 4;
 		if (need < 20 || !room_for(p, need))
-			return SL_DROP_MALFORMED;
+			return SL_REASON_MALFORMED;
 		p->tcp_flags = tcp.flags;
 	}
 	/* without a chunk it is none that we know */
 	if (p->proto == SL_SCTP && room_for(p, SL_SCTP_COMMON + 1) &&
 	    read_packet(skb, p->l4 + SL_SCTP_COMMON, &p->chunk))
-		return SL_DROP_MALFORMED;
+		return SL_REASON_MALFORMED;
 	return SL_CONTINUE;
 }
 

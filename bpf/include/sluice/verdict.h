@@ -119,18 +119,18 @@ static __always_inline enum sl_reason search(const struct sl_table *table, __u32
 	const __u32 *root;
 
 	if (class >= table->n_class)
-		return SL_DROP_TABLE_CORRUPT;
+		return SL_REASON_POLICY_TABLE_CORRUPT;
 	root = bpf_map_lookup_elem(&sl_class, &at);
 	if (!root)
-		return SL_DROP_TABLE_CORRUPT;
+		return SL_REASON_POLICY_TABLE_CORRUPT;
 	at = READ_ONCE(*root);
 	for (int depth = 0; depth < SL_DEPTH; depth++) {
 		node = bpf_map_lookup_elem(&sl_ports, &at);
 		if (!node)
-			return SL_DROP_TABLE_CORRUPT;
+			return SL_REASON_POLICY_TABLE_CORRUPT;
 		i = entry_of(node, point);
 		if (point > node->hi[i])
-			return SL_DROP_TABLE_CORRUPT;
+			return SL_REASON_POLICY_TABLE_CORRUPT;
 		at = node->val[i];
 		if (!(at & SL_CHILD)) {
 			rules->admin = at >> 16;
@@ -139,7 +139,7 @@ static __always_inline enum sl_reason search(const struct sl_table *table, __u32
 		}
 		at &= ~SL_CHILD;
 	}
-	return SL_DROP_TABLE_CORRUPT;
+	return SL_REASON_POLICY_TABLE_CORRUPT;
 }
 
 static __always_inline const struct sl_rule *rule_of(const struct sl_table *table, __u32 number)
@@ -162,15 +162,15 @@ static __always_inline enum sl_reason apply_rule(const struct sl_rule *rule, __u
 	case SL_ACTION_ALLOW:
 		return SL_CONTINUE;
 	case SL_ACTION_REDIRECT:
-		return SL_DROP_NO_PROXY;
+		return SL_REASON_NO_PROXY;
 	case SL_ACTION_DENY:
 		if (!unknown)
-			return SL_DROP_POLICY_DENIED;
+			return SL_REASON_POLICY_DENIED;
 		side->by = SL_BY_UNKNOWN_IDENTITY;
-		return SL_DROP_IDENTITY_UNKNOWN;
+		return SL_REASON_IDENTITY_UNKNOWN;
 	}
 	side->action = SL_ACTION_DENY;
-	return SL_DROP_TABLE_CORRUPT;
+	return SL_REASON_POLICY_TABLE_CORRUPT;
 }
 
 /* What holds where no rule decides. */
@@ -189,9 +189,9 @@ static __always_inline enum sl_reason apply_default(const struct sl_table *table
 	side->action = SL_ACTION_DENY;
 	if (kind == SL_KIND_UNKNOWN) {
 		side->by = SL_BY_UNKNOWN_IDENTITY;
-		return SL_DROP_IDENTITY_UNKNOWN;
+		return SL_REASON_IDENTITY_UNKNOWN;
 	}
-	return SL_DROP_POLICY_DENIED;
+	return SL_REASON_POLICY_DENIED;
 }
 
 static __always_inline enum sl_reason ask_table(const struct sl_table *table,
@@ -211,7 +211,7 @@ static __always_inline enum sl_reason ask_table(const struct sl_table *table,
 		struct sl_rules by_address;
 
 		if (peer.scope >= SL_SCOPES)
-			return SL_DROP_TABLE_CORRUPT;
+			return SL_REASON_POLICY_TABLE_CORRUPT;
 		reason = search(table, class_of_address(table, q, peer.scope), q->point,
 				&by_address);
 		if (reason)
@@ -225,7 +225,7 @@ static __always_inline enum sl_reason ask_table(const struct sl_table *table,
 	if (rules.admin != SL_NO_ADMIN) {
 		rule = rule_of(table, rules.admin);
 		if (!rule)
-			return SL_DROP_TABLE_CORRUPT;
+			return SL_REASON_POLICY_TABLE_CORRUPT;
 		if (rule->action != SL_ACTION_PASS)
 			return apply_rule(rule, rules.admin,
 					  unknown && rules.admin == by_identity.admin, side);
@@ -233,7 +233,7 @@ static __always_inline enum sl_reason ask_table(const struct sl_table *table,
 	if (rules.rest != SL_NO_REST) {
 		rule = rule_of(table, rules.rest);
 		if (!rule)
-			return SL_DROP_TABLE_CORRUPT;
+			return SL_REASON_POLICY_TABLE_CORRUPT;
 		if (rule->action != SL_ACTION_PASS)
 			return apply_rule(rule, rules.rest,
 					  unknown && rules.rest == by_identity.rest, side);
@@ -251,22 +251,22 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 	side->action = SL_ACTION_DENY;
 	switch (id) {
 	case SL_TABLE_DENY:
-		return SL_DROP_POLICY_DENIED;
+		return SL_REASON_POLICY_DENIED;
 	case SL_TABLE_ALLOW:
 		side->action = SL_ACTION_ALLOW;
 		return SL_CONTINUE;
 	case SL_TABLE_PENDING:
 		/* probes of the local host; what answers them needs no verdict */
 		if (q->direction != SL_INGRESS || q->identity != SL_ID_HOST)
-			return SL_DROP_POLICY_PENDING;
+			return SL_REASON_POLICY_PENDING;
 		side->action = SL_ACTION_ALLOW;
 		return SL_CONTINUE;
 	}
 	if (id < SL_TABLE_FIRST)
-		return SL_DROP_POLICY_TABLE;
+		return SL_REASON_POLICY_TABLE_UNKNOWN;
 	table = bpf_map_lookup_elem(&sl_table, &id);
 	if (!table || table->n_class == 0)
-		return SL_DROP_POLICY_TABLE;
+		return SL_REASON_POLICY_TABLE_UNKNOWN;
 	return ask_table(table, q, side);
 }
 
@@ -281,14 +281,14 @@ __noinline enum sl_reason judge_side(const struct sl_question *q, struct sl_side
 	enum sl_reason reason;
 
 	if (!q || !side)
-		return SL_DROP_TABLE_CORRUPT;
+		return SL_REASON_POLICY_TABLE_CORRUPT;
 	side->table = q->table;
 	reason = ask(q, side);
 	switch (reason) {
-	case SL_DROP_POLICY_DENIED:
-	case SL_DROP_POLICY_PENDING:
-	case SL_DROP_IDENTITY_UNKNOWN:
-	case SL_DROP_NO_PROXY:
+	case SL_REASON_POLICY_DENIED:
+	case SL_REASON_POLICY_PENDING:
+	case SL_REASON_IDENTITY_UNKNOWN:
+	case SL_REASON_NO_PROXY:
 		if (!(q->flags & SL_EP_AUDIT) || q->table == SL_TABLE_DENY)
 			return reason;
 		side->audited = 1;

@@ -261,11 +261,11 @@ func reasonOf(v verdict) event.Reason {
 	case v.action == policyv1.Action_ACTION_ALLOW:
 		return 0
 	case v.action == policyv1.Action_ACTION_REDIRECT:
-		return event.DropNoProxy
+		return event.NoProxy
 	case v.by == netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
-		return event.DropIdentityUnknown
+		return event.IdentityUnknown
 	}
-	return event.DropPolicyDenied
+	return event.PolicyDenied
 }
 
 // askAlone asks the function by which the programs decide.
@@ -326,7 +326,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 		return verdict{}, 0, fmt.Errorf("addresses %x and %x", q.GetSubjectAddress(), q.GetPeerAddress())
 	}
 	if subject == peer {
-		return verdict{}, event.DropHairpin, errElsewhere
+		return verdict{}, event.Hairpin, errElsewhere
 	}
 	if s.probe.subject != q.GetSubject() || s.probe.addr != subject {
 		if err := s.dropProbe(); err != nil {

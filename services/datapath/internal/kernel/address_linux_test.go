@@ -28,9 +28,9 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 			dns := udp(4000, 53)
 			for name, src := range map[string]netip.Addr{"no address": netip.IPv4Unspecified(), "the other's": a.IPv4} {
 				in := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: src, dst: b.IPv4, proto: 17}.with(dns))
-				want := event.DropSpoofedIP
+				want := event.SpoofedIP
 				if c.v4 && src == a.IPv4 {
-					want = event.ForwardPeer
+					want = event.ForwardedToPod
 				}
 				if o := r.run(t, program.FromPod, in, skbContext{}, 0); o.reason != want {
 					t.Errorf("IPv4, %s: %v, want %v", name, o.reason, want)
@@ -38,9 +38,9 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 			}
 			for name, src := range map[string]netip.Addr{"no address": netip.IPv6Unspecified(), "the other's": a.IPv6} {
 				in := frame(a.HostMAC, a.MAC, etherIPv6, ip6(src, b.IPv6, 17, dns))
-				want := event.DropSpoofedIP
+				want := event.SpoofedIP
 				if c.v6 && src == a.IPv6 {
-					want = event.ForwardPeer
+					want = event.ForwardedToPod
 				}
 				if o := r.run(t, program.FromPod, in, skbContext{}, 0); o.reason != want {
 					t.Errorf("IPv6, %s: %v, want %v", name, o.reason, want)
@@ -68,18 +68,18 @@ func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 				copy(in[6:], to.HostMAC[:])
 				return th.run(t, program.ToPod, in, skbContext{Ifindex: to.Ifindex, IngressIfindex: th.pods["a"].Ifindex}, 0).reason
 			}
-			if got := fromPod(pieces[0]); got != event.ForwardPeer {
+			if got := fromPod(pieces[0]); got != event.ForwardedToPod {
 				t.Errorf("the pod's first piece: %v", got)
 			}
-			if got := fromStack(pieces[1]); got != event.DropFragment {
-				t.Errorf("a later piece from the stack, with ports of the pod's: %v, want %v", got, event.DropFragment)
+			if got := fromStack(pieces[1]); got != event.FragmentUnknown {
+				t.Errorf("a later piece from the stack, with ports of the pod's: %v, want %v", got, event.FragmentUnknown)
 			}
 			th.forget(t)
-			if got := fromStack(pieces[0]); got != event.ForwardFromStack {
+			if got := fromStack(pieces[0]); got != event.ForwardedFromStack {
 				t.Errorf("a first piece from the stack: %v", got)
 			}
-			if got := fromPod(pieces[1]); got != event.DropFragment {
-				t.Errorf("the pod's later piece, with ports from the stack: %v, want %v", got, event.DropFragment)
+			if got := fromPod(pieces[1]); got != event.FragmentUnknown {
+				t.Errorf("the pod's later piece, with ports from the stack: %v, want %v", got, event.FragmentUnknown)
 			}
 		})
 	}

@@ -54,7 +54,7 @@ func TestKernelDeniedSendersPushOutNoAffinity(t *testing.T) {
 			must(t, "run", err)
 		}
 	}
-	if n.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets == 0 {
+	if n.counters(t)[cell{event.PolicyDenied, event.Ingress}].Packets == 0 {
 		t.Error("no packet was denied")
 	}
 	if err := n.k.Pins.Map(bpf.MapsMapSlAff4).Lookup(&key, &word); err != nil {

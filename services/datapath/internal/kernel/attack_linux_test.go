@@ -57,7 +57,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		"deny": {Egress: nodetable.Deny, Ingress: nodetable.Deny}, "friends": {Egress: nodetable.Deny, Ingress: friends},
 	} {
 		setPolicy(t, k, p.Slot, policy)
-		denied := func() uint64 { return th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets }
+		denied := func() uint64 { return th.counters(t)[cell{event.PolicyDenied, event.Ingress}].Packets }
 		before := denied()
 		marks := []uint32{markEvaluated | p.Ifindex<<16, markPod | uint32(friend)<<16, 0x0a00 | uint32(friend)<<16}
 		for _, mark := range marks {
@@ -101,7 +101,7 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6, node[false], node[true]}))
 
 	r := runner{k}
-	invalid := func() uint64 { return r.counters(t)[cell{event.DropConnectionInvalid, event.Egress}].Packets }
+	invalid := func() uint64 { return r.counters(t)[cell{event.ConnectionInvalid, event.Egress}].Packets }
 	before := invalid()
 	inner4 := ip4Header{src: node[false], dst: other[false], proto: 1}.with(icmp(0, 0, make([]byte, 64)...))
 	msg := icmp(3, 4, inner4...)
@@ -133,8 +133,8 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 	const n = 500
 	for port := range uint16(n) {
-		th.expect(t, say("world", "b", segment(1000+port, 80, flagSYN), event.ForwardFromStack))
-		th.expect(t, say("b", "world", segment(80, 1000+port, flagSYN|flagACK), event.ForwardOutside))
+		th.expect(t, say("world", "b", segment(1000+port, 80, flagSYN), event.ForwardedFromStack))
+		th.expect(t, say("b", "world", segment(80, 1000+port, flagSYN|flagACK), event.ForwardedOutside))
 	}
 	cl.now.Store(conntrack.MonotonicSeconds())
 	if p := collect(t, col); p.Live[0] != n {
@@ -161,7 +161,7 @@ func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	r := runner{k}
 	seen := func() (n uint64) {
 		all := r.counters(t)
-		for _, reason := range []event.Reason{event.ForwardHost, event.DropConnectionInvalid, event.DropFragment} {
+		for _, reason := range []event.Reason{event.ForwardedToHost, event.ConnectionInvalid, event.FragmentUnknown} {
 			n += all[cell{reason, event.Egress}].Packets
 		}
 		return n
@@ -194,8 +194,8 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	th := newTheatre(t, false)
 	_, ctx, in := th.frame(say("a", "host", failure(3, "host", "a", datagram(53, 4000)), 0))
 	binary.BigEndian.PutUint16(in[14+2:], 28)
-	if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.DropConnectionInvalid {
-		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, event.DropConnectionInvalid)
+	if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ConnectionInvalid {
+		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, event.ConnectionInvalid)
 	}
 }
 
@@ -207,7 +207,7 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)
-	if o := th.run(t, program.FromPod, good[0], of("b"), 0); o.reason != event.ForwardOutside {
+	if o := th.run(t, program.FromPod, good[0], of("b"), 0); o.reason != event.ForwardedOutside {
 		t.Fatalf("the first piece: %v", o.reason)
 	}
 	ctx := of("a")
@@ -218,7 +218,7 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 			t.Fatalf("a denied piece: %d, %v", v, err)
 		}
 	}
-	if o := th.run(t, program.FromPod, good[1], of("b"), 0); o.reason != event.ForwardOutside {
-		t.Errorf("the second piece: %v, want %v", o.reason, event.ForwardOutside)
+	if o := th.run(t, program.FromPod, good[1], of("b"), 0); o.reason != event.ForwardedOutside {
+		t.Errorf("the second piece: %v, want %v", o.reason, event.ForwardedOutside)
 	}
 }

@@ -44,7 +44,7 @@ func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
 	th := audited(t)
 	slot := th.pods["b"].Slot
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
-	th.expectDenied(t, event.DropPolicyPending)
+	th.expectDenied(t, event.PolicyPending)
 	if e, err := th.k.Endpoints.At(slot); err != nil || e.Audit {
 		t.Errorf("%+v, %v", e, err)
 	}
@@ -60,15 +60,15 @@ func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	update(t, th.k, bpf.MapsMapSlId, identityIndex(a.Identity), knownWord(7, 0, 0))
 	update(t, th.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
 	setPolicy(t, th.k, slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: id})
-	th.expect(t, say("a", "b", segment(4000, redirected, flagSYN), event.DropNoProxy))
+	th.expect(t, say("a", "b", segment(4000, redirected, flagSYN), event.NoProxy))
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), true, slot))
 	for _, a := range handshake(4000, redirected) {
 		th.expect(t, a)
 	}
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
-	th.expect(t, say("a", "b", segment(4000, redirected, flagACK|flagPSH), event.DropNoProxy))
-	th.expect(t, say("b", "a", segment(redirected, 4000, flagACK|flagPSH), event.DropNoProxy))
-	th.expect(t, say("a", "b", segment(4001, redirected, flagSYN), event.DropNoProxy))
+	th.expect(t, say("a", "b", segment(4000, redirected, flagACK|flagPSH), event.NoProxy))
+	th.expect(t, say("b", "a", segment(redirected, 4000, flagACK|flagPSH), event.NoProxy))
+	th.expect(t, say("a", "b", segment(4001, redirected, flagSYN), event.NoProxy))
 }
 
 // TestKernelAuditModeThatWasEndingEndsAtTheNextStart: the process before has cleared the
@@ -79,9 +79,9 @@ func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {
 	at := int(slot)*int(unsafe.Sizeof(bpf.MapsSlEndpoint{})) + int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Flags))
 	flags := &th.k.Pins.Memory(bpf.MapsMapSlEp)[at]
 	*flags = 0x80
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardPeer)) // its verdict still stands
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardedToPod)) // its verdict still stands
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
-	th.expectDenied(t, event.DropPolicyPending)
+	th.expectDenied(t, event.PolicyPending)
 	if *flags != 0 {
 		t.Errorf("flags %#x are left", *flags)
 	}
@@ -91,8 +91,8 @@ func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {
 func TestKernelAuditModeOpensNothingThatIsCut(t *testing.T) {
 	th := audited(t)
 	must(t, "Cut", th.k.Endpoints.Cut(th.pods["b"].Slot))
-	th.expectDenied(t, event.DropPolicyDenied)
-	th.expect(t, say("a", "b", segment(4001, 80, flagSYN), event.DropPolicyDenied))
+	th.expectDenied(t, event.PolicyDenied)
+	th.expect(t, say("a", "b", segment(4001, 80, flagSYN), event.PolicyDenied))
 }
 
 // TestKernelNothingPassesAfterAuditMode: it goes on and off, and another CPU sends packets
@@ -128,5 +128,5 @@ func TestKernelNothingPassesAfterAuditMode(t *testing.T) {
 	}
 	stop()
 	traffic.Wait()
-	th.expectDenied(t, event.DropPolicyPending)
+	th.expectDenied(t, event.PolicyPending)
 }

@@ -495,9 +495,9 @@ func budget(who string, limit uint64) act {
 // handshake opens a connection from a to b.
 func handshake(sport, dport uint16) []act {
 	return []act{
-		say("a", "b", segment(sport, dport, flagSYN), event.ForwardPeer),
-		say("b", "a", segment(dport, sport, flagSYN|flagACK), event.ForwardPeer),
-		say("a", "b", segment(sport, dport, flagACK), event.ForwardPeer),
+		say("a", "b", segment(sport, dport, flagSYN), event.ForwardedToPod),
+		say("b", "a", segment(dport, sport, flagSYN|flagACK), event.ForwardedToPod),
+		say("a", "b", segment(sport, dport, flagACK), event.ForwardedToPod),
 	}
 }
 
@@ -528,321 +528,321 @@ func scenes() []scene {
 	return []scene{
 		// answers
 		{"a TCP connection needs permission one way only", play(oneWay(), handshake(4000, 80),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"a UDP flow needs permission one way only", play(oneWay(),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(begunBy("a", 0)),
-			say("b", "a", datagram(53, 4000), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(begunBy("a", 0)),
+			say("b", "a", datagram(53, 4000), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod))},
 		{"a UDP answer to another port is none", play(oneWay(),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
-			say("b", "a", datagram(53, 4001), event.DropPolicyDenied).check(remain(1)))},
-		{"a UDP packet before the question is none", play(oneWay(), say("b", "a", datagram(53, 4000), event.DropPolicyDenied).check(remain(0)))},
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+			say("b", "a", datagram(53, 4001), event.PolicyDenied).check(remain(1)))},
+		{"a UDP packet before the question is none", play(oneWay(), say("b", "a", datagram(53, 4000), event.PolicyDenied).check(remain(0)))},
 		{"an echo is answered", play(oneWay(),
-			say("a", "b", ping(false, 7), event.ForwardPeer).check(begunBy("a", 0)),
-			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
+			say("a", "b", ping(false, 7), event.ForwardedToPod).check(begunBy("a", 0)),
+			say("b", "a", ping(true, 7), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)))},
 		{"an echo of another identifier is not answered", play(oneWay(),
-			say("a", "b", ping(false, 7), event.ForwardPeer),
-			say("b", "a", ping(true, 8), event.DropPolicyDenied))},
+			say("a", "b", ping(false, 7), event.ForwardedToPod),
+			say("b", "a", ping(true, 8), event.PolicyDenied))},
 		{"an echo reply to no request begins nothing", play(
-			say("a", "b", ping(true, 7), event.ForwardPeer).check(remain(0)),
+			say("a", "b", ping(true, 7), event.ForwardedToPod).check(remain(0)),
 			policy("a", nodetable.Deny, nodetable.Allow),
-			say("a", "b", ping(true, 7), event.DropPolicyDenied))},
+			say("a", "b", ping(true, 7), event.PolicyDenied))},
 		{"an echo the other way with the same identifier is evaluated by itself", play(oneWay(),
-			say("a", "b", ping(false, 7), event.ForwardPeer),
-			say("b", "a", ping(false, 7), event.DropPolicyDenied),
-			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
+			say("a", "b", ping(false, 7), event.ForwardedToPod),
+			say("b", "a", ping(false, 7), event.PolicyDenied),
+			say("b", "a", ping(true, 7), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)))},
 		{"an echo that goes on by asking for something else is evaluated", play(policy("a", pings, nodetable.Deny), policy("b", nodetable.Deny, pings),
-			say("a", "b", ping(false, 7), event.ForwardPeer),
-			say("a", "b", ping(true, 7), event.DropIdentityUnknown),
-			say("a", "b", coded(ping(false, 7), 5), event.DropIdentityUnknown),
-			say("b", "a", coded(ping(true, 7), 5), event.DropPolicyDenied),
-			say("b", "a", ping(true, 7), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)))},
+			say("a", "b", ping(false, 7), event.ForwardedToPod),
+			say("a", "b", ping(true, 7), event.IdentityUnknown),
+			say("a", "b", coded(ping(false, 7), 5), event.IdentityUnknown),
+			say("b", "a", coded(ping(true, 7), 5), event.PolicyDenied),
+			say("b", "a", ping(true, 7), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)))},
 		{"an SCTP association needs permission one way only", play(oneWay(),
-			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
-			say("a", "b", chunk(4000, 80, 10), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("b", "a", chunk(80, 4000, 11), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardedToPod),
+			say("a", "b", chunk(4000, 80, 10), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("b", "a", chunk(80, 4000, 11), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"an SCTP association is open when the cookie was right", play(
-			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
-			say("a", "b", chunk(4000, 80, 10), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 9), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("b", "a", chunk(80, 4000, 14), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("b", "a", chunk(80, 4000, 0x80), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardedToPod),
+			say("a", "b", chunk(4000, 80, 10), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 9), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("b", "a", chunk(80, 4000, 14), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("b", "a", chunk(80, 4000, 0x80), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"another protocol needs permission one way only", play(oneWay(),
-			say("b", "a", other(47), event.DropPolicyDenied),
-			say("a", "b", other(47), event.ForwardPeer),
-			say("b", "a", other(47), event.ForwardPeer),
-			say("b", "a", other(50), event.DropPolicyDenied))},
+			say("b", "a", other(47), event.PolicyDenied),
+			say("a", "b", other(47), event.ForwardedToPod),
+			say("b", "a", other(47), event.ForwardedToPod),
+			say("b", "a", other(50), event.PolicyDenied))},
 		{"ICMP that is neither echo nor error is evaluated by itself", play(oneWay(),
 			say("a", "b", func(th *theatre) (byte, []byte) {
 				if th.v6 {
 					return 58, icmp(200, 0)
 				}
 				return 1, icmp(13, 0)
-			}, event.ForwardPeer).check(remain(0)),
+			}, event.ForwardedToPod).check(remain(0)),
 			say("b", "a", func(th *theatre) (byte, []byte) {
 				if th.v6 {
 					return 58, icmp(200, 0)
 				}
 				return 1, icmp(14, 0)
-			}, event.DropPolicyDenied))},
+			}, event.PolicyDenied))},
 		{"the host's probes are answered while the policy is unknown", play(policy("a", nodetable.Pending, nodetable.Pending),
-			say("host", "a", segment(4000, 80, flagSYN), event.ForwardFromStack),
-			say("a", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardHost),
-			say("host", "a", datagram(4000, 53), event.ForwardFromStack),
-			say("a", "host", datagram(53, 4000), event.ForwardHost),
-			say("host", "a", ping(false, 7), event.ForwardFromStack),
-			say("a", "host", ping(true, 7), event.ForwardHost),
-			say("a", "host", datagram(53, 4001), event.DropPolicyPending),
-			say("a", "host", segment(80, 4001, flagSYN), event.DropPolicyPending),
-			say("world", "a", datagram(4000, 53), event.DropPolicyPending))},
+			say("host", "a", segment(4000, 80, flagSYN), event.ForwardedFromStack),
+			say("a", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardedToHost),
+			say("host", "a", datagram(4000, 53), event.ForwardedFromStack),
+			say("a", "host", datagram(53, 4000), event.ForwardedToHost),
+			say("host", "a", ping(false, 7), event.ForwardedFromStack),
+			say("a", "host", ping(true, 7), event.ForwardedToHost),
+			say("a", "host", datagram(53, 4001), event.PolicyPending),
+			say("a", "host", segment(80, 4001, flagSYN), event.PolicyPending),
+			say("world", "a", datagram(4000, 53), event.PolicyPending))},
 
 		// life and end
 		{"each connection is reported when it is evaluated and when it ends", play(
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(reported(1, 0)),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(reported(0, 0)),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished))),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))),
-			say("a", "b", segment(4000, 80, flagACK), event.ForwardPeer).check(reported(0, 0)),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer).check(reported(0, 0)))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(reported(1, 0)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedToPod).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardedToPod).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished))),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))),
+			say("a", "b", segment(4000, 80, flagACK), event.ForwardedToPod).check(reported(0, 0)),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedToPod).check(reported(0, 0)))},
 		{"a reset ends a connection and cuts nothing", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
 		{"a reset whose sender goes on was none", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(reported(0, 1)),
-			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardPeer),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
-			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.CloseReported))),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.CloseReported)),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardedToPod),
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.CloseReported))),
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.CloseReported)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"an SCTP association ends by shutdown", play(
-			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
-			say("a", "b", chunk(4000, 80, 7), event.ForwardPeer).check(reported(0, 0)),
-			say("b", "a", chunk(80, 4000, 8), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardedToPod),
+			say("a", "b", chunk(4000, 80, 7), event.ForwardedToPod).check(reported(0, 0)),
+			say("b", "a", chunk(80, 4000, 8), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))))},
 		{"an SCTP association ends by abort", play(
-			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 6), event.ForwardPeer).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 6), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
 
 		{"an answer to a SYN establishes nothing", play(
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply)),
-			say("a", "b", segment(4000, 80, flagACK), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
+			say("a", "b", segment(4000, 80, flagACK), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 
 		// SYN
 		{"a repeated SYN is the same connection", play(
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(all(begunBy("a", 0), reported(0, 0))))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(all(begunBy("a", 0), reported(0, 0))))},
 		{"a SYN the other way needs its own permission", play(oneWay(), handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagSYN), event.DropPolicyDenied).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer))},
+			say("b", "a", segment(80, 4000, flagSYN), event.PolicyDenied).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod))},
 		{"a SYN the other way takes no live connection over", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("b", "a", segment(80, 4000, flagSYN), event.ConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"both ends may open at once under a one-way policy", play(oneWay(),
-			say("a", "b", segment(4000, 4000, flagSYN), event.ForwardPeer),
-			say("b", "a", segment(4000, 4000, flagSYN), event.DropPolicyDenied),
-			say("b", "a", segment(4000, 4000, flagSYN|flagACK), event.ForwardPeer))},
+			say("a", "b", segment(4000, 4000, flagSYN), event.ForwardedToPod),
+			say("b", "a", segment(4000, 4000, flagSYN), event.PolicyDenied),
+			say("b", "a", segment(4000, 4000, flagSYN|flagACK), event.ForwardedToPod))},
 		{"a port is used again after the end", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(all(begunBy("a", 0), reported(1, 0))))},
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardedToPod),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedToPod),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(all(begunBy("a", 0), reported(1, 0))))},
 		{"a port is used again by the same end before the other has finished", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", 0)))},
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardedToPod),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", 0)))},
 		{"a port is used again the other way after the end", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardPeer),
-			say("b", "a", segment(80, 4000, flagSYN), event.ForwardPeer).check(begunBy("b", 0)),
-			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.ForwardPeer).check(begunBy("b", conntrack.SeenReply)))},
+			say("a", "b", segment(4000, 80, flagFIN|flagACK), event.ForwardedToPod),
+			say("b", "a", segment(80, 4000, flagSYN), event.ConnectionInvalid),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedToPod),
+			say("b", "a", segment(80, 4000, flagSYN), event.ForwardedToPod).check(begunBy("b", 0)),
+			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.ForwardedToPod).check(begunBy("b", conntrack.SeenReply)))},
 		{"a port that is used again is evaluated again", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardedToPod),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
+			say("a", "b", segment(4000, 80, flagSYN), event.PolicyDenied).on(event.Ingress))},
 		{"an INIT the other way takes no live association over", play(
-			say("a", "b", chunk(4000, 80, 1), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 2), event.ForwardPeer),
-			say("b", "a", chunk(80, 4000, 1), event.DropConnectionInvalid))},
+			say("a", "b", chunk(4000, 80, 1), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 2), event.ForwardedToPod),
+			say("b", "a", chunk(80, 4000, 1), event.ConnectionInvalid))},
 
 		// what fits nothing
 		{"a segment without ACK begins nothing", play(
-			say("a", "b", segment(4000, 80, 0), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagFIN), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagRST), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.DropConnectionInvalid),
-			say("host", "a", segment(4000, 80, flagPSH), event.DropConnectionInvalid).check(remain(0)))},
+			say("a", "b", segment(4000, 80, 0), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagFIN), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagRST), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagACK), event.ConnectionInvalid),
+			say("host", "a", segment(4000, 80, flagPSH), event.ConnectionInvalid).check(remain(0)))},
 		{"a segment without ACK belongs to no connection", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, 0), event.DropConnectionInvalid),
-			say("b", "a", segment(80, 4000, flagFIN|flagPSH), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagRST), event.ForwardPeer).check(reported(0, 1)))},
+			say("a", "b", segment(4000, 80, 0), event.ConnectionInvalid),
+			say("b", "a", segment(80, 4000, flagFIN|flagPSH), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod).check(reported(0, 1)))},
 		{"a SYN that ends at once is none", play(budget("a", 3),
-			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, 0xff), event.DropConnectionInvalid).check(all(remain(0), spent("a", 0))),
+			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, 0xff), event.ConnectionInvalid).check(all(remain(0), spent("a", 0))),
 			handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.DropConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.ConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
 			budget("a", 0))},
 		{"a reset of what is not known leaves nothing behind", play(
-			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardPeer).check(remain(0)))},
+			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardedToPod).check(remain(0)))},
 
 		// eviction
 		{"an evicted connection goes on from the client", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("a", "b", segment(4000, 80, data), event.ForwardOutside).check(all(begunBy("a", conntrack.PickedUp|conntrack.ViaStack), reported(1, 0))),
-			say("b", "a", segment(80, 4000, data), event.ForwardOutside))},
+			say("a", "b", segment(4000, 80, data), event.ForwardedOutside).check(all(begunBy("a", conntrack.PickedUp|conntrack.ViaStack), reported(1, 0))),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside))},
 		{"a server waits for a silent client", play(oneWay(), handshake(4000, 80), forgetAll(),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
-			say("a", "b", segment(4000, 80, flagACK), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack)),
-			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack|conntrack.SeenReply|conntrack.Established)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)),
+			say("a", "b", segment(4000, 80, flagACK), event.ForwardedOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack)),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ViaStack|conntrack.SeenReply|conntrack.Established)))},
 		{"a port is not scanned with anything but a SYN", play(policy("a", nodetable.Allow, nodetable.Allow), policy("b", nodetable.Allow, only80),
-			say("a", "b", segment(4000, 22, flagACK), event.DropIdentityUnknown).on(event.Ingress).check(remain(0)),
-			say("a", "b", segment(4000, 22, flagFIN), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, 0), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, flagFIN|flagPSH|0x20), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, flagRST), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, flagSYN|flagACK), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 22, data), event.DropIdentityUnknown).on(event.Ingress).check(remain(0)),
-			say("world", "b", segment(4000, 22, flagACK), event.DropPolicyDenied).check(remain(0)))},
+			say("a", "b", segment(4000, 22, flagACK), event.IdentityUnknown).on(event.Ingress).check(remain(0)),
+			say("a", "b", segment(4000, 22, flagFIN), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 22, 0), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagFIN|flagPSH|0x20), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagRST), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 22, flagSYN|flagACK), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 22, data), event.IdentityUnknown).on(event.Ingress).check(remain(0)),
+			say("world", "b", segment(4000, 22, flagACK), event.PolicyDenied).check(remain(0)))},
 		{"a connection that either end may have begun needs both permissions", play(handshake(4000, 22), forgetAll(),
-			say("b", "a", segment(22, 4000, data), event.ForwardOutside).check(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
-			say("a", "b", segment(4000, 22, data), event.ForwardOutside),
+			say("b", "a", segment(22, 4000, data), event.ForwardedOutside).check(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
+			say("a", "b", segment(4000, 22, data), event.ForwardedOutside),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 22, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
-			say("b", "a", segment(22, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 0)))},
+			say("a", "b", segment(4000, 22, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
+			say("b", "a", segment(22, 4000, data), event.PolicyDenied).on(event.Egress).check(reported(0, 0)))},
 		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
-			say("a", "b", segment(4000, 22, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
+			say("a", "b", segment(4000, 22, data), event.ForwardedOutside).check(begunBy("a", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
 			policy("a", nodetable.Allow, nodetable.Deny),
-			say("b", "a", segment(22, 4000, data), event.DropPolicyDenied).on(event.Ingress),
+			say("b", "a", segment(22, 4000, data), event.PolicyDenied).on(event.Ingress),
 			policy("a", nodetable.Allow, nodetable.Allow),
-			say("b", "a", segment(22, 4000, data), event.ForwardOutside),
-			say("a", "b", segment(4000, 22, data), event.ForwardOutside))},
+			say("b", "a", segment(22, 4000, data), event.ForwardedOutside),
+			say("a", "b", segment(4000, 22, data), event.ForwardedOutside))},
 		{"a connection that was picked up begins nothing the other way", play(oneWay(),
-			say("a", "b", segment(4000, 80, data), event.ForwardOutside),
-			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardOutside),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardOutside),
-			say("b", "a", segment(80, 4000, flagSYN), event.DropPolicyDenied))},
+			say("a", "b", segment(4000, 80, data), event.ForwardedOutside),
+			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardedOutside),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedOutside),
+			say("b", "a", segment(80, 4000, flagSYN), event.PolicyDenied))},
 		{"what the stack translated goes on through it", play(
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).throughStack(),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardOutside),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedFromStack).throughStack(),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedOutside),
 			forgetAll(),
-			say("b", "a", segment(80, 4000, data), event.ForwardOutside),
-			say("a", "b", segment(4000, 80, data), event.ForwardFromStack).throughStack(),
-			say("b", "a", segment(80, 4000, data), event.ForwardOutside))},
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside),
+			say("a", "b", segment(4000, 80, data), event.ForwardedFromStack).throughStack(),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside))},
 		{"nothing is picked up that neither way may begin", play(policy("a", nodetable.Deny, nodetable.Deny), policy("b", nodetable.Deny, nodetable.Deny),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
-			say("a", "b", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)),
+			say("a", "b", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
 		{"an evicted UDP flow is not picked up", play(oneWay(),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer), forgetAll(),
-			say("b", "a", datagram(53, 4000), event.DropPolicyDenied).check(remain(0)))},
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod), forgetAll(),
+			say("b", "a", datagram(53, 4000), event.PolicyDenied).check(remain(0)))},
 
 		// what a policy has terminated
 		{"a revoked connection stays revoked without its entry", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			evict(),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(remain(0)),
-			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(remain(0)),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.PolicyDenied).check(remain(0)))},
 		{"one that the server's answer met first stays revoked", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied),
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied),
 			evict(),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
 		{"a revoked connection that is allowed again goes on without its entry", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
 			policy("b", nodetable.Allow, nodetable.Allow),
-			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ByResponder|conntrack.ViaStack)),
-			say("a", "b", segment(4000, 80, data), event.ForwardOutside),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside).check(begunBy("a", conntrack.PickedUp|conntrack.ByResponder|conntrack.ViaStack)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedOutside),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(reported(0, 1)),
 			evict(),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
 		{"a connection that has ended is revoked all the same", play(handshake(4000, 80),
-			say("a", "b", segment(4000, 80, flagRST), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).check(remain(0)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
 		{"ports that are used again the other way are remembered anew", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
 			policy("b", nodetable.Allow, nodetable.Allow),
-			say("b", "a", segment(80, 4000, flagSYN), event.ForwardPeer).check(begunBy("b", 0)),
+			say("b", "a", segment(80, 4000, flagSYN), event.ForwardedToPod).check(begunBy("b", 0)),
 			policy("a", nodetable.Allow, nodetable.Deny),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress),
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Egress).check(remain(0)))},
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Egress).check(remain(0)))},
 		{"without room to remember nothing is picked up", play(handshake(4000, 80),
 			fullOfRevoked(),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(stopped(2)),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(stopped(2)),
 			evict(),
-			say("b", "a", segment(80, 4000, data), event.DropConnectionInvalid).check(remain(0)),
-			say("b", "world", segment(80, 4000, data), event.DropConnectionInvalid),
+			say("b", "a", segment(80, 4000, data), event.ConnectionInvalid).check(remain(0)),
+			say("b", "world", segment(80, 4000, data), event.ConnectionInvalid),
 			// what allows everything can have revoked nothing
-			say("a", "world", segment(80, 4000, data), event.ForwardOutside),
+			say("a", "world", segment(80, 4000, data), event.ForwardedOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }))},
 		{"after a loss of connections nothing is picked up that could have been revoked", play(
 			policy("b", nodetable.Allow, only80),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.StopPickUp() }),
-			say("b", "a", segment(22, 4000, data), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, data), event.DropConnectionInvalid),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
-			say("a", "world", segment(4000, 80, data), event.ForwardOutside),
+			say("b", "a", segment(22, 4000, data), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, data), event.ConnectionInvalid),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod),
+			say("a", "world", segment(4000, 80, data), event.ForwardedOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }),
-			say("b", "a", segment(22, 4000, data), event.ForwardOutside))},
+			say("b", "a", segment(22, 4000, data), event.ForwardedOutside))},
 
 		// policy changes under a connection
 		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 0)),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 0)),
-			say("a", "b", segment(4000, 80, flagSYN), event.DropPolicyDenied).on(event.Ingress))},
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Egress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, flagSYN), event.PolicyDenied).on(event.Ingress))},
 		{"a reply meets the revocation first", play(handshake(4000, 80),
 			policy("a", nodetable.Deny, nodetable.Allow),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)))},
 		{"a revoked connection that is allowed again goes on", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			policy("b", nodetable.Allow, nodetable.Allow),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer))},
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod),
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod))},
 		{"a connection is revoked twice", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 1)),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			policy("b", nodetable.Allow, nodetable.Allow),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
-			say("b", "a", segment(80, 4000, flagSYN), event.DropConnectionInvalid),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
+			say("b", "a", segment(80, 4000, flagSYN), event.ConnectionInvalid),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Egress).check(reported(0, 1)))},
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Egress).check(reported(0, 1)))},
 		{"the end of a connection is told once, whatever the policy does", play(handshake(4000, 80),
-			say("b", "a", segment(80, 4000, flagRST), event.ForwardPeer).check(reported(0, 1)),
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(reported(0, 1)),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress).check(reported(0, 0)),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 0)),
 			policy("b", nodetable.Allow, nodetable.Allow),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported)))},
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported)))},
 		{"a revoked connection begins anew with a SYN", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied).on(event.Ingress),
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			policy("b", nodetable.Allow, nodetable.Allow),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer).check(begunBy("a", 0)))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", 0)))},
 		{"a revoked UDP flow is cut and forgotten", play(
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
 			policy("b", nodetable.Allow, nodetable.Deny),
-			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).on(event.Ingress).check(all(reported(0, 1), remain(0))))},
+			say("a", "b", datagram(4000, 53), event.PolicyDenied).on(event.Ingress).check(all(reported(0, 1), remain(0))))},
 		{"a connection that stays allowed loses nothing and is evaluated once", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, only80),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer).check(reported(1, 0)),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(0, 0)),
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod).check(reported(1, 0)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(reported(0, 0)),
 			bumpEpoch("a"),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(reported(1, 0)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(reported(1, 0)),
 			change(func(t *testing.T, th *theatre) {
 				c := th.only(t)
 				a, err := th.k.Endpoints.Lookup(th.pods["a"].Slot)
@@ -856,32 +856,32 @@ func scenes() []scene {
 		{"an answer is evaluated by the ports of the question", play(policy("a", only80, nodetable.Deny), policy("b", nodetable.Deny, only80),
 			handshake(4000, 80),
 			policy("b", nodetable.Deny, only80b),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod),
 			policy("a", only80b, nodetable.Deny),
-			say("b", "a", segment(80, 4000, data), event.ForwardPeer),
-			say("b", "a", segment(81, 4000, data), event.DropPolicyDenied))},
+			say("b", "a", segment(80, 4000, data), event.ForwardedToPod),
+			say("b", "a", segment(81, 4000, data), event.PolicyDenied))},
 		{"an echo reply is evaluated as the request", play(policy("a", pings, nodetable.Deny), policy("b", nodetable.Deny, pings),
-			say("a", "b", ping(false, 7), event.ForwardPeer),
+			say("a", "b", ping(false, 7), event.ForwardedToPod),
 			bumpEpoch("b"), bumpEpoch("a"),
-			say("b", "a", ping(true, 7), event.ForwardPeer))},
+			say("b", "a", ping(true, 7), event.ForwardedToPod))},
 		{"only the side that moved is evaluated", play(handshake(4000, 80),
 			// a's table is taken away in place, without a word to anybody
 			policy("a", only80, nodetable.Allow),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod),
 			change(func(t *testing.T, th *theatre) {
 				update(t, th.k, bpf.MapsMapSlRule, uint32(only80)*16, bpf.MapsSlRule{Action: actDeny})
 			}),
 			bumpEpoch("b"),
-			say("a", "b", segment(4000, 80, data), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(func(t *testing.T, th *theatre) {
 				if len(th.evaluated) != 1 || th.evaluated[0].Egress.By != event.ByNobody || th.evaluated[0].Ingress.By == event.ByNobody {
 					t.Errorf("evaluated %+v, want the ingress side alone", th.evaluated)
 				}
 			}),
 			bumpEpoch("a"),
-			say("a", "b", segment(4000, 80, data), event.DropIdentityUnknown))},
+			say("a", "b", segment(4000, 80, data), event.IdentityUnknown))},
 		{"a connection that is to go through a proxy cannot be moved", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, redirects),
-			say("a", "b", segment(4000, 80, data), event.DropNoProxy).on(event.Ingress).check(reported(0, 1)))},
+			say("a", "b", segment(4000, 80, data), event.NoProxy).on(event.Ingress).check(reported(0, 1)))},
 		{"a relabelled pod's connections are evaluated again on both sides", play(
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", setIdentity(t, th.k, th.pods["b"].Slot, friend))
@@ -891,280 +891,280 @@ func scenes() []scene {
 			change(func(t *testing.T, th *theatre) {
 				must(t, "SetIdentity", setIdentity(t, th.k, th.pods["b"].Slot, stranger))
 			}),
-			say("a", "b", segment(4000, 80, data), event.DropPolicyDenied),
-			say("b", "a", segment(80, 4000, data), event.DropPolicyDenied).on(event.Ingress))},
+			say("a", "b", segment(4000, 80, data), event.PolicyDenied),
+			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Ingress))},
 
 		{"what is denied in audit mode passes and says so", play(policy("b", nodetable.Deny, only80), audit("b", true),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(func(t *testing.T, th *theatre) {
 				if len(th.evaluated) != 1 || !th.evaluated[0].Ingress.Audited || th.evaluated[0].Egress.Audited {
 					t.Errorf("evaluated %+v, want the ingress side audited", th.evaluated)
 				}
 			}),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(reported(0, 0)),
-			say("a", "b", datagram(4000, 80), event.ForwardPeer).check(func(t *testing.T, th *theatre) {
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(reported(0, 0)),
+			say("a", "b", datagram(4000, 80), event.ForwardedToPod).check(func(t *testing.T, th *theatre) {
 				if len(th.evaluated) != 1 || th.evaluated[0].Ingress.Audited || th.evaluated[0].Ingress.Rule != 1 {
 					t.Errorf("evaluated %+v, want rule 1 and nothing audited", th.evaluated)
 				}
 			}),
 			audit("b", false),
-			say("a", "b", datagram(4000, 53), event.DropIdentityUnknown).on(event.Ingress),
-			say("a", "b", datagram(4000, 80), event.ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.IdentityUnknown).on(event.Ingress),
+			say("a", "b", datagram(4000, 80), event.ForwardedToPod))},
 
 		// budgets
 		{"who begins too much must wait", play(budget("a", 2),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
-			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
-			say("a", "b", datagram(4001, 53), event.DropConnectionBudget),
-			say("a", "b", segment(4000, 80, flagSYN), event.DropConnectionBudget),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
-			say("b", "a", datagram(53, 4000), event.ForwardPeer),
-			say("b", "a", datagram(4000, 53), event.ForwardPeer),
-			say("world", "a", datagram(4001, 53), event.ForwardFromStack).check(remain(4)),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardedOutside),
+			say("a", "b", datagram(4001, 53), event.ConnectionBudget),
+			say("a", "b", segment(4000, 80, flagSYN), event.ConnectionBudget),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+			say("b", "a", datagram(53, 4000), event.ForwardedToPod),
+			say("b", "a", datagram(4000, 53), event.ForwardedToPod),
+			say("world", "a", datagram(4001, 53), event.ForwardedFromStack).check(remain(4)),
 			budget("a", 2),
-			say("a", "b", datagram(4001, 53), event.ForwardPeer),
+			say("a", "b", datagram(4001, 53), event.ForwardedToPod),
 			budget("a", 0))},
 		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", nodetable.Allow, only80),
-			say("a", "b", datagram(4000, 53), event.DropIdentityUnknown).on(event.Ingress),
-			say("a", "b", datagram(4000, 80), event.ForwardPeer),
+			say("a", "b", datagram(4000, 53), event.IdentityUnknown).on(event.Ingress),
+			say("a", "b", datagram(4000, 80), event.ForwardedToPod),
 			budget("a", 0))},
 		{"a budget that nobody renews renews itself, in part", play(wornOut("a", 2000, 11),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(spent("a", 2000-250+1)),
-			say("a", "b", datagram(4001, 53), event.ForwardPeer).check(spent("a", 2000-250+2)),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(spent("a", 2000-250+1)),
+			say("a", "b", datagram(4001, 53), event.ForwardedToPod).check(spent("a", 2000-250+2)),
 			wornOut("a", 200, 11),
-			say("a", "b", datagram(4002, 53), event.ForwardPeer).check(spent("a", 200-128+1)),
+			say("a", "b", datagram(4002, 53), event.ForwardedToPod).check(spent("a", 200-128+1)),
 			wornOut("a", 3, 11),
-			say("a", "b", datagram(4003, 53), event.ForwardPeer).check(spent("a", 1)),
-			say("a", "b", datagram(4004, 53), event.ForwardPeer),
-			say("a", "b", datagram(4005, 53), event.ForwardPeer),
-			say("a", "b", datagram(4006, 53), event.DropConnectionBudget),
+			say("a", "b", datagram(4003, 53), event.ForwardedToPod).check(spent("a", 1)),
+			say("a", "b", datagram(4004, 53), event.ForwardedToPod),
+			say("a", "b", datagram(4005, 53), event.ForwardedToPod),
+			say("a", "b", datagram(4006, 53), event.ConnectionBudget),
 			budget("a", 0))},
 		{"a budget is not renewed before its time", play(wornOut("a", 2000, 5),
-			say("a", "b", datagram(4000, 53), event.DropConnectionBudget).check(spent("a", 2000)),
+			say("a", "b", datagram(4000, 53), event.ConnectionBudget).check(spent("a", 2000)),
 			budget("a", 0))},
 		{"what a pod makes the node pick up is charged to that pod", play(budget("a", 1), budget("b", 2),
-			say("b", "a", segment(80, 4000, data), event.ForwardOutside).check(all(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack), spent("a", 0), spent("b", 1))),
-			say("b", "a", segment(80, 4001, data), event.ForwardOutside),
-			say("b", "a", segment(80, 4002, data), event.DropConnectionBudget),
-			say("a", "b", segment(4003, 80, flagSYN), event.ForwardPeer).check(spent("a", 1)),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside).check(all(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack), spent("a", 0), spent("b", 1))),
+			say("b", "a", segment(80, 4001, data), event.ForwardedOutside),
+			say("b", "a", segment(80, 4002, data), event.ConnectionBudget),
+			say("a", "b", segment(4003, 80, flagSYN), event.ForwardedToPod).check(spent("a", 1)),
 			budget("a", 0), budget("b", 0))},
 
 		// addresses
 		{"an address that goes to another identity ends its connection at once", play(knows("world", friend), policy("a", friends, nodetable.Deny),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			knows("world", stranger),
-			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
+			say("a", "world", datagram(4000, 53), event.PolicyDenied).check(remain(0)),
 			forgets("world", 0))},
 		{"an address whose prefix becomes more specific is evaluated again", play(within("world", 8, friend), policy("a", friends, nodetable.Deny),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			knows("world", stranger),
-			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
+			say("a", "world", datagram(4000, 53), event.PolicyDenied).check(remain(0)),
 			forgets("world", 0),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(remain(1)),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(remain(1)),
 			forgets("world", 8),
-			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)))},
+			say("a", "world", datagram(4000, 53), event.PolicyDenied).check(remain(0)))},
 		{"a prefix that a longer one hides has no say", play(knows("world", friend), policy("a", friends, nodetable.Deny),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			within("world", 8, stranger),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(remain(1)),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(remain(1)),
 			forgets("world", 0),
-			say("a", "world", datagram(4000, 53), event.DropPolicyDenied).check(remain(0)),
+			say("a", "world", datagram(4000, 53), event.PolicyDenied).check(remain(0)),
 			forgets("world", 8))},
 		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, nodetable.Deny),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			knows("world", stranger), bump("world"),
-			say("world", "a", datagram(53, 4000), event.DropPolicyDenied).on(event.Ingress),
+			say("world", "a", datagram(53, 4000), event.PolicyDenied).on(event.Ingress),
 			change(func(t *testing.T, th *theatre) {
 				must(t, "DeleteIP", th.k.Addresses.Remove(ipmap.HostPrefix(th.addr("world"))))
 			}))},
 		{"an address that becomes the host's is evaluated as the host", play(policy("a", worldly, nodetable.Deny),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			hostHas("host", "world"),
-			say("a", "world", datagram(4000, 53), event.DropPolicyDenied),
+			say("a", "world", datagram(4000, 53), event.PolicyDenied),
 			hostHas("host"),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside))},
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside))},
 		{"an answer to a tunnel port is none", play(
-			say("host", "a", datagram(4789, 53), event.ForwardFromStack),
-			say("a", "host", datagram(53, 4789), event.DropTunnelPort),
-			say("a", "world", datagram(53, 4789), event.ForwardOutside),
+			say("host", "a", datagram(4789, 53), event.ForwardedFromStack),
+			say("a", "host", datagram(53, 4789), event.TunnelPort),
+			say("a", "world", datagram(53, 4789), event.ForwardedOutside),
 			hostHas("host", "world"),
-			say("a", "world", datagram(53, 4789), event.DropTunnelPort),
+			say("a", "world", datagram(53, 4789), event.TunnelPort),
 			hostHas("host"))},
 		{"an address epoch moves its own connections only", play(
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
 			bump("world"),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer).check(reported(0, 0)),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(reported(1, 0)),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside).check(reported(0, 0)))},
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(reported(0, 0)),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(reported(1, 0)),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(reported(0, 0)))},
 
 		// through the stack
 		{"what came through the stack is answered through it", play(
-			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
-			say("b", "a", datagram(53, 4000), event.ForwardOutside).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
-			say("b", "a", datagram(53, 4001), event.ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
+			say("b", "a", datagram(53, 4000), event.ForwardedOutside).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
+			say("b", "a", datagram(53, 4001), event.ForwardedToPod))},
 		{"an error about what came through the stack goes back through it", play(
-			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack(),
-			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardOutside),
-			say("b", "a", failure(11, "a", "b", datagram(4000, 53)), event.ForwardOutside),
-			say("a", "b", datagram(4001, 53), event.ForwardPeer),
-			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack(),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardedOutside),
+			say("b", "a", failure(11, "a", "b", datagram(4000, 53)), event.ForwardedOutside),
+			say("a", "b", datagram(4001, 53), event.ForwardedToPod),
+			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.ForwardedToPod))},
 		{"a port that was used directly is used through the stack", play(
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardPeer),
-			say("a", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
-			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardOutside))},
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedOutside))},
 		{"a flow to the outside is the stack's", play(
-			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside).check(begunBy("a", conntrack.ViaStack)),
-			say("world", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardFromStack).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
-			say("a", "world", segment(4000, 80, flagACK), event.ForwardOutside))},
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardedOutside).check(begunBy("a", conntrack.ViaStack)),
+			say("world", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedFromStack).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
+			say("a", "world", segment(4000, 80, flagACK), event.ForwardedOutside))},
 		{"a flow to the host is the stack's", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("a", "host", datagram(4000, 53), event.ForwardHost).check(begunBy("a", conntrack.ViaStack)),
-			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
+			say("a", "host", datagram(4000, 53), event.ForwardedToHost).check(begunBy("a", conntrack.ViaStack)),
+			say("host", "a", datagram(53, 4000), event.ForwardedFromStack))},
 		{"what the stack forwards under the host's address is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
-			say("host", "b", datagram(4001, 53), event.DropPolicyPending).forwarded(),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
+			say("host", "b", datagram(4001, 53), event.PolicyPending).forwarded(),
 			// who was allowed before it is evaluated again stays who it is
 			bumpEpoch("b"),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack))},
 		// who may say to be the sender
 		{"a mark opens nothing to processes of the host", play(policy("b", nodetable.Deny, friends),
-			say("host", "b", datagram(4000, 53), event.DropPolicyDenied),
-			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).marked(markOf(markPod, uint32(friend))),
-			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).marked(0x0a00|uint32(friend)<<16),
+			say("host", "b", datagram(4000, 53), event.PolicyDenied),
+			say("host", "b", datagram(4000, 53), event.PolicyDenied).marked(markOf(markPod, uint32(friend))),
+			say("host", "b", datagram(4000, 53), event.PolicyDenied).marked(0x0a00|uint32(friend)<<16),
 			change(func(t *testing.T, th *theatre) {
 				a := say("host", "b", datagram(4000, 53), 0)
 				prog, ctx, in := th.frame(a)
 				ctx.Mark = markOf(markEvaluated, ctx.Ifindex)
-				if o := th.run(t, prog, in, ctx, 0); o.reason != event.DropPolicyDenied {
+				if o := th.run(t, prog, in, ctx, 0); o.reason != event.PolicyDenied {
 					t.Errorf("with the mark of a delivered packet: %v, verdict %d", o.reason, o.verdict)
 				}
 			}))},
 		{"a mark does not make a pod another one", play(policy("b", nodetable.Deny, friends), labelled("a", stranger),
-			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).throughStack(),
-			say("a", "b", datagram(4000, 53), event.DropPolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
+			say("a", "b", datagram(4000, 53), event.PolicyDenied).throughStack(),
+			say("a", "b", datagram(4000, 53), event.PolicyDenied).throughStack().marked(markOf(markPod, uint32(friend))),
 			labelled("a", friend),
-			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().marked(markOf(markPod, uint32(stranger))))},
+			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack().marked(markOf(markPod, uint32(stranger))))},
 		{"a pod's address by another device is forged", play(
-			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromDevice("b").on(event.Ingress),
-			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere().forwarded().on(event.Ingress),
-			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack())},
+			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromDevice("b").on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromNowhere().forwarded().on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack())},
 		{"what is marked as forwarded is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
-			say("host", "b", datagram(4000, 53), event.DropPolicyPending).marked(0x100),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
-			say("host", "b", datagram(4000, 53), event.DropPolicyPending).marked(0x100|0x8000),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
+			say("host", "b", datagram(4000, 53), event.PolicyPending).marked(0x100),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
+			say("host", "b", datagram(4000, 53), event.PolicyPending).marked(0x100|0x8000),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack))},
 		{"a forwarded packet does not continue a flow of the host", play(policy("b", nodetable.Deny, nodetable.Pending),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack).check(begunBy("host", conntrack.ViaStack)),
-			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
-			say("host", "b", datagram(4000, 53), event.DropPolicyPending).fromDevice("a"),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack).check(reported(0, 0)),
-			say("b", "host", datagram(53, 4000), event.ForwardHost))},
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack).check(begunBy("host", conntrack.ViaStack)),
+			say("host", "b", datagram(4000, 53), event.PolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
+			say("host", "b", datagram(4000, 53), event.PolicyPending).fromDevice("a"),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack).check(reported(0, 0)),
+			say("b", "host", datagram(53, 4000), event.ForwardedToHost))},
 		{"a forwarded packet does not continue a flow that the host has answered", play(policy("b", nodetable.Allow, nodetable.Deny),
-			say("b", "host", datagram(53, 4000), event.ForwardHost),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
-			say("host", "b", datagram(4000, 53), event.DropPolicyDenied).forwarded(),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
+			say("b", "host", datagram(53, 4000), event.ForwardedToHost),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
+			say("host", "b", datagram(4000, 53), event.PolicyDenied).forwarded(),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack))},
 		{"the host does not continue what it forwards under its address", play(policy("b", nodetable.Allow, worldly),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack).forwarded(),
-			say("host", "b", datagram(4000, 53), event.DropPolicyDenied),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack).forwarded().check(reported(0, 0)))},
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack).forwarded(),
+			say("host", "b", datagram(4000, 53), event.PolicyDenied),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack).forwarded().check(reported(0, 0)))},
 		{"a process of the host does not continue a pod's flow", play(
-			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
-			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere().on(event.Ingress),
-			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromDevice("b").on(event.Ingress),
-			say("a", "b", datagram(4000, 53), event.ForwardFromStack).throughStack().check(all(reported(0, 0), begunBy("a", conntrack.ViaStack))))},
+			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
+			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromNowhere().on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromDevice("b").on(event.Ingress),
+			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack().check(all(reported(0, 0), begunBy("a", conntrack.ViaStack))))},
 		{"a SYN of another sender leaves the connection alone", play(policy("b", nodetable.Allow, nodetable.Allow),
-			say("host", "b", segment(4000, 80, flagSYN), event.ForwardFromStack),
-			say("b", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardHost),
-			say("host", "b", segment(4000, 80, flagSYN), event.ForwardFromStack).forwarded(),
+			say("host", "b", segment(4000, 80, flagSYN), event.ForwardedFromStack),
+			say("b", "host", segment(80, 4000, flagSYN|flagACK), event.ForwardedToHost),
+			say("host", "b", segment(4000, 80, flagSYN), event.ForwardedFromStack).forwarded(),
 			change(func(t *testing.T, th *theatre) {
 				if c := th.only(t); c.From.Identity != identity.Host {
 					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
 				}
 			}))},
 		{"a change is not a way in", play(policy("b", nodetable.Deny, nodetable.Pending),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
 			bumpEpoch("b"),
-			say("host", "b", datagram(4000, 53), event.DropPolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
-			say("host", "b", datagram(4000, 53), event.ForwardFromStack))},
+			say("host", "b", datagram(4000, 53), event.PolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
+			say("host", "b", datagram(4000, 53), event.ForwardedFromStack))},
 
 		// senders while an address has moved
 		{"a forged packet ends no flow whose address has moved", play(oneWay(),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer), say("b", "a", datagram(53, 4000), event.ForwardPeer),
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod), say("b", "a", datagram(53, 4000), event.ForwardedToPod),
 			bump("a"),
-			say("a", "b", datagram(4000, 53), event.DropSpoofedIP).fromNowhere(),
-			say("b", "a", datagram(53, 4000), event.ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromNowhere(),
+			say("b", "a", datagram(53, 4000), event.ForwardedToPod))},
 		{"a forged packet terminates no TCP connection whose address has moved", play(oneWay(), handshake(4000, 80),
 			bump("a"),
-			say("a", "b", segment(4000, 80, flagACK), event.DropSpoofedIP).fromNowhere().check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
+			say("a", "b", segment(4000, 80, flagACK), event.SpoofedIP).fromNowhere().check(begunBy("a", conntrack.SeenReply|conntrack.Established)))},
 		{"a forwarded packet takes over no flow to the host whose address has moved", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("a", "host", datagram(4000, 53), event.ForwardHost), say("host", "a", datagram(53, 4000), event.ForwardFromStack),
+			say("a", "host", datagram(4000, 53), event.ForwardedToHost), say("host", "a", datagram(53, 4000), event.ForwardedFromStack),
 			bump("host"),
-			say("host", "a", datagram(53, 4000), event.DropPolicyDenied).forwarded(),
-			say("host", "a", datagram(53, 4000), event.ForwardFromStack))},
+			say("host", "a", datagram(53, 4000), event.PolicyDenied).forwarded(),
+			say("host", "a", datagram(53, 4000), event.ForwardedFromStack))},
 		{"a client under the host's address is not evaluated as the host when that moves", play(policy("a", nodetable.Deny, worldly),
-			say("host", "a", datagram(4000, 53), event.ForwardFromStack).forwarded(),
-			say("a", "host", datagram(53, 4000), event.ForwardHost),
+			say("host", "a", datagram(4000, 53), event.ForwardedFromStack).forwarded(),
+			say("a", "host", datagram(53, 4000), event.ForwardedToHost),
 			policy("a", nodetable.Deny, nodetable.Pending),
 			bump("host"),
-			say("a", "host", datagram(53, 4000), event.DropPolicyPending).on(event.Egress))},
+			say("a", "host", datagram(53, 4000), event.PolicyPending).on(event.Egress))},
 
 		// ICMP errors
 		{"an error about a connection is delivered whoever sends it", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("a", "world", segment(4000, 80, flagSYN), event.ForwardOutside),
-			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack),
-			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack),
-			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), event.ForwardFromStack).check(remain(1)),
-			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), event.DropPolicyDenied),
-			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), event.DropPolicyDenied))},
+			say("a", "world", segment(4000, 80, flagSYN), event.ForwardedOutside),
+			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), event.ForwardedFromStack),
+			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), event.ForwardedFromStack),
+			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), event.ForwardedFromStack).check(remain(1)),
+			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), event.PolicyDenied),
+			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), event.PolicyDenied))},
 		{"an error about somebody else's connection is evaluated", play(
 			policy("a", nodetable.Allow, nodetable.Deny),
-			say("b", "world", datagram(4000, 53), event.ForwardOutside),
-			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), event.DropPolicyDenied),
-			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), event.ForwardFromStack),
+			say("b", "world", datagram(4000, 53), event.ForwardedOutside),
+			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), event.PolicyDenied),
+			say("router", "b", failure(3, "b", "world", datagram(4000, 53)), event.ForwardedFromStack),
 		)},
 		{"an error about an echo is delivered", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("a", "world", ping(false, 7), event.ForwardOutside),
-			say("router", "a", failure(3, "a", "world", ping(false, 7)), event.ForwardFromStack),
-			say("router", "a", failure(3, "a", "world", ping(false, 8)), event.DropPolicyDenied))},
+			say("a", "world", ping(false, 7), event.ForwardedOutside),
+			say("router", "a", failure(3, "a", "world", ping(false, 7)), event.ForwardedFromStack),
+			say("router", "a", failure(3, "a", "world", ping(false, 8)), event.PolicyDenied))},
 		{"an error about another protocol is delivered", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("a", "world", other(47), event.ForwardOutside),
-			say("router", "a", failure(3, "a", "world", other(47)), event.ForwardFromStack))},
+			say("a", "world", other(47), event.ForwardedOutside),
+			say("router", "a", failure(3, "a", "world", other(47)), event.ForwardedFromStack))},
 		{"a pod answers with an error that its policy does not know", play(oneWay(),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
-			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardPeer),
-			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.DropPolicyDenied))},
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardedToPod),
+			say("b", "a", failure(3, "a", "b", datagram(4001, 53)), event.PolicyDenied))},
 		{"an error about a connection under an older policy is evaluated", play(
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			policy("a", nodetable.Deny, nodetable.Deny),
-			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied))},
+			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.PolicyDenied))},
 		{"a pod sends no errors about what others talk", play(oneWay(),
-			say("a", "b", datagram(4000, 53), event.ForwardPeer),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
-			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropConnectionInvalid),
-			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), event.DropConnectionInvalid),
-			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack),
-			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardPeer))},
+			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
+			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), event.ConnectionInvalid),
+			say("b", "a", failure(2, "a", "world", datagram(4000, 53)), event.ConnectionInvalid),
+			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardedFromStack),
+			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardedToPod))},
 		{"a pod that may send everything forges no errors either", play(
-			say("a", "b", failure(2, "b", "world", datagram(4000, 53)), event.DropConnectionInvalid),
-			say("a", "host", failure(2, "host", "world", ping(true, 7)), event.DropConnectionInvalid),
-			say("a", "host", failure(3, "host", "world", segment(4000, 80, flagACK)), event.DropConnectionInvalid),
-			say("a", "world", failure(11, "world", "b", datagram(4000, 53)), event.DropConnectionInvalid),
-			say("a", "host", failure(3, "b", "a", datagram(4000, 53)), event.DropConnectionInvalid),
+			say("a", "b", failure(2, "b", "world", datagram(4000, 53)), event.ConnectionInvalid),
+			say("a", "host", failure(2, "host", "world", ping(true, 7)), event.ConnectionInvalid),
+			say("a", "host", failure(3, "host", "world", segment(4000, 80, flagACK)), event.ConnectionInvalid),
+			say("a", "world", failure(11, "world", "b", datagram(4000, 53)), event.ConnectionInvalid),
+			say("a", "host", failure(3, "b", "a", datagram(4000, 53)), event.ConnectionInvalid),
 			say("a", "host", func(th *theatre) (byte, []byte) {
 				proto, b := failure(2, "host", "world", datagram(4000, 53))(th)
 				return proto, b[:8+12]
-			}, event.DropConnectionInvalid),
-			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), event.ForwardHost),
-			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), event.ForwardPeer))},
+			}, event.ConnectionInvalid),
+			say("a", "host", failure(3, "host", "a", datagram(4000, 53)), event.ForwardedToHost),
+			say("a", "b", failure(2, "b", "a", datagram(4000, 53)), event.ForwardedToPod))},
 		{"an error about an address that went to another is evaluated", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
-			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardedFromStack),
 			bump("world"),
-			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.DropPolicyDenied),
-			say("a", "world", datagram(4000, 53), event.ForwardOutside),
-			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardFromStack))},
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.PolicyDenied),
+			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
+			say("world", "a", failure(3, "a", "world", datagram(4000, 53)), event.ForwardedFromStack))},
 		{"an error quotes an error", play(policy("a", nodetable.Allow, nodetable.Deny),
-			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), event.DropPolicyDenied))},
+			say("router", "a", failure(3, "a", "world", failure(3, "a", "world", datagram(1, 2))), event.PolicyDenied))},
 	}
 }
 
@@ -1244,22 +1244,22 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: only80})
 
 			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
-			expect("a later piece before the first", "a", allowed[2], event.DropFragment)
+			expect("a later piece before the first", "a", allowed[2], event.FragmentUnknown)
 			for i, in := range allowed {
-				expect([]string{"the first piece", "the second", "the last"}[i], "a", in, event.ForwardPeer)
+				expect([]string{"the first piece", "the second", "the last"}[i], "a", in, event.ForwardedToPod)
 			}
 			for _, in := range th.pieces("b", "a", long(80, 4000), 2, 8, 24) {
-				expect("a piece of the answer", "b", in, event.ForwardPeer)
+				expect("a piece of the answer", "b", in, event.ForwardedToPod)
 			}
 			for i, in := range th.pieces("a", "b", long(4000, 53), 3, 8, 24) {
-				expect("a piece of what is denied", "a", in, []event.Reason{event.DropIdentityUnknown, event.DropFragment, event.DropFragment}[i])
+				expect("a piece of what is denied", "a", in, []event.Reason{event.IdentityUnknown, event.FragmentUnknown, event.FragmentUnknown}[i])
 			}
 			// the identification is used again, for other ports
 			again := th.pieces("a", "b", long(4000, 53), 1, 8)
-			expect("another first piece", "a", again[0], event.DropIdentityUnknown)
-			expect("its second", "a", again[1], event.DropFragment)
+			expect("another first piece", "a", again[0], event.IdentityUnknown)
+			expect("its second", "a", again[1], event.FragmentUnknown)
 			// another pod's pieces with the same numbers are not these
-			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], event.DropFragment)
+			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], event.FragmentUnknown)
 
 			// pieces that would write over flags that were evaluated
 			for proto, what := range map[string]l4{
@@ -1271,25 +1271,25 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 			} {
 				over := th.pieces("a", "b", what, 6, 8, 16, 24)
 				whole := th.pieces("a", "b", what, 6, 24)
-				expect("the first piece of "+proto, "a", whole[0], event.ForwardPeer)
-				expect("one over its flags", "a", over[1], event.DropMalformed)
-				expect("one over its end", "a", over[2], event.DropMalformed)
-				expect("the next", "a", whole[1], event.ForwardPeer)
+				expect("the first piece of "+proto, "a", whole[0], event.ForwardedToPod)
+				expect("one over its flags", "a", over[1], event.Malformed)
+				expect("one over its end", "a", over[2], event.Malformed)
+				expect("the next", "a", whole[1], event.ForwardedToPod)
 			}
 			if v6 {
 				// what is behind the fragment header must be what pieces say
 				hidden := func(*theatre) (byte, []byte) { return 60, append(ext(17), udp(4000, 80, make([]byte, 40)...)...) }
 				for i, in := range th.pieces("a", "b", hidden, 7, 24) {
-					expect("an option behind a fragment header", "a", in, []event.Reason{event.DropExtHeaders, event.DropFragment}[i])
+					expect("an option behind a fragment header", "a", in, []event.Reason{event.ExtensionHeaders, event.FragmentUnknown}[i])
 				}
 			}
 
 			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
-				expect("a piece of an echo", "a", in, event.ForwardPeer)
+				expect("a piece of an echo", "a", in, event.ForwardedToPod)
 			}
 			for _, in := range th.pieces("b", "a", longPing(true), 5, 8, 24) {
-				expect("a piece of its answer", "b", in, event.ForwardPeer)
+				expect("a piece of its answer", "b", in, event.ForwardedToPod)
 			}
 		})
 	}
@@ -1327,10 +1327,10 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 		a    act
 		want event.Reason
 	}{
-		{say("a", "b", datagram(4000, 53), 0), event.ForwardPeer},
-		{say("a", "b", datagram(4001, 53), 0), event.DropConnectionInsert},
-		{say("a", "b", datagram(4000, 53), 0), event.ForwardPeer},
-		{say("b", "a", datagram(53, 4000), 0), event.ForwardPeer},
+		{say("a", "b", datagram(4000, 53), 0), event.ForwardedToPod},
+		{say("a", "b", datagram(4001, 53), 0), event.ConnectionInsertFailed},
+		{say("a", "b", datagram(4000, 53), 0), event.ForwardedToPod},
+		{say("b", "a", datagram(53, 4000), 0), event.ForwardedToPod},
 	} {
 		if got := send(c.a); got != c.want {
 			t.Errorf("packet %d: %v, want %v", i, got, c.want)
@@ -1346,7 +1346,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 			th := newTheatre(t, v6)
 			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
-			if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ForwardOutside {
+			if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ForwardedOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
 			}
 			_, ctx, in = th.frame(say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), 0))
@@ -1356,12 +1356,12 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 				cut := append([]byte(nil), in[:n]...)
 				truthful(cut)
 				o := th.run(t, program.ToPod, cut, ctx, 0)
-				want := event.DropPolicyDenied
+				want := event.PolicyDenied
 				switch {
 				case n < quoted:
-					want = event.DropMalformed
+					want = event.Malformed
 				case n >= quoted+ip+8:
-					want = event.ForwardFromStack
+					want = event.ForwardedFromStack
 				}
 				if o.reason != want {
 					t.Errorf("%d bytes of the quotation: %v, want %v", n-quoted, o.reason, want)
@@ -1379,8 +1379,8 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 				}
 				bad := append([]byte(nil), in...)
 				spoil(bad[quoted:])
-				if o := th.run(t, program.ToPod, bad, ctx, 0); o.reason != event.DropPolicyDenied {
-					t.Errorf("%s: %v, want %v", name, o.reason, event.DropPolicyDenied)
+				if o := th.run(t, program.ToPod, bad, ctx, 0); o.reason != event.PolicyDenied {
+					t.Errorf("%s: %v, want %v", name, o.reason, event.PolicyDenied)
 				}
 			}
 		})
@@ -1395,10 +1395,10 @@ func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
 	in := failure(2, "a", "world", segment(4000, 80, flagACK))
 	for _, c := range []act{
-		say("router", "a", in, event.ForwardFromStack),
-		say("b", "a", in, event.DropConnectionInvalid),
-		say("router", "a", failure(2, "b", "world", segment(4000, 80, flagACK)), event.DropPolicyDenied),
-		say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), event.DropPolicyDenied),
+		say("router", "a", in, event.ForwardedFromStack),
+		say("b", "a", in, event.ConnectionInvalid),
+		say("router", "a", failure(2, "b", "world", segment(4000, 80, flagACK)), event.PolicyDenied),
+		say("router", "a", failure(11, "a", "world", segment(4000, 80, flagACK)), event.PolicyDenied),
 	} {
 		th.expect(t, c)
 	}
@@ -1409,18 +1409,18 @@ func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow})
-	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardOutside))
+	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardedOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
 	opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: sent}
 	_, err := th.k.program(program.ToPod).Run(opts)
 	must(t, "run", err)
-	passed := th.counters(t)[cell{event.ForwardFromStack, event.Ingress}].Packets
-	denied := th.counters(t)[cell{event.DropPolicyDenied, event.Ingress}].Packets
+	passed := th.counters(t)[cell{event.ForwardedFromStack, event.Ingress}].Packets
+	denied := th.counters(t)[cell{event.PolicyDenied, event.Ingress}].Packets
 	if passed < 100 || passed > 200 || passed+denied != sent {
 		t.Errorf("%d of %d passed, %d were denied, want 100 in each second", passed, sent, denied)
 	}
-	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), event.ForwardFromStack))
+	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), event.ForwardedFromStack))
 }
 
 // A new pod with an old one's address, in its slot or in another, inherits no
@@ -1439,22 +1439,22 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 					t.Errorf("%s to %s: %v, want %v", a.from, a.to, o.reason, a.want)
 				}
 			}
-			send(say("a", "b", datagram(4000, 53), event.ForwardPeer))
+			send(say("a", "b", datagram(4000, 53), event.ForwardedToPod))
 			old := th.pods["b"]
 			must(t, "Cut", th.k.Endpoints.Cut(old.Slot))
-			send(say("a", "b", datagram(4000, 53), event.DropPolicyDenied).on(event.Ingress))
+			send(say("a", "b", datagram(4000, 53), event.PolicyDenied).on(event.Ingress))
 			must(t, "Unpublish", th.k.Endpoints.Unpublish(old.Slot))
-			send(say("a", "b", datagram(4000, 53), event.DropNoRoute))
+			send(say("a", "b", datagram(4000, 53), event.NoRoute))
 			for _, identity := range []identity.Numeric{old.Identity, stranger} {
 				must(t, "Barrier", th.k.Endpoints.Barrier(t.Context()))
 				e := old
 				e.Identity, e.Policy = identity, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
 				// it sends nothing to a, whom nobody may reach
-				send(say("b", "a", datagram(53, 4000), event.DropPolicyDenied))
-				want := event.ForwardPeer
+				send(say("b", "a", datagram(53, 4000), event.PolicyDenied))
+				want := event.ForwardedToPod
 				if identity == stranger {
-					want = event.DropPolicyDenied
+					want = event.PolicyDenied
 				}
 				send(say("a", "b", datagram(4000, 53), want))
 				must(t, "Unpublish", th.k.Endpoints.Unpublish(th.pods["b"].Slot))
@@ -1505,7 +1505,7 @@ func TestKernelNoTCPFlagsOpenWhatIsDenied(t *testing.T) {
 		}
 		_, ctx, in = th.frame(say("a", "b", chunk(4000, 80, byte(flags)), 0))
 		o = th.run(t, program.FromPod, in, ctx, 0)
-		if o.reason != event.DropPolicyDenied || o.packets != 1 {
+		if o.reason != event.PolicyDenied || o.packets != 1 {
 			t.Errorf("chunk %d: %v, counted %d", flags, o.reason, o.packets)
 		}
 	}

@@ -111,7 +111,7 @@ func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) i
 		frames = append(frames, frame(pod.HostMAC, pod.MAC, etherIPv4,
 			ip4Header{src: pod.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(uint16(first+i), vip.Port()))))
 	}
-	over := cell{event.DropTranslationShare, event.Egress}
+	over := cell{event.TranslationShare, event.Egress}
 	held := func() int { return n.k.Bounds.Held(bound.Translations4, pod.Slot) }
 	before, had, passed := n.counters(n.T), held(), 0
 	inNetns(n.T, pod.ns, func() { sendRaw(n.T, "eth0", frames...) })
@@ -291,7 +291,7 @@ func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 			passed++
 		}
 	}
-	refused := cell{event.DropFragmentShare, event.Egress}
+	refused := cell{event.FragmentShare, event.Egress}
 	dropped := n.counters(t)[refused].Packets - before[refused].Packets
 	// emulation may take so long that a part of the share is renewed
 	if passed < size-1 || passed > flood/2 || int(dropped) != flood-passed {
@@ -453,7 +453,7 @@ func TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations(t *testing.T) {
 				}
 				sendRaw(t, "eth0", frames...)
 			})
-			passed := cell{event.ForwardPeer, event.Egress}
+			passed := cell{event.ForwardedToPod, event.Egress}
 			servicetest.Eventually(t, "the packets", func() bool {
 				return n.counters(t)[passed].Packets-before[passed].Packets >= ports*times
 			})

@@ -172,51 +172,51 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		reason event.Reason
 		side   bpf.MapsSlSide
 	}{
-		{name: "table 0 denies", table: nodetable.Deny, peer: web, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
-		{name: "table 0, which cuts off, denies in audit mode", table: nodetable.Deny, peer: web, audit: true, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byTable}},
+		{name: "table 0 denies", table: nodetable.Deny, peer: web, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byTable}},
+		{name: "table 0, which cuts off, denies in audit mode", table: nodetable.Deny, peer: web, audit: true, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byTable}},
 		{name: "table 1 allows", table: nodetable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
 		{name: "pending lets the host in", table: nodetable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets nobody else in", table: nodetable.Pending, peer: web, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
-		{name: "pending lets nothing out", table: nodetable.Pending, peer: identity.Host, egress: true, reason: event.DropPolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nobody else in", table: nodetable.Pending, peer: web, reason: event.PolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending lets nothing out", table: nodetable.Pending, peer: identity.Host, egress: true, reason: event.PolicyPending, side: bpf.MapsSlSide{By: byTable}},
 		{name: "pending passes in audit mode", table: nodetable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
-		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table that nobody wrote", table: unused, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table beyond the map", table: 65535, peer: web, reason: event.DropPolicyTable, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a table that nobody wrote", table: unused, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
+		{name: "a table beyond the map", table: 65535, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
 
-		{name: "no rule", table: plain, peer: web, port: 9, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "no rule", table: plain, peer: web, port: 9, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "no rule in audit mode", table: plain, peer: web, port: 9, audit: true, side: bpf.MapsSlSide{By: byDefault, Audited: 1}},
 		{name: "no rule where the default allows", table: open, peer: web, port: 9, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
-		{name: "an Admin deny beats the rest", table: open, peer: web, port: 10, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 1}},
+		{name: "an Admin deny beats the rest", table: open, peer: web, port: 10, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 1}},
 		{name: "an Admin pass leaves it to the rest", table: plain, peer: web, port: 11, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
-		{name: "a redirect needs a proxy", table: plain, peer: web, port: 12, reason: event.DropNoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
+		{name: "a redirect needs a proxy", table: plain, peer: web, port: 12, reason: event.NoProxy, side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect}},
 		{
 			name: "a redirect in audit mode passes and names its rule", table: plain, peer: web, port: 12, audit: true,
 			side: bpf.MapsSlSide{By: byRule, Rule: 4, Action: actRedirect, Audited: 1},
 		},
-		{name: "a deny of the rest", table: open, peer: web, port: 13, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 5}},
+		{name: "a deny of the rest", table: open, peer: web, port: 13, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byRule, Rule: 5}},
 		{name: "a deny in audit mode names its rule", table: open, peer: web, port: 13, audit: true, side: bpf.MapsSlSide{By: byRule, Rule: 5, Audited: 1}},
-		{name: "an Admin pass without a rest is the default", table: plain, peer: web, port: 14, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an Admin pass without a rest is the default", table: plain, peer: web, port: 14, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "a pass of the rest is the default", table: open, peer: web, port: 15, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
 		{name: "an Admin allow beats a deny of the rest", table: plain, peer: web, port: 16, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 
 		{name: "the host where it is allowed", table: host, peer: identity.Host, port: 10, side: bpf.MapsSlSide{By: byHost, Action: actAllow}},
-		{name: "the host where it is not", table: plain, peer: identity.Host, port: 10, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "another peer where the host is allowed", table: host, peer: web, port: 9, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "the host where it is not", table: plain, peer: identity.Host, port: 10, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "another peer where the host is allowed", table: host, peer: web, port: 9, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 
-		{name: "an unknown peer", table: plain, peer: lost, port: 10, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
+		{name: "an unknown peer", table: plain, peer: lost, port: 10, reason: event.IdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
 		{name: "an unknown peer where the default allows", table: open, peer: lost, port: 10, side: bpf.MapsSlSide{By: byDefault, Action: actAllow}},
 		{name: "an unknown peer in audit mode", table: plain, peer: lost, port: 10, audit: true, side: bpf.MapsSlSide{By: byUnknown, Audited: 1}},
-		{name: "an unknown peer denied by a rule", table: strict, peer: lost, port: 13, addr: world4, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown, Rule: 5}},
+		{name: "an unknown peer denied by a rule", table: strict, peer: lost, port: 13, addr: world4, reason: event.IdentityUnknown, side: bpf.MapsSlSide{By: byUnknown, Rule: 5}},
 		{name: "an unknown peer allowed by a wildcard", table: strict, peer: lost, port: 16, addr: world4, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
-		{name: "a number of another cluster", table: plain, peer: 0x10000 + 300, port: 16, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
-		{name: "a node-local number beyond the array", table: plain, peer: 0xff1000, port: 16, reason: event.DropIdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
+		{name: "a number of another cluster", table: plain, peer: 0x10000 + 300, port: 16, reason: event.IdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
+		{name: "a node-local number beyond the array", table: plain, peer: 0xff1000, port: 16, reason: event.IdentityUnknown, side: bpf.MapsSlSide{By: byUnknown}},
 
 		{name: "an address in a prefix", table: addresses, peer: local, addr: inside4, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
 		{name: "an IPv6 address in a prefix", table: addresses, peer: local, addr: inside6, port: 20, side: bpf.MapsSlSide{By: byRule, Rule: 6, Action: actAllow}},
-		{name: "an address in no prefix", table: addresses, peer: local, addr: host4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "another scope in the prefix", table: addresses, peer: web, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
-		{name: "an address where the table does not ask", table: plain, peer: local, addr: inside4, port: 20, reason: event.DropPolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an address in no prefix", table: addresses, peer: local, addr: host4, port: 20, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "another scope in the prefix", table: addresses, peer: web, addr: inside4, port: 20, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
+		{name: "an address where the table does not ask", table: plain, peer: local, addr: inside4, port: 20, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
 		{name: "the identity's rule has the lower number", table: addresses, peer: local, addr: inside4, port: 16, side: bpf.MapsSlSide{By: byRule, Rule: 3, Action: actAllow}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -301,8 +301,8 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 			update(t, k, bpf.MapsMapSlTable, uint32(id), h)
 			q := kerneltest.Question(id, peer, b.IPv4, 6, 16)
 			q.Flags = 1
-			if reason, side := j.Ask(t, q); reason != event.DropTableCorrupt {
-				t.Errorf("%v, %+v, want %v", reason, side, event.DropTableCorrupt)
+			if reason, side := j.Ask(t, q); reason != event.PolicyTableCorrupt {
+				t.Errorf("%v, %+v, want %v", reason, side, event.PolicyTableCorrupt)
 			}
 		})
 	}

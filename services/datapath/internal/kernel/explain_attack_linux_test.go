@@ -96,7 +96,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 		t.Errorf("%d bytes of events in the ring, before %d", n, waiting)
 	}
 	t.Logf("%d explanations, %d of tracked connections: %v, next packets %v", asked, tracked, reasons, next)
-	if tracked == 0 || next[event.DropPolicyDenied] == 0 || next[event.ForwardOutside] == 0 || len(reasons) < 8 {
+	if tracked == 0 || next[event.PolicyDenied] == 0 || next[event.ForwardedOutside] == 0 || len(reasons) < 8 {
 		t.Errorf("too little has occurred: %d tracked, %v, next packets %v", tracked, reasons, next)
 	}
 }
@@ -230,11 +230,11 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	for c, n := range r.counters(t) {
 		moved := n.Packets - before[c].Packets
 		switch {
-		case c.reason == event.ForwardPeer && c.direction == event.Egress:
+		case c.reason == event.ForwardedToPod && c.direction == event.Egress:
 			if moved != 2*rounds {
 				t.Errorf("%d packets counted as %v, want %d", moved, c.reason, 2*rounds)
 			}
-		case moved != 0 && !c.reason.Quiet() && c.reason != event.ReplyARP && c.reason != event.ReplyNDP:
+		case moved != 0 && !c.reason.Quiet() && c.reason != event.AnsweredARP && c.reason != event.AnsweredNDP:
 			t.Errorf("%d packets counted as %v, %v", moved, c.reason, c.direction)
 		}
 	}

@@ -115,7 +115,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	}
 
 	x := ask(6, from, netip.AddrPortFrom(b.IPv4, 80))
-	if x.Reason != event.ForwardPeer || x.Egress == nil || x.Ingress == nil {
+	if x.Reason != event.ForwardedToPod || x.Egress == nil || x.Ingress == nil {
 		t.Fatalf("pod to pod: %+v", x)
 	}
 	if s := x.Egress; s.By != event.ByRule || s.Rule != 1 || s.Action != event.ActionAllow || s.Table != egress || !s.Place.IdentityRow || s.Place.IdentityClass != 1 {
@@ -129,31 +129,31 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	}
 
 	x = ask(6, from, netip.AddrPortFrom(b.IPv4, 81))
-	if x.Reason != event.DropPolicyDenied || x.Egress.By != event.ByDefault || x.Egress.Rule != 0 || x.Ingress == nil {
+	if x.Reason != event.PolicyDenied || x.Egress.By != event.ByDefault || x.Egress.Rule != 0 || x.Ingress == nil {
 		t.Errorf("a port without a rule: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(world4, 80))
-	if x.Reason != event.ForwardOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Place.AddressPrefix != netip.MustParsePrefix("198.51.100.0/24") {
+	if x.Reason != event.ForwardedOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Place.AddressPrefix != netip.MustParsePrefix("198.51.100.0/24") {
 		t.Errorf("an address in two prefixes: %v, %+v", x.Reason, x.Egress)
 	}
 	if d := x.Destination; d.Slot != slotmap.NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
 		t.Errorf("the world: %+v", d)
 	}
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
-	if x.Reason != event.DropPolicyDenied || x.Egress.By != event.ByRule || x.Egress.Rule != 2 {
+	if x.Reason != event.PolicyDenied || x.Egress.By != event.ByRule || x.Egress.Rule != 2 {
 		t.Errorf("the wider prefix denies: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, from, netip.AddrPortFrom(remote4, 80))
-	if x.Reason != event.DropIdentityUnknown || x.Egress.By != event.ByUnknownIdentity || x.Destination.Word.Known {
+	if x.Reason != event.IdentityUnknown || x.Egress.By != event.ByUnknownIdentity || x.Destination.Word.Known {
 		t.Errorf("an identity that nobody announced: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, netip.AddrPortFrom(host4, 1), from)
-	if x.Reason != event.ForwardFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != slotmap.HostSlot {
+	if x.Reason != event.ForwardedFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != slotmap.HostSlot {
 		t.Errorf("the local host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
 	}
 	must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), true, cast["a"].Slot))
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
-	if x.Reason != event.ForwardOutside || !x.Egress.Audited || x.Egress.Action != event.ActionDeny {
+	if x.Reason != event.ForwardedOutside || !x.Egress.Audited || x.Egress.Action != event.ActionDeny {
 		t.Errorf("in audit mode: %v, %+v", x.Reason, x.Egress)
 	}
 
@@ -200,21 +200,21 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 		}
 	}
 	there := conntrack.Tuple{Initiator: from, Responder: to, Protocol: 6}
-	check(there, true, true, event.ForwardPeer)
-	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, true, event.ForwardPeer)
+	check(there, true, true, event.ForwardedToPod)
+	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, true, event.ForwardedToPod)
 	check(conntrack.Tuple{Initiator: from, Responder: to, Protocol: 17}, false, false, 0)
 	// the identifier of an echo
 	ping := conntrack.Tuple{
 		Initiator: netip.AddrPortFrom(a.IPv4, 77), Responder: netip.AddrPortFrom(b.IPv4, 8<<8), Protocol: 1,
 	}
-	check(ping, true, true, event.ForwardPeer)
+	check(ping, true, true, event.ForwardedToPod)
 	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
-	check(there, true, false, event.ForwardPeer)
+	check(there, true, false, event.ForwardedToPod)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
-	check(there, true, false, event.ForwardPeer)
+	check(there, true, false, event.ForwardedToPod)
 	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
-	check(there, true, false, event.DropPolicyDenied)
-	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.DropPolicyDenied)
+	check(there, true, false, event.PolicyDenied)
+	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.PolicyDenied)
 }
 
 // TestKernelExplainSaysThatARedirectIsDropped has a policy that wants a proxy: without one the packet is
@@ -233,9 +233,9 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 			Initiator: netip.AddrPortFrom(a.IPv4, 1), Responder: netip.AddrPortFrom(b.IPv4, 12), Protocol: 6,
 		})
 		must(t, "Explain", err)
-		want := event.DropNoProxy
+		want := event.NoProxy
 		if audit {
-			want = event.DropPolicyDenied // by the other side
+			want = event.PolicyDenied // by the other side
 		}
 		if x.Reason != want || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 4 || x.Egress.Audited != audit {
 			t.Errorf("audit %v: %v, %+v", audit, x.Reason, x.Egress)

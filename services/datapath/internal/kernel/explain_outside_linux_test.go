@@ -44,17 +44,17 @@ func TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem(t *testing.T) {
 				to     identity.Numeric
 				source netip.Addr // of the node, that the backend sees
 			}{
-				{"pod", f.a.pod.ns, f.a.pod.Addrs()[i], explain.Evaluated, event.ForwardFromStack, f.a.pod.Identity, netip.Addr{}},
-				{"pod elsewhere", f.b.pod.ns, f.b.pod.Addrs()[i], explain.InTransit, event.ForwardStack, f.b.pod.Identity, toPod},
+				{"pod", f.a.pod.ns, f.a.pod.Addrs()[i], explain.Evaluated, event.ForwardedFromStack, f.a.pod.Identity, netip.Addr{}},
+				{"pod elsewhere", f.b.pod.ns, f.b.pod.Addrs()[i], explain.InTransit, event.ForwardedToStack, f.b.pod.Identity, toPod},
 				{
 					"node elsewhere", f.b.ns, []netip.Addr{f.b.addr4, f.b.addr6}[i],
-					explain.InTransit, event.ForwardStack, identity.RemoteNode, own,
+					explain.InTransit, event.ForwardedToStack, identity.RemoteNode, own,
 				},
 				{
 					"overlay address elsewhere", f.b.ns, []netip.Addr{f.b.over4, f.b.over6}[i],
-					explain.InTransit, event.ForwardStack, identity.RemoteNode, toPod,
+					explain.InTransit, event.ForwardedToStack, identity.RemoteNode, toPod,
 				},
-				{"own", f.a.ns, own, explain.HostSocket, event.ForwardStack, identity.Host, netip.Addr{}},
+				{"own", f.a.ns, own, explain.HostSocket, event.ForwardedToStack, identity.Host, netip.Addr{}},
 			} {
 				at := netip.AddrPortFrom(c.at, 9000+uint16(j))
 				tell(t, c.in, at)
@@ -172,17 +172,17 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 			to   netip.AddrPort
 			want event.Reason
 		}{
-			{"denied by policy", f.outside, local, event.DropPolicyDenied},
-			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), local, event.DropSpoofedIP},
-			{"nobody in the node's range, to another", netip.MustParseAddr("10.244.1.77"), away, event.DropSpoofedIP},
-			{"a pod of the other node", f.b.pod.IPv4, local, event.DropSpoofedNode},
-			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.DropSpoofedNode},
-			{"the other node, by its overlay address", f.b.over4, local, event.DropSpoofedNode},
-			{"the other node", f.b.addr4, local, event.DropPolicyDenied},
-			{"the outsider, to a tunnel", f.outside, tunnel, event.DropTunnelPort},
-			{"the outsider, to a pod that is gone", f.outside, gone, event.DropNoRoute},
+			{"denied by policy", f.outside, local, event.PolicyDenied},
+			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), local, event.SpoofedIP},
+			{"nobody in the node's range, to another", netip.MustParseAddr("10.244.1.77"), away, event.SpoofedIP},
+			{"a pod of the other node", f.b.pod.IPv4, local, event.SpoofedNode},
+			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.SpoofedNode},
+			{"the other node, by its overlay address", f.b.over4, local, event.SpoofedNode},
+			{"the other node", f.b.addr4, local, event.PolicyDenied},
+			{"the outsider, to a tunnel", f.outside, tunnel, event.TunnelPort},
+			{"the outsider, to a pod that is gone", f.outside, gone, event.NoRoute},
 		} {
-			if routing == RoutingNative && c.want == event.DropSpoofedNode {
+			if routing == RoutingNative && c.want == event.SpoofedNode {
 				continue // it is believed from the wire: see routing.md
 			}
 			x := f.a.explainTo(t, protoUDP, c.src, c.to)

@@ -101,7 +101,7 @@ func TestKernelExplainEvaluatesTheBackendsOfAService(t *testing.T) {
 				t.Errorf("backend %v: %+v, want %+v", got.AddrPort, have, want)
 			}
 		}
-		if !reasons[event.ForwardPeer] || len(reasons) < 2 {
+		if !reasons[event.ForwardedToPod] || len(reasons) < 2 {
 			t.Errorf("the policies do not tell the backends apart: %v", reasons)
 		}
 	}
@@ -220,13 +220,13 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	}
 	// Of what is not translated the address itself is evaluated, where somebody does.
 	x := r.explainTo(t, 6, a.IPv4, netip.MustParseAddrPort("10.96.0.4:80"))
-	if x.Reason != event.ForwardOutside || x.Egress == nil {
+	if x.Reason != event.ForwardedOutside || x.Egress == nil {
 		t.Errorf("an address that is not translated: %+v", x)
 	}
 	// The checksum of SCTP cannot follow a new port.
 	for _, from := range []netip.Addr{a.IPv4, world4} {
 		x = r.explainTo(t, 132, from, netip.MustParseAddrPort("10.96.0.6:81"))
-		if b := x.Service.Backends; len(b) != 1 || b[0].Explanation.Reason != event.DropServicePort {
+		if b := x.Service.Backends; len(b) != 1 || b[0].Explanation.Reason != event.ServiceSCTPPort {
 			t.Errorf("SCTP of %v to another port: %+v", from, b)
 		}
 	}

@@ -75,7 +75,7 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	if p.Evicted != 0 || p.Live[0] > room+13*conntrack.LeastBudget {
 		t.Errorf("%d evicted and %d live, want none and at most %d", p.Evicted, p.Live[0], room)
 	}
-	dropped := r.counters(t)[cell{event.DropConnectionBudget, event.Egress}].Packets
+	dropped := r.counters(t)[cell{event.ConnectionBudget, event.Egress}].Packets
 	if passed+int(dropped) != sent || dropped == 0 {
 		t.Errorf("%d passed and %d were over the budget, want together %d", passed, dropped, sent)
 	}

@@ -49,9 +49,9 @@ var (
 // evaluated in the direction in which it began, under the policies of then.
 func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
 	// the stack forwards what was picked up
-	fromA := say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardOutside)
-	fromB := say("b", "a", segment(80, 4000, flagACK|flagPSH), event.ForwardOutside)
-	denied := func(a act) act { a.want = event.DropPolicyDenied; return a }
+	fromA := say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardedOutside)
+	fromB := say("b", "a", segment(80, 4000, flagACK|flagPSH), event.ForwardedOutside)
+	denied := func(a act) act { a.want = event.PolicyDenied; return a }
 	for name, c := range map[string]struct {
 		before, after slotmap.Policy // of b
 		then          []act
@@ -100,8 +100,8 @@ func TestKernelAFlushKeepsWhatAPolicyHasTerminated(t *testing.T) {
 	if done := th.k.flush(t, conntrack.Filter{}); done != (conntrack.Flushed{Terminated: 1}) {
 		t.Errorf("flushed %+v, want none", done)
 	}
-	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), event.DropPolicyDenied))
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.DropPolicyDenied))
+	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), event.PolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.PolicyDenied))
 }
 
 // TestKernelAFlushLeavesRoomForWhatPoliciesTerminate: half of the memory of directions
@@ -116,7 +116,7 @@ func TestKernelAFlushLeavesRoomForWhatPoliciesTerminate(t *testing.T) {
 		other.Initiator = addrPort(other.Initiator, n)
 		must(t, "fill", pin.InsertOnce(revoked, other.Key4(), bpf.MapsSlRevoked{LastS: conntrack.MonotonicSeconds()}))
 	}
-	for _, a := range append(handshake(4001, 80), say("a", "b", datagram(4000, 53), event.ForwardPeer)) {
+	for _, a := range append(handshake(4001, 80), say("a", "b", datagram(4000, 53), event.ForwardedToPod)) {
 		th.expect(t, a)
 	}
 	want := conntrack.Flushed{Removed: 2, Unremembered: 1}
@@ -224,7 +224,7 @@ func TestKernelListedConnectionIsCurrentUntilAnEpochMoves(t *testing.T) {
 	current(true)
 	must(t, "BumpEpochs", th.k.Endpoints.BumpEpochs(th.pods["b"].Slot))
 	current(false)
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.ForwardPeer))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.ForwardedToPod))
 	current(true)
 	must(t, "SetLocal", th.k.IPCache.SetLocal(a.IPv4, a.Identity+1))
 	current(false)
@@ -238,7 +238,7 @@ func TestKernelAFlushKnowsTheVersionBefore(t *testing.T) {
 	all := len(th.k.listed(t, conntrack.Filter{}))
 	th.toLegacy(t)
 	th.reopen(t, th.k.opened.Dir, build{})
-	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardedToPod)})
 	_, previous := th.held(t)
 	earlier := 0
 	list := th.k.listed(t, conntrack.Filter{})

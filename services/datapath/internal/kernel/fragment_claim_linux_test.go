@@ -257,7 +257,7 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 			arrived += got[s]
 		}
 		after := n.counters(t)
-		for _, r := range []event.Reason{event.ForwardFromStack, event.DropPolicyPending} {
+		for _, r := range []event.Reason{event.ForwardedFromStack, event.PolicyPending} {
 			if c := (cell{r, event.Ingress}); after[c].Packets > counters[c].Packets {
 				verdicts[r] = after[c].Packets - counters[c].Packets
 			}
@@ -280,10 +280,10 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 		pieces  uint64
 		reason  event.Reason
 	}{
-		{"IPv4, masqueraded", outside4, nodetable.Allow, 3, event.ForwardFromStack},
-		{"IPv4, masqueraded", outside4, nodetable.Pending, 1, event.DropPolicyPending},
-		{"IPv6, of the world", world6, nodetable.Allow, 3, event.ForwardFromStack},
-		{"IPv6, forged", host6, nodetable.Pending, 1, event.DropPolicyPending},
+		{"IPv4, masqueraded", outside4, nodetable.Allow, 3, event.ForwardedFromStack},
+		{"IPv4, masqueraded", outside4, nodetable.Pending, 1, event.PolicyPending},
+		{"IPv6, of the world", world6, nodetable.Allow, 3, event.ForwardedFromStack},
+		{"IPv6, forged", host6, nodetable.Pending, 1, event.PolicyPending},
 	} {
 		t.Run(fmt.Sprintf("%s, table %d", c.name, c.ingress), func(t *testing.T) {
 			setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: c.ingress})
@@ -321,7 +321,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
 	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
-	if _, verdicts := n.send(t, host6, 128, 1); verdicts[event.ForwardFromStack] != 0 {
+	if _, verdicts := n.send(t, host6, 128, 1); verdicts[event.ForwardedFromStack] != 0 {
 		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}
 }

@@ -351,9 +351,9 @@ func TestKernelMarkOfAPodIsNobodyElses(t *testing.T) {
 					}
 					servicetest.Eventually(t, "drops", func() bool {
 						gained := f.a.gained(t, before)
-						return gained[cell{event.DropSpoofedIP, event.Egress}] > 0 &&
-							gained[cell{event.ForwardNative, event.Egress}] == 0 &&
-							gained[cell{event.ForwardOverlay, event.Egress}] == 0
+						return gained[cell{event.SpoofedIP, event.Egress}] > 0 &&
+							gained[cell{event.ForwardedNative, event.Egress}] == 0 &&
+							gained[cell{event.ForwardedOverlay, event.Egress}] == 0
 					})
 				}
 				if all := f.b.k.tracked(t); len(all) > 0 {

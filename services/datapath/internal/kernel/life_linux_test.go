@@ -256,9 +256,9 @@ type life struct {
 
 func (l life) verdict() uint32 {
 	switch l.reason {
-	case event.ForwardPeer, event.ForwardRedirect, event.ReplyARP, event.ReplyNDP:
+	case event.ForwardedToPod, event.ForwardedToPodDevice, event.AnsweredARP, event.AnsweredNDP:
 		return verdictRedirect
-	case event.ForwardHost, event.ForwardOutside, event.ForwardFromStack, event.StackTTL, event.StackMTU:
+	case event.ForwardedToHost, event.ForwardedOutside, event.ForwardedFromStack, event.StackTimeExceeded, event.StackTooBig:
 		return verdictOK
 	}
 	return verdictShot
@@ -308,201 +308,201 @@ func lives() []life {
 
 	return []life{
 		// Ethernet
-		{name: "a VLAN tag is not for pods", in: frame(a.HostMAC, a.MAC, etherVLAN, []byte{0, 5, 8, 0}, from4(b.IPv4, 17, dns)[14:]), reason: event.DropNotIP},
-		{name: "QinQ is not for pods", in: frame(a.HostMAC, a.MAC, 0x88a8, make([]byte, 40)), reason: event.DropNotIP},
-		{name: "LLDP is not for pods", in: frame(a.HostMAC, a.MAC, 0x88cc, make([]byte, 40)), reason: event.DropNotIP},
-		{name: "a length instead of a type is not for pods", in: frame(a.HostMAC, a.MAC, 40, make([]byte, 40)), reason: event.DropNotIP},
-		{name: "a foreign source MAC is spoofed", in: frame(a.HostMAC, strangerMAC, etherIPv4, from4(b.IPv4, 17, dns)[14:]), reason: event.DropSpoofedMAC},
-		{name: "the MAC of another pod is spoofed", in: frame(a.HostMAC, b.MAC, etherIPv6, from6(b.IPv6, 17, dns)[14:]), reason: event.DropSpoofedMAC},
-		{name: "a unicast packet to a foreign MAC", in: frame(strangerMAC, a.MAC, etherIPv4, from4(b.IPv4, 17, dns)[14:]), reason: event.DropWrongMAC},
-		{name: "a unicast packet to the broadcast MAC", in: frame(broadcastMAC, a.MAC, etherIPv6, from6(b.IPv6, 17, dns)[14:]), reason: event.DropWrongMAC},
+		{name: "a VLAN tag is not for pods", in: frame(a.HostMAC, a.MAC, etherVLAN, []byte{0, 5, 8, 0}, from4(b.IPv4, 17, dns)[14:]), reason: event.NotIP},
+		{name: "QinQ is not for pods", in: frame(a.HostMAC, a.MAC, 0x88a8, make([]byte, 40)), reason: event.NotIP},
+		{name: "LLDP is not for pods", in: frame(a.HostMAC, a.MAC, 0x88cc, make([]byte, 40)), reason: event.NotIP},
+		{name: "a length instead of a type is not for pods", in: frame(a.HostMAC, a.MAC, 40, make([]byte, 40)), reason: event.NotIP},
+		{name: "a foreign source MAC is spoofed", in: frame(a.HostMAC, strangerMAC, etherIPv4, from4(b.IPv4, 17, dns)[14:]), reason: event.SpoofedMAC},
+		{name: "the MAC of another pod is spoofed", in: frame(a.HostMAC, b.MAC, etherIPv6, from6(b.IPv6, 17, dns)[14:]), reason: event.SpoofedMAC},
+		{name: "a unicast packet to a foreign MAC", in: frame(strangerMAC, a.MAC, etherIPv4, from4(b.IPv4, 17, dns)[14:]), reason: event.WrongMAC},
+		{name: "a unicast packet to the broadcast MAC", in: frame(broadcastMAC, a.MAC, etherIPv6, from6(b.IPv6, 17, dns)[14:]), reason: event.WrongMAC},
 
 		// ARP
-		{name: "ARP for the gateway is answered", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), reason: event.ReplyARP},
-		{name: "unicast ARP for the gateway is answered", in: frame(a.HostMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), reason: event.ReplyARP},
-		{name: "ARP for another pod is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, b.IPv4)), reason: event.QuietARP},
-		{name: "gratuitous ARP is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, a.IPv4)), reason: event.QuietARP},
-		{name: "an ARP reply is ignored", in: frame(a.HostMAC, a.MAC, etherARP, arp(2, a.MAC, a.IPv4, a.HostMAC, gateway4)), reason: event.QuietARP},
-		{name: "an ARP probe is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, unspecified4, [6]byte{}, gateway4)), reason: event.QuietARP},
-		{name: "ARP in the name of another pod", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, b.IPv4, [6]byte{}, gateway4)), reason: event.DropSpoofedIP},
-		{name: "ARP with another MAC inside", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, b.MAC, a.IPv4, [6]byte{}, gateway4)), reason: event.DropSpoofedMAC},
+		{name: "ARP for the gateway is answered", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), reason: event.AnsweredARP},
+		{name: "unicast ARP for the gateway is answered", in: frame(a.HostMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, gateway4)), reason: event.AnsweredARP},
+		{name: "ARP for another pod is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, b.IPv4)), reason: event.ARP},
+		{name: "gratuitous ARP is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, a.IPv4, [6]byte{}, a.IPv4)), reason: event.ARP},
+		{name: "an ARP reply is ignored", in: frame(a.HostMAC, a.MAC, etherARP, arp(2, a.MAC, a.IPv4, a.HostMAC, gateway4)), reason: event.ARP},
+		{name: "an ARP probe is ignored", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, unspecified4, [6]byte{}, gateway4)), reason: event.ARP},
+		{name: "ARP in the name of another pod", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, a.MAC, b.IPv4, [6]byte{}, gateway4)), reason: event.SpoofedIP},
+		{name: "ARP with another MAC inside", in: frame(broadcastMAC, a.MAC, etherARP, arp(1, b.MAC, a.IPv4, [6]byte{}, gateway4)), reason: event.SpoofedMAC},
 
 		// neighbour discovery
-		{name: "a solicitation for the gateway is answered", in: frame([6]byte{0x33, 0x33, 0xff, 0, 0, 1}, a.MAC, etherIPv6, solicit(podLocal, gatewayGroup, gateway6, &a.MAC)), reason: event.ReplyNDP},
-		{name: "a solicitation from the global address is answered", in: frame([6]byte{0x33, 0x33, 0xff, 0, 0, 1}, a.MAC, etherIPv6, solicit(a.IPv6, gatewayGroup, gateway6, &a.MAC)), reason: event.ReplyNDP},
-		{name: "a unicast probe without option is answered", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil)), reason: event.ReplyNDP},
-		{name: "a solicitation in the name of another pod", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(b.IPv6, gateway6, gateway6, &a.MAC)), reason: event.DropSpoofedIP},
-		{name: "a solicitation for another pod is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gatewayGroup, b.IPv6, &a.MAC)), reason: event.QuietNDP},
-		{name: "duplicate address detection is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(unspecified6, gatewayGroup, gateway6, nil)), reason: event.QuietNDP},
-		{name: "a solicitation that was routed", in: frame(a.HostMAC, a.MAC, etherIPv6, func() []byte { p := solicit(podLocal, gateway6, gateway6, &a.MAC); p[7] = 254; return p }()), reason: event.DropMalformed},
-		{name: "a router solicitation is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(133)), reason: event.QuietNDP},
-		{name: "a router advertisement is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(134)), reason: event.QuietNDP},
-		{name: "a neighbour advertisement is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(136)), reason: event.QuietNDP},
-		{name: "a redirect is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(137)), reason: event.QuietNDP},
+		{name: "a solicitation for the gateway is answered", in: frame([6]byte{0x33, 0x33, 0xff, 0, 0, 1}, a.MAC, etherIPv6, solicit(podLocal, gatewayGroup, gateway6, &a.MAC)), reason: event.AnsweredNDP},
+		{name: "a solicitation from the global address is answered", in: frame([6]byte{0x33, 0x33, 0xff, 0, 0, 1}, a.MAC, etherIPv6, solicit(a.IPv6, gatewayGroup, gateway6, &a.MAC)), reason: event.AnsweredNDP},
+		{name: "a unicast probe without option is answered", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil)), reason: event.AnsweredNDP},
+		{name: "a solicitation in the name of another pod", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(b.IPv6, gateway6, gateway6, &a.MAC)), reason: event.SpoofedIP},
+		{name: "a solicitation for another pod is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gatewayGroup, b.IPv6, &a.MAC)), reason: event.NDP},
+		{name: "duplicate address detection is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, solicit(unspecified6, gatewayGroup, gateway6, nil)), reason: event.NDP},
+		{name: "a solicitation that was routed", in: frame(a.HostMAC, a.MAC, etherIPv6, func() []byte { p := solicit(podLocal, gateway6, gateway6, &a.MAC); p[7] = 254; return p }()), reason: event.Malformed},
+		{name: "a router solicitation is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(133)), reason: event.NDP},
+		{name: "a router advertisement is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(134)), reason: event.NDP},
+		{name: "a neighbour advertisement is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(136)), reason: event.NDP},
+		{name: "a redirect is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, nd(137)), reason: event.NDP},
 
 		// headers
-		{name: "IHL below 5", in: badIHL, reason: event.DropMalformed},
-		{name: "version 6 in an IPv4 frame", in: badVersion4, reason: event.DropMalformed},
-		{name: "version 4 in an IPv6 frame", in: badVersion6, reason: event.DropMalformed},
-		{name: "IPv4 length beyond the frame", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 200}, dns), reason: event.DropMalformed},
-		{name: "IPv4 length below the header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 19}, dns), reason: event.DropMalformed},
-		{name: "IPv4 length cuts the UDP header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 27}, dns), reason: event.DropMalformed},
-		{name: "IPv6 length beyond the frame", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 64, length: 9}.with(dns)), reason: event.DropMalformed},
-		{name: "IPv6 length cuts the UDP header", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 64, length: 7}.with(dns)), reason: event.DropMalformed},
-		{name: "padding behind the IPv4 packet does not matter", in: append(from4(b.IPv4, 17, dns), make([]byte, 18)...), reason: event.ForwardPeer},
-		{name: "TCP data offset below 5", in: badDoff, reason: event.DropMalformed},
-		{name: "TCP data offset beyond the packet", in: longDoff, reason: event.DropMalformed},
-		{name: "IPv4 options pass", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{1, 7, 7, 4, 0, 0, 0, 0}}, dns), reason: event.ForwardPeer},
-		{name: "40 bytes of no-operation options pass", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: bytes.Repeat([]byte{1}, 40)}, dns), reason: event.ForwardPeer},
-		{name: "an option of length 0", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{7, 0, 0, 0}}, dns), reason: event.DropMalformed},
-		{name: "an option beyond the header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{7, 5, 0, 0}}, dns), reason: event.DropMalformed},
-		{name: "an option cut behind its type", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{1, 1, 1, 7}}, dns), reason: event.DropMalformed},
-		{name: "a loose source route", in: raw4(ip4Header{dst: host4, proto: 17, options: []byte{131, 7, 4, 10, 244, 0, 20, 0}}, dns), reason: event.DropSourceRoute},
-		{name: "a strict source route behind other options", in: raw4(ip4Header{dst: host4, proto: 17, options: []byte{1, 137, 7, 4, 10, 244, 0, 20}}, dns), reason: event.DropSourceRoute},
-		{name: "bytes behind the end of options do not matter", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{0, 131, 7, 4}}, dns), reason: event.ForwardPeer},
-		{name: "hop-by-hop options pass", in: from6(b.IPv6, 0, append(ext(17), dns...)), reason: event.ForwardPeer},
-		{name: "hop-by-hop options only come first", in: from6(b.IPv6, 60, slices.Concat(ext(0), ext(17), dns)), reason: event.DropMalformed},
-		{name: "six extension headers pass", in: chain(6), reason: event.ForwardPeer},
-		{name: "seven extension headers are too many", in: chain(7), reason: event.DropExtHeaders},
-		{name: "a routing header is a source route", in: from6(b.IPv6, 43, append(ext(17), dns...)), reason: event.DropSourceRoute},
-		{name: "a routing header behind others is a source route", in: from6(b.IPv6, 0, slices.Concat(ext(60), ext(43), ext(17), dns)), reason: event.DropSourceRoute},
-		{name: "an extension header beyond the packet", in: from6(b.IPv6, 60, []byte{17, 9, 0, 0, 0, 0, 0, 0}), reason: event.DropMalformed},
-		{name: "a transport header far into the packet is found", in: from6(b.IPv6, 60, append(append([]byte{17, 39}, make([]byte, 318)...), dns...)), reason: event.ForwardPeer},
-		{name: "a tunnel port far into the packet is found", in: from6(host6, 60, append(append([]byte{17, 39}, make([]byte, 318)...), udp(40000, 4789)...)), reason: event.DropTunnelPort},
-		{name: "an authentication header passes", in: from6(b.IPv6, 51, slices.Concat([]byte{17, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dns)), reason: event.ForwardPeer},
-		{name: "no next header passes", in: from6(b.IPv6, 59, nil), reason: event.ForwardPeer},
+		{name: "IHL below 5", in: badIHL, reason: event.Malformed},
+		{name: "version 6 in an IPv4 frame", in: badVersion4, reason: event.Malformed},
+		{name: "version 4 in an IPv6 frame", in: badVersion6, reason: event.Malformed},
+		{name: "IPv4 length beyond the frame", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 200}, dns), reason: event.Malformed},
+		{name: "IPv4 length below the header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 19}, dns), reason: event.Malformed},
+		{name: "IPv4 length cuts the UDP header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, total: 27}, dns), reason: event.Malformed},
+		{name: "IPv6 length beyond the frame", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 64, length: 9}.with(dns)), reason: event.Malformed},
+		{name: "IPv6 length cuts the UDP header", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 64, length: 7}.with(dns)), reason: event.Malformed},
+		{name: "padding behind the IPv4 packet does not matter", in: append(from4(b.IPv4, 17, dns), make([]byte, 18)...), reason: event.ForwardedToPod},
+		{name: "TCP data offset below 5", in: badDoff, reason: event.Malformed},
+		{name: "TCP data offset beyond the packet", in: longDoff, reason: event.Malformed},
+		{name: "IPv4 options pass", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{1, 7, 7, 4, 0, 0, 0, 0}}, dns), reason: event.ForwardedToPod},
+		{name: "40 bytes of no-operation options pass", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: bytes.Repeat([]byte{1}, 40)}, dns), reason: event.ForwardedToPod},
+		{name: "an option of length 0", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{7, 0, 0, 0}}, dns), reason: event.Malformed},
+		{name: "an option beyond the header", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{7, 5, 0, 0}}, dns), reason: event.Malformed},
+		{name: "an option cut behind its type", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{1, 1, 1, 7}}, dns), reason: event.Malformed},
+		{name: "a loose source route", in: raw4(ip4Header{dst: host4, proto: 17, options: []byte{131, 7, 4, 10, 244, 0, 20, 0}}, dns), reason: event.SourceRoute},
+		{name: "a strict source route behind other options", in: raw4(ip4Header{dst: host4, proto: 17, options: []byte{1, 137, 7, 4, 10, 244, 0, 20}}, dns), reason: event.SourceRoute},
+		{name: "bytes behind the end of options do not matter", in: raw4(ip4Header{dst: b.IPv4, proto: 17, options: []byte{0, 131, 7, 4}}, dns), reason: event.ForwardedToPod},
+		{name: "hop-by-hop options pass", in: from6(b.IPv6, 0, append(ext(17), dns...)), reason: event.ForwardedToPod},
+		{name: "hop-by-hop options only come first", in: from6(b.IPv6, 60, slices.Concat(ext(0), ext(17), dns)), reason: event.Malformed},
+		{name: "six extension headers pass", in: chain(6), reason: event.ForwardedToPod},
+		{name: "seven extension headers are too many", in: chain(7), reason: event.ExtensionHeaders},
+		{name: "a routing header is a source route", in: from6(b.IPv6, 43, append(ext(17), dns...)), reason: event.SourceRoute},
+		{name: "a routing header behind others is a source route", in: from6(b.IPv6, 0, slices.Concat(ext(60), ext(43), ext(17), dns)), reason: event.SourceRoute},
+		{name: "an extension header beyond the packet", in: from6(b.IPv6, 60, []byte{17, 9, 0, 0, 0, 0, 0, 0}), reason: event.Malformed},
+		{name: "a transport header far into the packet is found", in: from6(b.IPv6, 60, append(append([]byte{17, 39}, make([]byte, 318)...), dns...)), reason: event.ForwardedToPod},
+		{name: "a tunnel port far into the packet is found", in: from6(host6, 60, append(append([]byte{17, 39}, make([]byte, 318)...), udp(40000, 4789)...)), reason: event.TunnelPort},
+		{name: "an authentication header passes", in: from6(b.IPv6, 51, slices.Concat([]byte{17, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, dns)), reason: event.ForwardedToPod},
+		{name: "no next header passes", in: from6(b.IPv6, 59, nil), reason: event.ForwardedToPod},
 
 		// fragments
-		{name: "a first IPv4 fragment passes", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns), reason: event.ForwardPeer},
-		{name: "a later IPv4 fragment behind the first passes", before: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns), in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2001}, []byte{1}), reason: event.ForwardPeer},
-		{name: "a later IPv4 fragment without the first", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2001}, []byte{1}), reason: event.DropFragment},
-		{name: "a later IPv4 fragment of a protocol without ports", in: raw4(ip4Header{dst: b.IPv4, proto: 47, frag: 0x2001}, []byte{1}), reason: event.ForwardPeer},
-		{name: "a later IPv4 fragment is not above spoofing", in: raw4(ip4Header{src: b.IPv4, dst: world4, proto: 17, frag: 0x0001}, dns), reason: event.DropSpoofedIP},
-		{name: "a first IPv4 fragment without ports", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns[:7]), reason: event.DropMalformed},
-		{name: "a first IPv6 fragment passes", in: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), reason: event.ForwardPeer},
-		{name: "a later IPv6 fragment behind the first passes", before: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), in: from6(b.IPv6, 44, []byte{17, 0, 0, 8, 0, 0, 0, 1, 9}), reason: event.ForwardPeer},
-		{name: "a later IPv6 fragment of another packet", before: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), in: from6(b.IPv6, 44, []byte{17, 0, 0, 8, 0, 0, 0, 2, 9}), reason: event.DropFragment},
-		{name: "a later fragment of destination options is not followed", in: from6(b.IPv6, 44, []byte{60, 0, 0, 8, 0, 0, 0, 1, 9}), reason: event.DropFragment},
+		{name: "a first IPv4 fragment passes", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns), reason: event.ForwardedToPod},
+		{name: "a later IPv4 fragment behind the first passes", before: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns), in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2001}, []byte{1}), reason: event.ForwardedToPod},
+		{name: "a later IPv4 fragment without the first", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2001}, []byte{1}), reason: event.FragmentUnknown},
+		{name: "a later IPv4 fragment of a protocol without ports", in: raw4(ip4Header{dst: b.IPv4, proto: 47, frag: 0x2001}, []byte{1}), reason: event.ForwardedToPod},
+		{name: "a later IPv4 fragment is not above spoofing", in: raw4(ip4Header{src: b.IPv4, dst: world4, proto: 17, frag: 0x0001}, dns), reason: event.SpoofedIP},
+		{name: "a first IPv4 fragment without ports", in: raw4(ip4Header{dst: b.IPv4, proto: 17, frag: 0x2000}, dns[:7]), reason: event.Malformed},
+		{name: "a first IPv6 fragment passes", in: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), reason: event.ForwardedToPod},
+		{name: "a later IPv6 fragment behind the first passes", before: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), in: from6(b.IPv6, 44, []byte{17, 0, 0, 8, 0, 0, 0, 1, 9}), reason: event.ForwardedToPod},
+		{name: "a later IPv6 fragment of another packet", before: from6(b.IPv6, 44, append([]byte{17, 0, 0, 1, 0, 0, 0, 1}, dns...)), in: from6(b.IPv6, 44, []byte{17, 0, 0, 8, 0, 0, 0, 2, 9}), reason: event.FragmentUnknown},
+		{name: "a later fragment of destination options is not followed", in: from6(b.IPv6, 44, []byte{60, 0, 0, 8, 0, 0, 0, 1, 9}), reason: event.FragmentUnknown},
 
 		// addresses
-		{name: "the IPv4 address of another pod is spoofed", in: spoof4, reason: event.DropSpoofedIP},
-		{name: "the IPv6 address of another pod is spoofed", in: spoof6, reason: event.DropSpoofedIP},
-		{name: "the host's address is spoofed", in: raw4(ip4Header{src: host4, dst: b.IPv4, proto: 17}, dns), reason: event.DropSpoofedIP},
-		{name: "no IPv4 source is spoofed", in: raw4(ip4Header{src: unspecified4, dst: b.IPv4, proto: 17}, dns), reason: event.DropSpoofedIP},
-		{name: "no IPv6 source is spoofed", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(unspecified6, b.IPv6, 17, dns)), reason: event.DropSpoofedIP},
-		{name: "a link-local source beyond the gateway", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(podLocal, b.IPv6, 17, dns)), reason: event.DropLinkLocal},
-		{name: "a link-local destination", in: from6(gateway6, 17, dns), reason: event.DropLinkLocal},
-		{name: "the IPv4 gateway speaks ARP only", in: from4(gateway4, 1, icmp(8, 0)), reason: event.DropLinkLocal},
-		{name: "DHCP is ignored", in: frame(broadcastMAC, a.MAC, etherIPv4, ip4Header{src: unspecified4, dst: netip.MustParseAddr("255.255.255.255"), proto: 17}.with(udp(68, 67))), reason: event.QuietBroadcast},
-		{name: "IPv4 multicast is ignored", in: from4(netip.MustParseAddr("224.0.0.251"), 17, dns), reason: event.QuietMulticast},
-		{name: "MLD is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(podLocal, mcast6, 0, append(ext(58), icmp(143, 0)...))), reason: event.QuietMulticast},
-		{name: "127.0.0.1", in: from4(netip.MustParseAddr("127.0.0.1"), 17, dns), reason: event.DropMartian},
-		{name: "0.0.0.0", in: from4(unspecified4, 17, dns), reason: event.DropMartian},
-		{name: "240.0.0.1", in: from4(netip.MustParseAddr("240.0.0.1"), 17, dns), reason: event.DropMartian},
-		{name: "::1", in: from6(netip.IPv6Loopback(), 17, dns), reason: event.DropMartian},
-		{name: "::", in: from6(unspecified6, 17, dns), reason: event.DropMartian},
-		{name: "an IPv4-mapped destination", in: from6(netip.MustParseAddr("::ffff:192.0.2.1"), 17, dns), reason: event.DropMartian},
-		{name: "a pod to itself, IPv4", in: from4(a.IPv4, 17, dns), reason: event.DropHairpin},
-		{name: "a pod to itself, IPv6", in: from6(a.IPv6, 17, dns), reason: event.DropHairpin},
+		{name: "the IPv4 address of another pod is spoofed", in: spoof4, reason: event.SpoofedIP},
+		{name: "the IPv6 address of another pod is spoofed", in: spoof6, reason: event.SpoofedIP},
+		{name: "the host's address is spoofed", in: raw4(ip4Header{src: host4, dst: b.IPv4, proto: 17}, dns), reason: event.SpoofedIP},
+		{name: "no IPv4 source is spoofed", in: raw4(ip4Header{src: unspecified4, dst: b.IPv4, proto: 17}, dns), reason: event.SpoofedIP},
+		{name: "no IPv6 source is spoofed", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(unspecified6, b.IPv6, 17, dns)), reason: event.SpoofedIP},
+		{name: "a link-local source beyond the gateway", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(podLocal, b.IPv6, 17, dns)), reason: event.LinkLocal},
+		{name: "a link-local destination", in: from6(gateway6, 17, dns), reason: event.LinkLocal},
+		{name: "the IPv4 gateway speaks ARP only", in: from4(gateway4, 1, icmp(8, 0)), reason: event.LinkLocal},
+		{name: "DHCP is ignored", in: frame(broadcastMAC, a.MAC, etherIPv4, ip4Header{src: unspecified4, dst: netip.MustParseAddr("255.255.255.255"), proto: 17}.with(udp(68, 67))), reason: event.Broadcast},
+		{name: "IPv4 multicast is ignored", in: from4(netip.MustParseAddr("224.0.0.251"), 17, dns), reason: event.Multicast},
+		{name: "MLD is ignored", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6(podLocal, mcast6, 0, append(ext(58), icmp(143, 0)...))), reason: event.Multicast},
+		{name: "127.0.0.1", in: from4(netip.MustParseAddr("127.0.0.1"), 17, dns), reason: event.MartianAddress},
+		{name: "0.0.0.0", in: from4(unspecified4, 17, dns), reason: event.MartianAddress},
+		{name: "240.0.0.1", in: from4(netip.MustParseAddr("240.0.0.1"), 17, dns), reason: event.MartianAddress},
+		{name: "::1", in: from6(netip.IPv6Loopback(), 17, dns), reason: event.MartianAddress},
+		{name: "::", in: from6(unspecified6, 17, dns), reason: event.MartianAddress},
+		{name: "an IPv4-mapped destination", in: from6(netip.MustParseAddr("::ffff:192.0.2.1"), 17, dns), reason: event.MartianAddress},
+		{name: "a pod to itself, IPv4", in: from4(a.IPv4, 17, dns), reason: event.Hairpin},
+		{name: "a pod to itself, IPv6", in: from6(a.IPv6, 17, dns), reason: event.Hairpin},
 
 		// ways
-		{name: "UDP to a local pod, IPv4", in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
-		{name: "UDP to a local pod, IPv6", in: from6(b.IPv6, 17, dns), reason: event.ForwardPeer},
-		{name: "TCP to a local pod, IPv4", in: from4(b.IPv4, 6, web), reason: event.ForwardPeer},
-		{name: "TCP to a local pod, IPv6", in: from6(b.IPv6, 6, web), reason: event.ForwardPeer},
-		{name: "SCTP to a local pod", in: from4(b.IPv4, 132, make([]byte, 12)), reason: event.ForwardPeer},
-		{name: "an echo request to a local pod, IPv4", in: from4(b.IPv4, 1, icmp(8, 0)), reason: event.ForwardPeer},
-		{name: "an echo request to a local pod, IPv6", in: from6(b.IPv6, 58, icmp(128, 0)), reason: event.ForwardPeer},
-		{name: "GRE to a local pod", in: from4(b.IPv4, 47, make([]byte, 4)), reason: event.ForwardPeer},
-		{name: "a foreign mark does not matter", in: from4(b.IPv4, 17, dns), mark: markOf(markEvaluated, 1), reason: event.ForwardPeer},
-		{name: "a pod that is delivered by its device", in: from4(shaped.IPv4, 17, dns), reason: event.ForwardRedirect},
-		{name: "the local host, IPv4", in: from4(host4, 6, web), reason: event.ForwardHost},
-		{name: "the local host, IPv6", in: from6(host6, 6, web), reason: event.ForwardHost},
-		{name: "a remote node", in: from4(remote4, 6, web), reason: event.ForwardOutside},
-		{name: "the world, IPv4", in: from4(world4, 6, web), reason: event.ForwardOutside},
-		{name: "the world, IPv6", in: from6(world6, 6, web), reason: event.ForwardOutside},
-		{name: "the IPv6 of a pod without one", in: from6(netip.MustParseAddr("fd00:244::1e"), 17, dns), reason: event.DropNoRoute},
-		{name: "nobody in the pod range, IPv4", in: from4(nobody4, 17, dns), reason: event.DropNoRoute},
-		{name: "nobody in the pod range, IPv6", in: from6(nobody6, 17, dns), reason: event.DropNoRoute},
-		{name: "a tunnel port of the host, IPv4", in: from4(host4, 17, udp(40000, 4789)), reason: event.DropTunnelPort},
-		{name: "a tunnel port of the host, IPv6", in: from6(host6, 17, udp(40000, 8472)), reason: event.DropTunnelPort},
-		{name: "a tunnel port of a remote node, IPv4", in: from4(remote4, 17, udp(40000, 4789)), reason: event.DropTunnelPort},
-		{name: "a tunnel port of a remote node, IPv6", in: from6(remote6, 17, udp(40000, 4789)), reason: event.DropTunnelPort},
-		{name: "a tunnel port of a remote node behind options", in: from6(remote6, 60, append(ext(17), udp(40000, 4789)...)), reason: event.DropTunnelPort},
-		{name: "a tunnel port in a first fragment", in: raw4(ip4Header{dst: remote4, proto: 17, frag: 0x2000}, udp(40000, 4789)), reason: event.DropTunnelPort},
-		{name: "IPv4 within IPv4 to the host", in: from4(host4, 4, from4(b.IPv4, 17, dns)[14:]), reason: event.DropTunnelPort},
-		{name: "IPv6 within IPv4 to the host", in: from4(host4, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.DropTunnelPort},
+		{name: "UDP to a local pod, IPv4", in: from4(b.IPv4, 17, dns), reason: event.ForwardedToPod},
+		{name: "UDP to a local pod, IPv6", in: from6(b.IPv6, 17, dns), reason: event.ForwardedToPod},
+		{name: "TCP to a local pod, IPv4", in: from4(b.IPv4, 6, web), reason: event.ForwardedToPod},
+		{name: "TCP to a local pod, IPv6", in: from6(b.IPv6, 6, web), reason: event.ForwardedToPod},
+		{name: "SCTP to a local pod", in: from4(b.IPv4, 132, make([]byte, 12)), reason: event.ForwardedToPod},
+		{name: "an echo request to a local pod, IPv4", in: from4(b.IPv4, 1, icmp(8, 0)), reason: event.ForwardedToPod},
+		{name: "an echo request to a local pod, IPv6", in: from6(b.IPv6, 58, icmp(128, 0)), reason: event.ForwardedToPod},
+		{name: "GRE to a local pod", in: from4(b.IPv4, 47, make([]byte, 4)), reason: event.ForwardedToPod},
+		{name: "a foreign mark does not matter", in: from4(b.IPv4, 17, dns), mark: markOf(markEvaluated, 1), reason: event.ForwardedToPod},
+		{name: "a pod that is delivered by its device", in: from4(shaped.IPv4, 17, dns), reason: event.ForwardedToPodDevice},
+		{name: "the local host, IPv4", in: from4(host4, 6, web), reason: event.ForwardedToHost},
+		{name: "the local host, IPv6", in: from6(host6, 6, web), reason: event.ForwardedToHost},
+		{name: "a remote node", in: from4(remote4, 6, web), reason: event.ForwardedOutside},
+		{name: "the world, IPv4", in: from4(world4, 6, web), reason: event.ForwardedOutside},
+		{name: "the world, IPv6", in: from6(world6, 6, web), reason: event.ForwardedOutside},
+		{name: "the IPv6 of a pod without one", in: from6(netip.MustParseAddr("fd00:244::1e"), 17, dns), reason: event.NoRoute},
+		{name: "nobody in the pod range, IPv4", in: from4(nobody4, 17, dns), reason: event.NoRoute},
+		{name: "nobody in the pod range, IPv6", in: from6(nobody6, 17, dns), reason: event.NoRoute},
+		{name: "a tunnel port of the host, IPv4", in: from4(host4, 17, udp(40000, 4789)), reason: event.TunnelPort},
+		{name: "a tunnel port of the host, IPv6", in: from6(host6, 17, udp(40000, 8472)), reason: event.TunnelPort},
+		{name: "a tunnel port of a remote node, IPv4", in: from4(remote4, 17, udp(40000, 4789)), reason: event.TunnelPort},
+		{name: "a tunnel port of a remote node, IPv6", in: from6(remote6, 17, udp(40000, 4789)), reason: event.TunnelPort},
+		{name: "a tunnel port of a remote node behind options", in: from6(remote6, 60, append(ext(17), udp(40000, 4789)...)), reason: event.TunnelPort},
+		{name: "a tunnel port in a first fragment", in: raw4(ip4Header{dst: remote4, proto: 17, frag: 0x2000}, udp(40000, 4789)), reason: event.TunnelPort},
+		{name: "IPv4 within IPv4 to the host", in: from4(host4, 4, from4(b.IPv4, 17, dns)[14:]), reason: event.TunnelPort},
+		{name: "IPv6 within IPv4 to the host", in: from4(host4, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.TunnelPort},
 		{
 			name: "a tunnel port of a node with an API server",
-			in:   from4(server4, 17, udp(40000, 4789)), reason: event.DropTunnelPort,
+			in:   from4(server4, 17, udp(40000, 4789)), reason: event.TunnelPort,
 		},
 		{
 			name: "IPv4 in IPv4 to a node with an API server",
-			in:   from4(server4, 4, make([]byte, 24)), reason: event.DropTunnelPort,
+			in:   from4(server4, 4, make([]byte, 24)), reason: event.TunnelPort,
 		},
-		{name: "GRE to a remote node", in: from4(remote4, 47, make([]byte, 24)), reason: event.DropTunnelPort},
-		{name: "GRE behind options to the host, IPv6", in: from6(host6, 60, append(ext(47), make([]byte, 24)...)), reason: event.DropTunnelPort},
-		{name: "IPv6 within IPv6 to the host", in: from6(host6, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.DropTunnelPort},
-		{name: "L2TP to the host", in: from4(host4, 115, make([]byte, 24)), reason: event.DropTunnelPort},
-		{name: "MPLS to a remote node, IPv6", in: from6(remote6, 137, make([]byte, 24)), reason: event.DropTunnelPort},
-		{name: "a later fragment of a tunnelled packet", in: raw4(ip4Header{dst: host4, proto: 47, frag: 0x2001}, make([]byte, 24)), reason: event.DropTunnelPort},
-		{name: "GRE to the world is a protocol like any other", in: from4(world4, 47, make([]byte, 24)), reason: event.ForwardOutside},
-		{name: "a tunnel port number of TCP is a port like any other", in: from4(host4, 6, tcp(40000, 4789, flagSYN)), reason: event.ForwardHost},
-		{name: "a tunnel port of a pod is a port like any other", in: from4(b.IPv4, 17, udp(40000, 4789)), reason: event.ForwardPeer},
-		{name: "a tunnel port of the world is a port like any other", in: from4(world4, 17, udp(40000, 4789)), reason: event.ForwardOutside},
+		{name: "GRE to a remote node", in: from4(remote4, 47, make([]byte, 24)), reason: event.TunnelPort},
+		{name: "GRE behind options to the host, IPv6", in: from6(host6, 60, append(ext(47), make([]byte, 24)...)), reason: event.TunnelPort},
+		{name: "IPv6 within IPv6 to the host", in: from6(host6, 41, from6(b.IPv6, 17, dns)[14:]), reason: event.TunnelPort},
+		{name: "L2TP to the host", in: from4(host4, 115, make([]byte, 24)), reason: event.TunnelPort},
+		{name: "MPLS to a remote node, IPv6", in: from6(remote6, 137, make([]byte, 24)), reason: event.TunnelPort},
+		{name: "a later fragment of a tunnelled packet", in: raw4(ip4Header{dst: host4, proto: 47, frag: 0x2001}, make([]byte, 24)), reason: event.TunnelPort},
+		{name: "GRE to the world is a protocol like any other", in: from4(world4, 47, make([]byte, 24)), reason: event.ForwardedOutside},
+		{name: "a tunnel port number of TCP is a port like any other", in: from4(host4, 6, tcp(40000, 4789, flagSYN)), reason: event.ForwardedToHost},
+		{name: "a tunnel port of a pod is a port like any other", in: from4(b.IPv4, 17, udp(40000, 4789)), reason: event.ForwardedToPod},
+		{name: "a tunnel port of the world is a port like any other", in: from4(world4, 17, udp(40000, 4789)), reason: event.ForwardedOutside},
 
 		// hops and sizes
-		{name: "TTL 2 arrives", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 2}, dns), reason: event.ForwardPeer},
-		{name: "TTL 1 goes to the stack", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.StackTTL},
-		{name: "hop limit 1 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 1, length: -1}.with(dns)), reason: event.StackTTL},
-		{name: "hop limit 0 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 0, length: -1}.with(dns)), reason: event.StackTTL},
-		{name: "TTL 1 that the policy denies is dropped", policies: deny("b", nodetable.Allow, nodetable.Deny), in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.DropPolicyDenied, direction: event.Ingress},
-		{name: "a packet over the receiver's MTU goes to the stack, IPv4", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP...)), reason: event.StackMTU},
-		{name: "a packet over the receiver's MTU goes to the stack, IPv6", in: from6(narrow.IPv6, 58, icmp(128, 0, bigICMP...)), reason: event.StackMTU},
-		{name: "a packet of exactly the MTU arrives", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP[:1280-28]...)), reason: event.ForwardPeer},
+		{name: "TTL 2 arrives", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 2}, dns), reason: event.ForwardedToPod},
+		{name: "TTL 1 goes to the stack", in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.StackTimeExceeded},
+		{name: "hop limit 1 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 1, length: -1}.with(dns)), reason: event.StackTimeExceeded},
+		{name: "hop limit 0 goes to the stack", in: frame(a.HostMAC, a.MAC, etherIPv6, ip6Header{src: a.IPv6, dst: b.IPv6, next: 17, hops: 0, length: -1}.with(dns)), reason: event.StackTimeExceeded},
+		{name: "TTL 1 that the policy denies is dropped", policies: deny("b", nodetable.Allow, nodetable.Deny), in: raw4(ip4Header{dst: b.IPv4, proto: 17, ttl: 1}, dns), reason: event.PolicyDenied, direction: event.Ingress},
+		{name: "a packet over the receiver's MTU goes to the stack, IPv4", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP...)), reason: event.StackTooBig},
+		{name: "a packet over the receiver's MTU goes to the stack, IPv6", in: from6(narrow.IPv6, 58, icmp(128, 0, bigICMP...)), reason: event.StackTooBig},
+		{name: "a packet of exactly the MTU arrives", in: from4(narrow.IPv4, 1, icmp(8, 0, bigICMP[:1280-28]...)), reason: event.ForwardedToPod},
 
 		// policy
-		{name: "egress denied to a pod", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyDenied},
-		{name: "egress denied to the host", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from4(host4, 17, dns), reason: event.DropPolicyDenied},
-		{name: "egress denied to the world", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from6(world6, 17, dns), reason: event.DropPolicyDenied},
-		{name: "ingress denied by the other pod", policies: deny("b", nodetable.Allow, nodetable.Deny), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyDenied, direction: event.Ingress},
-		{name: "ingress of the sender does not matter", policies: deny("a", nodetable.Allow, nodetable.Deny), in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
-		{name: "egress of the receiver does not matter", policies: deny("b", nodetable.Deny, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.ForwardPeer},
-		{name: "egress pending to a pod", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(b.IPv4, 6, web), reason: event.DropPolicyPending},
-		{name: "egress pending to the world", policies: deny("a", nodetable.Pending, nodetable.Pending), in: from4(world4, 6, tcp(80, 40000, flagACK)), reason: event.DropPolicyPending},
-		{name: "egress pending opens nothing to the host", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(host4, 6, web), reason: event.DropPolicyPending},
-		{name: "egress pending sends no UDP to the host", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(host4, 17, dns), reason: event.DropPolicyPending},
-		{name: "ingress pending from a pod", policies: deny("b", nodetable.Allow, nodetable.Pending), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyPending, direction: event.Ingress},
-		{name: "an unknown egress table denies", policies: deny("a", 16, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyTable},
-		{name: "an unknown ingress table denies", policies: deny("b", nodetable.Allow, 0xffff), in: from4(b.IPv4, 17, dns), reason: event.DropPolicyTable, direction: event.Ingress},
-		{name: "table 3 is reserved and denies", policies: deny("b", nodetable.Allow, 3), in: from6(b.IPv6, 17, dns), reason: event.DropPolicyTable, direction: event.Ingress},
+		{name: "egress denied to a pod", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.PolicyDenied},
+		{name: "egress denied to the host", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from4(host4, 17, dns), reason: event.PolicyDenied},
+		{name: "egress denied to the world", policies: deny("a", nodetable.Deny, nodetable.Allow), in: from6(world6, 17, dns), reason: event.PolicyDenied},
+		{name: "ingress denied by the other pod", policies: deny("b", nodetable.Allow, nodetable.Deny), in: from4(b.IPv4, 17, dns), reason: event.PolicyDenied, direction: event.Ingress},
+		{name: "ingress of the sender does not matter", policies: deny("a", nodetable.Allow, nodetable.Deny), in: from4(b.IPv4, 17, dns), reason: event.ForwardedToPod},
+		{name: "egress of the receiver does not matter", policies: deny("b", nodetable.Deny, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.ForwardedToPod},
+		{name: "egress pending to a pod", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(b.IPv4, 6, web), reason: event.PolicyPending},
+		{name: "egress pending to the world", policies: deny("a", nodetable.Pending, nodetable.Pending), in: from4(world4, 6, tcp(80, 40000, flagACK)), reason: event.PolicyPending},
+		{name: "egress pending opens nothing to the host", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(host4, 6, web), reason: event.PolicyPending},
+		{name: "egress pending sends no UDP to the host", policies: deny("a", nodetable.Pending, nodetable.Allow), in: from4(host4, 17, dns), reason: event.PolicyPending},
+		{name: "ingress pending from a pod", policies: deny("b", nodetable.Allow, nodetable.Pending), in: from4(b.IPv4, 17, dns), reason: event.PolicyPending, direction: event.Ingress},
+		{name: "an unknown egress table denies", policies: deny("a", 16, nodetable.Allow), in: from4(b.IPv4, 17, dns), reason: event.PolicyTableUnknown},
+		{name: "an unknown ingress table denies", policies: deny("b", nodetable.Allow, 0xffff), in: from4(b.IPv4, 17, dns), reason: event.PolicyTableUnknown, direction: event.Ingress},
+		{name: "table 3 is reserved and denies", policies: deny("b", nodetable.Allow, 3), in: from6(b.IPv6, 17, dns), reason: event.PolicyTableUnknown, direction: event.Ingress},
 
 		// from the stack
-		{name: "the host to a pod, IPv4", to: true, in: to4(host4, 6, web), reason: event.ForwardFromStack},
-		{name: "the host to a pod, IPv6", to: true, in: to6(host6, 6, web), reason: event.ForwardFromStack},
-		{name: "the world to a pod", to: true, in: to4(world4, 6, web), reason: event.ForwardFromStack},
-		{name: "ARP from the host is ignored", to: true, in: frame(broadcastMAC, a.HostMAC, etherARP, arp(1, a.HostMAC, host4, [6]byte{}, a.IPv4)), reason: event.QuietARP},
-		{name: "neighbour discovery from the host is ignored", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, solicit(host6, a.IPv6, a.IPv6, &a.HostMAC)), reason: event.QuietNDP},
-		{name: "multicast from the host is ignored", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, ip6(unspecified6, mcast6, 0, append(ext(58), icmp(143, 0)...))), reason: event.QuietMulticast},
-		{name: "broadcast from the host is ignored", to: true, in: frame(broadcastMAC, a.HostMAC, etherIPv4, ip4Header{src: host4, dst: netip.MustParseAddr("255.255.255.255"), proto: 17}.with(dns)), reason: event.QuietBroadcast},
-		{name: "another pod's address, IPv4", to: true, in: frame(a.MAC, a.HostMAC, etherIPv4, ip4Header{src: host4, dst: b.IPv4, proto: 17}.with(dns)), reason: event.DropWrongAddress},
-		{name: "another pod's address, IPv6", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, ip6(host6, b.IPv6, 17, dns)), reason: event.DropWrongAddress},
-		{name: "something else than IP from the host", to: true, in: frame(a.MAC, a.HostMAC, 0x88cc, make([]byte, 40)), reason: event.DropNotIP},
-		{name: "a short packet from the host", to: true, in: to4(host4, 6, web[:19]), reason: event.DropMalformed},
-		{name: "a source route through the host", to: true, in: to6(world6, 43, append(ext(17), dns...)), reason: event.DropSourceRoute},
-		{name: "ingress denied from the host", to: true, policies: deny("a", nodetable.Allow, nodetable.Deny), in: to4(host4, 6, web), reason: event.DropPolicyDenied},
-		{name: "ingress pending admits the local host", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), reason: event.ForwardFromStack},
-		{name: "ingress pending denies a remote node", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(remote4, 6, web), reason: event.DropPolicyPending},
-		{name: "ingress pending denies the world", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to6(world6, 6, web), reason: event.DropPolicyPending},
-		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(identity.World)), reason: event.ForwardFromStack},
-		{name: "the mark of a pod names no sender", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: event.ForwardFromStack},
-		{name: "a mark does not make the world the host", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(identity.Host)), reason: event.DropPolicyPending},
-		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: event.DropSpoofedIP},
-		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: event.DropSpoofedIP},
-		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", nodetable.Deny, nodetable.Deny), in: to4(host4, 6, web), mark: markOf(markEvaluated, 1), reason: event.DropPolicyDenied},
-		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: 0x0300, reason: event.ForwardFromStack},
-		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: event.ForwardFromStack},
-		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", nodetable.Allow, 17), in: to4(host4, 6, web), reason: event.DropPolicyTable},
+		{name: "the host to a pod, IPv4", to: true, in: to4(host4, 6, web), reason: event.ForwardedFromStack},
+		{name: "the host to a pod, IPv6", to: true, in: to6(host6, 6, web), reason: event.ForwardedFromStack},
+		{name: "the world to a pod", to: true, in: to4(world4, 6, web), reason: event.ForwardedFromStack},
+		{name: "ARP from the host is ignored", to: true, in: frame(broadcastMAC, a.HostMAC, etherARP, arp(1, a.HostMAC, host4, [6]byte{}, a.IPv4)), reason: event.ARP},
+		{name: "neighbour discovery from the host is ignored", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, solicit(host6, a.IPv6, a.IPv6, &a.HostMAC)), reason: event.NDP},
+		{name: "multicast from the host is ignored", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, ip6(unspecified6, mcast6, 0, append(ext(58), icmp(143, 0)...))), reason: event.Multicast},
+		{name: "broadcast from the host is ignored", to: true, in: frame(broadcastMAC, a.HostMAC, etherIPv4, ip4Header{src: host4, dst: netip.MustParseAddr("255.255.255.255"), proto: 17}.with(dns)), reason: event.Broadcast},
+		{name: "another pod's address, IPv4", to: true, in: frame(a.MAC, a.HostMAC, etherIPv4, ip4Header{src: host4, dst: b.IPv4, proto: 17}.with(dns)), reason: event.WrongAddress},
+		{name: "another pod's address, IPv6", to: true, in: frame(a.MAC, a.HostMAC, etherIPv6, ip6(host6, b.IPv6, 17, dns)), reason: event.WrongAddress},
+		{name: "something else than IP from the host", to: true, in: frame(a.MAC, a.HostMAC, 0x88cc, make([]byte, 40)), reason: event.NotIP},
+		{name: "a short packet from the host", to: true, in: to4(host4, 6, web[:19]), reason: event.Malformed},
+		{name: "a source route through the host", to: true, in: to6(world6, 43, append(ext(17), dns...)), reason: event.SourceRoute},
+		{name: "ingress denied from the host", to: true, policies: deny("a", nodetable.Allow, nodetable.Deny), in: to4(host4, 6, web), reason: event.PolicyDenied},
+		{name: "ingress pending admits the local host", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), reason: event.ForwardedFromStack},
+		{name: "ingress pending denies a remote node", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(remote4, 6, web), reason: event.PolicyPending},
+		{name: "ingress pending denies the world", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to6(world6, 6, web), reason: event.PolicyPending},
+		{name: "the mark of an uplink names no sender", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: markOf(0x0a00, uint32(identity.World)), reason: event.ForwardedFromStack},
+		{name: "the mark of a pod names no sender", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: markOf(markPod, 300), reason: event.ForwardedFromStack},
+		{name: "a mark does not make the world the host", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(world4, 6, web), mark: markOf(markPod, uint32(identity.Host)), reason: event.PolicyPending},
+		{name: "a process of the host is not the pod whose address it uses", to: true, in: to4(b.IPv4, 6, web), mark: markOf(markPod, 300), reason: event.SpoofedIP},
+		{name: "the same in IPv6", to: true, in: to6(b.IPv6, 17, dns), reason: event.SpoofedIP},
+		{name: "a mark of the host's processes does not say that the packet was evaluated", to: true, policies: deny("a", nodetable.Deny, nodetable.Deny), in: to4(host4, 6, web), mark: markOf(markEvaluated, 1), reason: event.PolicyDenied},
+		{name: "a mark that is not ours says nothing", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: 0x0300, reason: event.ForwardedFromStack},
+		{name: "kube-proxy's marks do not matter", to: true, policies: deny("a", nodetable.Pending, nodetable.Pending), in: to4(host4, 6, web), mark: 0x4000 | 0x8000, reason: event.ForwardedFromStack},
+		{name: "an unknown ingress table denies the host", to: true, policies: deny("a", nodetable.Allow, 17), in: to4(host4, 6, web), reason: event.PolicyTableUnknown},
 	}
 }
 
@@ -542,7 +542,7 @@ func TestKernelPacketLife(t *testing.T) {
 			}
 			// an answer is counted with the length it has then
 			length := uint64(len(l.in))
-			if l.reason == event.ReplyNDP {
+			if l.reason == event.AnsweredNDP {
 				length = uint64(len(o.out))
 			}
 			if o.packets != 1 || o.bytes != length {
@@ -562,13 +562,13 @@ func TestKernelPacketLife(t *testing.T) {
 // markAfter is the mark that the packet must leave with.
 func (l life) markAfter() uint32 {
 	switch l.reason {
-	case event.ForwardHost, event.ForwardOutside, event.StackTTL, event.StackMTU:
+	case event.ForwardedToHost, event.ForwardedOutside, event.StackTimeExceeded, event.StackTooBig:
 		return markPod
-	case event.ForwardPeer:
+	case event.ForwardedToPod:
 		return 0
-	case event.ForwardRedirect:
+	case event.ForwardedToPodDevice:
 		return markEvaluated | shaped.Ifindex<<16
-	case event.ReplyARP, event.ReplyNDP:
+	case event.AnsweredARP, event.AnsweredNDP:
 		return markEvaluated | 1<<16
 	}
 	return l.mark
@@ -641,7 +641,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 			}
 			want := c.want
 			want.Time, want.Type = got.Time, event.PacketDropped
-			want.Reason, want.Direction = event.DropPolicyDenied, event.Ingress
+			want.Reason, want.Direction = event.PolicyDenied, event.Ingress
 			want.Ifindex, want.Length, want.SourceMAC = 1, uint32(len(c.in)), a.MAC
 			want.SourceIdentity, want.DestinationIdentity = a.Identity, b.Identity
 			want.SourceSlot, want.DestinationSlot = cast["a"].Slot, cast["b"].Slot
@@ -705,7 +705,7 @@ func TestKernelDeliveryKeepsACompleteChecksum(t *testing.T) {
 	}
 	t.Run("the gateway's answer", func(t *testing.T) {
 		in := frame(a.HostMAC, a.MAC, etherIPv6, solicit(podLocal, gateway6, gateway6, nil))
-		if o := r.run(t, program.FromPod, in, skbContext{}, testFlagChecksumComplete); o.reason != event.ReplyNDP {
+		if o := r.run(t, program.FromPod, in, skbContext{}, testFlagChecksumComplete); o.reason != event.AnsweredNDP {
 			t.Errorf("reason %v", o.reason)
 		}
 	})
@@ -839,8 +839,8 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 		program.FromPod: from4(b.IPv4, 17, udp(1, 2)), program.ToPod: to4(host4, 17, udp(1, 2)),
 	} {
 		o := r.run(t, prog, in, skbContext{}, 0)
-		if o.verdict != verdictShot || o.reason != event.DropNoEndpoint {
-			t.Errorf("%s: verdict %d, reason %v, want %d, %v", prog, o.verdict, o.reason, verdictShot, event.DropNoEndpoint)
+		if o.verdict != verdictShot || o.reason != event.NoEndpoint {
+			t.Errorf("%s: verdict %d, reason %v, want %d, %v", prog, o.verdict, o.reason, verdictShot, event.NoEndpoint)
 		}
 	}
 }
@@ -863,8 +863,8 @@ func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 		"made by the host":      {Mark: markEvaluated | 1<<16},
 		"from another's device": {Mark: markEvaluated | 1<<16, IngressIfindex: 77},
 	} {
-		if o := r.run(t, program.ToPod, in, ctx, 0); o.reason != event.DropPolicyDenied {
-			t.Errorf("%s: %v, want %v", what, o.reason, event.DropPolicyDenied)
+		if o := r.run(t, program.ToPod, in, ctx, 0); o.reason != event.PolicyDenied {
+			t.Errorf("%s: %v, want %v", what, o.reason, event.PolicyDenied)
 		}
 	}
 }
@@ -887,7 +887,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	if _, err := k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, Repeat: sent}); err != nil {
 		t.Fatalf("run: %v", err)
 	}
-	counted := r.counters(t)[cell{event.DropNoRoute, event.Egress}].Packets
+	counted := r.counters(t)[cell{event.NoRoute, event.Egress}].Packets
 	lost, err := k.Events.Lost()
 	if err != nil {
 		t.Fatalf("EventsLost: %v", err)
@@ -907,7 +907,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	// another reason has a budget of its own
 	r.run(t, program.FromPod, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)
 	e, err := events.Read(t.Context())
-	if err != nil || e.Reason != event.DropHairpin || e.Lost != 0 {
+	if err != nil || e.Reason != event.Hairpin || e.Lost != 0 {
 		t.Errorf("event %+v, %v, want a hairpin with nothing lost", e, err)
 	}
 }
@@ -976,7 +976,7 @@ func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	must(t, "run", err)
 	lost, err := k.Events.Lost()
 	must(t, "EventsLost", err)
-	counted := r.counters(t)[cell{event.DropNoRoute, event.Egress}].Packets
+	counted := r.counters(t)[cell{event.NoRoute, event.Egress}].Packets
 	var read, told uint64
 	drain := func() {
 		for events.Waiting() > 0 {
@@ -1012,7 +1012,7 @@ func TestKernelEventReaderEndsWithItsContextAndItsClose(t *testing.T) {
 	}
 	// a later call is not hurt by the earlier one's end
 	r.run(t, program.FromPod, from4(nobody4, 17, udp(1, 2)), skbContext{}, 0)
-	if e, err := events.Read(t.Context()); err != nil || e.Reason != event.DropNoRoute {
+	if e, err := events.Read(t.Context()); err != nil || e.Reason != event.NoRoute {
 		t.Errorf("Read after a cancelled one: %+v, %v", e, err)
 	}
 	if err := events.Close(); err != nil {

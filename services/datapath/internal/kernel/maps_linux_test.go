@@ -326,7 +326,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 		t.Errorf("after adoption: slot %d, epoch %d, before %d, %d", next.Slot, next.Policy.Epoch, e.Slot, e.Policy.Epoch)
 	}
 	r := runner{second}
-	if got := r.run(t, program.FromPod, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != event.ForwardPeer {
+	if got := r.run(t, program.FromPod, from4(b.IPv4, 17, udp(1, 2)), skbContext{}, 0); got.reason != event.ForwardedToPod {
 		t.Errorf("a packet after adoption: %v", got.reason)
 	}
 }
@@ -749,8 +749,8 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	t.Logf("%d flips, %d endpoints published and unpublished, %d packets", flips, others.Load(), packets)
 	for _, c := range cs {
 		// an interrupted run repeats more often than asked
-		if c.Reason != event.ForwardPeer || c.Packets < packets {
-			t.Errorf("%d packets counted as %v %v, want all %d as %v", c.Packets, c.Reason, c.Direction, packets, event.ForwardPeer)
+		if c.Reason != event.ForwardedToPod || c.Packets < packets {
+			t.Errorf("%d packets counted as %v %v, want all %d as %v", c.Packets, c.Reason, c.Direction, packets, event.ForwardedToPod)
 		}
 	}
 	if others.Load() == 0 || packets == 0 {

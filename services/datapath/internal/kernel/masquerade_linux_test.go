@@ -48,7 +48,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 		}
 		return from
 	}
-	denied := func() uint64 { return n.counters(t)[cell{event.DropPolicyPending, event.Ingress}].Packets }
+	denied := func() uint64 { return n.counters(t)[cell{event.PolicyPending, event.Ingress}].Packets }
 
 	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	container(4000)

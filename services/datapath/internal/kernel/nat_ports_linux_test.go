@@ -234,7 +234,7 @@ func TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers(t *testing.T) {
 		}
 	})
 	got := f.a.gained(t, before)
-	if share := got[cell{event.DropNATShare, event.Egress}]; refused == 0 || share != uint64(refused) {
+	if share := got[cell{event.NATShare, event.Egress}]; refused == 0 || share != uint64(refused) {
 		t.Errorf("%d connections open, %d refused; %v", len(conns), refused, got)
 	}
 	if len(conns) < translation.Ports/2 {

@@ -201,12 +201,12 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 				echo(t, client, local, server, addr)
 				after := r.counters(t)
 
-				there := event.ForwardPeer
+				there := event.ForwardedToPod
 				if server.Deliver == slotmap.DeliverRedirect {
-					there = event.ForwardRedirect
+					there = event.ForwardedToPodDevice
 				}
 				want := map[event.Reason]uint64{there: 1}
-				want[event.ForwardPeer]++ // the answer
+				want[event.ForwardedToPod]++ // the answer
 				for reason, n := range want {
 					c := cell{reason, event.Egress}
 					if got := after[c].Packets - before[c].Packets; got != n {
@@ -227,7 +227,7 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 			ip4Header{src: client.IPv4, dst: servers["peer"].IPv4, proto: 17}.with(udp(1, 2)))
 		inNetns(t, client.ns, func() { sendRaw(t, "eth0", tagged) })
 		servicetest.Eventually(t, "the tagged frame to be counted", func() bool {
-			c := cell{event.DropNotIP, event.Egress}
+			c := cell{event.NotIP, event.Egress}
 			return r.counters(t)[c].Packets == before[c].Packets+1
 		})
 	})
@@ -252,7 +252,7 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 		}
 	})
 	var after map[cell]event.Counter
-	malformed := cell{event.DropMalformed, event.Egress}
+	malformed := cell{event.Malformed, event.Egress}
 	servicetest.Eventually(t, "every frame to be counted", func() bool {
 		after = r.counters(t)
 		return after[malformed].Packets-before[malformed].Packets >= sent
@@ -279,7 +279,7 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 		const size = 4 << 20
 		stream(t, client, server, addr, size)
 		after := r.counters(t)
-		peer, tooBig := cell{event.ForwardPeer, event.Egress}, cell{event.StackMTU, event.Egress}
+		peer, tooBig := cell{event.ForwardedToPod, event.Egress}, cell{event.StackTooBig, event.Egress}
 		packets := after[peer].Packets - before[peer].Packets
 		bytes := after[peer].Bytes - before[peer].Bytes
 		if bytes < size || bytes/packets < 3000 {
@@ -351,10 +351,10 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 		reason  event.Reason
 		want    error
 	}{
-		{"IPv4 hops", to.IPv4, []option{{unix.IPPROTO_IP, unix.IP_TTL, 1}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}, 10, event.StackTTL, unix.EHOSTUNREACH},
-		{"IPv6 hops", to.IPv6, []option{{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}, 10, event.StackTTL, unix.EHOSTUNREACH},
-		{"IPv4 size", to.IPv4, []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}, 1400, event.StackMTU, unix.EMSGSIZE},
-		{"IPv6 size", to.IPv6, []option{{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}, 1400, event.StackMTU, unix.EMSGSIZE},
+		{"IPv4 hops", to.IPv4, []option{{unix.IPPROTO_IP, unix.IP_TTL, 1}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}, 10, event.StackTimeExceeded, unix.EHOSTUNREACH},
+		{"IPv6 hops", to.IPv6, []option{{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}, 10, event.StackTimeExceeded, unix.EHOSTUNREACH},
+		{"IPv4 size", to.IPv4, []option{{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO}, {unix.IPPROTO_IP, unix.IP_RECVERR, 1}}, 1400, event.StackTooBig, unix.EMSGSIZE},
+		{"IPv6 size", to.IPv6, []option{{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO}, {unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}}, 1400, event.StackTooBig, unix.EMSGSIZE},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := r.counters(t)
@@ -385,7 +385,7 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 				t.Errorf("the pod was told %v, want %v", err, c.want)
 			}
 			after := r.counters(t)
-			for want, n := range map[cell]uint64{{c.reason, event.Egress}: 1, {event.ForwardFromStack, event.Ingress}: 1} {
+			for want, n := range map[cell]uint64{{c.reason, event.Egress}: 1, {event.ForwardedFromStack, event.Ingress}: 1} {
 				if got := after[want].Packets - before[want].Packets; got != n {
 					t.Errorf("%v %v counted %d times, want %d", want.reason, want.direction, got, n)
 				}
@@ -442,7 +442,7 @@ func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
 	if err != nil || !bytes.Equal(got[:n], want) {
 		t.Errorf("received %d bytes, %v, want %d", n, err, len(want))
 	}
-	for c, want := range map[cell]uint64{{event.StackMTU, event.Egress}: 1, {event.ForwardFromStack, event.Ingress}: 2} {
+	for c, want := range map[cell]uint64{{event.StackTooBig, event.Egress}: 1, {event.ForwardedFromStack, event.Ingress}: 2} {
 		if got := r.counters(t)[c].Packets; got != want {
 			t.Errorf("%v %v counted %d times, want %d", c.reason, c.direction, got, want)
 		}

@@ -107,13 +107,13 @@ func TestKernelRelabelIsSeenByVNIFirst(t *testing.T) {
 		payload []byte
 		want    event.Reason
 	}{
-		{"a datagram of a friend", friend, 17, dns, event.ForwardPeer},
-		{"of a stranger", stranger, 17, dns, event.DropPolicyDenied},
-		{"of a friend again", friend, 17, dns, event.ForwardPeer},
-		{"a connection of a friend", friend, 6, syn, event.ForwardPeer},
-		{"its segment of a stranger", stranger, 6, ack, event.DropPolicyDenied},
-		{"its segment of a friend", friend, 6, ack, event.ForwardPeer},
-		{"of an identity that is not known", 4000, 17, udp(4002, 80, 1), event.DropIdentityUnknown},
+		{"a datagram of a friend", friend, 17, dns, event.ForwardedToPod},
+		{"of a stranger", stranger, 17, dns, event.PolicyDenied},
+		{"of a friend again", friend, 17, dns, event.ForwardedToPod},
+		{"a connection of a friend", friend, 6, syn, event.ForwardedToPod},
+		{"its segment of a stranger", stranger, 6, ack, event.PolicyDenied},
+		{"its segment of a friend", friend, 6, ack, event.ForwardedToPod},
+		{"of an identity that is not known", 4000, 17, udp(4002, 80, 1), event.IdentityUnknown},
 	} {
 		wantAll(t, step.name, f.forged(t, f.a, f.fromA(step.vni, step.proto, step.payload)), step.want, 1)
 	}
@@ -125,12 +125,12 @@ func TestKernelRelabelledEntryIsEvaluatedOnce(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.befriended(t)
 	dns := udp(4000, 80, 1)
-	wantAll(t, "a friend", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.ForwardPeer, 1)
+	wantAll(t, "a friend", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.ForwardedToPod, 1)
 	before := f.evaluatedAgain(t)
 	other := f.fromA(otherFriend, 17, dns)
 	// alone: two CPUs may both evaluate it at the same moment
-	wantAll(t, "another friend", f.forged(t, f.a, other), event.ForwardPeer, 1)
-	wantAll(t, "the same friend", f.forged(t, f.a, other, other, other, other), event.ForwardPeer, 4)
+	wantAll(t, "another friend", f.forged(t, f.a, other), event.ForwardedToPod, 1)
+	wantAll(t, "the same friend", f.forged(t, f.a, other, other, other, other), event.ForwardedToPod, 4)
 	if n := f.evaluatedAgain(t) - before; n != 1 {
 		t.Errorf("the connection was evaluated again %d times, want once", n)
 	}
@@ -150,12 +150,12 @@ func TestKernelNodeDoesNotEnterConnectionsOfAnother(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.thirdNode(t)
 	packet := f.fromA(f.a.pod.Identity, 17, udp(4000, 53, 1))
-	wantAll(t, "the sender's node", f.forged(t, f.a, packet), event.ForwardPeer, 1)
+	wantAll(t, "the sender's node", f.forged(t, f.a, packet), event.ForwardedToPod, 1)
 	before := f.evaluatedAgain(t)
-	wantAll(t, "another node", f.forged(t, nil, packet, packet), event.DropSpoofedNode, 2)
+	wantAll(t, "another node", f.forged(t, nil, packet, packet), event.SpoofedNode, 2)
 	segment := f.fromA(f.a.pod.Identity, 6, tcp(4000, 80, flagACK))
-	wantAll(t, "a segment of no connection", f.forged(t, nil, segment), event.DropSpoofedNode, 1)
-	wantAll(t, "the sender's node again", f.forged(t, f.a, packet), event.ForwardPeer, 1)
+	wantAll(t, "a segment of no connection", f.forged(t, nil, segment), event.SpoofedNode, 1)
+	wantAll(t, "the sender's node again", f.forged(t, f.a, packet), event.ForwardedToPod, 1)
 	if n := f.evaluatedAgain(t) - before; n != 0 {
 		t.Errorf("the connection was evaluated again %d times", n)
 	}
@@ -169,11 +169,11 @@ func TestKernelMovedAddressIsAnothersAtOnce(t *testing.T) {
 	f.befriended(t)
 	f.thirdNode(t)
 	dns := udp(4000, 80, 1)
-	wantAll(t, "a friend on a", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.ForwardPeer, 1)
+	wantAll(t, "a friend on a", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.ForwardedToPod, 1)
 	f.b.says(t, netip.PrefixFrom(f.a.pod.IPv4, 32), stranger, 3)
-	wantAll(t, "a friend on a, still", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.DropSpoofedNode, 1)
-	wantAll(t, "a stranger on the third node", f.forged(t, nil, f.fromA(stranger, 17, dns)), event.DropPolicyDenied, 1)
-	wantAll(t, "a friend on the third node", f.forged(t, nil, f.fromA(friend, 17, dns)), event.ForwardPeer, 1)
+	wantAll(t, "a friend on a, still", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.SpoofedNode, 1)
+	wantAll(t, "a stranger on the third node", f.forged(t, nil, f.fromA(stranger, 17, dns)), event.PolicyDenied, 1)
+	wantAll(t, "a friend on the third node", f.forged(t, nil, f.fromA(friend, 17, dns)), event.ForwardedToPod, 1)
 }
 
 // TestKernelFragmentsOfOneNodeDoNotServeAnother shows that the ports of a first
@@ -186,9 +186,9 @@ func TestKernelFragmentsOfOneNodeDoNotServeAnother(t *testing.T) {
 	for _, p := range fragments4(a.IPv4, b.IPv4, 77, udp(4000, 53, make([]byte, 2000)...), 1000) {
 		pieces = append(pieces, vxlan(uint32(a.Identity), frame(b.MAC, a.MAC, etherIPv4, p)))
 	}
-	wantAll(t, "the first", f.forged(t, f.a, pieces[0]), event.ForwardPeer, 1)
-	wantAll(t, "a later one of another node", f.forged(t, nil, pieces[1]), event.DropFragment, 1)
-	wantAll(t, "those of its node", f.forged(t, f.a, pieces[1:]...), event.ForwardPeer, len(pieces)-1)
+	wantAll(t, "the first", f.forged(t, f.a, pieces[0]), event.ForwardedToPod, 1)
+	wantAll(t, "a later one of another node", f.forged(t, nil, pieces[1]), event.FragmentUnknown, 1)
+	wantAll(t, "those of its node", f.forged(t, f.a, pieces[1:]...), event.ForwardedToPod, len(pieces)-1)
 }
 
 // TestKernelIPv6UnderlayHasChecksums shows that no packet around one in the tunnel
@@ -350,11 +350,11 @@ func TestKernelPodSourcesPastTheTunnelAreDropped(t *testing.T) {
 	before := f.b.counters(t)
 	f.rawPacket(t, f.b, etherIPv4, ip4Header{src: f.a.pod.IPv4, dst: f.b.pod.IPv4, proto: 17}.with(udp(4000, 53, 1)))
 	f.rawPacket(t, f.b, etherIPv6, ip6(f.a.pod.IPv6, f.b.pod.IPv6, 17, udp(4000, 53, 1)))
-	c := cell{event.DropSpoofedNode, event.Ingress}
+	c := cell{event.SpoofedNode, event.Ingress}
 	servicetest.Eventually(t, "the packets to be dropped", func() bool {
 		return f.b.counters(t)[c].Packets == before[c].Packets+2
 	})
-	if n := f.b.gained(t, before)[cell{event.ForwardFromStack, event.Ingress}]; n != 0 {
+	if n := f.b.gained(t, before)[cell{event.ForwardedFromStack, event.Ingress}]; n != 0 {
 		t.Errorf("%d packets have entered the pod", n)
 	}
 }
@@ -370,7 +370,7 @@ func TestKernelUplinkRefusesAddressesOfThisNode(t *testing.T) {
 		f.rawPacket(t, f.b, etherIPv4, ip4Header{src: src, dst: f.b.pod.IPv4, proto: 17}.with(udp(4000, 53, 1)))
 	}
 	f.rawPacket(t, f.b, etherIPv6, ip6(other.IPv6, f.b.pod.IPv6, 17, udp(4000, 53, 1)))
-	c := cell{event.DropSpoofedIP, event.Ingress}
+	c := cell{event.SpoofedIP, event.Ingress}
 	servicetest.Eventually(t, "the packets to be dropped", func() bool {
 		return f.b.counters(t)[c].Packets == before[c].Packets+5
 	})
@@ -391,7 +391,7 @@ func TestKernelForwardedIsNotANode(t *testing.T) {
 	before := f.a.counters(t)
 	f.rawPacket(t, f.a, etherIPv4, packet)
 	servicetest.Eventually(t, "the packet to be dropped by a", func() bool {
-		return f.a.gained(t, before)[cell{event.DropTransit, event.Egress}] == 1
+		return f.a.gained(t, before)[cell{event.Transit, event.Egress}] == 1
 	})
 
 	c, err := nftables.New(nftables.WithNetNSFd(int(f.a.ns)))
@@ -412,7 +412,7 @@ func TestKernelForwardedIsNotANode(t *testing.T) {
 	f.rawPacket(t, f.a, etherIPv4, ip4Header{src: f.outside, dst: f.b.pod.IPv4, proto: 17}.with(udp(4001, 53, 1)))
 	servicetest.EventuallyNil(t, "the packet to be denied by b", func() error {
 		gained := f.b.gained(t, beforeB)
-		if gained[cell{event.DropPolicyDenied, event.Ingress}] != 1 {
+		if gained[cell{event.PolicyDenied, event.Ingress}] != 1 {
 			return fmt.Errorf("b counted %v, a %v", gained, f.a.gained(t, before))
 		}
 		return nil

@@ -348,9 +348,9 @@ func eachFabricOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabr
 // travel past both stacks, in both families.
 func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
-		way := event.ForwardOverlay
+		way := event.ForwardedOverlay
 		if routing == RoutingNative {
-			way = event.ForwardNative
+			way = event.ForwardedNative
 		}
 		for i, addr := range f.b.pod.Addrs() {
 			local := f.a.pod.Addrs()[i]
@@ -361,8 +361,8 @@ func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
 				if got := gained[cell{way, event.Egress}]; got != 1 {
 					t.Errorf("%s: %v counted %d times, want once, of %v", who, way, got, gained)
 				}
-				if got := gained[cell{event.ForwardPeer, event.Ingress}]; got != 1 {
-					t.Errorf("%s: %v counted %d times, want once, of %v", who, event.ForwardPeer, got, gained)
+				if got := gained[cell{event.ForwardedToPod, event.Ingress}]; got != 1 {
+					t.Errorf("%s: %v counted %d times, want once, of %v", who, event.ForwardedToPod, got, gained)
 				}
 			}
 		}
@@ -429,7 +429,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 							err, step.want)
 					}
 					gained := f.b.gained(t, before)
-					if denied := gained[cell{event.DropPolicyDenied, event.Ingress}] > 0; denied == step.want {
+					if denied := gained[cell{event.PolicyDenied, event.Ingress}] > 0; denied == step.want {
 						t.Errorf("host %v with identity %#x to pod %v: counted %v", local, uint32(step.id), addr, gained)
 					}
 				}
@@ -442,7 +442,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 			named := vxlan(uint32(east), frame(f.b.pod.MAC, f.a.pod.MAC, etherIPv4, inner))
 			before := f.b.counters(t)
 			f.forge(t, f.a.ns, f.b.addr4, forged, named)
-			c := cell{event.DropSpoofedIdentity, event.Ingress}
+			c := cell{event.SpoofedIdentity, event.Ingress}
 			servicetest.Eventually(t, "both to be dropped", func() bool { return f.b.gained(t, before)[c] == 2 })
 		}
 		// Through a tunnel to a labelled node a pod could be anyone.
@@ -453,7 +453,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 			defer c.Close()
 			c.Write(vxlan(uint32(f.b.pod.Identity), nil)) //nolint:errcheck // the kernel drops it
 		})
-		c := cell{event.DropTunnelPort, event.Egress}
+		c := cell{event.TunnelPort, event.Egress}
 		servicetest.Eventually(t, "the tunnel packet of the pod to be dropped", func() bool {
 			return f.b.gained(t, before)[c] == 1
 		})
@@ -570,33 +570,33 @@ func TestKernelForgedVXLAN(t *testing.T) {
 		inner []byte
 		want  event.Reason
 	}{
-		{"no node, as a pod of a", f.outsider, uint32(a.Identity), inner4(a.IPv4), event.DropUnknownNode},
-		{"no node, as a pod of a, IPv6", f.outsider, uint32(a.Identity), inner6(a.IPv6), event.DropUnknownNode},
-		{"node a, as a pod of b", f.a.ns, 300, inner4(b.IPv4), event.DropSpoofedIP},
-		{"node a, as b itself", f.a.ns, 1, inner4(f.b.over4), event.DropSpoofedIP},
-		{"node a, as the world", f.a.ns, 300, inner4(world4), event.DropSpoofedNode},
-		{"node a, as the world with VNI 9", f.a.ns, 9, inner4(world4), event.DropSpoofedNode},
-		{"node a, as the world, IPv6", f.a.ns, 300, inner6(world6), event.DropSpoofedNode},
-		{"node a, its pod as the host", f.a.ns, 1, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod as a node", f.a.ns, 6, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod as an API server", f.a.ns, 7, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod as the world", f.a.ns, 9, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod as unmanaged", f.a.ns, 3, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod as unknown-in-cluster", f.a.ns, 255, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod as nobody", f.a.ns, 0, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod beyond the cluster's numbers", f.a.ns, 65536, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, its pod with a number of this node", f.a.ns, 0xff0001, inner4(a.IPv4), event.DropSpoofedIdentity},
-		{"node a, itself as a pod", f.a.ns, 300, inner4(f.a.over4), event.DropSpoofedIdentity},
-		{"node a, itself by its device as a pod", f.a.ns, 300, inner4(f.a.addr4), event.DropSpoofedIdentity},
-		{"node a, itself as the host", f.a.ns, 1, inner4(f.a.over4), event.DropSpoofedIdentity},
-		{"node a, to nobody", f.a.ns, uint32(a.Identity), to4(a.IPv4, nobody, 53), event.DropNoRoute},
-		{"node a, to its own pod", f.a.ns, uint32(a.Identity), to4(a.IPv4, a.IPv4, 53), event.DropNoRoute},
-		{"node a, a tunnel in the tunnel", f.a.ns, uint32(a.Identity), to4(a.IPv4, f.b.over4, 4789), event.DropTunnelPort},
-		{"node a, not IP", f.a.ns, uint32(a.Identity), frame(b.MAC, a.MAC, 0x88cc, []byte{1, 2}), event.DropNotIP},
-		{"an unannounced pod of a", f.a.ns, 300, inner4(unannounced), event.ForwardPeer},
-		{"a pod of a", f.a.ns, uint32(a.Identity), inner4(a.IPv4), event.ForwardPeer},
-		{"a itself", f.a.ns, 6, inner4(f.a.over4), event.ForwardPeer},
-		{"a itself, which translates the world", f.a.ns, 9, inner4(f.a.over4), event.ForwardPeer},
+		{"no node, as a pod of a", f.outsider, uint32(a.Identity), inner4(a.IPv4), event.UnknownNode},
+		{"no node, as a pod of a, IPv6", f.outsider, uint32(a.Identity), inner6(a.IPv6), event.UnknownNode},
+		{"node a, as a pod of b", f.a.ns, 300, inner4(b.IPv4), event.SpoofedIP},
+		{"node a, as b itself", f.a.ns, 1, inner4(f.b.over4), event.SpoofedIP},
+		{"node a, as the world", f.a.ns, 300, inner4(world4), event.SpoofedNode},
+		{"node a, as the world with VNI 9", f.a.ns, 9, inner4(world4), event.SpoofedNode},
+		{"node a, as the world, IPv6", f.a.ns, 300, inner6(world6), event.SpoofedNode},
+		{"node a, its pod as the host", f.a.ns, 1, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod as a node", f.a.ns, 6, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod as an API server", f.a.ns, 7, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod as the world", f.a.ns, 9, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod as unmanaged", f.a.ns, 3, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod as unknown-in-cluster", f.a.ns, 255, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod as nobody", f.a.ns, 0, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod beyond the cluster's numbers", f.a.ns, 65536, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod with a number of this node", f.a.ns, 0xff0001, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, itself as a pod", f.a.ns, 300, inner4(f.a.over4), event.SpoofedIdentity},
+		{"node a, itself by its device as a pod", f.a.ns, 300, inner4(f.a.addr4), event.SpoofedIdentity},
+		{"node a, itself as the host", f.a.ns, 1, inner4(f.a.over4), event.SpoofedIdentity},
+		{"node a, to nobody", f.a.ns, uint32(a.Identity), to4(a.IPv4, nobody, 53), event.NoRoute},
+		{"node a, to its own pod", f.a.ns, uint32(a.Identity), to4(a.IPv4, a.IPv4, 53), event.NoRoute},
+		{"node a, a tunnel in the tunnel", f.a.ns, uint32(a.Identity), to4(a.IPv4, f.b.over4, 4789), event.TunnelPort},
+		{"node a, not IP", f.a.ns, uint32(a.Identity), frame(b.MAC, a.MAC, 0x88cc, []byte{1, 2}), event.NotIP},
+		{"an unannounced pod of a", f.a.ns, 300, inner4(unannounced), event.ForwardedToPod},
+		{"a pod of a", f.a.ns, uint32(a.Identity), inner4(a.IPv4), event.ForwardedToPod},
+		{"a itself", f.a.ns, 6, inner4(f.a.over4), event.ForwardedToPod},
+		{"a itself, which translates the world", f.a.ns, 9, inner4(f.a.over4), event.ForwardedToPod},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			const times = 50
@@ -628,9 +628,9 @@ func TestKernelForgedVXLAN(t *testing.T) {
 // connection between their pods, and on which node its other end is.
 func TestKernelExplainKnowsNodes(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
-		way := event.ForwardOverlay
+		way := event.ForwardedOverlay
 		if routing == RoutingNative {
-			way = event.ForwardNative
+			way = event.ForwardedNative
 		}
 		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		q := conntrack.Tuple{
@@ -646,7 +646,7 @@ func TestKernelExplainKnowsNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		known := x.Source.Node == 1 && x.Source.Identity == f.a.pod.Identity
-		if x.Reason != event.DropPolicyDenied || !known || x.Ingress == nil {
+		if x.Reason != event.PolicyDenied || !known || x.Ingress == nil {
 			t.Errorf("b says %+v", x)
 		}
 	})

@@ -99,7 +99,7 @@ func TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain(t *testing.T) {
 				before := f.b.counters(t)
 				_, err := o.here.Write([]byte{1})
 				must(t, "write", err)
-				c := cell{event.DropPolicyDenied, event.Ingress}
+				c := cell{event.PolicyDenied, event.Ingress}
 				servicetest.Eventually(t, "a packet to be denied", func() bool { return f.b.gained(t, before)[c] > 0 })
 				must(t, "set a deadline", o.there.SetReadDeadline(time.Now()))
 				if n, err := o.there.Read(make([]byte, 1)); n > 0 || err == nil {

@@ -139,10 +139,10 @@ func (f *fabric) wantPlaces(t *testing.T) {
 			})
 			name := fmt.Sprintf("%s over IPv%d", c.name, 4+2*family)
 			gained := f.a.gained(t, before)
-			if n := gained[cell{event.DropMalformed, event.Egress}]; n != malformed {
+			if n := gained[cell{event.Malformed, event.Egress}]; n != malformed {
 				t.Errorf("%s: %d of %d are malformed, want %d; %v", name, n, sent, malformed, gained)
 			}
-			if n := gained[cell{event.ForwardOutside, event.Egress}]; n != sent-malformed {
+			if n := gained[cell{event.ForwardedOutside, event.Egress}]; n != sent-malformed {
 				t.Errorf("%s: %d of %d leave, want %d; %v", name, n, sent, sent-malformed, gained)
 			}
 		}

@@ -114,7 +114,7 @@ func TestKernelOutsideReachesLocalBackends(t *testing.T) {
 				wantServed(t, "fragments", f.askInPieces(t, asked), at, client)
 			}
 			wantNoDropsSince(t, n.runner, before)
-			if got := f.a.gained(t, before)[cell{event.ForwardFromStack, event.Ingress}]; got == 0 {
+			if got := f.a.gained(t, before)[cell{event.ForwardedFromStack, event.Ingress}]; got == 0 {
 				t.Error("nothing came to the pod from the stack")
 			}
 		}
@@ -146,7 +146,7 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 				t.Error("a pod answers that nobody may reach")
 			}
 		})
-		if got := f.a.gained(t, before)[cell{event.DropPolicyDenied, event.Ingress}]; got == 0 {
+		if got := f.a.gained(t, before)[cell{event.PolicyDenied, event.Ingress}]; got == 0 {
 			t.Errorf("%v, want what the pod's policy denies", f.a.gained(t, before))
 		}
 	})
@@ -289,16 +289,16 @@ func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
 			to   netip.AddrPort
 			want event.Reason
 		}{
-			{"a pod of the node", f.a.pod.IPv4, nodePort, event.DropSpoofedIP},
-			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), nodePort, event.DropSpoofedIP},
-			{"the node", f.a.over4, nodePort, event.DropSpoofedIP},
-			{"the node, to another", f.a.addr4, away, event.DropSpoofedIP},
-			{"a pod of the other node", f.b.pod.IPv4, nodePort, event.DropSpoofedNode},
-			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.DropSpoofedNode},
-			{"the other node, by its overlay address", f.b.over4, nodePort, event.DropSpoofedNode},
-			{"the outsider, to a tunnel", f.outside, tunnel, event.DropTunnelPort},
+			{"a pod of the node", f.a.pod.IPv4, nodePort, event.SpoofedIP},
+			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), nodePort, event.SpoofedIP},
+			{"the node", f.a.over4, nodePort, event.SpoofedIP},
+			{"the node, to another", f.a.addr4, away, event.SpoofedIP},
+			{"a pod of the other node", f.b.pod.IPv4, nodePort, event.SpoofedNode},
+			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.SpoofedNode},
+			{"the other node, by its overlay address", f.b.over4, nodePort, event.SpoofedNode},
+			{"the outsider, to a tunnel", f.outside, tunnel, event.TunnelPort},
 		} {
-			if routing == RoutingNative && c.want == event.DropSpoofedNode {
+			if routing == RoutingNative && c.want == event.SpoofedNode {
 				continue // it is believed from the wire: see routing.md
 			}
 			before := f.a.counters(t)
@@ -475,10 +475,10 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 			release()
 			must(t, "take the addresses away", n.k.Nodes.SetLocal(without))
 			for i, a := range asked {
-				f.wantRefused(t, network, a, event.DropNATSource)
+				f.wantRefused(t, network, a, event.NATNoSource)
 				s := f.a.explainTo(t, protoTCP, f.outsideAddrs()[i/4], a).Service
-				if s == nil || len(s.Backends) != 1 || s.Backends[0].Explanation.Reason != event.DropNATSource {
-					t.Errorf("explain says of %v: %+v, want %v", a, s, event.DropNATSource)
+				if s == nil || len(s.Backends) != 1 || s.Backends[0].Explanation.Reason != event.NATNoSource {
+					t.Errorf("explain says of %v: %+v, want %v", a, s, event.NATNoSource)
 				}
 			}
 			must(t, "give them back", n.k.Nodes.SetLocal(local))
@@ -486,7 +486,7 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 		for i, at := range backends {
 			release := holdPorts(t, f.a.ns, "udp", at)
 			for _, a := range asked[2*i : 2*i+2] {
-				f.wantRefused(t, "udp", a, event.DropNATExhausted)
+				f.wantRefused(t, "udp", a, event.NATExhausted)
 			}
 			release()
 		}
@@ -508,7 +508,7 @@ func TestKernelOutsideRefusalsHaveABudget(t *testing.T) {
 		must(t, "read the local node", err)
 		local.Sources = [4]uint16{}
 		must(t, "take the addresses away", n.k.Nodes.SetLocal(local))
-		f.wantRefused(t, "udp", asked, event.DropNATSource)
+		f.wantRefused(t, "udp", asked, event.NATNoSource)
 		const flood, rate = 20_000, 1000
 		one := ip6(f.outsideAddrs()[1], asked.Addr(), protoUDP, udp(40000, asked.Port()))
 		before, told := f.a.counters(t), f.toldUnreachable(t)
@@ -517,7 +517,7 @@ func TestKernelOutsideRefusalsHaveABudget(t *testing.T) {
 		var dropped uint64
 		servicetest.Eventually(t, "the flood to be counted", func() bool {
 			was := dropped
-			dropped = f.a.gained(t, before)[cell{event.DropNATSource, event.Egress}]
+			dropped = f.a.gained(t, before)[cell{event.NATNoSource, event.Egress}]
 			return dropped > flood/2 && dropped == was
 		})
 		told = f.toldUnreachable(t) - told
@@ -607,7 +607,7 @@ func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
 			_, err = u.Write([]byte("x"))
 			must(t, "send", err)
 			servicetest.Eventually(t, "the drop", func() bool {
-				return f.a.gained(t, before)[cell{event.DropServiceInside, event.Ingress}] == 1
+				return f.a.gained(t, before)[cell{event.ServiceInside, event.Ingress}] == 1
 			})
 		}
 	})
@@ -642,7 +642,7 @@ func TestKernelPortWithoutAServiceIsDroppedOutside(t *testing.T) {
 				})
 			}
 			servicetest.Eventually(t, "both drops", func() bool {
-				return f.a.gained(t, before)[cell{event.DropNoServicePort, event.Ingress}] == 2
+				return f.a.gained(t, before)[cell{event.NoServicePort, event.Ingress}] == 2
 			})
 			// its neighbours may find out whether it is there
 			wantServed(t, "the port that is there", askUDP(t, f.outsider, vip, 16), at, f.outsideAddrs()[i])

@@ -100,35 +100,35 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 func openings() []act {
 	return []act{
 		policy("a", nodetable.Allow, nodetable.Deny), policy("b", nodetable.Allow, nodetable.Allow),
-		say("b", "world", segment(6000, 80, flagSYN), event.ForwardOutside),
-		say("world", "b", segment(80, 6000, flagSYN|flagACK), event.ForwardFromStack),
-		say("b", "world", segment(6000, 80, flagACK), event.ForwardOutside),
+		say("b", "world", segment(6000, 80, flagSYN), event.ForwardedOutside),
+		say("world", "b", segment(80, 6000, flagSYN|flagACK), event.ForwardedFromStack),
+		say("b", "world", segment(6000, 80, flagACK), event.ForwardedOutside),
 		policy("b", nodetable.Deny, nodetable.Allow),
-		say("b", "world", segment(6000, 80, flagACK), event.DropPolicyDenied),
-		say("a", "b", datagram(4000, 53), event.ForwardPeer),
-		say("b", "a", datagram(53, 4000), event.ForwardPeer),
-		say("a", "b", segment(5000, 80, flagSYN), event.ForwardPeer),
-		say("b", "a", segment(80, 5000, flagSYN|flagACK), event.ForwardPeer),
-		say("a", "b", segment(5000, 80, flagACK), event.ForwardPeer),
-		say("a", "b", ping(false, 7), event.ForwardPeer),
-		say("b", "a", ping(true, 7), event.ForwardPeer),
+		say("b", "world", segment(6000, 80, flagACK), event.PolicyDenied),
+		say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+		say("b", "a", datagram(53, 4000), event.ForwardedToPod),
+		say("a", "b", segment(5000, 80, flagSYN), event.ForwardedToPod),
+		say("b", "a", segment(80, 5000, flagSYN|flagACK), event.ForwardedToPod),
+		say("a", "b", segment(5000, 80, flagACK), event.ForwardedToPod),
+		say("a", "b", ping(false, 7), event.ForwardedToPod),
+		say("b", "a", ping(true, 7), event.ForwardedToPod),
 	}
 }
 
 // sequels are what the connections say next: the server first.
 func sequels() []act {
 	return []act{
-		say("b", "a", datagram(53, 4000), event.ForwardPeer),
-		say("a", "b", datagram(4000, 53), event.ForwardPeer),
-		say("b", "a", segment(80, 5000, flagACK|flagPSH), event.ForwardPeer),
-		say("a", "b", segment(5000, 80, flagACK), event.ForwardPeer),
-		say("b", "a", ping(true, 7), event.ForwardPeer),
-		say("a", "b", ping(false, 7), event.ForwardPeer),
+		say("b", "a", datagram(53, 4000), event.ForwardedToPod),
+		say("a", "b", datagram(4000, 53), event.ForwardedToPod),
+		say("b", "a", segment(80, 5000, flagACK|flagPSH), event.ForwardedToPod),
+		say("a", "b", segment(5000, 80, flagACK), event.ForwardedToPod),
+		say("b", "a", ping(true, 7), event.ForwardedToPod),
+		say("a", "b", ping(false, 7), event.ForwardedToPod),
 		// cut, and not picked up
-		say("world", "b", segment(80, 6000, flagACK|flagPSH), event.DropPolicyDenied),
-		say("b", "world", segment(6000, 80, flagACK), event.DropPolicyDenied),
+		say("world", "b", segment(80, 6000, flagACK|flagPSH), event.PolicyDenied),
+		say("b", "world", segment(6000, 80, flagACK), event.PolicyDenied),
 		// never begun
-		say("b", "a", datagram(53, 4999), event.DropPolicyDenied),
+		say("b", "a", datagram(53, 4999), event.PolicyDenied),
 	}
 }
 
@@ -235,12 +235,12 @@ func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	th.reopen(t, th.k.opened.Dir, build{})
 	th.goOn(t, "upgrade", []act{
 		policy("a", nodetable.Allow, nodetable.Deny), // the same under another epoch
-		say("b", "a", datagram(53, 4000), event.ForwardPeer),
-		say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer),
+		say("b", "a", datagram(53, 4000), event.ForwardedToPod),
+		say("b", "a", segment(80, 5000, flagACK), event.ForwardedToPod),
 		policy("b", nodetable.Deny, nodetable.Deny),
-		say("b", "a", datagram(53, 4000), event.DropPolicyDenied),
-		say("a", "b", datagram(4000, 53), event.DropPolicyDenied),
-		say("b", "a", segment(80, 5000, flagACK), event.DropPolicyDenied),
+		say("b", "a", datagram(53, 4000), event.PolicyDenied),
+		say("a", "b", datagram(4000, 53), event.PolicyDenied),
+		say("b", "a", segment(80, 5000, flagACK), event.PolicyDenied),
 	})
 }
 
@@ -257,7 +257,7 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	th.k.put(t, c)
 	th.toLegacy(t)
 	th.reopen(t, th.k.opened.Dir, build{})
-	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardedToPod)})
 	if len(th.evaluated) != 1 {
 		t.Errorf("evaluated %+v, want once", th.evaluated)
 	}
@@ -327,9 +327,9 @@ func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	previous, current := th.k, openKernel(t, testOptions(th.k.opened.Dir))
 	// the entry is moved, and made again by the version that does not find it
 	th.k = current
-	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), event.ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), event.ForwardedToPod)})
 	th.k = previous
-	th.goOn(t, "the previous version", []act{say("a", "b", segment(5000, 80, flagACK), event.ForwardOutside)})
+	th.goOn(t, "the previous version", []act{say("a", "b", segment(5000, 80, flagACK), event.ForwardedOutside)})
 	th.k = current
 	if _, previous := th.held(t); previous != kept {
 		t.Fatalf("%d connections in the previous map, want %d", previous, kept)
@@ -398,12 +398,12 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 		t.Errorf("the pin of another owner: %v", err)
 	}
 	// without them nothing is asked twice, from the next start on
-	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), event.ForwardPeer), say("b", "a", datagram(53, 4000), event.ForwardPeer)})
+	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), event.ForwardedToPod), say("b", "a", datagram(53, 4000), event.ForwardedToPod)})
 	th.reopen(t, dir, build{})
 	if len(th.k.Pins.PreviousNames()) != 0 {
 		t.Errorf("previous maps %v, want none", th.k.Pins.PreviousNames())
 	}
-	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
+	th.goOn(t, "the next start", []act{say("b", "a", datagram(53, 4000), event.ForwardedToPod)})
 }
 
 func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
@@ -412,7 +412,7 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 	th.toLegacy(t)
 	dir := th.k.opened.Dir
 	th.reopen(t, dir, build{})
-	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardPeer)})
+	th.goOn(t, "upgrade", []act{say("b", "a", datagram(53, 4000), event.ForwardedToPod)})
 	must(t, "DropOldPrograms", th.k.DropOldPrograms())
 	c, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 	start := conntrack.MonotonicSeconds()

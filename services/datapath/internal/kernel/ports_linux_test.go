@@ -31,7 +31,7 @@ func TestKernelTheLastAddressThatAPodAskedCounts(t *testing.T) {
 	last := map[uint16]netip.Addr{}
 	for range 600 {
 		port, host := uint16(4000+random.IntN(3)), hosts[random.IntN(len(hosts))]
-		if o := r.run(t, program.FromPod, from4(host, 17, udp(port, 53)), skbContext{}, 0); o.reason != event.ForwardHost {
+		if o := r.run(t, program.FromPod, from4(host, 17, udp(port, 53)), skbContext{}, 0); o.reason != event.ForwardedToHost {
 			t.Fatalf("a question to %v: %v", host, o.reason)
 		}
 		last[port] = host

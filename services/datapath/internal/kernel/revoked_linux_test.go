@@ -22,7 +22,7 @@ func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
 	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.DropPolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.PolicyDenied))
 }
 
 // expect runs one packet on what is there.
@@ -56,8 +56,8 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 			break
 		}
 	}
-	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), event.DropPolicyDenied))
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.DropPolicyDenied))
+	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), event.PolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.PolicyDenied))
 }
 
 // A record goes when it was not used for the life of a connection; denied
@@ -107,7 +107,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 		th.expect(t, a)
 	}
 	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.DropPolicyDenied))
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.PolicyDenied))
 	if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)
 	}

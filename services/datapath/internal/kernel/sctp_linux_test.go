@@ -205,8 +205,8 @@ func TestKernelHalfOpenAssociationsGiveWay(t *testing.T) {
 	if err := second.say(server, sctpInit); err == nil {
 		t.Error("the port of an open association is given to another sender")
 	}
-	if n := f.a.gained(t, before)[cell{event.DropNATExhausted, event.Egress}]; n == 0 {
-		t.Errorf("counted %v, want %v", f.a.gained(t, before), event.DropNATExhausted)
+	if n := f.a.gained(t, before)[cell{event.NATExhausted, event.Egress}]; n == 0 {
+		t.Errorf("counted %v, want %v", f.a.gained(t, before), event.NATExhausted)
 	}
 	for _, step := range []struct {
 		from, to *sctpEnd

@@ -110,7 +110,7 @@ func TestKernelServiceCutsWhatMayBeCut(t *testing.T) {
 			}
 		}
 	}
-	for _, reason := range []event.Reason{event.DropRewrite, event.ReplyService} {
+	for _, reason := range []event.Reason{event.RewriteFailed, event.AnsweredTooBig} {
 		if got := f.a.gained(t, before)[cell{reason, event.Egress}]; got != 0 {
 			t.Errorf("%d packets are counted as %v", got, reason)
 		}
@@ -204,7 +204,7 @@ func TestKernelAnswersOfBackendsComeByTheTunnelAlone(t *testing.T) {
 		ip4Header{src: at.Addr(), dst: claim.Addr(), proto: protoUDP}.with(udp(at.Port(), claim.Port(), []byte("forged")...)),
 		ip4Header{src: at.Addr(), dst: claim.Addr(), proto: 1}.with(icmp(3, 3, quoted...)))
 	servicetest.Eventually(t, "both are dropped", func() bool {
-		return f.a.gained(t, before)[cell{event.DropSpoofedNode, event.Ingress}] == 2
+		return f.a.gained(t, before)[cell{event.SpoofedNode, event.Ingress}] == 2
 	})
 	// what comes next is the answer to the next question
 	wantAnswers(t, "the client afterwards", u, at)
@@ -236,9 +236,9 @@ func TestKernelHairpinEndsAtTheLastHop(t *testing.T) {
 				_, err = u.Write([]byte("x"))
 				must(t, "send", err)
 			})
-			want := cell{event.StackTTL, event.Egress}
+			want := cell{event.StackTimeExceeded, event.Egress}
 			if hops > 1 {
-				want = cell{event.ForwardPeer, event.Egress}
+				want = cell{event.ForwardedToPod, event.Egress}
 			}
 			servicetest.Eventually(t, "the packet is counted", func() bool { return f.a.gained(t, before)[want] > 0 })
 		}

@@ -319,7 +319,7 @@ func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
 		if _, err = u.Read(make([]byte, 16)); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("read from %v: %v, want %v", vip, err, syscall.ECONNREFUSED)
 		}
-		c := cell{event.DropNoBackend, event.Egress}
+		c := cell{event.ServiceNoBackend, event.Egress}
 		if got := n.counters(t)[c].Packets; got != uint64(2*(i+1)) {
 			t.Errorf("%d packets counted as %v, want %d", got, c.reason, 2*(i+1))
 		}
@@ -391,10 +391,10 @@ func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
 			c := cell{reason, event.Egress}
 			return n.counters(t)[c].Packets - before[c].Packets
 		}
-		if got := gained(event.DropNoServicePort); got != 3 {
-			t.Errorf("%d packets are counted as %v, want 3", got, event.DropNoServicePort)
+		if got := gained(event.NoServicePort); got != 3 {
+			t.Errorf("%d packets are counted as %v, want 3", got, event.NoServicePort)
 		}
-		for _, reason := range []event.Reason{event.ForwardHost, event.ForwardOutside} {
+		for _, reason := range []event.Reason{event.ForwardedToHost, event.ForwardedOutside} {
 			if got := gained(reason); got != 0 {
 				t.Errorf("%d packets are counted as %v, want none", got, reason)
 			}
@@ -414,7 +414,7 @@ func TestKernelPolicySeesTheBackend(t *testing.T) {
 	askTCP(t, client.ns, vip, 16)
 	_, err := n.k.Endpoints.SetPolicy(server.Slot, nodetable.Allow, nodetable.Deny)
 	must(t, "deny", err)
-	c := cell{event.DropPolicyDenied, event.Ingress}
+	c := cell{event.PolicyDenied, event.Ingress}
 	before := n.counters(t)
 	inNetns(t, client.ns, func() {
 		conn, err := net.DialTimeout("tcp", vip.String(), 300*time.Millisecond)
@@ -745,7 +745,7 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 				t.Errorf("%v refuses: %v, want no answer", vip, err)
 			}
 		})
-		if c := (cell{event.DropSourceRange, event.Egress}); n.counters(t)[c].Packets == before[c].Packets {
+		if c := (cell{event.ServiceSourceRange, event.Egress}); n.counters(t)[c].Packets == before[c].Packets {
 			t.Errorf("no packet was counted as %v", c.reason)
 		}
 	}
@@ -767,7 +767,7 @@ func TestKernelHairpinHasABudget(t *testing.T) {
 			ip4Header{src: flooder.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(10000+port, vip.Port()))))
 	}
 	inNetns(t, flooder.ns, func() { sendRaw(t, "eth0", frames...) })
-	over, let := cell{event.DropTranslationShare, event.Egress}, cell{event.ForwardPeer, event.Egress}
+	over, let := cell{event.TranslationShare, event.Egress}, cell{event.ForwardedToPod, event.Egress}
 	passed := uint64(0)
 	servicetest.Eventually(t, "the flood to be counted", func() bool {
 		gained := n.counters(t)

@@ -167,10 +167,10 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	}
 	t.Logf("%d flips, %d packets: %v", flips, packets, seen)
 	// nobody has announced who is there, so that a denial says so
-	allowed, denied := seen[event.ForwardOutside], seen[event.DropIdentityUnknown]
+	allowed, denied := seen[event.ForwardedOutside], seen[event.IdentityUnknown]
 	if allowed == 0 || denied == 0 || allowed+denied < packets || len(seen) != 2 {
 		t.Errorf("%d packets counted as %v, want them all as %v or %v",
-			packets, seen, event.ForwardOutside, event.DropIdentityUnknown)
+			packets, seen, event.ForwardedOutside, event.IdentityUnknown)
 	}
 	if ds, err := k.Tables.Audit(false); err != nil || len(ds) > 0 {
 		t.Errorf("the maps differ from what was written: %q, %v", ds, err)

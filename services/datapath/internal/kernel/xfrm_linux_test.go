@@ -45,7 +45,7 @@ func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 				}
 			}
 		}
-		if gained := f.a.gained(t, before); gained[cell{event.ForwardOutside, event.Egress}] == 0 {
+		if gained := f.a.gained(t, before); gained[cell{event.ForwardedOutside, event.Egress}] == 0 {
 			t.Errorf("nothing went by the stack: %v", gained)
 		}
 		for _, p := range []struct {
@@ -58,8 +58,8 @@ func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 			_, err := c.Write([]byte("stopped"))
 			must(t, "write", err)
 			wantStopped(t, p.n, p.dir)
-			if gained := f.b.gained(t, before); gained[cell{event.ForwardFromStack, event.Ingress}]+
-				gained[cell{event.ForwardPeer, event.Ingress}] > 0 {
+			if gained := f.b.gained(t, before); gained[cell{event.ForwardedFromStack, event.Ingress}]+
+				gained[cell{event.ForwardedToPod, event.Ingress}] > 0 {
 				t.Errorf("the policy %v stopped nothing: %v", p.dir, gained)
 			}
 			inNetns(t, p.n.ns, func() { must(t, "delete the policy", netlink.XfrmPolicyDel(policy)) })

@@ -57,7 +57,7 @@ func (m *fakeMaps) Dump(name string, visit func(key, value string) error) error 
 
 func TestExplainTellsEveryStep(t *testing.T) {
 	m := &fakeMaps{answer: explain.Explanation{
-		Reason: event.DropPolicyDenied,
+		Reason: event.PolicyDenied,
 		Source: explain.Peer{Identity: 300, Word: nodetable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
 		Destination: explain.Peer{
 			Identity: 9, Slot: slotmap.NoSlot,
@@ -66,7 +66,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Epoch: 21, Rule: 7, Action: event.ActionDeny},
 			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressPrefix: netip.MustParsePrefix("198.51.100.0/24")},
 		},
-		Tracked: true, Next: replica.Answer{Reason: event.ForwardOutside},
+		Tracked: true, Next: replica.Answer{Reason: event.ForwardedOutside},
 		Connection: conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
@@ -111,7 +111,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	if !proto.Equal(got, want) {
 		t.Errorf("explanation\n got %v\nwant %v", got, want)
 	}
-	m.answer.Reason, m.answer.Egress.Audited = event.ForwardOutside, true
+	m.answer.Reason, m.answer.Egress.Audited = event.ForwardedOutside, true
 	got, err = s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7"})
 	if err != nil || got.GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED || got.GetEgress().GetVerdict().GetVerdict() != datapathv1.Verdict_VERDICT_AUDITED {
 		t.Errorf("in audit mode: %v, %v", got, err)
@@ -152,7 +152,7 @@ func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
 	self := explainedBackend("10.0.0.1:8080", 0)
 	self.Path = explain.OwnNamespace
 	m := &fakeMaps{answer: serviceExplanation(explain.Translated, self,
-		explainedBackend("10.0.0.2:8080", event.DropPolicyDenied))}
+		explainedBackend("10.0.0.2:8080", event.PolicyDenied))}
 	s := &Server{Explainer: m, Rules: rules{}, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	r := &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "192.0.2.1", Protocol: 6, DestinationPort: 30080,
@@ -191,9 +191,9 @@ func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
 }
 
 func TestExplainTellsOfBackendsInTransit(t *testing.T) {
-	b := explainedBackend("10.244.1.3:8080", event.ForwardStack)
+	b := explainedBackend("10.244.1.3:8080", event.ForwardedToStack)
 	b.Path, b.Source = explain.InTransit, netip.MustParseAddr("10.244.0.1")
-	b.Explanation.Tracked, b.Explanation.Next = true, replica.Answer{Reason: event.ForwardStack}
+	b.Explanation.Tracked, b.Explanation.Next = true, replica.Answer{Reason: event.ForwardedToStack}
 	b.Explanation.Connection.Tuple = conntrack.Tuple{
 		Initiator: netip.MustParseAddrPort("203.0.113.7:4000"), Responder: b.AddrPort, Protocol: 6, Transit: true,
 	}
@@ -219,9 +219,9 @@ func TestExplainTellsOfBackendsInTransit(t *testing.T) {
 func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
 	unlocal := explainedBackend("10.0.0.5:80", 0)
 	unlocal.Path = explain.NotLocal
-	forwarded := explainedBackend("10.0.0.2:80", event.ForwardPeer)
+	forwarded := explainedBackend("10.0.0.2:80", event.ForwardedToPod)
 	direct := serviceExplanation(explain.NotTranslated)
-	direct.Reason = event.ForwardOutside
+	direct.Reason = event.ForwardedOutside
 	for name, c := range map[string]struct {
 		x       explain.Explanation
 		verdict datapathv1.Verdict
@@ -232,7 +232,7 @@ func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
 			datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Reason_REASON_FORWARDED_TO_POD,
 		},
 		"two ways of being forwarded": {
-			serviceExplanation(explain.Translated, forwarded, explainedBackend("10.0.0.3:80", event.ForwardOutside)),
+			serviceExplanation(explain.Translated, forwarded, explainedBackend("10.0.0.3:80", event.ForwardedOutside)),
 			datapathv1.Verdict_VERDICT_FORWARDED, 0,
 		},
 		"one is not evaluated": {serviceExplanation(explain.Translated, forwarded, unlocal), 0, 0},

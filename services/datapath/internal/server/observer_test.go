@@ -81,7 +81,7 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	}
 	if !f.Owners[workload.Owner{ContainerID: "a", Interface: "eth0"}] || !f.Identities[300] ||
 		f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
-		!f.Reasons[uint32(event.DropNoRoute)] ||
+		!f.Reasons[uint32(event.NoRoute)] ||
 		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
 		!f.Services["shop/web"] ||
 		!reflect.DeepEqual(f.Selectors, []observe.Selector{{
@@ -205,7 +205,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "node-1"}}
 	now := time.Unix(1000, 0)
 	got := s.observed(t.Context(), observe.Event{
-		Type: observe.PolicyVerdict, Time: now, Reason: uint32(event.DropPolicyDenied), Egress: true,
+		Type: observe.PolicyVerdict, Time: now, Reason: uint32(event.PolicyDenied), Egress: true,
 		Verdict: observe.Dropped,
 		From: observe.End{
 			Slot: 1, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"},

@@ -53,10 +53,10 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	add := func(n uint32, reason event.Reason, kernelLost uint32) {
 		ring.Add(observe.Event{Type: observe.Drop, Reason: uint32(reason), Length: n, KernelLost: kernelLost, Time: time.Unix(int64(n), 0)})
 	}
-	add(1, event.DropNoRoute, 0)
-	add(2, event.DropSpoofedIP, 7)
+	add(1, event.NoRoute, 0)
+	add(2, event.SpoofedIP, 7)
 	ring.Add(observe.Event{Type: observe.Repair, Time: time.Unix(2, 0)})
-	add(3, event.DropNoRoute, 9)
+	add(3, event.NoRoute, 9)
 	ring.Add(observe.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // a flood's end
 	s := &Server{Ring: ring}
 	for name, c := range map[string]struct {
@@ -122,7 +122,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 			return
 		}
 		for i := range uint32(observe.Size + 10) {
-			add(1000+i, event.DropNoRoute, 0)
+			add(1000+i, event.NoRoute, 0)
 		}
 	}
 	if err := s.Observe(&datapathv1.ObserveRequest{}, stream); err != nil {

@@ -483,138 +483,254 @@ func (NodePathState) EnumDescriptor() ([]byte, []int) {
 // Reason says why a packet was forwarded or dropped. The numbers are those of the
 // eBPF programs and are never reused; programs of another release may have
 // others. Below 16 the packet was forwarded or answered, from 16 on dropped, and
-// from 48 on dropped without an event. Metrics and `sluice` write the names in
-// lower case with "-". docs/datapath.md explains each.
+// from 48 to 51 dropped without an event, because every pod causes such packets.
+// Metrics and `sluice` write the names in lower case with "-".
+//
+// `make generate` makes the enum of the programs, the names in Go and
+// docs/reference/reasons.md of this list. The second paragraph of a value has its
+// severity (expected, configuration, capacity, attack or fault) and what an
+// operator does next.
 type Reason int32
 
 const (
 	// Not decided; never sent.
 	Reason_REASON_UNSPECIFIED Reason = 0
-	// Into another pod's namespace.
+	// Moved into another local pod's namespace.
 	Reason_REASON_FORWARDED_TO_POD Reason = 1
-	// Out of another pod's host end.
+	// Sent out of another local pod's host end.
 	Reason_REASON_FORWARDED_TO_POD_DEVICE Reason = 2
-	// To the local host.
+	// Given to the host's stack, for the local host.
 	Reason_REASON_FORWARDED_TO_HOST Reason = 3
-	// To the host's stack, for elsewhere.
+	// Given to the host's stack, for elsewhere.
 	Reason_REASON_FORWARDED_OUTSIDE Reason = 4
-	// From the host's stack into the pod.
+	// Let into the pod from the host's stack.
 	Reason_REASON_FORWARDED_FROM_STACK Reason = 5
-	// Answered for the gateway.
+	// ARP, answered for the gateway.
 	Reason_REASON_ANSWERED_ARP Reason = 6
-	// Answered for the gateway.
+	// Neighbour discovery, answered for the gateway.
 	Reason_REASON_ANSWERED_NDP Reason = 7
-	// To the stack, which answers time exceeded.
+	// TTL or hop limit is used up; given to the host's stack, which answers.
 	Reason_REASON_STACK_TIME_EXCEEDED Reason = 8
-	// To the stack, which answers too big, or fragments.
+	// Larger than the receiver's MTU; given to the host's stack, which answers or
+	// fragments.
 	Reason_REASON_STACK_TOO_BIG Reason = 9
-	// Into the tunnel, to another node.
+	// Sent into the tunnel, to another node.
 	Reason_REASON_FORWARDED_OVERLAY Reason = 10
-	// Out of an uplink, to another node.
+	// Sent out of an uplink, to another node.
 	Reason_REASON_FORWARDED_NATIVE Reason = 11
-	// From another node to the stack, which may have to translate it.
+	// From another node; given to the host's stack, which may have to translate it.
 	Reason_REASON_FORWARDED_TO_STACK Reason = 12
-	// To a service, above the MTU of the way to its backend: answered for the service.
+	// To a Service, and larger than the MTU of the path to its backend; answered for the
+	// Service.
 	Reason_REASON_ANSWERED_TOO_BIG Reason = 13
-	// Neither IPv4, IPv6 nor ARP, or tagged.
+	// Neither IPv4, IPv6 nor ARP, or with a VLAN tag.
+	//
+	// Severity: expected. None, unless the application needs the protocol: Sluice does not
+	// forward it.
 	Reason_REASON_NOT_IP Reason = 16
 	// The device belongs to no endpoint.
+	//
+	// Severity: fault. Run `sluice audit`: the device was not removed, or the datapath has
+	// no record of it.
 	Reason_REASON_NO_ENDPOINT Reason = 17
 	// A header is cut short or contradicts itself.
+	//
+	// Severity: attack. Run `sluice capture` on the sender.
 	Reason_REASON_MALFORMED Reason = 18
-	// Not the pod's hardware address.
+	// Not from the pod's Ethernet address.
+	//
+	// Severity: attack. Look at the sender: it forges addresses, or something has changed
+	// the address of its device.
 	Reason_REASON_SPOOFED_MAC Reason = 19
-	// Not the pod's IP address.
+	// Not from the pod's IP address.
+	//
+	// Severity: attack. Look at the sender: it forges addresses, or has an address that
+	// Sluice did not assign.
 	Reason_REASON_SPOOFED_IP Reason = 20
-	// Addressed to another Ethernet device.
+	// Not addressed to the host end of the pod's device.
+	//
+	// Severity: attack. Look at the neighbour entries in the pod.
 	Reason_REASON_WRONG_MAC Reason = 21
 	// The packet chooses its own route.
+	//
+	// Severity: attack. None: source routes are never followed.
 	Reason_REASON_SOURCE_ROUTE Reason = 22
-	// More IPv6 extension headers than are parsed.
+	// More than six IPv6 extension headers.
+	//
+	// Severity: attack. None: such packets are not parsed.
 	Reason_REASON_EXTENSION_HEADERS Reason = 23
-	// An address that is never on the wire.
+	// A destination that is never on the wire.
+	//
+	// Severity: attack. Look at the sender.
 	Reason_REASON_MARTIAN_ADDRESS Reason = 24
-	// Link-local traffic beyond the gateway.
+	// Link-local traffic to anything but the gateway.
+	//
+	// Severity: expected. None: link-local addresses do not leave a pod.
 	Reason_REASON_LINK_LOCAL Reason = 25
-	// It would forge an identity.
+	// To a tunnel port of a node, or of a protocol that tunnels without ports (IPv4, IPv6,
+	// GRE, L2TP, MPLS within IP): it could forge an identity.
+	//
+	// Severity: attack. Use another port or protocol for a tunnel of your own.
 	Reason_REASON_TUNNEL_PORT Reason = 26
 	// Denied by the policy.
+	//
+	// Severity: expected. Run `sluice explain`, which names the rule.
 	Reason_REASON_POLICY_DENIED Reason = 27
-	// The policy is not known yet.
+	// The policy of the endpoint is not known yet.
+	//
+	// Severity: expected. Wait; if it stays, `sluice status` says what sluice-policy waits
+	// for.
 	Reason_REASON_POLICY_PENDING Reason = 28
-	// The policy table does not exist.
+	// The table of the endpoint's policy does not exist.
+	//
+	// Severity: fault. Run `sluice audit`, and report it.
 	Reason_REASON_POLICY_TABLE_UNKNOWN Reason = 29
 	// In the pod range, and no endpoint has the address.
+	//
+	// Severity: expected. The receiver is gone; look at what still uses its address.
 	Reason_REASON_NO_ROUTE Reason = 30
-	// From the pod to itself.
+	// From the pod to its own address.
+	//
+	// Severity: fault. Look at the routes in the pod: such packets do not leave a pod by
+	// themselves.
 	Reason_REASON_HAIRPIN Reason = 31
-	// Sent into a pod that has another address.
+	// The host's stack sent it into a pod that has another address.
+	//
+	// Severity: configuration. Look for routes or NAT rules of other programs on the node.
 	Reason_REASON_WRONG_ADDRESS Reason = 32
 	// The kernel refused to change the packet.
+	//
+	// Severity: fault. Look at the kernel's log for a lack of memory.
 	Reason_REASON_REWRITE_FAILED Reason = 33
-	// The endpoint names no way to deliver.
+	// The record of the endpoint names no path to it.
+	//
+	// Severity: fault. Run `sluice audit`, and report it.
 	Reason_REASON_DELIVERY_UNKNOWN Reason = 34
-	// Denied because the peer's identity is not known.
+	// Denied because the identity of the peer is not known yet.
+	//
+	// Severity: expected. Wait; if it stays, run `sluice identity list` and `sluice
+	// status` on the peer's node.
 	Reason_REASON_IDENTITY_UNKNOWN Reason = 35
 	// A policy table leads nowhere.
+	//
+	// Severity: fault. Run `sluice audit`, and report it.
 	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
 	// The policy wants a proxy, and there is none.
+	//
+	// Severity: configuration. Remove the rule, or the part of it that names the
+	// application protocol.
 	Reason_REASON_NO_PROXY Reason = 37
-	// Fits no connection and can start none.
+	// Belongs to no connection and can start none.
+	//
+	// Severity: expected. None if the connection has ended; else look for asymmetric
+	// routes.
 	Reason_REASON_CONNECTION_INVALID Reason = 38
-	// No capacity for the connection.
+	// The kernel had no capacity for the connection.
+	//
+	// Severity: capacity. Look at `sluice_datapath_connections` and at the memory of the
+	// node.
 	Reason_REASON_CONNECTION_INSERT_FAILED Reason = 39
-	// The endpoint opens too many connections.
+	// The endpoint, or the outside, has begun more connections than its share.
+	//
+	// Severity: capacity. Run `sluice observe --reason connection-budget`, which shows who
+	// begins them.
 	Reason_REASON_CONNECTION_BUDGET Reason = 40
-	// The first fragment was not seen.
+	// A later fragment whose first one was not seen.
+	//
+	// Severity: expected. Lower the size of datagrams, or look for a path that reorders or
+	// loses packets.
 	Reason_REASON_FRAGMENT_UNKNOWN Reason = 41
-	// The destination's node is not known, or no way leads to it.
+	// The destination is on a node that is not known, or that no path leads to.
+	//
+	// Severity: configuration. Run `sluice node list`, and `sluice status` on both nodes.
 	Reason_REASON_NO_NODE Reason = 42
-	// In a tunnel, from an address of no node; the source is that address.
+	// In the tunnel, from an address of no node. The event has that address as the source.
+	//
+	// Severity: attack. Look at the sender; if it is a node, run `sluice node list`.
 	Reason_REASON_UNKNOWN_NODE Reason = 43
-	// Under an address of another node than the one it came from.
+	// From an address of another node than the one it came from, or past the tunnel.
+	//
+	// Severity: attack. Look at the sender, and at the routes between the nodes.
 	Reason_REASON_SPOOFED_NODE Reason = 44
 	// The tunnel names an identity that the sender cannot have.
+	//
+	// Severity: attack. Look at the sending node.
 	Reason_REASON_SPOOFED_IDENTITY Reason = 45
-	// The kernel refused the key of the tunnel, or had none.
+	// The kernel refused the key of the tunnel, or had none for a packet from it.
+	//
+	// Severity: fault. Look for other tunnels at the same port.
 	Reason_REASON_TUNNEL_KEY Reason = 46
-	// For another node's pod, from neither this node nor its pods.
+	// For a pod of another node, and from neither this node nor its pods.
+	//
+	// Severity: configuration. Look at the routes outside: they lead to the wrong node.
 	Reason_REASON_TRANSIT Reason = 47
 	// ARP for anything but the gateway.
 	Reason_REASON_ARP Reason = 48
-	// Neighbour discovery for anything but the gateway.
+	// Neighbour discovery for anything but the gateway, and duplicate address detection.
 	Reason_REASON_NDP Reason = 49
-	// Multicast.
+	// Multicast. IGMP and MLD come whenever a link goes up.
 	Reason_REASON_MULTICAST Reason = 50
-	// Broadcast.
+	// Broadcast, such as DHCP.
 	Reason_REASON_BROADCAST Reason = 51
-	// To a service that has no backend; the sender is told.
+	// To a Service that has no backend. The sender is told.
+	//
+	// Severity: expected. Run `sluice service get`: no endpoint of the Service is ready.
 	Reason_REASON_SERVICE_NO_BACKEND Reason = 52
-	// To a service that wants backends of this node, which has none.
+	// To a Service that wants backends of this node, which has none.
+	//
+	// Severity: expected. Run `sluice service get`; externalTrafficPolicy or
+	// internalTrafficPolicy is Local.
 	Reason_REASON_SERVICE_NO_LOCAL_BACKEND Reason = 53
-	// To a service that is for other sources.
+	// To a Service that is for other sources.
+	//
+	// Severity: expected. Look at loadBalancerSourceRanges of the Service.
 	Reason_REASON_SERVICE_SOURCE_RANGE Reason = 54
-	// A service leads nowhere.
+	// A Service leads nowhere.
+	//
+	// Severity: fault. Run `sluice audit`, and report it.
 	Reason_REASON_SERVICE_CORRUPT Reason = 55
-	// SCTP to a service whose backend has another port.
+	// SCTP to a Service whose backend has another port: its checksum could not follow.
+	//
+	// Severity: configuration. Give the Service and its backends the same port.
 	Reason_REASON_SERVICE_SCTP_PORT Reason = 56
-	// The sender has this port in use to every backend already; it is told.
+	// The sender has this port in use to every backend already, directly or by another
+	// Service. It is told.
+	//
+	// Severity: expected. None: the sender tries another port.
 	Reason_REASON_SERVICE_PORT_IN_USE Reason = 57
-	// No port of the node is free for the way to a backend elsewhere; the sender is told.
+	// No port of the node from 20000 to 29999 is free for the path of a sender outside to
+	// the backend. The sender is told.
+	//
+	// Severity: capacity. Add backends, or use externalTrafficPolicy: Local.
 	Reason_REASON_NAT_EXHAUSTED Reason = 58
-	// The node has no address for the way to a backend elsewhere; the sender is told.
+	// The node has no address of the family for the path of a sender outside to a backend
+	// elsewhere. The sender is told.
+	//
+	// Severity: configuration. Give the node an address of the family.
 	Reason_REASON_NAT_NO_SOURCE Reason = 59
-	// From outside, to a cluster IP.
+	// From outside of the node to a cluster IP, which is for its pods and itself.
+	//
+	// Severity: expected. Use a node port or a load balancer.
 	Reason_REASON_SERVICE_INSIDE Reason = 60
-	// To an address that is of services alone, at a port that none of them has; a pod is
+	// To an address that is of Services alone, at a port that none of them has. A pod is
 	// told.
+	//
+	// Severity: expected. Run `sluice service list`; the port is wrong.
 	Reason_REASON_NO_SERVICE_PORT Reason = 61
-	// The sender outside has its share of the node's ports to this backend, and half of these
-	// ports are in use. The sender is told.
+	// The sender outside has its share of the node's ports to this backend, and half of
+	// these ports are in use. The sender is told.
+	//
+	// Severity: capacity. Look at the sender; see docs/shares.md.
 	Reason_REASON_NAT_SHARE Reason = 62
-	// The endpoint has its share of the translations of the node.
+	// The endpoint has its share of translations, counting both of a hairpin.
+	//
+	// Severity: capacity. Look at the endpoint, which begins many connections by Services;
+	// see docs/shares.md.
 	Reason_REASON_TRANSLATION_SHARE Reason = 63
 	// The endpoint has its share of datagrams in fragments.
+	//
+	// Severity: capacity. Look at the endpoint, which sends many fragments; see
+	// docs/shares.md.
 	Reason_REASON_FRAGMENT_SHARE Reason = 64
 )
 

@@ -25,7 +25,7 @@ func rawEvent(t testing.TB, w bpf.MapsSlEvent) []byte {
 
 func TestDecodeEventReadsEveryField(t *testing.T) {
 	w := bpf.MapsSlEvent{
-		Time: 1, Reason: bpf.MapsSlReasonSL_DROP_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS, Type: bpf.MapsSlEventTypeSL_EVENT_VERDICT,
+		Time: 1, Reason: bpf.MapsSlReasonSL_REASON_NO_ROUTE, Direction: bpf.MapsSlDirectionSL_INGRESS, Type: bpf.MapsSlEventTypeSL_EVENT_VERDICT,
 		Lost: 2, Ifindex: 3, Length: 4, SrcIdentity: 5, DstIdentity: 6, SrcSlot: 8, DstSlot: 9,
 		Egress:  bpf.MapsSlSide{Epoch: 21, Table: 22, Rule: 23, By: 1, Action: 2, Audited: 0},
 		Ingress: bpf.MapsSlSide{Epoch: 31, Table: 32, By: 2, Audited: 1},
@@ -35,7 +35,7 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		OrigDst: [16]byte{10, 96, 0, 1, 99}, OrigDport: 16,
 	}
 	want := Event{
-		Type: ConnectionEvaluated, Reason: DropNoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
+		Type: ConnectionEvaluated, Reason: NoRoute, Direction: Ingress, Lost: 2, Ifindex: 3, Length: 4,
 		SourceIdentity: 5, DestinationIdentity: 6, SourceSlot: 8, DestinationSlot: 9,
 		EtherType: 10, SourceMAC: [6]byte{13}, Protocol: 14, TCPFlags: 15,
 		Egress:     SideVerdict{By: ByRule, Table: 22, Epoch: 21, Rule: 23, Action: ActionAllow},

@@ -4,51 +4,39 @@
 package event
 
 import (
-	"fmt"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// Every number of the programs has a name here, every name is explained.
-func TestReasonsOfTheProgramsAreNamedAndExplained(t *testing.T) {
+// TestReasonsAreThoseOfThePrograms: the objects were compiled with the list that the names are of.
+func TestReasonsAreThoseOfThePrograms(t *testing.T) {
 	generated, err := os.ReadFile("../../bpf/maps_bpfel.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../../../../docs/datapath.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := map[string]Reason{}
-	for _, m := range regexp.MustCompile(`SL_(FWD|REPLY|STACK|DROP|QUIET)_\w+ +MapsSlReason = (\d+)`).FindAllStringSubmatch(string(generated), -1) {
-		var n uint32
-		if _, err := fmt.Sscan(m[2], &n); err != nil {
+	programs := map[Reason]string{}
+	constant := regexp.MustCompile(`SL_REASON_(\w+) +MapsSlReason = (\d+)`)
+	for _, m := range constant.FindAllStringSubmatch(string(generated), -1) {
+		n, err := strconv.ParseUint(m[2], 10, 32)
+		if err != nil {
 			t.Fatal(err)
 		}
-		r := Reason(n)
-		name := r.String()
-		if strings.HasPrefix(name, "reason-") {
-			t.Errorf("%s has no name", m[0])
-			continue
-		}
-		if other, taken := names[name]; taken {
-			t.Errorf("%d and %d are both called %s", other, r, name)
-		}
-		names[name] = r
-		if !strings.Contains(string(doc), fmt.Sprintf("| %d | `%s` |", n, name)) {
-			t.Errorf("docs/datapath.md does not explain %d, %s", n, name)
-		}
-		if want := m[1] == "DROP" || m[1] == "QUIET"; r.Dropped() != want {
-			t.Errorf("%s: dropped %v, want %v", name, r.Dropped(), want)
-		}
-		if want := m[1] == "QUIET"; r.Quiet() != want {
-			t.Errorf("%s: quiet %v, want %v", name, r.Quiet(), want)
-		}
+		programs[Reason(n)] = strings.ReplaceAll(strings.ToLower(m[1]), "_", "-")
 	}
-	if len(names) != len(Reasons()) {
-		t.Errorf("the programs have %d reasons, this package names %d", len(names), len(Reasons()))
+	if len(programs) != len(Reasons()) {
+		t.Errorf("the programs have %d reasons, this package %d", len(programs), len(Reasons()))
+	}
+	for _, r := range Reasons() {
+		if programs[r] != r.String() {
+			t.Errorf("reason %d is %q in the programs and %q here", r, programs[r], r)
+		}
+		quiet := r >= ARP && r <= Broadcast
+		if r.Quiet() != quiet || r.Dropped() != (r >= NotIP) {
+			t.Errorf("%v: quiet %v, dropped %v", r, r.Quiet(), r.Dropped())
+		}
 	}
 }
 

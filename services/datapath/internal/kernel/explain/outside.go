@@ -50,13 +50,13 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 	}
 	switch {
 	case x.Destination.Slot == slotmap.NoSlot && x.Destination.known.Flags&ipmap.PodRange != 0:
-		x.Reason = event.DropNoRoute
+		x.Reason = event.NoRoute
 	case e.isTunnel(frontend.Protocol(t.Protocol), t.Responder.Port()) && isNode(x.Destination.Identity):
-		x.Reason = event.DropTunnelPort
+		x.Reason = event.TunnelPort
 	case spoofed != 0:
 		x.Reason = spoofed
 	default:
-		x.Reason = event.ForwardStack
+		x.Reason = event.ForwardedToStack
 		x.Source.Identity = x.Source.known.Identity
 	}
 	if b.Path == InTransit && !x.Reason.Dropped() {
@@ -64,7 +64,7 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 			return err
 		}
 		if !b.Source.IsValid() {
-			x.Reason = event.DropNATSource
+			x.Reason = event.NATNoSource
 		}
 	}
 	if err := e.findTransit(x, t); err != nil {
@@ -80,9 +80,9 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 func spoofedBy(local nodemap.Local, from Peer) event.Reason {
 	switch {
 	case from.known.Flags&ipmap.PodRange != 0:
-		return event.DropSpoofedIP
+		return event.SpoofedIP
 	case !local.Native && nodePastStack(local, from) != 0 && from.known.Flags&ipmap.OfDevice == 0:
-		return event.DropSpoofedNode
+		return event.SpoofedNode
 	}
 	return 0
 }

@@ -239,7 +239,7 @@ func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Se
 		switch {
 		case t.Protocol == unix.IPPROTO_SCTP && b.Port() != t.Responder.Port():
 			// a checksum of SCTP could not follow the port
-			b.Path, b.Explanation = Evaluated, Explanation{Reason: event.DropServicePort, Source: x.Source}
+			b.Path, b.Explanation = Evaluated, Explanation{Reason: event.ServiceSCTPPort, Source: x.Source}
 			b.Explanation.Destination, err = e.peer(known, b.Addr())
 		case s.Outside:
 			err = e.explainOutside(known, to, b)

@@ -497,9 +497,9 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 		reason, side := j.Ask(t, q)
 		asked++
 		switch {
-		case side.Rule == 1 && reason == event.DropPolicyDenied:
+		case side.Rule == 1 && reason == event.PolicyDenied:
 			denied++
-		case side.Rule == 4 && reason == event.DropPolicyDenied:
+		case side.Rule == 4 && reason == event.PolicyDenied:
 		default:
 			t.Fatalf("question %d: %v by %+v", asked, reason, side)
 		}

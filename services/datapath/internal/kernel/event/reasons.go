@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Code generated from sluice.datapath.v1.Reason by "make generate". DO NOT EDIT.
+
+package event
+
+// The reasons.
+const (
+	// ForwardedToPod: Moved into another local pod's namespace.
+	ForwardedToPod Reason = 1
+	// ForwardedToPodDevice: Sent out of another local pod's host end.
+	ForwardedToPodDevice Reason = 2
+	// ForwardedToHost: Given to the host's stack, for the local host.
+	ForwardedToHost Reason = 3
+	// ForwardedOutside: Given to the host's stack, for elsewhere.
+	ForwardedOutside Reason = 4
+	// ForwardedFromStack: Let into the pod from the host's stack.
+	ForwardedFromStack Reason = 5
+	// AnsweredARP: ARP, answered for the gateway.
+	AnsweredARP Reason = 6
+	// AnsweredNDP: Neighbour discovery, answered for the gateway.
+	AnsweredNDP Reason = 7
+	// StackTimeExceeded: TTL or hop limit is used up; given to the host's stack, which answers.
+	StackTimeExceeded Reason = 8
+	// StackTooBig: Larger than the receiver's MTU; given to the host's stack, which answers or fragments.
+	StackTooBig Reason = 9
+	// ForwardedOverlay: Sent into the tunnel, to another node.
+	ForwardedOverlay Reason = 10
+	// ForwardedNative: Sent out of an uplink, to another node.
+	ForwardedNative Reason = 11
+	// ForwardedToStack: From another node; given to the host's stack, which may have to translate it.
+	ForwardedToStack Reason = 12
+	// AnsweredTooBig: To a Service, and larger than the MTU of the path to its backend; answered for the Service.
+	AnsweredTooBig Reason = 13
+	// NotIP: Neither IPv4, IPv6 nor ARP, or with a VLAN tag.
+	NotIP Reason = 16
+	// NoEndpoint: The device belongs to no endpoint.
+	NoEndpoint Reason = 17
+	// Malformed: A header is cut short or contradicts itself.
+	Malformed Reason = 18
+	// SpoofedMAC: Not from the pod's Ethernet address.
+	SpoofedMAC Reason = 19
+	// SpoofedIP: Not from the pod's IP address.
+	SpoofedIP Reason = 20
+	// WrongMAC: Not addressed to the host end of the pod's device.
+	WrongMAC Reason = 21
+	// SourceRoute: The packet chooses its own route.
+	SourceRoute Reason = 22
+	// ExtensionHeaders: More than six IPv6 extension headers.
+	ExtensionHeaders Reason = 23
+	// MartianAddress: A destination that is never on the wire.
+	MartianAddress Reason = 24
+	// LinkLocal: Link-local traffic to anything but the gateway.
+	LinkLocal Reason = 25
+	// TunnelPort: To a tunnel port of a node, or of a protocol that tunnels without ports (IPv4, IPv6, GRE, L2TP, MPLS within IP): it could forge an identity.
+	TunnelPort Reason = 26
+	// PolicyDenied: Denied by the policy.
+	PolicyDenied Reason = 27
+	// PolicyPending: The policy of the endpoint is not known yet.
+	PolicyPending Reason = 28
+	// PolicyTableUnknown: The table of the endpoint's policy does not exist.
+	PolicyTableUnknown Reason = 29
+	// NoRoute: In the pod range, and no endpoint has the address.
+	NoRoute Reason = 30
+	// Hairpin: From the pod to its own address.
+	Hairpin Reason = 31
+	// WrongAddress: The host's stack sent it into a pod that has another address.
+	WrongAddress Reason = 32
+	// RewriteFailed: The kernel refused to change the packet.
+	RewriteFailed Reason = 33
+	// DeliveryUnknown: The record of the endpoint names no path to it.
+	DeliveryUnknown Reason = 34
+	// IdentityUnknown: Denied because the identity of the peer is not known yet.
+	IdentityUnknown Reason = 35
+	// PolicyTableCorrupt: A policy table leads nowhere.
+	PolicyTableCorrupt Reason = 36
+	// NoProxy: The policy wants a proxy, and there is none.
+	NoProxy Reason = 37
+	// ConnectionInvalid: Belongs to no connection and can start none.
+	ConnectionInvalid Reason = 38
+	// ConnectionInsertFailed: The kernel had no capacity for the connection.
+	ConnectionInsertFailed Reason = 39
+	// ConnectionBudget: The endpoint, or the outside, has begun more connections than its share.
+	ConnectionBudget Reason = 40
+	// FragmentUnknown: A later fragment whose first one was not seen.
+	FragmentUnknown Reason = 41
+	// NoNode: The destination is on a node that is not known, or that no path leads to.
+	NoNode Reason = 42
+	// UnknownNode: In the tunnel, from an address of no node. The event has that address as the source.
+	UnknownNode Reason = 43
+	// SpoofedNode: From an address of another node than the one it came from, or past the tunnel.
+	SpoofedNode Reason = 44
+	// SpoofedIdentity: The tunnel names an identity that the sender cannot have.
+	SpoofedIdentity Reason = 45
+	// TunnelKey: The kernel refused the key of the tunnel, or had none for a packet from it.
+	TunnelKey Reason = 46
+	// Transit: For a pod of another node, and from neither this node nor its pods.
+	Transit Reason = 47
+	// ARP: ARP for anything but the gateway.
+	ARP Reason = 48
+	// NDP: Neighbour discovery for anything but the gateway, and duplicate address detection.
+	NDP Reason = 49
+	// Multicast: Multicast. IGMP and MLD come whenever a link goes up.
+	Multicast Reason = 50
+	// Broadcast: Broadcast, such as DHCP.
+	Broadcast Reason = 51
+	// ServiceNoBackend: To a Service that has no backend. The sender is told.
+	ServiceNoBackend Reason = 52
+	// ServiceNoLocalBackend: To a Service that wants backends of this node, which has none.
+	ServiceNoLocalBackend Reason = 53
+	// ServiceSourceRange: To a Service that is for other sources.
+	ServiceSourceRange Reason = 54
+	// ServiceCorrupt: A Service leads nowhere.
+	ServiceCorrupt Reason = 55
+	// ServiceSCTPPort: SCTP to a Service whose backend has another port: its checksum could not follow.
+	ServiceSCTPPort Reason = 56
+	// ServicePortInUse: The sender has this port in use to every backend already, directly or by another Service. It is told.
+	ServicePortInUse Reason = 57
+	// NATExhausted: No port of the node from 20000 to 29999 is free for the path of a sender outside to the backend. The sender is told.
+	NATExhausted Reason = 58
+	// NATNoSource: The node has no address of the family for the path of a sender outside to a backend elsewhere. The sender is told.
+	NATNoSource Reason = 59
+	// ServiceInside: From outside of the node to a cluster IP, which is for its pods and itself.
+	ServiceInside Reason = 60
+	// NoServicePort: To an address that is of Services alone, at a port that none of them has. A pod is told.
+	NoServicePort Reason = 61
+	// NATShare: The sender outside has its share of the node's ports to this backend, and half of these ports are in use. The sender is told.
+	NATShare Reason = 62
+	// TranslationShare: The endpoint has its share of translations, counting both of a hairpin.
+	TranslationShare Reason = 63
+	// FragmentShare: The endpoint has its share of datagrams in fragments.
+	FragmentShare Reason = 64
+)
+
+const (
+	firstDrop  Reason = 16
+	firstQuiet Reason = 48
+	firstLate  Reason = 52
+)
+
+// reasonNames are part of the interface: they are labels of metrics.
+var reasonNames = map[Reason]string{
+	ForwardedToPod:         "forwarded-to-pod",
+	ForwardedToPodDevice:   "forwarded-to-pod-device",
+	ForwardedToHost:        "forwarded-to-host",
+	ForwardedOutside:       "forwarded-outside",
+	ForwardedFromStack:     "forwarded-from-stack",
+	AnsweredARP:            "answered-arp",
+	AnsweredNDP:            "answered-ndp",
+	StackTimeExceeded:      "stack-time-exceeded",
+	StackTooBig:            "stack-too-big",
+	ForwardedOverlay:       "forwarded-overlay",
+	ForwardedNative:        "forwarded-native",
+	ForwardedToStack:       "forwarded-to-stack",
+	AnsweredTooBig:         "answered-too-big",
+	NotIP:                  "not-ip",
+	NoEndpoint:             "no-endpoint",
+	Malformed:              "malformed",
+	SpoofedMAC:             "spoofed-mac",
+	SpoofedIP:              "spoofed-ip",
+	WrongMAC:               "wrong-mac",
+	SourceRoute:            "source-route",
+	ExtensionHeaders:       "extension-headers",
+	MartianAddress:         "martian-address",
+	LinkLocal:              "link-local",
+	TunnelPort:             "tunnel-port",
+	PolicyDenied:           "policy-denied",
+	PolicyPending:          "policy-pending",
+	PolicyTableUnknown:     "policy-table-unknown",
+	NoRoute:                "no-route",
+	Hairpin:                "hairpin",
+	WrongAddress:           "wrong-address",
+	RewriteFailed:          "rewrite-failed",
+	DeliveryUnknown:        "delivery-unknown",
+	IdentityUnknown:        "identity-unknown",
+	PolicyTableCorrupt:     "policy-table-corrupt",
+	NoProxy:                "no-proxy",
+	ConnectionInvalid:      "connection-invalid",
+	ConnectionInsertFailed: "connection-insert-failed",
+	ConnectionBudget:       "connection-budget",
+	FragmentUnknown:        "fragment-unknown",
+	NoNode:                 "no-node",
+	UnknownNode:            "unknown-node",
+	SpoofedNode:            "spoofed-node",
+	SpoofedIdentity:        "spoofed-identity",
+	TunnelKey:              "tunnel-key",
+	Transit:                "transit",
+	ARP:                    "arp",
+	NDP:                    "ndp",
+	Multicast:              "multicast",
+	Broadcast:              "broadcast",
+	ServiceNoBackend:       "service-no-backend",
+	ServiceNoLocalBackend:  "service-no-local-backend",
+	ServiceSourceRange:     "service-source-range",
+	ServiceCorrupt:         "service-corrupt",
+	ServiceSCTPPort:        "service-sctp-port",
+	ServicePortInUse:       "service-port-in-use",
+	NATExhausted:           "nat-exhausted",
+	NATNoSource:            "nat-no-source",
+	ServiceInside:          "service-inside",
+	NoServicePort:          "no-service-port",
+	NATShare:               "nat-share",
+	TranslationShare:       "translation-share",
+	FragmentShare:          "fragment-share",
+}

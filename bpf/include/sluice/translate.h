@@ -474,6 +474,16 @@ static __always_inline int take_translations(const struct sl_packet *p, __u32 sl
 }
 
 /*
+ * Whether the packet, whose translation is there, begins another connection on its port, so that
+ * the translation is counted again. Otherwise it is the first packet once more. Hairpins have no
+ * connection that could end.
+ */
+static __always_inline bool counts_anew(const struct sl_packet *p)
+{
+	return p->renews && p->proto == SL_TCP && p->translated == SL_TRANSLATED_DESTINATION;
+}
+
+/*
  * Stores what was chosen for a packet that may pass. Two CPUs choose alike, unless
  * the list has changed between: the first one counts from the next packet on. 0: it exceeds
  * the share of the pod that has sent the packet. A hairpin takes two: its way back is stored
@@ -499,8 +509,7 @@ __noinline int store_translation(struct sl_packet *p)
 		keep_backend(p);
 	if (insert_translation(p->family) != -SL_EEXIST)
 		return 1;
-	/* a packet again; one that begins a connection on a port of another one is counted */
-	if (taken && !(p->renews && p->proto == SL_TCP))
+	if (taken && !counts_anew(p))
 		give_back(SL_BOUND_XL4 + (p->family == 6), p->src_slot, taken);
 	xl = find_translation(p->family);
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package docs
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// rows are the rows of the first table below a heading, by their first cell.
+func rows(t *testing.T, path, heading string) map[string][]string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(content), "\n"+heading+"\n")
+	if !found {
+		t.Fatalf("%s has no heading %q", path, heading)
+	}
+	out := make(map[string][]string)
+	for line := range strings.Lines(section) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "|") {
+			if len(out) > 0 {
+				break
+			}
+			continue
+		}
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		out[cells[0]] = append(out[cells[0]], strings.Join(cells[1:], " | "))
+	}
+	return out
+}
+
+// code is the Go code below a directory, without tests and without the directories that hold
+// nothing else.
+func code(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == "test":
+			return fs.SkipDir
+		case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		content, err := os.ReadFile(path) //nolint:gosec // a file of the repository
+		b.Write(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestProcessesCallAsTheArchitectureSays compares the table of processes with the clients that
+// each process makes, and its users with those of sysusers.d.
+func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
+	users, err := os.ReadFile(filepath.Join(root, "deploy/sysusers.d/sluice.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients := map[string]string{
+		"NewIPAMServiceClient(": "ipam", "NewIdentityServiceClient(": "identity", "NewClusterServiceClient(": "identity",
+		"NewPolicyServiceClient(": "policy", "NewLoadBalancerServiceClient(": "loadbalancer",
+		"NewDatapathServiceClient(": "datapath", `"go.etcd.io/etcd/client/v3"`: "etcd",
+		`"github.com/sluice-net/sluice/kube"`: "the Kubernetes API",
+	}
+	processes := rows(t, "docs/architecture.md", "## Processes and rights")
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath"} {
+		row := strings.Join(processes["`sluice-"+service+"`"], " ")
+		if row == "" {
+			t.Errorf("sluice-%s is not in the table of processes", service)
+			continue
+		}
+		cells := strings.Split(row, " | ")
+		calls, source := cells[len(cells)-1], code(t, "services/"+service)
+		for client, of := range clients {
+			if has, says := strings.Contains(source, client), strings.Contains(calls, of); has && !says && of != service {
+				t.Errorf("sluice-%s calls %s, and the table says %q", service, of, calls)
+			}
+		}
+		for _, of := range slices.Compact(slices.Sorted(maps.Values(clients))) {
+			used := false
+			for client, x := range clients {
+				used = used || x == of && strings.Contains(source, client)
+			}
+			if !used && strings.Contains(calls, of) {
+				t.Errorf("the table says that sluice-%s calls %s, and it has no client of it", service, of)
+			}
+		}
+		user := regexp.MustCompile(`(?m)^u sluice-` + service + ` +(\d+:\d+) `).FindStringSubmatch(string(users))
+		if user == nil || !strings.HasPrefix(cells[0], user[1]) {
+			t.Errorf("sluice-%s runs as %v, and the table says %s", service, user, cells[0])
+		}
+	}
+}
+
+// TestMapsHaveTheOwnersThatTheDocumentsSay compares the table of packages below internal/kernel
+// with the directories that there are, and with the maps that each of them opens.
+func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
+	const dir = "services/datapath/internal/kernel"
+	generated, err := os.ReadFile(filepath.Join(root, "services/datapath/internal/bpf/maps_bpfel.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make(map[string]string)
+	for _, m := range regexp.MustCompile(`(MapsMapSl\w+) += "(sl_\w+)"`).FindAllStringSubmatch(string(generated), -1) {
+		names[m[1]] = m[2]
+	}
+	if len(names) < 50 {
+		t.Fatalf("the programs have %d maps", len(names))
+	}
+	table := rows(t, "docs/datapath.md", "## Rooms")
+	entries, err := os.ReadDir(filepath.Join(root, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() || e.Name() == "kerneltest" {
+			continue
+		}
+		row := strings.Join(table["`"+e.Name()+"`"], " ")
+		if row == "" {
+			t.Errorf("docs/datapath.md has no row for %s/%s", dir, e.Name())
+			continue
+		}
+		opened := regexp.MustCompile(`\.(?:Map|Memory)\(bpf\.(MapsMapSl\w+)`)
+		for _, m := range opened.FindAllStringSubmatch(code(t, dir+"/"+e.Name()), -1) {
+			if !strings.Contains(row, "`"+names[m[1]]+"`") {
+				t.Errorf("%s/%s opens %s, and its row does not say so: %s", dir, e.Name(), names[m[1]], row)
+			}
+		}
+	}
+	content, err := os.ReadFile(filepath.Join(root, "docs/datapath.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(content), "\n## Rooms\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, name := range slices.Sorted(maps.Values(names)) {
+		if !strings.Contains(section, "`"+name+"`") && !strings.HasPrefix(name, "sl_prev") {
+			t.Errorf("docs/datapath.md does not say who writes %s", name)
+		}
+	}
+}

@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-net/sluice/cmd/sluice/internal/audit"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/backend"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bugreport"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/capture"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/check"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/completion"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/config"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/conntrack"
@@ -42,7 +42,7 @@ import (
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
-	bpfmap.Command, audit.Command,
+	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
 	prepare.Command, node.Command, service.Command, backend.Command, shares.Command, dev.Command,
 	kubernetes.Command, probe.Command, config.Command, bugreport.Command, invocation.VersionCommand,
 }

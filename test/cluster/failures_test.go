@@ -796,7 +796,7 @@ func (b *failing) wantAsBefore(t *testing.T) {
 		b.deleted(t, b.here, b.ours)
 	}
 	for _, n := range b.nodes {
-		if exit, out := n.text(t, "audit"); exit != 0 {
+		if exit, out := n.text(t, "check"); exit != 0 {
 			t.Errorf("audit of %s: %s", n.Name(), out)
 		}
 	}

@@ -173,7 +173,7 @@ func TestWallsStayClosedWhenOneIsGone(t *testing.T) {
 					a.storm(t, b, before, shots)
 					n.signal(t, devnode.Datapath, unix.SIGCONT)
 					servicetest.EventuallyNil(t, b.what+": all is repaired", func() error {
-						if out, err := n.run(t.Context(), "audit"); err != nil {
+						if out, err := n.run(t.Context(), "check"); err != nil {
 							return errors.Join(err, fmt.Errorf("%s", out))
 						}
 						_, err := a.ask(a.pods[1], a.pods[0].IPv4)

@@ -621,7 +621,7 @@ func (p kubectlSluice) testBugreport() {
 	for _, node := range []string{"node1", "node2"} {
 		for _, name := range []string{
 			"status.json", "endpoints.json", "identities.json", "cluster-nodes.json", "node-files.json", "pools.json",
-			"allocations.json", "policies.json", "services.json", "backends.json", "maps.json", "audit.json", "flows.json",
+			"allocations.json", "policies.json", "services.json", "backends.json", "maps.json", "check.json", "flows.json",
 			"version.txt", "logs/identity.log", "logs/ipam.log", "logs/policy.log", "logs/loadbalancer.log",
 			"logs/datapath.log", "logs/cni.log",
 		} {

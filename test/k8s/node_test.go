@@ -367,7 +367,7 @@ func (n sluiceNode) exactDevices(want map[string]bool) error {
 // what waits to be deleted.
 func (n sluiceNode) exactNode() error {
 	var errs []error
-	if out, err := n.sluice("audit"); err != nil {
+	if out, err := n.sluice("check"); err != nil {
 		errs = append(errs, fmt.Errorf("audit: %w\n%s", err, out))
 	}
 	if out, err := n.sluice("status"); err != nil {

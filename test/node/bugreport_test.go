@@ -118,7 +118,7 @@ func TestKernelBugreportOfANodeThatHangs(t *testing.T) {
 		"logs/identity.log": "/password=REDACTED", "processes/identity.txt": "--etcd-prefix=/password=REDACTED",
 		"metrics/datapath.txt": "go_goroutines", "logs/cni.log": "", "network/routes4.txt": "10.244.",
 		"network/links.txt": ": sl", "network/nftables.txt": "", "network/sysctls.txt": "net/ipv4/ip_forward = 1",
-		"network/namespace.txt": n.Netns(), "connections.json": `{"connections":`, "audit.json": "[",
+		"network/namespace.txt": n.Netns(), "connections.json": `{"connections":`, "check.json": "[",
 	})
 
 	pid, err := n.PID(devnode.Datapath)
@@ -156,7 +156,7 @@ func TestKernelBugreportOfANodeThatHangs(t *testing.T) {
 		"endpoints.json": pods[0].Name, "policies.json": "web", "settings/identity.json": "REDACTED",
 	})
 	for name, want := range map[string]string{
-		"audit.json": "root", "network/links.txt": "not permitted", "processes/datapath.txt": "denied",
+		"check.json": "root", "network/links.txt": "not permitted", "processes/datapath.txt": "denied",
 	} {
 		if !strings.Contains(member.missing[name], want) {
 			t.Errorf("as a member of the group %s is missing because of %q, want %q", name, member.missing[name], want)

@@ -715,7 +715,7 @@ func (b *failing) wantAsBefore(t *testing.T) {
 		t.Errorf("policy apply ends with %s", got)
 	}
 	b.del(t, b.gone) // a runtime repeats a DEL that failed
-	if exit, out := b.command(t, "audit"); exit != 0 {
+	if exit, out := b.command(t, "check"); exit != 0 {
 		t.Errorf("audit: %s", out)
 	}
 	for _, p := range b.kept {

@@ -257,9 +257,9 @@ func TestServiceLeadsToItsBackends(t *testing.T) {
 	n.sluice(t, 0, "", "status")
 
 	// Down to one backend, and to none.
-	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
+	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-drained")
 	wantBackends(t, client, two)
-	n.sluice(t, 0, serviceManifests(), "service", "apply", "-f", "-", "--wait-ended")
+	n.sluice(t, 0, serviceManifests(), "service", "apply", "-f", "-", "--wait-drained")
 	wantRefused(t, client)
 	wantRefused(t, host)
 	n.sluice(t, 0, serviceManifests(one, two), "service", "apply", "-f", "-")
@@ -337,7 +337,7 @@ func (s *connectedSockets) wantEnded(t *testing.T, when, backend string) {
 	}
 }
 
-// TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-ended` returns, those of
+// TestConnectedUDPSocketsOfARemovedBackendAreEnded before `--wait-drained` returns, those of
 // pods and of the host; those of the other backend go on, and so does one that was
 // connected to the removed backend itself (INV-99).
 func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
@@ -356,7 +356,7 @@ func TestConnectedUDPSocketsOfARemovedBackendAreEnded(t *testing.T) {
 			sockets.open(t, from, netip.AddrPortFrom(one.Addresses()[i], backendPort), true)
 		}
 	}
-	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
+	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-drained")
 	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
@@ -384,7 +384,7 @@ func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 		{"when it serves no more", "ready: false, serving: false, terminating: true", one.Name},
 	} {
 		n.sluice(t, 0, serviceWithEndpoints(endpointOf{one, c.conditions}, endpointOf{two, "ready: true"}),
-			"service", "apply", "-f", "-", "--wait-ended")
+			"service", "apply", "-f", "-", "--wait-drained")
 		sockets.wantEnded(t, c.when, c.ended)
 		wantBackends(t, client, two)
 		if err := errors.Join(n.Kill(ctx, devnode.Datapath), n.Start(ctx, devnode.Datapath)); err != nil {
@@ -395,7 +395,7 @@ func TestConnectedUDPSocketsOfATerminatingBackendStay(t *testing.T) {
 	if out := n.sluice(t, 0, "", "service", "get", "test/web"); !strings.Contains(out, "; draining ") {
 		t.Errorf("the service is shown as\n%s", out)
 	}
-	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-ended")
+	n.sluice(t, 0, serviceManifests(two), "service", "apply", "-f", "-", "--wait-drained")
 	sockets.wantEnded(t, "after the removal", one.Name)
 }
 
@@ -457,7 +457,7 @@ func TestServiceIsServedWhileItsProcessesAreKilled(t *testing.T) {
 		wantBackends(t, client, one, two)
 	}
 	// Both go on with each other.
-	n.sluice(t, 0, serviceManifests(one), "service", "apply", "-f", "-", "--wait-ended")
+	n.sluice(t, 0, serviceManifests(one), "service", "apply", "-f", "-", "--wait-drained")
 	wantBackends(t, client, one)
 	if out := n.sluice(t, 0, "", "map", "dump", "sl_ns"); strings.Count(out, "\n") < 4 {
 		t.Errorf("the namespaces of the node and of three pods are\n%s", out)

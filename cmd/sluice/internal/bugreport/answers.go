@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/sluice-net/sluice/cmd/sluice/internal/audit"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/backend"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/check"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/config"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/fqdn"
@@ -36,7 +36,7 @@ import (
 // commands are those whose answers are collected.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, invocation.VersionCommand, node.Command, endpoint.Command, identity.Command, ipam.Command,
-	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, audit.Command,
+	policy.Command, fqdn.Command, service.Command, backend.Command, shares.Command, bpfmap.Command, check.Command,
 	observe.Command, config.Command,
 }
 
@@ -50,7 +50,7 @@ var answersOf = map[string][]struct{ file, args string }{
 		{"endpoints.json", "endpoint list"},
 		{"maps.json", "map list"},
 		{"events.json", "observe --last 4096"},
-		{"audit.json", "audit"},
+		{"check.json", "check"},
 	},
 }
 

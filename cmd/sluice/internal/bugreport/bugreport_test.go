@@ -114,7 +114,7 @@ func TestReportHasWhatServicesAnswer(t *testing.T) {
 		"services.json":              `{`,
 		"backends.json":              `[`,
 		"maps.json":                  `sl_peer`,
-		"audit.json":                 `[`,
+		"check.json":                 `[`,
 		"connections.json":           `{"connections":3}`,
 		"settings/ipam.json":         `"log.level"`,
 		"settings/datapath.json":     `(secret)`,
@@ -153,7 +153,7 @@ func TestReportNamesWhatIsMissing(t *testing.T) {
 		"processes/ipam.txt":     "ipam.sock",
 		"endpoints.json":         "no answer within 200ms",
 		"maps.json":              "no answer within 200ms",
-		"audit.json":             "not asked: 2 parts before it had no answer",
+		"check.json":             "not asked: 2 parts before it had no answer",
 		"settings/datapath.json": "not asked",
 		"status.json":            "",
 	} {

@@ -83,7 +83,7 @@ line on standard error says how many packets there are and how many were lost.`,
 		},
 	}
 	o.Add(cmd.Flags())
-	invocation.UntilInputEndsFlag(cmd, &untilInputEnds)
+	invocation.ExitOnStdinEOFFlag(cmd, &untilInputEnds)
 	return cmd
 }
 
@@ -95,6 +95,7 @@ func (o *Flags) Add(f *pflag.FlagSet) {
 	f.BoolVar(&o.force, "force", false, "write to FILE even if it has something else than a pcapng capture")
 	f.StringSliceVar(&o.addresses, "address", nil, "only packets with an address in this prefix on either side")
 	f.UintSliceVar(&o.ports, "port", nil, "only packets with this port on either side")
+	f.Lookup("port").DefValue = "" // or help shows an empty list
 	f.StringSliceVar(&o.protocols, "protocol", nil,
 		"only packets of tcp, udp, sctp, icmp, icmpv6 or a number; of IPv6 without extension headers")
 	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many packets; 0: do not")

@@ -43,6 +43,7 @@ func (o *filter) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.addresses, "address", nil,
 		"connections with an address in this prefix at either end, or asked for")
 	f.UintSliceVar(&o.ports, "port", nil, "connections with this port at either end, or asked for")
+	f.Lookup("port").DefValue = "" // or help shows an empty list
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")
 	f.StringSliceVar(&o.states, "state", nil, "opening, established, half-closed, closing, reset or revoked; or what is "+
 		"special: picked-up, either-way, via-stack, proxied or hairpin")

@@ -21,7 +21,7 @@ func checkCommand(inv *invocation.Invocation) *cobra.Command {
 		Short: "Compare one endpoint with the kernel, as CNI CHECK does",
 		Long: `Compare one endpoint with the kernel: devices, addresses, routes, rules and neighbours
 on both sides, eBPF programs and map entries. It changes nothing. The exit code is 1 if
-something differs; "sluice audit --repair" repairs.`,
+something differs; "sluice check --repair" repairs.`,
 		Args: invocation.Args(1, "a container's id"),
 		RunE: func(cmd *cobra.Command, a []string) error { return check(cmd.Context(), inv, a[0]) },
 	}

@@ -43,8 +43,7 @@ func labelCommand(inv *invocation.Invocation) *cobra.Command {
 	}
 	cmd.Flags().StringArrayVar(&ports, "named-port", nil,
 		"NAME=PORT/PROTOCOL, instead of all named ports that were given; empty for none; may be repeated")
-	cmd.Flags().BoolVar(&validate, "validate-only", false,
-		"show the identity that the container would have, but change nothing")
+	invocation.ValidateFlag(cmd, &validate, "show the identity that the container would have, but change nothing")
 	return cmd
 }
 

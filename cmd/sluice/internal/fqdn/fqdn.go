@@ -80,7 +80,7 @@ again.
 		},
 	}
 	cmd.Flags().StringVar(&address, "address", "", "forget this address of the names, of all if no NAME is given")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be forgotten, and forget nothing")
+	invocation.ValidateFlag(cmd, &dryRun, "say what would be forgotten, and forget nothing")
 	return cmd
 }
 
@@ -181,7 +181,7 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 	f := forgotten{DryRun: req.GetValidateOnly(), Names: out.GetNameCount(), Addresses: out.GetAddressCount()}
 	return inv.Show(f, func(w io.Writer) {
 		if f.DryRun {
-			fmt.Fprintf(w, "Nothing was forgotten: --dry-run. Names that would be: %d, with %d addresses.\n",
+			fmt.Fprintf(w, "Nothing was forgotten: --validate-only. Names that would be: %d, with %d addresses.\n",
 				f.Names, f.Addresses)
 			return
 		}

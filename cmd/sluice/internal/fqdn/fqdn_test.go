@@ -72,7 +72,7 @@ func TestLearnedNamesAreForgotten(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Policy.Names = names()
 	out, _ := n.Want(t, 0, "fqdn", "delete", "*", "--dry-run")
-	nodetest.WantLines(t, out, "Nothing was forgotten: --dry-run. Names that would be: 2, with 3 addresses.")
+	nodetest.WantLines(t, out, "Nothing was forgotten: --validate-only. Names that would be: 2, with 3 addresses.")
 	if !n.Policy.Forgot.GetValidateOnly() {
 		t.Error("--dry-run was not asked for")
 	}

@@ -12,13 +12,18 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// UntilInputEnds is the flag by which a command ends with its caller. One that kubectl executes in a pod is not told
+// ExitOnStdinEOF is the flag by which a command ends with its caller. One that kubectl executes in a pod is not told
 // that its caller has ended: its input ends.
+const ExitOnStdinEOF = "exit-on-stdin-eof"
+
+// UntilInputEnds is the former name of ExitOnStdinEOF. Until 0.2.0 the plugin of kubectl gives this one: it may be newer
+// than the program in the pod.
 const UntilInputEnds = "until-input-ends"
 
-// UntilInputEndsFlag adds the flag to a command, which calls EndWith then.
-func UntilInputEndsFlag(cmd *cobra.Command, to *bool) {
-	cmd.Flags().BoolVar(to, UntilInputEnds, false, "end when standard input does, for a caller on another machine")
+// ExitOnStdinEOFFlag adds the flag to a command, which calls EndWith then.
+func ExitOnStdinEOFFlag(cmd *cobra.Command, to *bool) {
+	cmd.Flags().BoolVar(to, ExitOnStdinEOF, false, "end when standard input does, for a caller on another machine")
+	formerFlag(cmd, UntilInputEnds, ExitOnStdinEOF)
 }
 
 // abandoned is how long after the end of its input a command may still write.

@@ -94,7 +94,7 @@ func (c *Invocation) Root(commands ...func(*Invocation) *cobra.Command) *cobra.C
 	root.Short = "Show and run a Sluice node"
 	root.Long = `Show what the services of a Sluice node know and do, apply and explain network
 policies, and run a whole node for development. Every answer comes from a service's socket, which root and members
-of group 65700 may open. The group may read; what changes something, audit and map dump are for root alone.`
+of group 65700 may open. The group may read; what changes something, check and map dump are for root alone.`
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"),
 		"name of the copy of Sluice to talk to (or SLUICE_INSTANCE); empty for the machine's own")

@@ -233,7 +233,7 @@ func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 		}
 	}
 	out, _ := n.Want(t, 0, "ipam", "release", "used", "--force", "--dry-run")
-	nodetest.WantLines(t, out, "Nothing was released: --dry-run. used/eth0 would lose 10.244.0.2.")
+	nodetest.WantLines(t, out, "Nothing was released: --validate-only. used/eth0 would lose 10.244.0.2.")
 	if !n.IPAM.Released.GetValidateOnly() {
 		t.Error("--dry-run was not asked for")
 	}

@@ -41,7 +41,7 @@ other endpoint have it meanwhile.`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false,
 		"release what an endpoint has, or a lease, or what cannot be compared because the datapath does not answer")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be released, and release nothing")
+	invocation.ValidateFlag(cmd, &dryRun, "say what would be released, and release nothing")
 	return cmd
 }
 
@@ -86,7 +86,7 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 		case resp.GetReleased() == nil:
 			fmt.Fprintf(w, "%s holds nothing any more.\n", output.Printable(r.Owner.String()))
 		case dryRun:
-			fmt.Fprintf(w, "Nothing was released: --dry-run. %s would lose %s.\n", output.Printable(r.Owner.String()),
+			fmt.Fprintf(w, "Nothing was released: --validate-only. %s would lose %s.\n", output.Printable(r.Owner.String()),
 				strings.Join(r.Addresses, " and "))
 		default:
 			fmt.Fprintf(w, "%s released %s.\n", output.Printable(r.Owner.String()), strings.Join(r.Addresses, " and "))

@@ -63,6 +63,6 @@ repeated; the sender of a reply is the other end of the connection.`,
 		},
 	}
 	o.Add(cmd.Flags())
-	invocation.UntilInputEndsFlag(cmd, &untilInputEnds)
+	invocation.ExitOnStdinEOFFlag(cmd, &untilInputEnds)
 	return cmd
 }

@@ -30,19 +30,10 @@ type changeFlags struct {
 	allowUnknown bool
 	skipOthers   bool
 	manager      string
-	ifRevision   int64
+	expect       invocation.Revision
 	prune        bool
 	validate     bool
 	wait         invocation.Wait
-}
-
-// revision is the value of --if-revision; nil if it was not given.
-func (o *changeFlags) revision() *uint64 {
-	if o.ifRevision < 0 {
-		return nil
-	}
-	n := uint64(o.ifRevision)
-	return &n
 }
 
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
@@ -51,9 +42,7 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of what names none (default \"default\")")
 	invocation.ValidateFlag(cmd, &o.validate, "check and compile, but change nothing")
 	f.StringVar(&o.manager, "manager", "", "act as this program, whose policies are apart from those of others")
-	f.Int64Var(&o.ifRevision, "if-revision", -1,
-		"change nothing unless this is the policy revision (default: whatever it is)")
-	f.Lookup("if-revision").DefValue = ""
+	o.expect.Flag(cmd, "the policy revision")
 	o.wait.Flag(cmd)
 }
 
@@ -132,12 +121,12 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	if o.prune {
 		return makeChange(ctx, inv, o, docs, client.ReplacePolicies, &policyv1.ReplacePoliciesRequest{
 			Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
-			AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
+			AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.expect.Expected(),
 		})
 	}
 	return makeChange(ctx, inv, o, docs, client.UpsertPolicies, &policyv1.UpsertPoliciesRequest{
 		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
-		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
+		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.expect.Expected(),
 	})
 }
 
@@ -216,7 +205,7 @@ func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 		return err
 	}
 	return makeChange(ctx, inv, o, nil, client.DeletePolicies, &policyv1.DeletePoliciesRequest{
-		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
+		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.expect.Expected(),
 	})
 }
 

@@ -47,12 +47,12 @@ func (o *fileFlags) addManifest(cmd *cobra.Command) {
 // changeFlags are those of commands that change services.
 type changeFlags struct {
 	fileFlags
-	manager    string
-	ifRevision int64
-	validate   bool
-	wait       invocation.Wait
-	ended      bool
-	hints      bool // add notes about what is valid and probably not meant
+	manager  string
+	expect   invocation.Revision
+	validate bool
+	wait     invocation.Wait
+	ended    bool
+	hints    bool // add notes about what is valid and probably not meant
 }
 
 func (o *changeFlags) add(cmd *cobra.Command, files string) {
@@ -60,20 +60,10 @@ func (o *changeFlags) add(cmd *cobra.Command, files string) {
 	f := cmd.Flags()
 	invocation.ValidateFlag(cmd, &o.validate, "check, but change nothing")
 	f.StringVar(&o.manager, "manager", "", "act as this program, whose services are apart from those of others")
-	f.Int64Var(&o.ifRevision, "if-revision", -1,
-		"change nothing unless this is the revision of the services (default: whatever it is)")
-	f.Lookup("if-revision").DefValue = ""
+	o.expect.Flag(cmd, "the revision of the services")
 	o.wait.Flag(cmd)
-	f.BoolVar(&o.ended, "wait-ended", false, "wait too until no socket sends to a backend that was removed")
-}
-
-// revision is the value of --if-revision; nil if it was not given.
-func (o *changeFlags) revision() *uint64 {
-	if o.ifRevision < 0 {
-		return nil
-	}
-	n := uint64(o.ifRevision)
-	return &n
+	f.BoolVar(&o.ended, "wait-drained", false, "wait too until no socket sends to a backend that was removed")
+	invocation.RenamedFlag(cmd, "wait-ended", "wait-drained")
 }
 
 // onlyFiles refuses arguments where files are named with -f.
@@ -113,7 +103,7 @@ func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o c
 	o.hints = true
 	return makeChange(ctx, inv, o, docs, client.UpsertServices, &lbv1.UpsertServicesRequest{
 		Manifests: manifest.Join(docs), DefaultNamespace: o.namespace, ValidateOnly: o.validate,
-		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.revision(),
+		AllowUnknownFields: o.allowUnknown, Manager: o.manager, IfRevision: o.expect.Expected(),
 	})
 }
 
@@ -185,7 +175,7 @@ func deleteServices(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 		return err
 	}
 	return makeChange(ctx, inv, o, docs, client.DeleteServices, &lbv1.DeleteServicesRequest{
-		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.revision(),
+		Keys: keys, ValidateOnly: o.validate, Manager: o.manager, IfRevision: o.expect.Expected(),
 	})
 }
 

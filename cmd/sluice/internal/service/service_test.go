@@ -26,7 +26,7 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 	if len(n.Balancer.Objects) > 0 {
 		t.Fatalf("--dry-run has stored %v", n.Balancer.Objects)
 	}
-	out, _ = n.Want(t, 0, "service", "apply", "-f", file, "--wait-ended")
+	out, _ = n.Want(t, 0, "service", "apply", "-f", file, "--wait-drained")
 	nodetest.WantLines(t, out, "Service shop/web created")
 	if !strings.Contains(out, "The kernel enforces revision 7, after ") {
 		t.Errorf("apply says\n%s", out)

@@ -41,7 +41,7 @@ var onNode = []struct {
 	{"services.json", []string{"service", "list"}},
 	{"backends.json", []string{"backend", "list"}},
 	{"maps.json", []string{"map", "list"}},
-	{"audit.json", []string{"audit"}},
+	{"check.json", []string{"check"}},
 	{"flows.json", []string{"observe"}},
 	{"version.txt", []string{"--version"}},
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package audit compares the kernel with what should be there.
-package audit
+// Package check compares the kernel with what should be there.
+package check
 
 import (
 	"context"
@@ -16,11 +16,11 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// Command is `audit`.
+// Command is `check`.
 func Command(inv *invocation.Invocation) *cobra.Command {
 	var repair bool
 	cmd := &cobra.Command{
-		Use:   "audit",
+		Use:   "check",
 		Short: "Compare the kernel with what should be there",
 		Long: `Compare maps, pins, programs, filters, routes, rules and sysctls with what should
 be there, and with --repair make it so. The exit code is 1 if a difference

@@ -181,7 +181,9 @@ func (w *World) podToPod(q *Question, to *Pod, port uint16) outcome {
 		}
 		return outcome{server: Server{Name: to.Name, Sources: []netip.Addr{from.source}}}
 	}
-	audited, denied := w.send(q, podPeer(to, f), port)
+	server := podPeer(to, f)
+	server.Elsewhere = to.Node != q.From.Pod.Node
+	audited, denied := w.send(q, server, port)
 	return w.reach(q, from, to, port, audited, denied)
 }
 

@@ -55,6 +55,8 @@ type Peer struct {
 	Labels          map[string]string
 	Ports           []NamedPort
 	Address         netip.Addr
+	// Elsewhere: the pod is on another node than the subject.
+	Elsewhere bool
 }
 
 // Subject is the pod that policies select.
@@ -129,8 +131,20 @@ func (v *verdicts) network(
 		return
 	}
 	for _, r := range p.Spec.Egress {
-		v.allowed = v.allowed || anyPeer(r.To, p.Namespace, peer) && anyPort(r.Ports, names(d, s, peer), proto, port)
+		v.allowed = v.allowed || anyPeer(r.To, p.Namespace, peer) &&
+			anyPort(r.Ports, namesTo(r.To, p.Namespace, s, peer), proto, port)
 	}
+}
+
+// namesTo returns the named ports that an egress rule knows of a peer. A node knows the addresses of its own pods and
+// not of others: beside an ipBlock, a name matches no port of a pod elsewhere (docs/missing.md).
+func namesTo(to []networkingv1.NetworkPolicyPeer, namespace string, s Subject, peer Peer) []NamedPort {
+	isBlock := func(p networkingv1.NetworkPolicyPeer) bool { return p.IPBlock != nil }
+	selectors := slices.DeleteFunc(slices.Clone(to), isBlock)
+	if peer.Elsewhere && len(to) > 0 && (len(selectors) == 0 || !anyPeer(selectors, namespace, peer)) {
+		return nil
+	}
+	return names(Egress, s, peer)
 }
 
 // typesOf returns policyTypes or their default: Ingress, and Egress if the policy has egress rules.

@@ -16,8 +16,8 @@ import (
 // that its caller has ended: its input ends.
 const ExitOnStdinEOF = "exit-on-stdin-eof"
 
-// UntilInputEnds is the former name of ExitOnStdinEOF. Until 0.2.0 the plugin of kubectl gives this one: it may be newer
-// than the program in the pod.
+// UntilInputEnds is the former name of ExitOnStdinEOF. Until 0.2.0 the plugin of kubectl gives this one: it may be
+// newer than the program in the pod.
 const UntilInputEnds = "until-input-ends"
 
 // ExitOnStdinEOFFlag adds the flag to a command, which calls EndWith then.

@@ -279,7 +279,8 @@ func TestApplyAsAManager(t *testing.T) {
 	n.Want(t, 0, "policy", "apply", "-f", a, "-f", b, "--manager", "argo", "--expect-revision", "6")
 	out, _ := n.Want(t, 0, "policy", "list")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/a accepted 7 1 identity 2 0s grpc:argo")
-	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "apply", "-f", a, "--manager", "argo", "--expect-revision", "6")
+	_, errOut := n.Want(t, invocation.ExitFailed,
+		"policy", "apply", "-f", a, "--manager", "argo", "--expect-revision", "6")
 	nodetest.WantLines(t, errOut, "sluice: the policy revision is another")
 	out, _ = n.Want(t, 0, "policy", "apply", "-f", b, "--manager", "argo", "--prune")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/b unchanged", "NetworkPolicy shop/a deleted")

@@ -530,7 +530,7 @@ const (
 	Reason_REASON_NOT_IP Reason = 16
 	// The device belongs to no endpoint.
 	//
-	// Severity: fault. Run `sluice audit`: the device was not removed, or the datapath has
+	// Severity: fault. Run `sluice check`: the device was not removed, or the datapath has
 	// no record of it.
 	Reason_REASON_NO_ENDPOINT Reason = 17
 	// A header is cut short or contradicts itself.
@@ -583,7 +583,7 @@ const (
 	Reason_REASON_POLICY_PENDING Reason = 28
 	// The table of the endpoint's policy does not exist.
 	//
-	// Severity: fault. Run `sluice audit`, and report it.
+	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_POLICY_TABLE_UNKNOWN Reason = 29
 	// In the pod range, and no endpoint has the address.
 	//
@@ -604,7 +604,7 @@ const (
 	Reason_REASON_REWRITE_FAILED Reason = 33
 	// The record of the endpoint names no path to it.
 	//
-	// Severity: fault. Run `sluice audit`, and report it.
+	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_DELIVERY_UNKNOWN Reason = 34
 	// Denied because the identity of the peer is not known yet.
 	//
@@ -613,7 +613,7 @@ const (
 	Reason_REASON_IDENTITY_UNKNOWN Reason = 35
 	// A policy table leads nowhere.
 	//
-	// Severity: fault. Run `sluice audit`, and report it.
+	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
 	// The policy wants a proxy, and there is none.
 	//
@@ -687,7 +687,7 @@ const (
 	Reason_REASON_SERVICE_SOURCE_RANGE Reason = 54
 	// A Service leads nowhere.
 	//
-	// Severity: fault. Run `sluice audit`, and report it.
+	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_SERVICE_CORRUPT Reason = 55
 	// SCTP to a Service whose backend has another port: its checksum could not follow.
 	//

@@ -35,6 +35,20 @@ renamed fails one of them.
 | keys in etcd | [identity.md](identity.md) |
 | calls of the services | below; the comments of ` + "`proto/`" + ` say what each does |
 
+## JSON
+
+` + "`-o json` of `sluice` and `kubectl sluice`" + ` is for programs. Its rules:
+
+- A command that lists prints one object with the list as ` + "`items`" + `, which is never absent or null.
+- What does not end or may be large is one object a line: ` +
+	"`observe`, `endpoint events`, `conntrack list`, `map dump`" + `.
+- Keys are in camel case. Values of enums are in lower case, with ` + "`-`" + ` between words.
+- An error is one line ` + "`{\"error\":\"…\"}`" + ` on standard error; exit codes are those of the tables.
+
+Keys are added at any time. A key keeps its name and its meaning until 1.0, but for what [changes.md](changes.md) lists.
+[cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) has an output of each command,
+which a test compares.
+
 ## Calls
 
 | call | takes | answers with |

@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -363,7 +364,18 @@ func (n *node) trySluice(ctx context.Context, to any, args ...string) error {
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(out, to)
+	return unmarshal(out, to)
+}
+
+// unmarshal reads what the command has printed: into a slice the items of a list.
+func unmarshal(out []byte, to any) error {
+	if reflect.TypeOf(to).Elem().Kind() != reflect.Slice {
+		return json.Unmarshal(out, to)
+	}
+	list := struct {
+		Items any `json:"items"`
+	}{to}
+	return json.Unmarshal(out, &list)
 }
 
 // run executes the command against the node, with JSON as its output.

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
@@ -200,6 +201,11 @@ func (n sluiceNode) list(v any, args ...string) error {
 	out, err := n.sluice(append(args, "-o", "json")...)
 	if err != nil {
 		return err
+	}
+	if reflect.TypeOf(v).Elem().Kind() == reflect.Slice {
+		v = &struct {
+			Items any `json:"items"`
+		}{v}
 	}
 	return json.Unmarshal([]byte(out), v)
 }

@@ -4,7 +4,6 @@
 package backend
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -53,7 +52,7 @@ func TestBackendsAreListedOnce(t *testing.T) {
 	}
 	out, _ = n.Want(t, 0, "backend", "list", "--service", "shop/web", "-o", "json")
 	var all []backend
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 2 || all[1].Address != "10.244.0.3" ||
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 2 || all[1].Address != "10.244.0.3" ||
 		all[1].Frontends[0] != "10.96.0.10:80/TCP" {
 		t.Errorf("--service -o json: %v, %s", err, out)
 	}
@@ -73,7 +72,7 @@ func TestBackendsAreListedWithoutTheDatapath(t *testing.T) {
 		nodetest.WantLines(t, out, "10.244.0.2:8080/TCP ready - shop/web 10.96.0.10:80/TCP")
 		out, _ = n.Want(t, code, "backend", "list", "-o", "json")
 		var all []backend
-		if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 2 || all[0].Connections != nil {
+		if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 2 || all[0].Connections != nil {
 			t.Errorf("-o json: %v, %s", err, out)
 		}
 		return errOut

@@ -4,7 +4,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +27,7 @@ func TestNodesAreListedWithTheirState(t *testing.T) {
 	n.Identity.StoreError = "etcd has gone"
 	out, _ = n.Want(t, 0, "node", "list", "-o", "json")
 	var all []node
-	if err := json.Unmarshal([]byte(out), &all); err != nil {
+	if err := nodetest.UnmarshalItems(out, &all); err != nil {
 		t.Fatal(err)
 	}
 	if len(all) != 2 || slices.ContainsFunc(all, func(n node) bool { return n.State != "unknown" }) {

@@ -38,7 +38,7 @@ func TestEndpointCheckNamesEveryDifference(t *testing.T) {
 		`sl_ep 1 a\x1b[2J b`)
 	out, _ = n.Want(t, invocation.ExitFailed, "endpoint", "check", "0123", "-o", "json")
 	var all []difference
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 2 || all[0].Kind != "route" ||
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 2 || all[0].Kind != "route" ||
 		!all[0].InContainer || all[1].Have != "b" {
 		t.Errorf("%v: %+v", err, all)
 	}

@@ -50,7 +50,7 @@ type endpoint struct {
 	Manager   string         `json:"manager,omitempty"`
 	Network   string         `json:"network,omitempty"`
 	Pod       *podRef        `json:"pod,omitempty"`
-	Slot      uint32         `json:"slot"`
+	ID        uint32         `json:"endpointId"`
 	State     string         `json:"state"`
 	Identity  uint32         `json:"identity"`
 	Labels    []string       `json:"labels"`
@@ -127,7 +127,7 @@ func shown(e *datapathv1.Endpoint) endpoint {
 	}
 	shown := endpoint{
 		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(),
-		Slot:  e.GetEndpointIndex(),
+		ID:    e.GetEndpointIndex(),
 		State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
 		Labels: workload.LabelTexts(e.GetLabels()), Addresses: e.GetAddresses(),
 		Gateways: e.GetGateways(),
@@ -176,9 +176,9 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 		all = append(all, shown(e))
 	}
 	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "CONTAINER", "SLOT", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "POLICY", "LABELS")
+		output.Row(w, "CONTAINER", "ID", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "POLICY", "LABELS")
 		for _, e := range all {
-			output.Row(w, e.Owner, e.Slot, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(),
+			output.Row(w, e.Owner, e.ID, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(),
 				strings.Join(e.Labels, ","))
 		}
 	})
@@ -264,7 +264,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		if e.LeaveSockets {
 			output.Row(w, "Sockets", "left as they are; packets are led to services")
 		}
-		output.Row(w, "Slot", e.Slot)
+		output.Row(w, "Endpoint ID", e.ID)
 		if p := e.Policy; p != nil {
 			output.Row(w, "Policy", p.text())
 			if p.AuditUntil != nil {

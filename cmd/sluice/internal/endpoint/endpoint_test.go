@@ -4,7 +4,6 @@
 package endpoint
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -41,7 +40,7 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "endpoint", "list")
 	nodetest.WantLines(t, out,
-		"CONTAINER SLOT STATE IDENTITY ADDRESSES DEVICE POLICY LABELS",
+		"CONTAINER ID STATE IDENTITY ADDRESSES DEVICE POLICY LABELS",
 		`0123456789abc/eth0 1 ready 300 10.244.0.2,fd00:244::2 sl0 revision 6, newer refused k8s:app=web\x1b]0;x\a`,
 	)
 	if strings.ContainsAny(out, "\x1b\a") {
@@ -49,7 +48,7 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 	}
 	out, _ = n.Want(t, 0, "endpoint", "list", "-o", "json")
 	var list []endpoint
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
+	if err := nodetest.UnmarshalItems(out, &list); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if len(list) != 2 || list[0].Owner.ContainerID != nodetest.LongID || list[0].Addresses[0] != "10.244.0.2" ||

@@ -262,7 +262,7 @@ func changesOf(before, after endpoint) (changes []string) {
 		workload.IdentityText(after.Identity, after.Labels))
 	add("addresses", strings.Join(before.Addresses, ","), strings.Join(after.Addresses, ","))
 	add("device", before.Host.Name, after.Host.Name)
-	add("endpoint index", indexText(before.Slot), indexText(after.Slot))
+	add("endpoint ID", indexText(before.ID), indexText(after.ID))
 	add("named ports", strings.Join(before.NamedPorts, " "), strings.Join(after.NamedPorts, " "))
 	add("policy", before.Policy.text(), after.Policy.text())
 	if b, a := before.Policy, after.Policy; b != nil && a != nil {

@@ -137,7 +137,7 @@ type explainedPeer struct {
 	Known         bool            `json:"known"`
 	IdentityClass uint32          `json:"identityClass"`
 	Owner         *workload.Owner `json:"owner,omitempty"`
-	Slot          uint32          `json:"slot"`
+	EndpointID    uint32          `json:"endpointId"`
 	IPCachePrefix string          `json:"ipcachePrefix,omitempty"`
 	Labels        []string        `json:"labels,omitempty"`
 	Node          string          `json:"node,omitempty"`
@@ -177,7 +177,7 @@ func explainedPeerOf(p *datapathv1.ExplainedPeer) *explainedPeer {
 		return nil
 	}
 	shown := &explainedPeer{
-		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), Slot: p.GetEndpointIndex(),
+		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), EndpointID: p.GetEndpointIndex(),
 		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
 		Node: p.GetNodeName(),
 	}

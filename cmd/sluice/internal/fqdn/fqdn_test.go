@@ -4,7 +4,6 @@
 package fqdn
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +54,7 @@ func TestLearnedNamesAreShown(t *testing.T) {
 	}
 	out, _ = n.Want(t, 0, "fqdn", "list", "*.example.com", "--address", "192.0.2.7", "-o", "json")
 	var decoded []learned
-	if err := json.Unmarshal([]byte(out), &decoded); err != nil || len(decoded) != 2 || len(decoded[0].UsedBy) != 2 ||
+	if err := nodetest.UnmarshalItems(out, &decoded); err != nil || len(decoded) != 2 || len(decoded[0].UsedBy) != 2 ||
 		decoded[0].OmittedUses != 3 || decoded[0].Addresses[0].Address != "192.0.2.7" {
 		t.Errorf("%v, %s", err, out)
 	}
@@ -63,7 +62,7 @@ func TestLearnedNamesAreShown(t *testing.T) {
 		t.Errorf("asked for %v", r)
 	}
 	n.Policy.Names = nil
-	if out, _ := n.Want(t, 0, "fqdn", "list", "-o", "json"); strings.TrimSpace(out) != "[]" {
+	if out, _ := n.Want(t, 0, "fqdn", "list", "-o", "json"); strings.Join(strings.Fields(out), "") != `{"items":[]}` {
 		t.Errorf("of none: %s", out)
 	}
 }

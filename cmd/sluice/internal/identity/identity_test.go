@@ -4,7 +4,6 @@
 package identity
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -42,7 +41,7 @@ func TestTopLabelsBeginWithTheKeyOfMostValues(t *testing.T) {
 	}
 	out, _ := n.Want(t, 0, "identity", "top-labels", "-o", "json")
 	var got []labelKey
-	if err := json.Unmarshal([]byte(out), &got); err != nil {
+	if err := nodetest.UnmarshalItems(out, &got); err != nil {
 		t.Fatal(err)
 	}
 	want := []labelKey{{"k8s:job", 3, 3}, {"k8s:app", 2, 4}, {"k8s:tier", 1, 1}}

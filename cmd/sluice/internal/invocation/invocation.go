@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -212,12 +213,18 @@ func (c *Invocation) Dial(service string) (*grpc.ClientConn, error) {
 	return client.Dial(path, o)
 }
 
-// Show prints v as JSON, or what table writes.
+// Show prints v as JSON, or what table writes. A slice is a list: JSON has one object with its elements as "items".
 func (c *Invocation) Show(v any, table func(w io.Writer)) error {
 	if c.Format == "json" {
 		e := json.NewEncoder(c.Out)
 		e.SetIndent("", "  ")
 		e.SetEscapeHTML(false)
+		if list := reflect.ValueOf(v); list.Kind() == reflect.Slice {
+			if list.IsNil() {
+				v = []struct{}{}
+			}
+			v = map[string]any{"items": v}
+		}
 		return e.Encode(v)
 	}
 	w := tabwriter.NewWriter(c.Out, 0, 4, 2, ' ', 0)

@@ -63,7 +63,7 @@ func show(inv *invocation.Invocation, parts []part) error {
 			bad++
 		}
 	}
-	err := inv.Show(map[string][]part{"parts": parts}, func(w io.Writer) {
+	err := inv.Show(parts, func(w io.Writer) {
 		fmt.Fprintln(w, "PART\tPATH\tSTATE")
 		for _, p := range parts {
 			state := "ok"

@@ -46,7 +46,7 @@ func numbers(t *testing.T, path string) (slots []uint32, lost uint64) {
 			lost += flow.Lost
 			continue
 		}
-		slots = append(slots, flow.Slot)
+		slots = append(slots, flow.EndpointID)
 	}
 	return slots, lost
 }
@@ -55,7 +55,7 @@ func TestOutputFilesAreBoundedAndInOrder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flows.json")
 	w, _ := newFile(t, path, 2000, 3)
 	for n := range uint32(1000) {
-		if err := w.Write(Flow{Slot: n + 1, Reason: "policy-denied"}); err != nil {
+		if err := w.Write(Flow{EndpointID: n + 1, Reason: "policy-denied"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,7 +92,7 @@ func TestOneOutputFileBeginsAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flows.json")
 	w, _ := newFile(t, path, 300, 1)
 	for n := range uint32(100) {
-		if err := w.Write(Flow{Slot: n + 1}); err != nil {
+		if err := w.Write(Flow{EndpointID: n + 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -122,7 +122,7 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 	path := filepath.Join(dir, "flows.json")
 	w, notes := newFile(t, path, 1<<20, 2)
 	for n := range uint32(10000) {
-		if err := w.Write(Flow{Slot: n + 1, Reason: "policy-denied"}); err != nil {
+		if err := w.Write(Flow{EndpointID: n + 1, Reason: "policy-denied"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -134,7 +134,7 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range uint32(10) {
-		if err := w.Write(Flow{Slot: 20000 + n}); err != nil {
+		if err := w.Write(Flow{EndpointID: 20000 + n}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -153,15 +153,15 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 func TestOutputFileIsOnesOwn(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "flows.json")
-	if err := os.WriteFile(path, []byte(`{"slot":1}`+"\n"+`{"slo`), 0o644); err != nil { //nolint:gosec // meant
+	if err := os.WriteFile(path, []byte(`{"endpointId":1}`+"\n"+`{"end`), 0o644); err != nil { //nolint:gosec // meant
 		t.Fatal(err)
 	}
 	w, _ := newFile(t, path, 1<<20, 2)
-	if err := w.Write(Flow{Slot: 2}); err != nil {
+	if err := w.Write(Flow{EndpointID: 2}); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)
-	if err != nil || string(content) != "{\"slot\":1}\n{\"slo\n{\"slot\":2}\n" {
+	if err != nil || string(content) != "{\"endpointId\":1}\n{\"end\n{\"endpointId\":2}\n" {
 		t.Errorf("after half a line: %q, %v", content, err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {

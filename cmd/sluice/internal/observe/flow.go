@@ -29,7 +29,7 @@ type Flow struct {
 	Reason              string          `json:"reason,omitempty"`
 	Direction           string          `json:"direction,omitempty"`
 	Owner               *workload.Owner `json:"owner,omitempty"`
-	Slot                uint32          `json:"slot,omitempty"`
+	EndpointID          uint32          `json:"endpointId,omitempty"`
 	Source              string          `json:"sourceAddress,omitempty"`
 	SourcePort          uint32          `json:"sourcePort,omitempty"`
 	SourceIdentity      uint32          `json:"sourceIdentity,omitempty"`
@@ -80,7 +80,7 @@ func repairOf(r *datapathv1.AttachmentRepair) Flow {
 	owner := workload.OwnerOf(r.GetOwner())
 	return Flow{
 		Time: output.When(r.GetTime()), UUID: r.GetUuid(), Node: r.GetNodeName(), Type: "repair", Owner: &owner,
-		Slot: r.GetEndpointIndex(), SourceIdentity: r.GetIdentity(), SourcePod: podText(r.GetPod()),
+		EndpointID: r.GetEndpointIndex(), SourceIdentity: r.GetIdentity(), SourcePod: podText(r.GetPod()),
 		Repair: &repair{
 			Device: r.GetDifference().GetKey(), Want: r.GetDifference().GetWant(), Have: r.GetDifference().GetHave(),
 			Error: r.GetError(),
@@ -123,7 +123,7 @@ func flowOf(m *datapathv1.ObserveResponse) Flow {
 	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
 		at = source
 	}
-	shown.Owner, shown.Slot = ownerOf(at), at.GetEndpointIndex()
+	shown.Owner, shown.EndpointID = ownerOf(at), at.GetEndpointIndex()
 	return shown
 }
 

@@ -179,7 +179,7 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 field converted 7 1 identity 2 0s grpc", text)
 	out, _ = n.Want(t, 0, "policy", "list", "-o", "json")
 	var all []state
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 ||
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 ||
 		all[0].Notes[0].Kind != "unsupported" {
 		t.Errorf("list -o json: %v, %s", err, out)
 	}
@@ -265,7 +265,7 @@ func TestBrokenFilesHideNoOthers(t *testing.T) {
 	}
 	out, _ = n.Want(t, invocation.ExitFailed, "policy", "validate", "-f", dir, "-o", "json")
 	var all []checked
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 3 || all[0].Name != "web" ||
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 3 || all[0].Name != "web" ||
 		len(all[0].Problems) != 0 || len(all[2].Problems) != 1 {
 		t.Errorf("validate -o json: %v, %s", err, out)
 	}
@@ -374,7 +374,7 @@ func TestDeleteListAndGet(t *testing.T) {
 		"NetworkPolicy shop/x stays as it is; a newer form was refused: spec.ingress: is a number")
 	out, _ = n.Want(t, 0, "policy", "list", "--subject", "300", "-o", "json")
 	var all []state
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || all[0].Name != "web" {
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || all[0].Name != "web" {
 		t.Errorf("list --subject 300: %v %s", err, out)
 	}
 	out, _ = n.Want(t, 0, "policy", "list", "--refused")
@@ -661,7 +661,7 @@ func TestDiffSaysWhichPeersNoEndpointHas(t *testing.T) {
 		"from app=local (65536)", "from reserved:host")
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
 	var all []difference
-	if err := json.Unmarshal([]byte(out), &all); err != nil || *all[0].Peers[3].Addresses != 0 ||
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || *all[0].Peers[3].Addresses != 0 ||
 		*all[0].Peers[2].Addresses != 2 || all[0].Peers[0].Addresses != nil || all[0].Peers[4].Addresses != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -739,7 +739,7 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	}
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
 	var all []difference
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 || len(all[0].Ports) != 2 {
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].Ports) != 2 {
 		t.Errorf("JSON %v %s", err, out)
 	}
 
@@ -886,7 +886,7 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 	nodetest.WantLines(t, out, "Support: converted, it allows nothing", "Values: a, b")
 	out, _ = sluice(0, "cnp.spec", "-o", "json")
 	var decoded []map[string]any
-	if err := json.Unmarshal([]byte(out), &decoded); err != nil || len(decoded) != 1 ||
+	if err := nodetest.UnmarshalItems(out, &decoded); err != nil || len(decoded) != 1 ||
 		decoded[0]["becomes"] != "it allows nothing" {
 		t.Errorf("%v, %s", err, out)
 	}

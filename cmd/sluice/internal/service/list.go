@@ -83,7 +83,7 @@ type refused struct {
 // listing is what `service list -o json` prints.
 type listing struct {
 	Revision uint64    `json:"revision,omitempty"` // unset in an empty list
-	Services []state   `json:"services"`
+	Services []state   `json:"items"`
 	Refused  []refused `json:"refused"`
 }
 

@@ -150,8 +150,8 @@ func (c *capture) find(ctx context.Context, namespace, name string) (node, conta
 	if err != nil {
 		return "", "", fmt.Errorf("%s: %w", pod.Node, err)
 	}
-	var all []endpoint
-	if err := json.Unmarshal(out, &all); err != nil {
+	all, err := endpointsOf(out)
+	if err != nil {
 		return "", "", fmt.Errorf("%s: sluice endpoint list: %w", pod.Node, err)
 	}
 	container, err = choose(all, namespace, name, c.ifname)
@@ -159,6 +159,16 @@ func (c *capture) find(ctx context.Context, namespace, name string) (node, conta
 		err = fmt.Errorf("%s: %w", pod.Node, err)
 	}
 	return pod.Node, container, err
+}
+
+// endpointsOf reads what `sluice endpoint list` has printed. The program in a pod may be older than this one, and print
+// the list without the object around it.
+func endpointsOf(out []byte) ([]endpoint, error) {
+	var list struct{ Items []endpoint }
+	if err := json.Unmarshal(out, &list); err == nil {
+		return list.Items, nil
+	}
+	return list.Items, json.Unmarshal(out, &list.Items)
 }
 
 // choose finds the one interface of a pod, or the one that is named.

@@ -6,6 +6,7 @@ package nodetest
 
 import (
 	"bytes"
+	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
@@ -234,4 +235,12 @@ func WantLines(t *testing.T, out string, lines ...string) {
 			t.Errorf("no line %q in\n%s", line, out)
 		}
 	}
+}
+
+// UnmarshalItems reads the items of a list that a command has printed as JSON.
+func UnmarshalItems(out string, to any) error {
+	list := struct {
+		Items any `json:"items"`
+	}{to}
+	return json.Unmarshal([]byte(out), &list)
 }

@@ -130,10 +130,16 @@ type Message struct {
 	Steps       []Step
 }
 
-// ErrInvalid says that a step makes no sense. The text names the field.
+// ErrInvalid says that a step makes no sense. The text of the error names the field.
 var ErrInvalid = errors.New("invalid step")
 
+// invalid is an ErrInvalid whose text begins with the name of the field, so that a caller can
+// put the path to it in front.
+type invalid string
+
+func (e invalid) Error() string { return string(e) }
+
+func (invalid) Is(target error) bool { return target == ErrInvalid }
+
 // Invalid returns an ErrInvalid with a text that begins with the name of the field.
-func Invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-}
+func Invalid(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }

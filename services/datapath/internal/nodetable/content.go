@@ -94,7 +94,7 @@ func (c *Content) ValidateClasses(from int) error {
 	}
 	for class := from; class < len(c.Classes); class++ {
 		if err := validateRanges(c.Classes[class], len(c.Rules)); err != nil {
-			return fmt.Errorf("classes[%d]: %w", class, err)
+			return fmt.Errorf("classes[%d].%w", class, err)
 		}
 	}
 	return nil

@@ -252,7 +252,7 @@ func (m *model) defineTable(st policytable.DefineTable) error {
 			return policytable.Invalid("define_table.peers[%d].class: there is no class %d", i, row.Class)
 		}
 		if err := m.row(t, row); err != nil {
-			return fmt.Errorf("define_table.peers[%d]: %w", i, err)
+			return fmt.Errorf("define_table.peers[%d].%w", i, err)
 		}
 	}
 	if err := t.content.Validate(); err != nil {
@@ -388,7 +388,7 @@ func (m *model) setPeer(st policytable.SetPeer) error {
 	}
 	before := len(t.content.Peers)
 	if err := m.row(t, st.Row); err != nil {
-		return fmt.Errorf("set_peer.row: %w", err)
+		return fmt.Errorf("set_peer.row.%w", err)
 	}
 	m.remember(t, [remembered]int{rememberedRows: len(t.content.Peers) - before})
 	return nil
@@ -419,7 +419,7 @@ func (m *model) setPrefix(st policytable.SetPrefix) error {
 		return nil
 	}
 	if err := t.content.ValidatePrefix(st.Prefix, st.Classes); err != nil {
-		return fmt.Errorf("set_prefix: %w", err)
+		return fmt.Errorf("set_prefix.%w", err)
 	}
 	_, there := t.content.Prefixes[st.Prefix]
 	if !there && len(t.content.Prefixes) >= nodetable.MaxPrefixes {

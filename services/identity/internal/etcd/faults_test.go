@@ -519,6 +519,10 @@ func TestNodePartitionedBeyondEveryTimeout(t *testing.T) {
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), cfg)
 	watcher := startNode(t, s.Endpoint, "w", t.TempDir(), cfg)
 	a.register(1, prefix(1), prefix(3))
+	servicetest.Eventually(t, "etcd to answer within the second", func() bool {
+		_, err := a.Hold(t.Context(), holder(9), storetest.Labels(t, "web"), false)
+		return err == nil
+	})
 	web := a.endpoint("c1", "web", address(1, 5))
 	kept := a.endpoint("c3", "web", address(3, 5))
 	watcher.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))

@@ -266,16 +266,16 @@ func TestReferencesAreWrittenInFewTransactions(t *testing.T) {
 		t.Errorf("%d references, want %d", len(refs), held)
 	}
 	a.stop() // nothing is held any more, as after a reboot
-	before = revision()
-	a = startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	if _, err := admin.Delete(t.Context(), testPrefix+"/alive/a"); err != nil {
 		t.Fatal(err)
 	}
+	before = revision()
+	a = startNode(t, s.Endpoint, "a", t.TempDir(), cfg)
 	a.settled()
 	if _, refs := content(t, admin); len(refs) != 0 {
 		t.Errorf("%d references, want none", len(refs))
 	}
-	if n := revision() - before; n > 6 {
+	if n := revision() - before; n > 5 {
 		t.Errorf("%d transactions to drop %d references", n, held)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -32,23 +33,32 @@ remains. The datapath does the same by itself from time to time.`,
 	return cmd
 }
 
-// result is one difference.
-type result struct {
-	Subject  string `json:"subject"`
-	Key      string `json:"key"`
-	Want     string `json:"want"`
-	Have     string `json:"have"`
-	Repaired bool   `json:"repaired"`
-	Error    string `json:"error,omitempty"`
+// columns are the columns of the differences.
+var columns = []output.Column[*datapathv1.AuditMapsResponse]{
+	{Header: "WHAT", Cell: func(r *datapathv1.AuditMapsResponse) any { return r.GetDifference().GetSubject() }},
+	{Header: "WHICH", Cell: func(r *datapathv1.AuditMapsResponse) any { return r.GetDifference().GetKey() }},
+	{Header: "WANT", Cell: func(r *datapathv1.AuditMapsResponse) any { return r.GetDifference().GetWant() }},
+	{Header: "HAVE", Cell: func(r *datapathv1.AuditMapsResponse) any { return r.GetDifference().GetHave() }},
+	{Header: "REPAIRED", Cell: func(r *datapathv1.AuditMapsResponse) any { return repairText(r) }},
+}
+
+// repairText is "yes", or "no" with the reason.
+func repairText(r *datapathv1.AuditMapsResponse) string {
+	switch {
+	case r.GetRepaired():
+		return "yes"
+	case r.GetError() != "":
+		return "no: " + r.GetError()
+	}
+	return "no"
 }
 
 func run(ctx context.Context, inv *invocation.Invocation, repair bool) error {
-	all := []result{}
+	var all []*datapathv1.AuditMapsResponse
 	remain := 0
 	call, request := datapathv1.DatapathServiceClient.AuditMaps, &datapathv1.AuditMapsRequest{Repair: repair}
 	if err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.AuditMapsResponse) error {
-		d := m.GetDifference()
-		all = append(all, result{d.GetSubject(), d.GetKey(), d.GetWant(), d.GetHave(), m.GetRepaired(), m.GetError()})
+		all = append(all, m)
 		if !m.GetRepaired() {
 			remain++
 		}
@@ -56,22 +66,12 @@ func run(ctx context.Context, inv *invocation.Invocation, repair bool) error {
 	}); err != nil {
 		return err
 	}
-	if err := inv.Show(all, func(w io.Writer) {
+	if err := inv.Show(message.List(all), func(w io.Writer) {
 		if len(all) == 0 {
 			fmt.Fprintln(w, "The kernel is as it should be.")
 			return
 		}
-		output.Row(w, "WHAT", "WHICH", "WANT", "HAVE", "REPAIRED")
-		for _, d := range all {
-			repaired := "no"
-			switch {
-			case d.Repaired:
-				repaired = "yes"
-			case d.Error != "":
-				repaired = "no: " + d.Error
-			}
-			output.Row(w, d.Subject, d.Key, d.Want, d.Have, repaired)
-		}
+		output.Table(w, columns, all)
 	}); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -42,15 +43,6 @@ flushed have sent something, or leave out by criteria what need not be flushed.`
 	return cmd
 }
 
-// flushed is what a flush did.
-type flushed struct {
-	Flushed      uint64 `json:"flushed"`
-	Terminated   uint64 `json:"terminated"`
-	Unremembered uint64 `json:"unremembered"`
-	Busy         uint64 `json:"busy"`
-	ValidateOnly bool   `json:"validateOnly,omitempty"`
-}
-
 // atLeast is how long a flush may take, whatever --timeout says: a full table takes
 // longer than other calls.
 const atLeast = time.Minute
@@ -67,21 +59,21 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 	if err != nil {
 		return inFlags(err)
 	}
-	done := flushed{r.GetFlushedCount(), r.GetTerminatedCount(), r.GetUnrememberedCount(), r.GetBusyCount(), validate}
+	done := message.Of(r, message.Fact{Key: "validateOnly", Value: validate})
 	if err := inv.Show(done, func(w io.Writer) {
 		if validate {
-			fmt.Fprintf(w, "Nothing was flushed: --validate-only. %s would be.\n", counted(done.Flushed))
+			fmt.Fprintf(w, "Nothing was flushed: --validate-only. %s would be.\n", counted(r.GetFlushedCount()))
 		} else {
-			fmt.Fprintf(w, "%s flushed.\n", counted(done.Flushed))
+			fmt.Fprintf(w, "%s flushed.\n", counted(r.GetFlushedCount()))
 		}
 		for _, stays := range []struct {
 			count uint64
 			why   string
 		}{
-			{done.Terminated, "a policy has terminated them"},
-			{done.Unremembered, "the direction of no more TCP connections of the family can be remembered until their next " +
+			{r.GetTerminatedCount(), "a policy has terminated them"},
+			{r.GetUnrememberedCount(), "the direction of no more TCP connections of the family can be remembered until their next " +
 				"packet; they stay as they were; flush again later"},
-			{done.Busy, "packets change them all the time; flush again"},
+			{r.GetBusyCount(), "packets change them all the time; flush again"},
 		} {
 			if stays.count > 0 {
 				fmt.Fprintf(w, "Not flushed: %s, because %s.\n", counted(stays.count), stays.why)
@@ -90,7 +82,7 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 	}); err != nil {
 		return err
 	}
-	if !validate && done.Unremembered+done.Busy > 0 {
+	if !validate && r.GetUnrememberedCount()+r.GetBusyCount() > 0 {
 		return invocation.ErrReported
 	}
 	return nil

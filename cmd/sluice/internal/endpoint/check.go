@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -27,14 +28,12 @@ something differs; "sluice check --repair" repairs.`,
 	}
 }
 
-// difference is one deviation of the kernel from an endpoint.
-type difference struct {
-	Subject     string `json:"subject"`
-	Key         string `json:"key"`
-	Want        string `json:"want"`
-	Have        string `json:"have"`
-	Kind        string `json:"kind,omitempty"`
-	InContainer bool   `json:"inContainer"`
+// differenceColumns are the columns of differences between the kernel and what should be there.
+var differenceColumns = []output.Column[*datapathv1.Difference]{
+	{Header: "WHAT", Cell: func(d *datapathv1.Difference) any { return d.GetSubject() }},
+	{Header: "WHICH", Cell: func(d *datapathv1.Difference) any { return d.GetKey() }},
+	{Header: "WANT", Cell: func(d *datapathv1.Difference) any { return d.GetWant() }},
+	{Header: "HAVE", Cell: func(d *datapathv1.Difference) any { return d.GetHave() }},
 }
 
 func check(ctx context.Context, inv *invocation.Invocation, name string) error {
@@ -47,22 +46,13 @@ func check(ctx context.Context, inv *invocation.Invocation, name string) error {
 	if err != nil {
 		return err
 	}
-	all := []difference{}
-	for _, d := range resp.GetDifferences() {
-		all = append(all, difference{
-			d.GetSubject(), d.GetKey(), d.GetWant(), d.GetHave(), output.Enum(d.GetTarget().GetKind(), "TARGET_KIND_"),
-			d.GetTarget().GetInContainer(),
-		})
-	}
-	if err := inv.Show(all, func(w io.Writer) {
+	all := resp.GetDifferences()
+	if err := inv.Show(message.List(all), func(w io.Writer) {
 		if len(all) == 0 {
 			fmt.Fprintln(w, "The kernel has the endpoint as it should be.")
 			return
 		}
-		output.Row(w, "WHAT", "WHICH", "WANT", "HAVE")
-		for _, d := range all {
-			output.Row(w, d.Subject, d.Key, d.Want, d.Have)
-		}
+		output.Table(w, differenceColumns, all)
 	}); err != nil {
 		return err
 	}

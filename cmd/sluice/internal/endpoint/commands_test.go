@@ -37,9 +37,15 @@ func TestEndpointCheckNamesEveryDifference(t *testing.T) {
 	nodetest.WantLines(t, out, "WHAT WHICH WANT HAVE", "container route default via 169.254.1.1 -",
 		`sl_ep 1 a\x1b[2J b`)
 	out, _ = n.Want(t, invocation.ExitFailed, "endpoint", "check", "0123", "-o", "json")
-	var all []difference
-	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 2 || all[0].Kind != "route" ||
-		!all[0].InContainer || all[1].Have != "b" {
+	var all []struct {
+		Have   string
+		Target struct {
+			Kind        string
+			InContainer bool
+		}
+	}
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 2 || all[0].Target.Kind != "route" ||
+		!all[0].Target.InContainer || all[1].Have != "b" {
 		t.Errorf("%v: %+v", err, all)
 	}
 	n.Want(t, invocation.ExitFailed, "endpoint", "check", "9")

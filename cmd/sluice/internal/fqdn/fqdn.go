@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
@@ -48,7 +50,7 @@ stays for a while for connections that use it.
 			if err != nil {
 				return err
 			}
-			return inv.Show(all, func(w io.Writer) { writeNames(w, all) })
+			return inv.Show(message.List(all), func(w io.Writer) { writeNames(w, all) })
 		},
 	}
 	cmd.Flags().StringVar(&address, "address", "", "only names that have this address")
@@ -95,82 +97,43 @@ func optionalName(cmd *cobra.Command, a []string) error {
 
 func nameOf(a []string) string { return strings.Join(a, "") }
 
-// learned is what is shown of one name.
-type learned struct {
-	Name        string    `json:"name"`
-	Addresses   []address `json:"addresses"`
-	UsedBy      []use     `json:"usedBy"`
-	OmittedUses uint32    `json:"omittedUses,omitempty"`
-}
-
-type address struct {
-	Address string     `json:"address"`
-	Expires *time.Time `json:"expireTime"`
-	Forget  *time.Time `json:"forgetTime"`
-}
-
-// use is a rule that selects a name.
-type use struct {
-	Kind      string `json:"kind"`
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name"`
-	Path      string `json:"path"`
-}
-
-func list(ctx context.Context, inv *invocation.Invocation, pattern, addr string) ([]learned, error) {
-	all := []learned{}
+func list(ctx context.Context, inv *invocation.Invocation, pattern, addr string) ([]*policyv1.LearnedName, error) {
+	var all []*policyv1.LearnedName
 	req := &policyv1.ListNamesRequest{Pattern: pattern, Address: addr}
 	err := invocation.Each(ctx, inv, invocation.Policy, client.ListNames, req, func(m *policyv1.ListNamesResponse) {
-		n := m.GetName()
-		one := learned{Name: n.GetName(), Addresses: []address{}, UsedBy: []use{}, OmittedUses: n.GetOmittedUseCount()}
-		for _, a := range n.GetAddresses() {
-			one.Addresses = append(one.Addresses, address{
-				a.GetAddress(), output.When(a.GetExpireTime()), output.When(a.GetForgetTime()),
-			})
-		}
-		for _, u := range n.GetUsedBy() {
-			one.UsedBy = append(one.UsedBy, use{u.GetKind(), u.GetNamespace(), u.GetName(), u.GetPath()})
-		}
-		all = append(all, one)
+		all = append(all, m.GetName())
 	})
 	return all, err
 }
 
-func writeNames(w io.Writer, all []learned) {
+func writeNames(w io.Writer, all []*policyv1.LearnedName) {
 	output.Row(w, "NAME", "ADDRESS", "VALID FOR", "FORGOTTEN IN", "USED BY")
 	for _, n := range all {
-		uses := make([]string, 0, len(n.UsedBy))
-		for _, u := range n.UsedBy {
-			key := &policyv1.PolicyKey{Kind: u.Kind, Namespace: u.Namespace, Name: u.Name}
-			uses = append(uses, policykind.KeyText(key)+" "+u.Path)
+		uses := make([]string, 0, len(n.GetUsedBy()))
+		for _, u := range n.GetUsedBy() {
+			key := &policyv1.PolicyKey{Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName()}
+			uses = append(uses, policykind.KeyText(key)+" "+u.GetPath())
 		}
-		if n.OmittedUses > 0 {
-			uses = append(uses, fmt.Sprintf("%d more", n.OmittedUses))
+		if omitted := n.GetOmittedUseCount(); omitted > 0 {
+			uses = append(uses, fmt.Sprintf("%d more", omitted))
 		}
-		name, used := n.Name, strings.Join(uses, ", ")
-		for _, a := range n.Addresses {
-			output.Row(w, name, a.Address, left(a.Expires, "over"), left(a.Forget, "now"), used)
+		name, used := n.GetName(), strings.Join(uses, ", ")
+		for _, a := range n.GetAddresses() {
+			output.Row(w, name, a.GetAddress(), left(a.GetExpireTime(), "over"), left(a.GetForgetTime(), "now"), used)
 			name, used = "", "" // once for each name
 		}
 	}
 }
 
 // left is how long it is until then.
-func left(t *time.Time, past string) string {
+func left(t *timestamppb.Timestamp, past string) string {
 	if t == nil {
 		return ""
 	}
-	if d := time.Until(*t); d > 0 {
+	if d := time.Until(t.AsTime()); d > 0 {
 		return d.Round(time.Second).String()
 	}
 	return past
-}
-
-// forgotten is what `fqdn delete -o json` prints.
-type forgotten struct {
-	DryRun    bool   `json:"dryRun"`
-	Names     uint32 `json:"names"`
-	Addresses uint32 `json:"addresses"`
 }
 
 func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.ForgetNamesRequest) error {
@@ -178,13 +141,14 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 	if err != nil {
 		return err
 	}
-	f := forgotten{DryRun: req.GetValidateOnly(), Names: out.GetNameCount(), Addresses: out.GetAddressCount()}
-	return inv.Show(f, func(w io.Writer) {
-		if f.DryRun {
+	done := message.Of(out, message.Fact{Key: "validateOnly", Value: req.GetValidateOnly()})
+	return inv.Show(done, func(w io.Writer) {
+		if req.GetValidateOnly() {
 			fmt.Fprintf(w, "Nothing was forgotten: --validate-only. Names that would be: %d, with %d addresses.\n",
-				f.Names, f.Addresses)
+				out.GetNameCount(), out.GetAddressCount())
 			return
 		}
-		fmt.Fprintf(w, "Names forgotten, by the kernel too: %d, with %d addresses.\n", f.Names, f.Addresses)
+		fmt.Fprintf(w, "Names forgotten, by the kernel too: %d, with %d addresses.\n", out.GetNameCount(),
+			out.GetAddressCount())
 	})
 }

@@ -53,9 +53,13 @@ func TestLearnedNamesAreShown(t *testing.T) {
 		t.Errorf("printed\n%s", out)
 	}
 	out, _ = n.Want(t, 0, "fqdn", "list", "*.example.com", "--address", "192.0.2.7", "-o", "json")
-	var decoded []learned
+	var decoded []struct {
+		Addresses       []struct{ Address string }
+		UsedBy          []struct{ Path string }
+		OmittedUseCount int
+	}
 	if err := nodetest.UnmarshalItems(out, &decoded); err != nil || len(decoded) != 2 || len(decoded[0].UsedBy) != 2 ||
-		decoded[0].OmittedUses != 3 || decoded[0].Addresses[0].Address != "192.0.2.7" {
+		decoded[0].OmittedUseCount != 3 || decoded[0].Addresses[0].Address != "192.0.2.7" {
 		t.Errorf("%v, %s", err, out)
 	}
 	if r := n.Policy.Listed; r.GetPattern() != "*.example.com" || r.GetAddress() != "192.0.2.7" {

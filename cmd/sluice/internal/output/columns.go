@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package output
+
+import "io"
+
+// Column is one column of a table of messages.
+type Column[M any] struct {
+	Header string
+	// Cell is what the column shows of a message.
+	Cell func(M) any
+}
+
+// Table writes a header and one row for each message.
+func Table[M any](w io.Writer, columns []Column[M], all []M) {
+	cells := make([]any, len(columns))
+	for i, c := range columns {
+		cells[i] = c.Header
+	}
+	Row(w, cells...)
+	for _, m := range all {
+		for i, c := range columns {
+			cells[i] = c.Cell(m)
+		}
+		Row(w, cells...)
+	}
+}

@@ -4,7 +4,10 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -13,6 +16,8 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -102,6 +107,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	broken := nodetest.Write(t, dir, "broken.yaml", "a: [\n")
 
 	var got strings.Builder
+	keys := map[string]map[string]bool{}
 	for _, line := range []string{
 		"status", "config ipam", "config ipam --changed", "config x",
 		"endpoint list", "endpoint get 0123", "endpoint get x",
@@ -149,6 +155,9 @@ func TestOutputsAreThoseListed(t *testing.T) {
 			for len(n.Observed) > 0 {
 				<-n.Observed
 			}
+			if format == "json" {
+				addKeys(t, keys, line, out)
+			}
 			fmt.Fprintf(&got, "==== sluice -o %s %s: exit code %d\n%s", format, line, code, out)
 			if errOut != "" {
 				fmt.Fprintf(&got, "---- standard error\n%s", errOut)
@@ -158,4 +167,73 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	text := strings.NewReplacer(dir, "DIR", filepath.Dir(web), "DIR", n.RunDir, "RUN",
 		filepath.Dir(mustExecutable(t)), "SELF").Replace(got.String())
 	compareWithFile(t, "outputs.txt", passing.ReplaceAllString(text, "TIME"))
+	compareWithFile(t, "../../../docs/reference/json.md", keyPage(keys))
+}
+
+// addKeys adds the paths of keys in the JSON that a command line printed to those of its command.
+func addKeys(t *testing.T, keys map[string]map[string]bool, line, out string) {
+	t.Helper()
+	name := commandOf(line)
+	if name == "" {
+		return
+	}
+	for decoder := json.NewDecoder(strings.NewReader(out)); ; {
+		var v any
+		switch err := decoder.Decode(&v); {
+		case errors.Is(err, io.EOF):
+			return
+		case err != nil:
+			t.Errorf("sluice -o json %s: %v", line, err)
+			return
+		}
+		if keys[name] == nil {
+			keys[name] = map[string]bool{}
+		}
+		addPaths(keys[name], "", v)
+	}
+}
+
+// commandOf is a command line without arguments and flags; empty for a group of commands, whose help is no JSON, and for
+// a former name.
+func commandOf(line string) string {
+	cmd, _, err := (&invocation.Invocation{}).Root(commands...).Find(strings.Fields(line))
+	if err != nil || cmd.HasSubCommands() || cmd.Hidden {
+		return ""
+	}
+	return strings.TrimPrefix(cmd.CommandPath(), "sluice ")
+}
+
+// addPaths adds the paths of an object's keys: "items[].address".
+func addPaths(paths map[string]bool, path string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, value := range v {
+			below := strings.TrimPrefix(path+"."+key, ".")
+			paths[below] = true
+			addPaths(paths, below, value)
+		}
+	case []any:
+		for _, element := range v {
+			addPaths(paths, path+"[]", element)
+		}
+	}
+}
+
+// keyPage is docs/reference/json.md.
+func keyPage(keys map[string]map[string]bool) string {
+	var page strings.Builder
+	page.WriteString(`# Keys of JSON
+
+The keys that the commands of ` + "`sluice`" + ` print with ` + "`-o json`" + `. [reference.md](../reference.md#json) has the
+rules. A test writes this page from [outputs.txt](../../cmd/sluice/testdata/outputs.txt): a key whose value the test
+node does not have is missing here. ` + "`[]`" + ` is an element of a list.
+`)
+	for name, paths := range output.Ordered(keys) {
+		fmt.Fprintf(&page, "\n## %s\n\n```text\n", name)
+		for path := range output.Ordered(paths) {
+			page.WriteString(path + "\n")
+		}
+		page.WriteString("```\n")
+	}
+	return page.String()
 }

@@ -43,9 +43,11 @@ renamed fails one of them.
 - What does not end or may be large is one object a line: ` +
 	"`observe`, `endpoint events`, `conntrack list`, `map dump`" + `.
 - Keys are in camel case. Values of enums are in lower case, with ` + "`-`" + ` between words.
+- Times are RFC 3339, and labels are ` + "`SOURCE:KEY=VALUE`" + `.
 - An error is one line ` + "`{\"error\":\"…\"}`" + ` on standard error; exit codes are those of the tables.
 
 Keys are added at any time. A key keeps its name and its meaning until 1.0, but for what [changes.md](changes.md) lists.
+[reference/json.md](reference/json.md) lists the keys of each command.
 [cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) has an output of each command,
 which a test compares.
 

@@ -5,6 +5,7 @@ package config
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -20,9 +21,12 @@ func TestConfigShowsWhatAProcessUses(t *testing.T) {
 			`node a\x1b[2J flag`, "Ignored: SLUICE_X_PORT names no setting")
 	}
 	out, _ := n.Want(t, 0, "config", "ipam", "--changed", "-o", "json")
-	var c Config
-	if err := json.Unmarshal([]byte(out), &c); err != nil || c.Service != "ipam" || c.Instance != "x" ||
-		len(c.Settings) != 2 || c.Settings[0] != (setting{"etcd.password", "(secret)", "file"}) {
+	var c struct {
+		Component, Instance string
+		Settings            []struct{ Key, Value, Source string }
+	}
+	if err := json.Unmarshal([]byte(out), &c); err != nil || c.Component != "ipam" || c.Instance != "x" ||
+		len(c.Settings) != 2 || fmt.Sprint(c.Settings[0]) != "{etcd.password (secret) file}" {
 		t.Errorf("%v: %+v", err, c)
 	}
 	for _, bad := range [][]string{{"config"}, {"config", "etcd"}, {"config", "ipam", "policy"}, {"config", "../ipam"}} {

@@ -89,7 +89,7 @@ func printCluster(ctx context.Context, inv *invocation.Invocation, c *devnode.Cl
 		return err
 	}
 	if err := inv.Show(d, func(w io.Writer) {
-		output.Row(w, "INSTANCE", "SERVICE", "PID", "SERVING", "SOCKET", "LOG")
+		output.Row(w, "INSTANCE", "COMPONENT", "PID", "SERVING", "SOCKET", "LOG")
 		for _, s := range d.Etcd {
 			s.row(w, d.Instance)
 		}

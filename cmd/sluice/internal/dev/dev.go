@@ -290,7 +290,7 @@ func describeServices(ctx context.Context, node *devnode.Node) (all []shownServi
 
 func welcome(inv *invocation.Invocation, w io.Writer, node *devnode.Node, took time.Duration) {
 	fmt.Fprintf(w, "Node %s is up after %.1f s.\n\n", node.Instance(), took.Seconds())
-	output.Row(w, "SERVICE", "PID", "SOCKET")
+	output.Row(w, "COMPONENT", "PID", "SOCKET")
 	for _, name := range node.Services() {
 		pid, err := node.PID(name)
 		if err != nil {
@@ -418,7 +418,7 @@ func printStatus(ctx context.Context, inv *invocation.Invocation) error {
 	}
 	d := describe(ctx, inv, node)
 	if err := inv.Show(d, func(w io.Writer) {
-		output.Row(w, "SERVICE", "PID", "SERVING", "SOCKET", "LOG")
+		output.Row(w, "COMPONENT", "PID", "SERVING", "SOCKET", "LOG")
 		for _, s := range d.Services {
 			s.row(w)
 		}

@@ -421,7 +421,7 @@ func (s *Node) warnings() []string {
 }
 
 func (s *Node) table(w io.Writer) {
-	output.Row(w, "SERVICE", "SERVING", "UP", "VERSION")
+	output.Row(w, "COMPONENT", "SERVING", "UP", "VERSION")
 	for _, service := range s.Services {
 		serving := "no"
 		if service.Serving {

@@ -165,7 +165,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListService
 		return err
 	}
 	if req.GetName() != "" && services == 0 {
-		return fmt.Errorf("there is no service %s/%s; see `sluice service list --all`", req.GetNamespace(), req.GetName())
+		return invocation.NotFound("service", req.GetNamespace()+"/"+req.GetName(), "service list --all")
 	}
 	var counted error
 	if len(found) > 0 {

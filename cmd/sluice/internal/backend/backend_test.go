@@ -57,7 +57,7 @@ func TestBackendsAreListedOnce(t *testing.T) {
 		t.Errorf("--service -o json: %v, %s", err, out)
 	}
 	_, errOut := n.Want(t, invocation.ExitFailed, "backend", "list", "--service", "web")
-	nodetest.WantLines(t, errOut, "sluice: there is no service default/web; see `sluice service list --all`")
+	nodetest.WantLines(t, errOut, "sluice: no service default/web; see `sluice service list --all`")
 	n.Want(t, invocation.ExitUsage, "backend", "list", "--service", "a/b/c")
 }
 

@@ -102,5 +102,5 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 	if omitted > 0 {
 		fmt.Fprintf(inv.ErrOut, "note: --limit leaves out %d more\n", omitted)
 	}
-	return err
+	return invocation.OrNotFound(err, "map", name, "map list")
 }

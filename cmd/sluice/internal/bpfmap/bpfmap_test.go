@@ -26,6 +26,6 @@ func TestMaps(t *testing.T) {
 	_, errOut := n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "2")
 	nodetest.WantLines(t, errOut, "note: --limit leaves out 1 more")
 	_, errOut = n.Want(t, invocation.ExitFailed, "map", "dump", "sl_x")
-	nodetest.WantLines(t, errOut, `sluice: no map "sl_x"; there are sl_ct, sl_peer`)
+	nodetest.WantLines(t, errOut, "sluice: no map sl_x; see `sluice map list`")
 	n.Want(t, invocation.ExitUsage, "map", "dump")
 }

@@ -137,7 +137,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 			return inv.Show(n, n.table)
 		}
 	}
-	return fmt.Errorf("no node %q is registered; `sluice node list` shows those that are", name)
+	return invocation.NotFound("node", name, "node list")
 }
 
 func (n node) table(w io.Writer) {
@@ -191,7 +191,7 @@ func forget(ctx context.Context, inv *invocation.Invocation, name string, force,
 		return status.ErrorProto(said)
 	}
 	if err != nil {
-		return err
+		return invocation.OrNotFound(err, "node", name, "node list")
 	}
 	f := forgotten{
 		Node: name, PodCIDRs: append([]string{}, resp.GetNode().GetPodRanges()...), Mappings: resp.GetMappingCount(),

@@ -44,7 +44,7 @@ func TestOneNodeIsShownWithWhatIsRefused(t *testing.T) {
 	nodetest.WantLines(t, out, "This node yes", "Routing mode overlay", "Tunnel port 8472", "MTU 1450",
 		"Overlay addresses 10.244.0.1")
 	_, errOut := n.Want(t, invocation.ExitFailed, "node", "get", "node-c")
-	if !strings.Contains(errOut, `no node "node-c" is registered`) {
+	if !strings.Contains(errOut, `no node node-c; see`) {
 		t.Errorf("an unknown node: %s", errOut)
 	}
 }

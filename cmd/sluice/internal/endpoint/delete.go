@@ -5,7 +5,6 @@ package endpoint
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -112,5 +111,5 @@ func (r removal) text(validate bool) string {
 
 // NotFound says that no endpoint has the name.
 func NotFound(name string) error {
-	return errors.New("no endpoint of container " + output.Printable(name) + "; see `sluice endpoint list`")
+	return invocation.NotFound("endpoint of container", name, "endpoint list")
 }

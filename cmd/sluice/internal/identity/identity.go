@@ -132,7 +132,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, text string) erro
 	resp, err := invocation.Ask(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.GetIdentity,
 		&identityv1.GetIdentityRequest{Number: uint32(number)})
 	if err != nil {
-		return err
+		return invocation.OrNotFound(err, "identity", text, "identity list --all")
 	}
 	i := shown(resp.GetIdentity())
 	for _, e := range resp.GetEndpoints() {

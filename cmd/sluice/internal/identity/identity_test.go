@@ -25,7 +25,7 @@ func TestIdentities(t *testing.T) {
 	out, _ = n.Want(t, 0, "identity", "get", "300")
 	nodetest.WantLines(t, out, "Identity 300", "Held by endpoint:a/eth0", "Held by reference:warm")
 	_, errOut := n.Want(t, invocation.ExitFailed, "identity", "get", "301")
-	nodetest.WantLines(t, errOut, "sluice: no such identity")
+	nodetest.WantLines(t, errOut, "sluice: no identity 301; see `sluice identity list --all`")
 	for _, bad := range []string{"0", "x", "-1", "16777216"} {
 		n.Want(t, invocation.ExitUsage, "identity", "get", "--", bad)
 	}

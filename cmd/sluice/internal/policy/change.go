@@ -150,7 +150,7 @@ func alsoRefused(ctx context.Context, inv *invocation.Invocation, err error, doc
 func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	var o changeFlags
 	cmd := &cobra.Command{
-		Use:   "delete (-f FILE | KIND [NAMESPACE/]NAME...)",
+		Use:   "delete (-f FILE | KIND [NAMESPACE/]NAME... | KIND/[NAMESPACE/]NAME...)",
 		Short: "Delete policies that `policy apply` brought",
 		Long: fmt.Sprintf(`Delete policies by name, or those that files, a directory or standard input name,
 all of them or none; and wait until the kernel enforces that. Deleting what does not exist
@@ -165,7 +165,7 @@ succeeds. The exit code is %d if they are gone from the policy service, but not
 	return cmd
 }
 
-// keysNamed are the keys of the arguments KIND NAME..., or of files.
+// keysNamed are the keys of the arguments, or of files.
 func keysNamed(a, files []string, namespace string, stdin io.Reader) ([]*policyv1.PolicyKey, error) {
 	var keys []*policyv1.PolicyKey
 	switch {
@@ -173,18 +173,8 @@ func keysNamed(a, files []string, namespace string, stdin io.Reader) ([]*policyv
 		return nil, invocation.Usagef("name policies either with -f or as KIND NAME, not both")
 	case len(a) == 0 && len(files) == 0:
 		return nil, invocation.Usagef("nothing named: want -f FILE or KIND [NAMESPACE/]NAME")
-	case len(a) == 1:
-		return nil, invocation.Usagef("%q: want a kind and a name, such as NetworkPolicy shop/web", a[0])
-	}
-	if len(a) > 0 {
-		for _, name := range a[1:] {
-			key, err := policykind.KeyNamed(a[0], name, namespace)
-			if err != nil {
-				return nil, err
-			}
-			keys = append(keys, key)
-		}
-		return keys, nil
+	case len(a) > 0:
+		return policykind.KeysNamed(a, namespace)
 	}
 	docs, err := manifest.Read(files, stdin)
 	if err != nil {

@@ -177,18 +177,11 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 		req.Manifests = manifest.Join(docs)
 	}
 	for _, text := range remove {
-		kind, name, found := strings.Cut(text, "/")
-		if !found {
-			kind, name, found = strings.Cut(text, " ")
-		}
-		if !found {
-			return invocation.Usagef("--delete: %q is not KIND/NAME or KIND/NAMESPACE/NAME", text)
-		}
-		key, err := policykind.KeyNamed(kind, name, namespace)
+		keys, err := policykind.KeysNamed(strings.Fields(text), namespace)
 		if err != nil {
 			return invocation.Usagef("--delete: %w", err)
 		}
-		req.Delete = append(req.Delete, key)
+		req.Delete = append(req.Delete, keys...)
 	}
 	all := []difference{}
 	if err := invocation.Each(ctx, inv, invocation.Policy, client.Diff, req, func(m *policyv1.DiffResponse) {

@@ -216,15 +216,18 @@ func identitiesText(n int) string {
 func getCommand(inv *invocation.Invocation) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
-		Use:   "get KIND [NAMESPACE/]NAME",
+		Use:   "get (KIND [NAMESPACE/]NAME | KIND/[NAMESPACE/]NAME)",
 		Short: "Print the manifest of a policy; with -o json its state too",
-		Args:  invocation.Args(2, "a kind and a name, such as NetworkPolicy shop/web"),
+		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
-			key, err := policykind.KeyNamed(a[0], a[1], namespace)
-			if err != nil {
+			keys, err := policykind.KeysNamed(a, namespace)
+			switch {
+			case err != nil:
 				return err
+			case len(keys) != 1:
+				return invocation.Usagef("%s wants one policy, such as NetworkPolicy shop/web", cmd.CommandPath())
 			}
-			return printOne(cmd.Context(), inv, key)
+			return printOne(cmd.Context(), inv, keys[0])
 		},
 	}
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace, if the name has none (default \"default\")")
@@ -240,7 +243,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *policyv1.Pol
 		return err
 	}
 	if len(all) == 0 {
-		return fmt.Errorf("there is no %s; see `sluice policy list`", policykind.KeyText(key))
+		return invocation.NotFound(key.GetKind(), policykind.NameText(key), "policy list")
 	}
 	if inv.Format == "json" {
 		return inv.Show(all[0], nil)

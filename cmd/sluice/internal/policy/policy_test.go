@@ -6,6 +6,7 @@ package policy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -351,6 +352,33 @@ func TestPoliciesAreNamedAsPeopleDo(t *testing.T) {
 	}
 }
 
+// TestPoliciesAreNamedInOneWay: get, delete and diff --delete take the same two forms.
+func TestPoliciesAreNamedInOneWay(t *testing.T) {
+	for args, want := range map[string]string{
+		"netpol shop/web web": "[NetworkPolicy shop/web NetworkPolicy default/web]",
+		"netpol/shop/web":     "[NetworkPolicy shop/web]", "ccnp/all netpol/x": "[CiliumClusterwideNetworkPolicy all " +
+			"NetworkPolicy default/x]",
+		"": "[]", "netpol": "", "netpol/shop/web x": "", "netpol/": "", "pod/x": "", "ccnp/shop/all": "",
+	} {
+		keys, err := policykind.KeysNamed(strings.Fields(args), "")
+		texts := []string{}
+		for _, k := range keys {
+			texts = append(texts, policykind.KeyText(k))
+		}
+		if (err == nil) != (want != "") || err == nil && fmt.Sprint(texts) != want {
+			t.Errorf("%q: %v, %v, want %s", args, texts, err, want)
+		}
+	}
+	n := nodetest.New(t, Command)
+	n.Want(t, 0, "policy", "apply", "-f", nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy))
+	one, _ := n.Want(t, 0, "policy", "get", "netpol", "shop/web")
+	if other, _ := n.Want(t, 0, "policy", "get", "netpol/shop/web"); other != one {
+		t.Errorf("got\n%s\nwant\n%s", other, one)
+	}
+	n.Want(t, invocation.ExitUsage, "policy", "get")
+	n.Want(t, 0, "policy", "delete", "netpol/shop/web")
+}
+
 func TestDeleteListAndGet(t *testing.T) {
 	n := nodetest.New(t, Command)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
@@ -387,7 +415,7 @@ func TestDeleteListAndGet(t *testing.T) {
 		t.Errorf("get gives\n%s", out)
 	}
 	_, errOut := n.Want(t, invocation.ExitFailed, "policy", "get", "netpol", "web")
-	nodetest.WantLines(t, errOut, "sluice: there is no NetworkPolicy default/web; see `sluice policy list`")
+	nodetest.WantLines(t, errOut, "sluice: no NetworkPolicy default/web; see `sluice policy list`")
 
 	out, _ = n.Want(t, 0, "policy", "delete", "netpol", "shop/web", "nope")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web deleted", "NetworkPolicy default/nope absent")

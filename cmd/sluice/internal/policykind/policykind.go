@@ -88,6 +88,35 @@ func KeyNamed(kind, name, namespace string) (*policyv1.PolicyKey, error) {
 	return &policyv1.PolicyKey{Kind: k.Name, Namespace: namespace, Name: name}, nil
 }
 
+// KeysNamed are the keys of the arguments KIND [NAMESPACE/]NAME..., or KIND/[NAMESPACE/]NAME....
+func KeysNamed(args []string, namespace string) ([]*policyv1.PolicyKey, error) {
+	if len(args) == 0 {
+		return nil, nil
+	}
+	kind, names := args[0], args[1:]
+	together := strings.Contains(kind, "/")
+	if together {
+		names = args
+	} else if len(names) == 0 {
+		return nil, invocation.Usagef("%q: want a kind and a name, such as NetworkPolicy shop/web", kind)
+	}
+	keys := make([]*policyv1.PolicyKey, 0, len(names))
+	for _, name := range names {
+		if together {
+			var found bool
+			if kind, name, found = strings.Cut(name, "/"); !found {
+				return nil, invocation.Usagef("%q is not KIND/NAME or KIND/NAMESPACE/NAME", kind)
+			}
+		}
+		key, err := KeyNamed(kind, name, namespace)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
+
 // Complete is a document's key with the namespace that the service would give
 // it. The kind is taken as it is: the service refuses one that it does not
 // know.
@@ -109,9 +138,13 @@ func Complete(key *policyv1.PolicyKey, namespace string) *policyv1.PolicyKey {
 
 // KeyText is "NetworkPolicy shop/web".
 func KeyText(k *policyv1.PolicyKey) string {
-	name := k.GetName()
+	return strings.TrimSpace(k.GetKind() + " " + NameText(k))
+}
+
+// NameText is "shop/web".
+func NameText(k *policyv1.PolicyKey) string {
 	if k.GetNamespace() != "" {
-		name = k.GetNamespace() + "/" + name
+		return k.GetNamespace() + "/" + k.GetName()
 	}
-	return strings.TrimSpace(k.GetKind() + " " + name)
+	return k.GetName()
 }

@@ -144,7 +144,7 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *lbv1.Service
 	request := &lbv1.GetServiceRequest{Namespace: key.GetNamespace(), Name: key.GetName()}
 	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetService, request)
 	if status.Code(err) == codes.NotFound {
-		return fmt.Errorf("there is no service %s/%s; see `sluice service list --all`", key.GetNamespace(), key.GetName())
+		return invocation.NotFound("service", key.GetNamespace()+"/"+key.GetName(), "service list --all")
 	}
 	if err != nil {
 		return err

@@ -188,7 +188,7 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		"outside none here: packets are dropped; draining [fd00:244::2]:5353",
 		"[fd00:96::1]:53/UDP load-balancer - outside none: connections are refused")
 	_, errOut := n.Want(t, invocation.ExitFailed, "service", "get", "web")
-	nodetest.WantLines(t, errOut, "sluice: there is no service default/web; see `sluice service list --all`")
+	nodetest.WantLines(t, errOut, "sluice: no service default/web; see `sluice service list --all`")
 }
 
 func TestDiffExitsAsDiffDoes(t *testing.T) {

@@ -71,8 +71,8 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 			why   string
 		}{
 			{r.GetTerminatedCount(), "a policy has terminated them"},
-			{r.GetUnrememberedCount(), "the direction of no more TCP connections of the family can be remembered until their next " +
-				"packet; they stay as they were; flush again later"},
+			{r.GetUnrememberedCount(), "the direction of no more TCP connections of the family can be remembered until " +
+				"their next packet; they stay as they were; flush again later"},
 			{r.GetBusyCount(), "packets change them all the time; flush again"},
 		} {
 			if stays.count > 0 {

@@ -22,7 +22,8 @@ type Wait struct {
 // Flag adds --wait to a command.
 func (w *Wait) Flag(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(w, "wait", "wait at most this `duration` until the kernel enforces it; false: do not wait (default: as --timeout)")
+	f.Var(w, "wait",
+		"wait at most this `duration` until the kernel enforces it; false: do not wait (default: as --timeout)")
 	f.Lookup("wait").NoOptDefVal = "true"
 	f.Lookup("wait").DefValue = ""
 }

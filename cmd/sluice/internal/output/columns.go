@@ -8,7 +8,7 @@ import "io"
 // Column is one column of a table of messages.
 type Column[M any] struct {
 	Header string
-	// Cell is what the column shows of a message.
+	// Cell returns the value of the column.
 	Cell func(M) any
 }
 

@@ -8,7 +8,7 @@
 //   - Zero values are present. A message, an optional field or a member of a oneof that is not set is absent, and so
 //     is an enum that is UNSPECIFIED. Lists and maps are never null.
 //   - Enums are in lower case without their prefix, with "-" between words.
-//   - Numbers are numbers, except those of Unbounded, which are text.
+//   - Numbers are numbers; the fields in Unbounded are text.
 //   - Times are RFC 3339 in UTC. Durations are text such as "1m30s". Bytes are hexadecimal.
 //   - Labels are SOURCE:KEY=VALUE, sorted.
 //   - Deprecated fields are absent.
@@ -45,7 +45,7 @@ var Unbounded = map[protoreflect.FullName]bool{
 // Object is a message that encoding/json writes by the rules of this package.
 type Object struct {
 	Message proto.Message
-	// Facts follow the fields of the message. They are what the command knows and the message does not say.
+	// Facts are additional keys, behind the fields of the message.
 	Facts []Fact
 }
 
@@ -55,7 +55,7 @@ type Fact struct {
 	Value any
 }
 
-// Of returns m with facts as an object.
+// Of wraps m for encoding/json.
 func Of(m proto.Message, facts ...Fact) Object { return Object{m, facts} }
 
 // List returns all as objects.
@@ -228,7 +228,7 @@ func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 }
 
-// writeAny writes what encoding/json writes, with <, > and & as they are.
+// writeAny writes v as encoding/json does, without escapes of <, > and &.
 func writeAny(w *bytes.Buffer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -128,7 +128,7 @@ func fill(m protoreflect.Message, depth int) {
 	}
 }
 
-// TestUnboundedFieldsExist: a field that was renamed would be a number without anyone's notice.
+// TestUnboundedFieldsExist fails if a field in Unbounded was renamed; its JSON would silently become a number.
 func TestUnboundedFieldsExist(t *testing.T) {
 	for name := range message.Unbounded {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)

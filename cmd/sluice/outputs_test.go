@@ -193,8 +193,8 @@ func addKeys(t *testing.T, keys map[string]map[string]bool, line, out string) {
 	}
 }
 
-// commandOf returns the command of a line without arguments and flags. It is empty for a group of commands, which prints
-// help, and for a former name.
+// commandOf returns the command of a line without arguments and flags. It is empty for a group of commands, which
+// prints help, and for a former name.
 func commandOf(line string) string {
 	cmd, _, err := (&invocation.Invocation{}).Root(commands...).Find(strings.Fields(line))
 	if err != nil || cmd.HasSubCommands() || cmd.Hidden {
@@ -225,8 +225,9 @@ func keyPage(keys map[string]map[string]bool) string {
 	page.WriteString(`# Keys of JSON
 
 The keys that the commands of ` + "`sluice`" + ` print with ` + "`-o json`" + `.
-[reference.md](../reference.md#json) has the rules. A test writes this page from [outputs.txt](../../cmd/sluice/testdata/outputs.txt): a key whose value the test
-node does not have is missing here. ` + "`[]`" + ` is an element of a list.
+[reference.md](../reference.md#json) has the rules. A test writes this page from
+[outputs.txt](../../cmd/sluice/testdata/outputs.txt): a key whose value the test node does not have is missing here.
+` + "`[]`" + ` is an element of a list.
 `)
 	for name, paths := range output.Ordered(keys) {
 		fmt.Fprintf(&page, "\n## %s\n\n```text\n", name)

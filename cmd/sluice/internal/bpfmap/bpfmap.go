@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -76,13 +77,6 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	})
 }
 
-// entry is what `map dump -o json` prints a line.
-type entry struct {
-	Key     string `json:"key"`
-	Value   string `json:"value"`
-	Omitted uint64 `json:"omittedEntries,omitempty"` // in the last one: how many --limit leaves out
-}
-
 func dump(ctx context.Context, inv *invocation.Invocation, name string, limit uint32) error {
 	// Maps have up to a million entries, so they are printed as they come.
 	out := bufio.NewWriter(inv.Out)
@@ -92,7 +86,7 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 	call, request := datapathv1.DatapathServiceClient.DumpMap, &datapathv1.DumpMapRequest{Name: name, Limit: limit}
 	err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.DumpMapResponse) error {
 		if inv.Format == "json" {
-			return encoder.Encode(entry{m.GetKey(), m.GetValue(), m.GetOmittedEntryCount()})
+			return encoder.Encode(message.Of(m))
 		}
 		omitted = m.GetOmittedEntryCount()
 		_, err := fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))

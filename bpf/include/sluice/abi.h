@@ -410,6 +410,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_ESTABLISHED 0x1000 /* both ends take part: see establishes() */
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
+#define SL_CT_ASKS 0x8000 /* the record of SL_ZONE_ASKED names its responder: see asked.h */
 #define SL_CT_IN_RING 0x10000 /* from outside, and gives way to the next: see ring.h */
 #define SL_CT_RETURNED 0x20000 /* its translation is no longer counted: see answers.h */
 
@@ -707,7 +708,8 @@ struct sl_packet {
 	__u8 by_stack; /* 1: a later fragment whose first one went to the host's stack */
 	__u8 unknown; /* 1: a connection with its key was looked for, and there is none */
 	__u8 renews; /* 1: what its translation was counted for has ended, or is not known */
-	__u8 pad4[6];
+	__u8 first_in_second; /* 1: no other packet of its connection has passed in this second */
+	__u8 pad4[5];
 	/* What follows is not cleared: each is written whole before it is read.
 	 * Aligned, so that addresses are copied in two words and not in bytes.
 	 */

@@ -11,7 +11,9 @@
  * datagrams to that port of the pod get it as their source, where they leave the host.
  *
  * The key has 0 for the address of the host, which the answer does not tell. The last
- * address that was asked counts.
+ * address that was asked counts. A connection of a pod of this node whose address stands in the
+ * record has SL_CT_ASKS, so that its packets look at the record once a second: it may have been
+ * evicted.
  *
  * A port of the host that no pod has asked has no record, so that other datagrams of the host
  * look for none: see SL_COUNT_ASKED.
@@ -75,6 +77,46 @@ static __always_inline bool is_at_place(__u16 place, const __u8 *addr, __u8 fami
 	return own && own->family == family && equal16(own->addr, addr);
 }
 
+/* The connection of the packet's sender and ports with an address of the node. */
+static __always_inline struct sl_ct *connection_with(struct sl_packet *p, const __u8 *addr)
+{
+	if (p->family == 4) {
+		p->low = is_low4(p->src, addr, p->sport, p->dport);
+		connection_key4(&p->key4, READ_ONCE(p->low), p->src, addr, p->sport, p->dport,
+				SL_UDP);
+	} else {
+		p->low = is_low6(p->src, addr, p->sport, p->dport);
+		connection_key6(&p->key6, READ_ONCE(p->low), p->src, addr, p->sport, p->dport,
+				SL_UDP);
+	}
+	return look_up_connection(p);
+}
+
+/* The record names the packet's destination: its connection need not look for a while. */
+static __always_inline void mark_asking(struct sl_packet *p)
+{
+	struct sl_ct *ct;
+
+	if (SL_PROGRAM != SL_PROGRAM_FROM_POD || p->ct_flags & SL_CT_ASKS)
+		return;
+	ct = connection_with(p, p->dst);
+	if (ct)
+		__sync_fetch_and_or(&ct->flags, SL_CT_ASKS);
+}
+
+/* The record no longer names the address at a place. */
+static __always_inline void unmark_asking(struct sl_packet *p, __u16 place)
+{
+	struct sl_end former = {};
+	struct sl_ct *ct;
+
+	if (SL_PROGRAM != SL_PROGRAM_FROM_POD || own_address(former.addr, place, p->family))
+		return;
+	ct = connection_with(p, former.addr);
+	if (ct)
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_ASKS);
+}
+
 /* Stores another address in the record ct, or makes the record. */
 static __noinline void change_asked(struct sl_packet *p, struct sl_ct *ct)
 {
@@ -94,9 +136,10 @@ static __noinline void change_asked(struct sl_packet *p, struct sl_ct *ct)
 	word = (__u64 *)&ct->SL_CT_NODE_WORD;
 	old = READ_ONCE(*word);
 	/* the map may have given the element to a connection since it was found */
-	if (look_up_connection(p) == ct)
-		__sync_val_compare_and_swap(word, old,
-					    (old & ~(0xffffULL << 32)) | (__u64)place << 32);
+	if (look_up_connection(p) != ct)
+		return;
+	__sync_val_compare_and_swap(word, old, (old & ~(0xffffULL << 32)) | (__u64)place << 32);
+	unmark_asking(p, (__u16)(old >> 32));
 }
 
 /* Records the address of the host that a pod's datagram asks. */
@@ -109,20 +152,28 @@ __noinline int record_asked(struct sl_packet *p)
 		return 0;
 	write_asked_key(p, p->src, p->sport, p->dport);
 	ct = look_up_connection(p);
-	if (!ct || !is_at_place(asked_of_connection(ct), p->dst, p->family))
+	if (!ct) {
 		change_asked(p, ct);
-	if (!ct)
 		return 0;
+	}
 	now = now_seconds();
 	if (READ_ONCE(ct->last_s) != now)
 		*(volatile __u32 *)&ct->last_s = now;
+	if (is_at_place(asked_of_connection(ct), p->dst, p->family))
+		mark_asking(p);
+	else
+		change_asked(p, ct);
 	return 0;
 }
 
-/* Whether the packet is a datagram of a pod that asks the host. */
+/* Whether the packet is a datagram of a pod that asks the host, and the record may name another
+ * address.
+ */
 static __always_inline bool asks_host(const struct sl_packet *p)
 {
-	return p->proto == SL_UDP && p->dst_slot == SL_SLOT_HOST && !p->reply;
+	if (p->proto != SL_UDP || p->dst_slot != SL_SLOT_HOST || p->reply)
+		return false;
+	return !(p->ct_flags & SL_CT_ASKS) || p->first_in_second;
 }
 
 /* Whether the source is one that the route has chosen: a socket that is bound to another

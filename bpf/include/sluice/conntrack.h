@@ -657,8 +657,10 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 		leave_ring(p, ct, flags);
 	p->ct_flags = (__u16)flags;
 	p->via_stack = goes_via_stack(p, flags);
-	if (READ_ONCE(ct->last_s) != now)
+	if (READ_ONCE(ct->last_s) != now) {
 		*(volatile __u32 *)&ct->last_s = now;
+		p->first_in_second = 1;
+	}
 }
 
 /*

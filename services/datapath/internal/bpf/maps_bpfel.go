@@ -402,7 +402,8 @@ type MapsSlPacket struct {
 	ByStack       uint8
 	Unknown       uint8
 	Renews        uint8
-	Pad4          [6]uint8
+	FirstInSecond uint8
+	Pad4          [5]uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8

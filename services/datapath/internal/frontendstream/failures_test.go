@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 )
@@ -188,7 +189,7 @@ func TestRecoveredFrontendsAreSentAtOnce(t *testing.T) {
 		began := time.Now()
 		w.freed <- struct{}{}
 		<-w.svc.subscribed
-		if took := time.Since(began); took > firstPause {
+		if took := time.Since(began); took > subscription.First {
 			t.Errorf("the next subscription came after %v", took)
 		}
 	})

@@ -13,27 +13,20 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
-)
-
-// Pauses between two subscriptions.
-const (
-	firstPause = 50 * time.Millisecond
-	longPause  = 2 * time.Second
 )
 
 // maxFrontends is how many frontends one state may name: both families' maps.
 const maxFrontends = 1 << 17
 
-// Errors that end a subscription.
-var (
-	// errProtocol: the service has sent what cannot be.
-	errProtocol = errors.New("loadbalancer: it broke the protocol")
-	// errRecovered: the service learns from a new subscription that a frontend is
-	// enforced that had been refused.
-	errRecovered = errors.New("frontends may be written that had been refused")
-)
+// errProtocol: the service has sent what cannot be.
+var errProtocol = errors.New("loadbalancer: it broke the protocol")
+
+// errRecovered ends a subscription: the service learns from a new one that a frontend is enforced
+// that had been refused.
+var errRecovered = fmt.Errorf("frontends may be written that had been refused: %w", subscription.ErrAnew)
 
 // Options are what a Follower works with.
 type Options struct {
@@ -143,30 +136,18 @@ func (f *Follower) Run(ctx context.Context) error {
 				"they stay until the loadbalancer has listed every source", log.Err(err))
 		}
 	}
-	pause := firstPause
-	for {
-		began := time.Now()
-		heard, err := f.subscribe(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+	heard := false
+	open := func(ctx context.Context) (err error) {
+		heard, err = f.subscribe(ctx)
+		return err
+	}
+	return subscription.Keep(ctx, open, func(err error) {
 		was := false
 		f.note(func(st *Status) { was, st.Connected, st.Err = st.Connected, false, err })
 		if was || heard {
 			f.o.Log.Warn("frontend subscription ended", log.Err(err))
 		}
-		if time.Since(began) > longPause || errors.Is(err, errRecovered) {
-			pause = firstPause // else what ends it may end the next one too
-		}
-		t := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
-		case <-t.C:
-		}
-		pause = min(2*pause, longPause)
-	}
+	})
 }
 
 // reset has the next stream begin with everything.
@@ -206,7 +187,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 	stream, err := f.o.Service.Subscribe(ctx, sub)
 	if err != nil {
 		cancel()
-		return false, err
+		return false, fmt.Errorf("%w: %w", subscription.ErrAbsent, err)
 	}
 	s := &session{
 		f:      f,
@@ -216,7 +197,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		bad:    map[frontend.Key]error{},
 		ending: ending{done: make(chan error, 1)},
 	}
-	messages, over := receive(ctx, stream)
+	messages, over := subscription.Receive(ctx, stream.Recv)
 	defer func() {
 		cancel()
 		<-over
@@ -236,10 +217,10 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		case <-settled.C:
 			f.opened()
 		case m := <-messages:
-			if err = m.err; err == nil {
+			if err = m.Err; err == nil {
 				heard = true
 				f.opened()
-				err = s.take(ctx, m.steps)
+				err = s.take(ctx, m.Message)
 			}
 		case failed := <-s.ending.done:
 			s.ending.under = false

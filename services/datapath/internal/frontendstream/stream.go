@@ -95,30 +95,3 @@ type Memory interface {
 	// Save returns when the name is on stable storage.
 	Save(state string) error
 }
-
-// received is what Recv of a stream returned.
-type received struct {
-	steps []Step
-	err   error
-}
-
-// receive hands on what comes, until ctx ends or the stream does; done is closed
-// then.
-func receive(ctx context.Context, stream Stream) (messages <-chan received, done <-chan struct{}) {
-	out, end := make(chan received), make(chan struct{})
-	go func() {
-		defer close(end)
-		for {
-			steps, err := stream.Recv()
-			select {
-			case out <- received{steps, err}:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	return out, end
-}

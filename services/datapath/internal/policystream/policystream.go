@@ -116,33 +116,6 @@ func (h *Health) Set(connected bool, err error) (changed bool) {
 // ErrWaits: the service sends no tables before it has every policy once.
 var ErrWaits = errors.New("no endpoint gets its policies yet")
 
-// Received is what Recv of a stream returned.
-type Received struct {
-	Message policytable.Message
-	Err     error
-}
-
-// Receive hands on what comes, until ctx ends or the stream does; done is closed
-// then.
-func Receive(ctx context.Context, stream Stream) (messages <-chan Received, done <-chan struct{}) {
-	out, end := make(chan Received), make(chan struct{})
-	go func() {
-		defer close(end)
-		for {
-			m, err := stream.Recv()
-			select {
-			case out <- Received{m, err}:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	return out, end
-}
-
 // Told is what the service has been told in one subscription.
 type Told struct {
 	Subjects  map[uint32]struct{}

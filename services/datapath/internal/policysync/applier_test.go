@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
@@ -474,7 +475,7 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 		t.Errorf("slot %+v, users %d and %d", e, a.subjects[301].users, a.subjects[300].users)
 	}
 	k.maxTables = 100
-	if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
+	if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
 		t.Fatalf("with room: %v", err)
 	}
 	same(t, "with room", qs, k.answers(qs), change.answers(k, qs))

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
@@ -71,7 +72,7 @@ func TestServiceThatEndsSubscriptionsIsAskedLessOften(t *testing.T) {
 			st.end <- errors.New("too far behind")
 		}
 		<-s.subscribed
-		if pause := time.Since(last); pause < longPause {
+		if pause := time.Since(last); pause < subscription.Longest {
 			t.Errorf("the eleventh came after %s", pause)
 		}
 		cancel()

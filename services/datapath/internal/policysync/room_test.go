@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
@@ -101,7 +102,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 				}
 			}
 			k.maxTables = 100
-			if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
+			if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
 				t.Fatalf("%d to %d: with room again: %v", i, j, err)
 			}
 			want = state{after, to.policies}.answers(k, qs)
@@ -169,7 +170,7 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 				t.Errorf("nacks %+v, %d questions are denied that were not", nacks, closed)
 			}
 			k.maxPrefixes = 100
-			if err := a.again(t.Context()); v.denies && !errors.Is(err, errRecovered) {
+			if err := a.again(t.Context()); v.denies && !errors.Is(err, subscription.ErrAnew) {
 				t.Errorf("with room: %v", err)
 			}
 			if len(k.tables) != 1 {
@@ -349,7 +350,7 @@ func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
 			if r.IntN(3) == 0 {
 				k.maxTableRows = r.IntN(5)
 			}
-			if err := a.again(t.Context()); err != nil && !errors.Is(err, errRecovered) {
+			if err := a.again(t.Context()); err != nil && !errors.Is(err, subscription.ErrAnew) {
 				t.Fatal(name, err)
 			}
 			if a.model == nil { // something recovered: a new stream begins
@@ -361,7 +362,7 @@ func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
 			k.after = nil
 		}
 		k.maxTableRows = 1000
-		if err := a.again(t.Context()); err != nil && !errors.Is(err, errRecovered) {
+		if err := a.again(t.Context()); err != nil && !errors.Is(err, subscription.ErrAnew) {
 			t.Fatal(name, err)
 		}
 		if _, err := a.load(newService(seed + 3000).snapshot(to)); err != nil {
@@ -514,7 +515,7 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 		steps = append(steps, policytable.RemoveSubject{Subject: identity.Numeric(1000 + n)})
 	}
 	change(3, append(steps, policytable.RemoveSubject{Subject: 300})...)
-	if err := a.again(t.Context()); !errors.Is(err, errRecovered) {
+	if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
 		t.Errorf("with room: %v", err)
 	}
 	for _, tt := range m.tables {

@@ -13,26 +13,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
 )
-
-// Pauses between two subscriptions.
-const (
-	firstPause = 50 * time.Millisecond
-	longPause  = 2 * time.Second
-	// awayPause is that while no service can be connected to, which costs one
-	// system call to find out: creations wait for the service to be back.
-	awayPause = 100 * time.Millisecond
-)
-
-// errAway ends a subscription that did not begin, because nothing answers.
-var errAway = errors.New("policy service away")
-
-// errRecovered ends a subscription after tables found room that had been
-// refused: the service learns it from a new one.
-var errRecovered = errors.New("tables found room that had been refused")
 
 // Run keeps a subscription open and does what comes, until ctx ends.
 func (a *Applier) Run(ctx context.Context) error {
@@ -41,31 +26,16 @@ func (a *Applier) Run(ctx context.Context) error {
 		saver.Go(func() { a.past.Save(ctx) })
 		defer saver.Wait()
 	}
-	pause := firstPause
-	for {
-		began := a.cfg.Now()
-		heard, err := a.subscribe(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+	heard := false
+	open := func(ctx context.Context) (err error) {
+		heard, err = a.subscribe(ctx)
+		return err
+	}
+	return subscription.Keep(ctx, open, func(err error) {
 		if a.session.Set(false, err) || heard {
 			a.log.Warn("policy subscription ended", log.Err(err))
 		}
-		if a.cfg.Now().Sub(began) > longPause || errors.Is(err, errRecovered) {
-			pause = firstPause // else what ends it may end the next one too
-		}
-		t := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
-		case <-t.C:
-		}
-		pause = min(2*pause, longPause)
-		if errors.Is(err, errAway) {
-			pause = min(pause, awayPause)
-		}
-	}
+	})
 }
 
 // Synced is closed once the service has said everything.
@@ -98,9 +68,9 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 	stream, err := a.cfg.Service.Subscribe(ctx, sub)
 	if err != nil {
 		cancel()
-		return false, fmt.Errorf("%w: %w", errAway, err)
+		return false, fmt.Errorf("%w: %w", subscription.ErrAbsent, err)
 	}
-	messages, received := policystream.Receive(ctx, stream)
+	messages, received := subscription.Receive(ctx, stream.Recv)
 	grace := gracePeriods{wait: a.barrier}
 	defer func() {
 		cancel()
@@ -293,7 +263,7 @@ func (a *Applier) again(ctx context.Context) error {
 		return err
 	case recovered:
 		a.reset()
-		return errRecovered
+		return fmt.Errorf("tables found room that had been refused: %w", subscription.ErrAnew)
 	}
 	return nil
 }

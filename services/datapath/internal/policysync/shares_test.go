@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
@@ -81,7 +82,7 @@ func (c *crowd) settle(st state) {
 	c.Helper()
 	for range 3 {
 		c.now = c.now.Add(shares.LevelInterval + time.Second)
-		if err := c.a.again(c.Context()); errors.Is(err, errRecovered) {
+		if err := c.a.again(c.Context()); errors.Is(err, subscription.ErrAnew) {
 			c.a.forgetStream()
 			c.s = nil
 			c.reach(st)

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/boottime"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
@@ -203,7 +202,7 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 		}
 		n.HostPorts = hostport.New(hostport.Options{
 			Kernel: n.Kernel.Frontends(), Ender: flowEnder{n}, Own: n.isOwn, Closed: cfg.reservedPorts(),
-			Room: hostPorts, Tenant: n.tenant, Log: n.log,
+			Room: hostPorts, Log: n.log,
 		})
 		n.Frontends = frontendstream.New(frontendstream.Options{
 			Name: service, Service: n.frontends, Kernel: n.HostPorts.Services(), Ender: flowEnder{n}, Memory: n.frontendState,
@@ -236,14 +235,6 @@ func (e flowEnder) End(ctx context.Context) error {
 func (n *node) isOwn(a netip.Addr) (bool, error) {
 	own, err := n.Kernel.Endpoints.HostAddrs()
 	return slices.Contains(own, a), err
-}
-
-// tenant is the tenant of an identity, as the policy service has it.
-func (n *node) tenant(identity uint32) (shares.Tenant, bool) {
-	if n.Policy == nil {
-		return shares.Tenant{}, false
-	}
-	return n.Policy.Tenant(identity)
 }
 
 // openCluster prepares the exchange with other nodes.

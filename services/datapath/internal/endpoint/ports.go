@@ -85,10 +85,9 @@ type HostPorts interface {
 	// Restore claims the ports of endpoints that an earlier process made. Of those that
 	// two have it keeps that of one which is ready.
 	Restore(rs []Record)
-	// Lead has all ports of the owner lead to its endpoint, which has the identity. ErrFull if
-	// its tenant has no share of them left; then none leads there. ErrFull also if the maps have
-	// no room; the other ports lead there.
-	Lead(ctx context.Context, o workload.Owner, identity uint32) error
+	// Lead has all ports of the owner lead to its endpoint. ErrFull if the maps have no
+	// room; the other ports lead there.
+	Lead(ctx context.Context, o workload.Owner) error
 	// LeadAll does so for every owner. What has no room is tried again later.
 	LeadAll(ctx context.Context)
 	// Release has the ports of the owner lead nowhere and gives them up. An owner that
@@ -115,7 +114,7 @@ func (n NoHostPorts) Claim(s Spec) error { return n.Check(s) }
 func (NoHostPorts) Restore([]Record) {}
 
 // Lead implements HostPorts.
-func (NoHostPorts) Lead(context.Context, workload.Owner, uint32) error { return nil }
+func (NoHostPorts) Lead(context.Context, workload.Owner) error { return nil }
 
 // LeadAll implements HostPorts.
 func (NoHostPorts) LeadAll(context.Context) {}

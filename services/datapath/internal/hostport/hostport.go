@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
@@ -61,12 +60,9 @@ type Options struct {
 	// nodes go there.
 	Closed []uint16
 	// Room is how many frontends all endpoints together may claim, one for each address of
-	// the endpoint in each mapping. Tenants share it. 0: no limit.
+	// the endpoint in each mapping. Namespaces share it. 0: no limit.
 	Room int
-	// Tenant is the tenant of an identity, as the policy service has it. false: it is not
-	// known, and the namespace of the pod counts. Nil: none is known.
-	Tenant func(identity uint32) (shares.Tenant, bool)
-	Log    *slog.Logger
+	Log  *slog.Logger
 }
 
 // Ports are the host ports of the node's endpoints. All methods may be called
@@ -90,15 +86,12 @@ type Ports struct {
 	wanted map[frontend.Key]struct{}           // guarded by mu; refused to services
 	failed map[workload.Owner]map[string]error // guarded by mu; by frontend, why it leads nowhere
 	counts map[string]int                      // guarded by mu; claims by the namespace of the pod
-	// tenants are those of namespaces that have claims, as far as they were told.
-	tenants map[string]shares.Tenant // guarded by mu
 }
 
 // claim is a port that an endpoint has.
 type claim struct {
 	owner     workload.Owner
 	namespace string
-	identity  uint32 // of the endpoint; 0: not known yet
 	frontend  *frontend.Frontend
 }
 
@@ -108,7 +101,6 @@ func New(o Options) *Ports {
 		o: o, held: make(chan struct{}), freed: make(chan struct{}, 1), left: make(chan struct{}, 1),
 		claims: map[frontend.Key]*claim{}, owners: map[workload.Owner][]frontend.Key{},
 		wanted: map[frontend.Key]struct{}{}, failed: map[workload.Owner]map[string]error{}, counts: map[string]int{},
-		tenants: map[string]shares.Tenant{},
 	}
 	p.left <- struct{}{} // by an earlier process, perhaps
 	return p
@@ -214,10 +206,11 @@ func (p *Ports) fits(namespace string, added int) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	has, free, most := p.counts[namespace], p.o.Room-len(p.claims), p.o.Room
+	has, own, free := p.counts[namespace], p.o.Room/16, p.o.Room-len(p.claims)
+	most := p.o.Room
 	if namespace != "" && namespace != systemNamespace {
 		free -= p.o.Room / 10
-		most = p.mostFor(has, free)
+		most = max(own, has+(free-2*max(0, has-own))/3)
 	}
 	if added <= free && has+added <= most {
 		return nil
@@ -226,75 +219,8 @@ func (p *Ports) fits(namespace string, added int) error {
 	if namespace != "" {
 		whose = "namespace " + namespace
 	}
-	return p.full(added, whose, has)
-}
-
-// mostFor is how many claims a tenant may have that has some while so many are free for all.
-func (p *Ports) mostFor(has, free int) int {
-	own := p.o.Room / 16
-	return max(own, has+(free-2*max(0, has-own))/3)
-}
-
-func (p *Ports) full(added int, whose string, has int) error {
 	return fmt.Errorf("%w for %d more host ports: %s has %d on this node, and all have %d of %d",
 		endpoint.ErrFull, added, whose, has, len(p.claims), p.o.Room)
-}
-
-// tenantOf is the tenant of the namespace of a claim, as the identity of its endpoint tells, or
-// with again false as the last one of that namespace has told. mu is held.
-func (p *Ports) tenantOf(c *claim, again bool) shares.Tenant {
-	if c.namespace == "" || c.namespace == systemNamespace {
-		return shares.System
-	}
-	known, ok := p.tenants[c.namespace]
-	if p.o.Tenant != nil && c.identity != 0 && (again || !ok) {
-		if t, told := p.o.Tenant(c.identity); told {
-			p.tenants[c.namespace] = t
-			return t
-		}
-	}
-	if ok {
-		return known
-	}
-	return shares.Namespace(c.namespace)
-}
-
-// withinShare returns ErrFull if the tenant of an endpoint, whose identity is known now, has more
-// claims than it may have. One tenant may have many namespaces, which Claim looks at alone.
-// Namespaces without the tenant label together may have half. mu is held.
-func (p *Ports) withinShare(o workload.Owner, identity uint32) error {
-	keys := p.owners[o]
-	if p.o.Room == 0 || len(keys) == 0 {
-		return nil
-	}
-	for _, k := range keys {
-		p.claims[k].identity = identity
-	}
-	t := p.tenantOf(p.claims[keys[0]], true)
-	if t == shares.System {
-		return nil
-	}
-	has, unlabelled := 0, 0
-	for _, c := range p.claims {
-		switch of := p.tenantOf(c, false); {
-		case c.owner == o:
-		case of == t:
-			has++
-			fallthrough
-		default:
-			if of != shares.System && !of.HasLabel() {
-				unlabelled++
-			}
-		}
-	}
-	added := len(keys)
-	if free := p.o.Room - p.o.Room/10 - (len(p.claims) - added); has+added > p.mostFor(has, free) {
-		return p.full(added, "the tenant "+t.String(), has)
-	}
-	if !t.HasLabel() && unlabelled+added > p.o.Room/2 {
-		return p.full(added, "all namespaces without a tenant together", unlabelled)
-	}
-	return nil
 }
 
 // holder is the owner of an endpoint that has claimed a key.
@@ -334,7 +260,7 @@ func (p *Ports) keep(s endpoint.Spec, f *frontend.Frontend) {
 	} else {
 		p.count(before, -1)
 	}
-	c := &claim{owner: s.Owner, namespace: s.Pod.Namespace, frontend: f}
+	c := &claim{s.Owner, s.Pod.Namespace, f}
 	p.claims[f.Key] = c
 	p.count(c, 1)
 	select {
@@ -348,7 +274,6 @@ func (p *Ports) keep(s endpoint.Spec, f *frontend.Frontend) {
 func (p *Ports) count(c *claim, by int) {
 	if p.counts[c.namespace] += by; p.counts[c.namespace] == 0 {
 		delete(p.counts, c.namespace)
-		delete(p.tenants, c.namespace)
 	}
 }
 
@@ -361,9 +286,6 @@ func (p *Ports) Restore(rs []endpoint.Record) {
 		for _, r := range rs {
 			if (r.Phase == endpoint.PhaseReady) == ready {
 				p.restore(r.Spec)
-				for _, k := range p.owners[r.Spec.Owner] {
-					p.claims[k].identity = r.Identity.Number
-				}
 			}
 		}
 	}
@@ -395,13 +317,7 @@ func (p *Ports) fail(o workload.Owner, k frontend.Key, err error) {
 }
 
 // Lead implements endpoint.HostPorts.
-func (p *Ports) Lead(ctx context.Context, o workload.Owner, identity uint32) error {
-	p.mu.Lock()
-	err := p.withinShare(o, identity)
-	p.mu.Unlock()
-	if err != nil {
-		return err
-	}
+func (p *Ports) Lead(ctx context.Context, o workload.Owner) error {
 	return p.lead(ctx, []workload.Owner{o})
 }
 

@@ -17,7 +17,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
@@ -131,7 +130,7 @@ func spec(name string, last byte, hostIP string, port uint16, p workload.Protoco
 // create is what a creation does.
 func create(t *testing.T, p *Ports, s endpoint.Spec) {
 	t.Helper()
-	if err := errors.Join(p.Claim(s), p.Lead(t.Context(), s.Owner, 0)); err != nil {
+	if err := errors.Join(p.Claim(s), p.Lead(t.Context(), s.Owner)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -343,7 +342,7 @@ func TestPortsWithoutRoomAreTriedAgain(t *testing.T) {
 	k.full[key("::", 80, frontend.TCP)] = true
 	s := spec("a", 2, "", 80, workload.TCP)
 	p.Restore([]endpoint.Record{{Spec: s, Phase: endpoint.PhaseReady}})
-	err := p.Lead(t.Context(), s.Owner, 0)
+	err := p.Lead(t.Context(), s.Owner)
 	if !errors.Is(err, endpoint.ErrFull) || !strings.Contains(err.Error(), "[::]:80/tcp") {
 		t.Fatalf("lead: %v", err)
 	}
@@ -437,72 +436,5 @@ func TestHostPortsOfOneNamespaceLeaveRoomForOthers(t *testing.T) {
 	}
 	if again := fill("flood"); len(again) == 0 {
 		t.Error("flood gets no port after it has released all")
-	}
-}
-
-// TestHostPortsAreDividedByTenant: one tenant makes 500 namespaces, each of which asks for few
-// ports. A tenant with the label gets its share, also after a restart of the process.
-func TestHostPortsAreDividedByTenant(t *testing.T) {
-	p, _, _ := newPorts()
-	p.o.Room = 1600
-	const labelled = 1000 // identities from here on are of the tenant "shop"
-	p.o.Tenant = func(identity uint32) (shares.Tenant, bool) {
-		if identity >= labelled {
-			return shares.Labelled("shop"), true
-		}
-		return shares.Namespace(fmt.Sprint("flood-", identity)), true
-	}
-	port := uint16(1000)
-	var records []endpoint.Record
-	create := func(namespace string, identity uint32) error {
-		port++
-		s := spec("pod", 10, "", port, workload.TCP) // a frontend in each family
-		s.Owner.ContainerID += fmt.Sprint(port)
-		s.Pod.Namespace, s.Pod.Name = namespace, "pod"
-		err := p.Claim(s)
-		if err == nil {
-			err = p.Lead(t.Context(), s.Owner, identity)
-		}
-		if err != nil {
-			return errors.Join(err, p.Release(s.Owner))
-		}
-		records = append(records, endpoint.Record{
-			Phase: endpoint.PhaseReady, Spec: s, Identity: endpoint.Identity{Number: identity},
-		})
-		return nil
-	}
-	flood := 0
-	for identity := uint32(1); identity <= 500; identity++ {
-		for range 2 {
-			switch err := create(fmt.Sprint("flood-", identity), identity); {
-			case err == nil:
-				flood += 2
-			case !errors.Is(err, endpoint.ErrFull):
-				t.Fatal(err)
-			}
-		}
-	}
-	if flood != 1600/2 {
-		t.Errorf("namespaces without a tenant have %d of 1600 ports, want half", flood)
-	}
-	again, _, _ := newPorts()
-	again.o.Room, again.o.Tenant = p.o.Room, p.o.Tenant
-	again.Restore(records)
-	p = again
-	if err := create("flood-1", 1); !errors.Is(err, endpoint.ErrFull) {
-		t.Errorf("a namespace of the flood after the restart: %v", err)
-	}
-	shop := 0
-	for i := range 3 { // of one tenant
-		for create(fmt.Sprint("shop-", i), labelled+uint32(i)) == nil {
-			shop += 2
-		}
-	}
-	// a sixteenth, and half of what is free beyond that and a tenth
-	if shop < 1600/8 {
-		t.Errorf("the tenant with the label has %d of 1600 ports", shop)
-	}
-	if free := 1600 - len(p.claims); free < 1600/10 {
-		t.Errorf("%d ports are left for the system", free)
 	}
 }

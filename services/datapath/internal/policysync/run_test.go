@@ -16,7 +16,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
@@ -638,31 +637,5 @@ func TestHistoryNamesTheProxyOfARule(t *testing.T) {
 	}
 	if got := (binding{}).proxies(); got != nil {
 		t.Errorf("a table that allows everything redirects: %v", got)
-	}
-}
-
-// TestTenantOfAnIdentityIsThatOfItsBinding: unknown before it is bound, and where the service is of
-// a version without tenants.
-func TestTenantOfAnIdentityIsThatOfItsBinding(t *testing.T) {
-	a, s := start(t, scene()), newService(1)
-	if of, ok := a.Tenant(300); ok {
-		t.Errorf("%v before anything came", of)
-	}
-	s.tenant = func(subject uint32) shares.Tenant {
-		if subject == 300 {
-			return shares.Labelled("shop")
-		}
-		return shares.Namespace("") // as an earlier version is read
-	}
-	if _, err := a.load(s.snapshot(testStates()[2])); err != nil {
-		t.Fatal(err)
-	}
-	if of, ok := a.Tenant(300); !ok || of != shares.Labelled("shop") {
-		t.Errorf("300 is of %v, %v", of, ok)
-	}
-	for subject := range a.model.binds {
-		if of, ok := a.Tenant(subject); subject != 300 && ok {
-			t.Errorf("%d is of %v", subject, of)
-		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
@@ -330,24 +329,4 @@ func (a *Applier) letGo(subjects map[uint32]struct{}) {
 		delete(a.subjects, id)
 		delete(subjects, id)
 	}
-}
-
-// Tenant is the tenant of a subject, as the service has bound it. false: it has not, or does not
-// know tenants.
-func (a *Applier) Tenant(subject uint32) (t shares.Tenant, ok bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.model == nil {
-		return t, false
-	}
-	list := a.model.binds[subject]
-	if list == nil {
-		return t, false
-	}
-	for _, b := range list {
-		if b.heard && b.tenant != (shares.Tenant{}) && b.tenant != shares.Namespace("") {
-			return b.tenant, true
-		}
-	}
-	return t, false
 }

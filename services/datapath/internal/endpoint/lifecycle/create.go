@@ -234,7 +234,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		}, func() error { return n.cfg.Links.Deactivate(n.ns, n.r.Device) }, faultActivate},
 
 		{"lead the host ports to it", func(ctx context.Context) error {
-			return n.cfg.HostPorts.Lead(ctx, n.r.Spec.Owner, n.r.Identity.Number)
+			return n.cfg.HostPorts.Lead(ctx, n.r.Spec.Owner)
 		}, func() error { return n.cfg.HostPorts.Release(n.r.Spec.Owner) }, faultHostPorts},
 
 		{"write the record", func(context.Context) error {

@@ -50,7 +50,7 @@ func (f fakeHostPorts) Restore(rs []endpoint.Record) {
 	}
 }
 
-func (f fakeHostPorts) Lead(_ context.Context, o workload.Owner, _ uint32) error {
+func (f fakeHostPorts) Lead(_ context.Context, o workload.Owner) error {
 	if err := f.do("lead ports"); err != nil {
 		return err
 	}

@@ -13,8 +13,6 @@ type Divided string
 const (
 	// ByTenant divides by the rule of package shares.
 	ByTenant Divided = "tenant"
-	// ByNamespace divides by the namespace, whatever tenant it belongs to.
-	ByNamespace Divided = "namespace"
 	// BySender divides by the address of senders outside the cluster, or their /64 of IPv6.
 	BySender Divided = "sender outside"
 	// ByEndpoint divides one half of the limit equally among the endpoints of a node that use it,
@@ -242,9 +240,11 @@ var All = []Bound{
 	},
 	{
 		Name: "host ports of containers", Process: datapath,
-		Default: "a sixteenth of the datapath's frontends, which services do not get", Divided: ByNamespace,
-		Beyond: "ADD of a pod of a namespace above its share fails", Shown: "error of ADD",
-		Tests: []string{"TestHostPortsOfOneNamespaceLeaveRoomForOthers"},
+		Default: "a sixteenth of the datapath's frontends, which services do not get", Divided: ByTenant,
+		Beyond: "ADD of a pod of a tenant above its share fails", Shown: "error of ADD",
+		Tests: []string{
+			"TestHostPortsOfOneNamespaceLeaveRoomForOthers", "TestHostPortsOfNamespacesLeaveALabelledTenantItsPart",
+		},
 	},
 	{
 		Name: "ports of the node to one backend elsewhere", Process: "sluice-datapath",

@@ -301,7 +301,7 @@ func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Ident
 	if err != nil {
 		return endpoint.Identity{}, fmt.Errorf("identity: answer for endpoint %s: %s", s.Owner, err.Error())
 	}
-	return id, nil
+	return withTenant(id, resp), nil
 }
 
 // unresolved is translate for an answer that may be about the pod.
@@ -323,7 +323,7 @@ func (i *Identity) Preview(ctx context.Context, s endpoint.Spec) (endpoint.Ident
 		return endpoint.Identity{}, i.unresolved(err)
 	}
 	i.note(nil)
-	return identityUnchecked(resp), nil
+	return withTenant(identityUnchecked(resp), resp), nil
 }
 
 // Confirm implements endpoint.Identities.
@@ -337,6 +337,12 @@ type resolved interface {
 	GetIdentity() *identityv1.Identity
 	GetNamedPorts() []*workloadv1.NamedPort
 	GetFromPod() bool
+}
+
+// withTenant adds the tenant that an answer names, if it does.
+func withTenant(id endpoint.Identity, m *identityv1.ResolveEndpointResponse) endpoint.Identity {
+	id.Tenant, _ = wire.ReadTenant(m.GetTenant())
+	return id
 }
 
 func identityUnchecked(m resolved) endpoint.Identity {

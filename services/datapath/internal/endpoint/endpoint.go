@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 )
 
@@ -255,6 +256,9 @@ type Identity struct {
 	// request says, and Ports are the pod's then.
 	FromPod bool                 `json:"fromPod,omitempty"`
 	Ports   []workload.NamedPort `json:"ports,omitempty"`
+	// Tenant of the pod's namespace. The zero value: the identity service does not know it.
+	// Records do not keep it.
+	Tenant shares.Tenant `json:"-"`
 }
 
 // Equal says whether number, labels and ports are the same.

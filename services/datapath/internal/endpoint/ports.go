@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 )
 
@@ -77,8 +78,12 @@ type Maps interface {
 // HostPorts leads ports of the node to endpoints, as their requests have it.
 type HostPorts interface {
 	// Check says whether Claim would succeed: ErrHostPort if another endpoint or a
-	// service has a port, a *FieldError if the node cannot give one away.
+	// service has a port, a *FieldError if the node cannot give one away, ErrFull if the
+	// tenant of the pod may have no further one.
 	Check(s Spec) error
+	// SetTenant sets the tenant of a namespace, for which the ports of its pods count. A
+	// namespace of which it was not called is a tenant of its own.
+	SetTenant(namespace string, t shares.Tenant)
 	// Claim keeps the ports for the owner, until Release. Errors as of Check; then
 	// none is kept.
 	Claim(s Spec) error
@@ -106,6 +111,9 @@ func (NoHostPorts) Check(s Spec) error {
 	}
 	return fmt.Errorf("host port %v: %w, so that its traffic would go elsewhere", s.PortMappings[0], ErrLoadBalancingOff)
 }
+
+// SetTenant implements HostPorts.
+func (NoHostPorts) SetTenant(string, shares.Tenant) {}
 
 // Claim implements HostPorts.
 func (n NoHostPorts) Claim(s Spec) error { return n.Check(s) }

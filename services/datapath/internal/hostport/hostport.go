@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
@@ -47,8 +48,11 @@ type Ender interface {
 	End(ctx context.Context) error
 }
 
-// systemNamespace is the namespace whose pods share host ports with no other namespace.
+// systemNamespace is the namespace of the cluster's own pods, whatever its tenant is.
 const systemNamespace = "kube-system"
+
+// keptTenants is how many tenants of namespaces without claims are kept.
+const keptTenants = 64
 
 // Options are what Ports work with.
 type Options struct {
@@ -60,7 +64,7 @@ type Options struct {
 	// nodes go there.
 	Closed []uint16
 	// Room is how many frontends all endpoints together may claim, one for each address of
-	// the endpoint in each mapping. Namespaces share it. 0: no limit.
+	// the endpoint in each mapping. Tenants share it. 0: no limit.
 	Room int
 	Log  *slog.Logger
 }
@@ -86,6 +90,8 @@ type Ports struct {
 	wanted map[frontend.Key]struct{}           // guarded by mu; refused to services
 	failed map[workload.Owner]map[string]error // guarded by mu; by frontend, why it leads nowhere
 	counts map[string]int                      // guarded by mu; claims by the namespace of the pod
+	// tenants are those of namespaces, as far as the identity service has said.
+	tenants map[string]shares.Tenant // guarded by mu
 }
 
 // claim is a port that an endpoint has.
@@ -101,6 +107,7 @@ func New(o Options) *Ports {
 		o: o, held: make(chan struct{}), freed: make(chan struct{}, 1), left: make(chan struct{}, 1),
 		claims: map[frontend.Key]*claim{}, owners: map[workload.Owner][]frontend.Key{},
 		wanted: map[frontend.Key]struct{}{}, failed: map[workload.Owner]map[string]error{}, counts: map[string]int{},
+		tenants: map[string]shares.Tenant{},
 	}
 	p.left <- struct{}{} // by an earlier process, perhaps
 	return p
@@ -197,30 +204,48 @@ func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 	return p.fits(s.Pod.Namespace, added)
 }
 
-// fits returns ErrFull if a namespace may not claim so many more frontends. It may have a
-// sixteenth of all, and beyond it half of the free ones. Containers without a namespace and
-// pods of the system may have all, and a tenth is only for them.
+// SetTenant implements endpoint.HostPorts.
+func (p *Ports) SetTenant(namespace string, t shares.Tenant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tenants[namespace] = t
+	if len(p.tenants) > len(p.counts)+keptTenants {
+		maps.DeleteFunc(p.tenants, func(ns string, _ shares.Tenant) bool { return ns != namespace && p.counts[ns] == 0 })
+	}
+}
+
+// tenantOf returns the tenant of a namespace. Containers without a namespace belong to the
+// node's own. mu is held.
+func (p *Ports) tenantOf(namespace string) shares.Tenant {
+	if namespace == "" || namespace == systemNamespace {
+		return shares.System
+	}
+	if t, ok := p.tenants[namespace]; ok {
+		return t
+	}
+	return shares.Namespace(namespace)
+}
+
+// fits returns ErrFull if the tenant of a namespace may not claim so many more frontends.
 func (p *Ports) fits(namespace string, added int) error {
 	if p.o.Room == 0 || added == 0 {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	has, own, free := p.counts[namespace], p.o.Room/16, p.o.Room-len(p.claims)
-	most := p.o.Room
-	if namespace != "" && namespace != systemNamespace {
-		free -= p.o.Room / 10
-		most = max(own, has+(free-2*max(0, has-own))/3)
+	used, has, tenant := shares.Held{Size: p.o.Room}, 0, p.tenantOf(namespace)
+	for ns, n := range p.counts {
+		t := p.tenantOf(ns)
+		if used.Add(t, n); t == tenant {
+			has += n
+		}
 	}
-	if added <= free && has+added <= most {
+	most := used.Most(tenant, has)
+	if has+added <= most {
 		return nil
 	}
-	whose := "containers without a namespace"
-	if namespace != "" {
-		whose = "namespace " + namespace
-	}
-	return fmt.Errorf("%w for %d more host ports: %s has %d on this node, and all have %d of %d",
-		endpoint.ErrFull, added, whose, has, len(p.claims), p.o.Room)
+	return fmt.Errorf("%w for %d more host ports: %s has %d on this node and may have %d, and all have %d of %d",
+		endpoint.ErrFull, added, tenant, has, most, used.Used(), p.o.Room)
 }
 
 // holder is the owner of an endpoint that has claimed a key.

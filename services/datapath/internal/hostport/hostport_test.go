@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
@@ -436,5 +437,54 @@ func TestHostPortsOfOneNamespaceLeaveRoomForOthers(t *testing.T) {
 	}
 	if again := fill("flood"); len(again) == 0 {
 		t.Error("flood gets no port after it has released all")
+	}
+}
+
+// TestHostPortsOfNamespacesLeaveALabelledTenantItsPart: 500 namespaces of one user without the
+// tenant label claim ports until each is refused, and so do two namespaces of one tenant. Another
+// tenant has as many ports beside them as it has alone on the node.
+func TestHostPortsOfNamespacesLeaveALabelledTenantItsPart(t *testing.T) {
+	const room = 320
+	fill := func(p *Ports, namespace string) (n int) {
+		for ; ; n++ {
+			s := spec("pod", 10, "", uint16(1000+len(p.claims)), workload.TCP) //nolint:gosec // small
+			s.Owner.ContainerID += fmt.Sprint(len(p.claims))
+			s.Pod.Namespace, s.Pod.Name = namespace, "pod"
+			s.Addrs = s.Addrs[:1]
+			if err := p.Claim(s); err != nil {
+				if !errors.Is(err, endpoint.ErrFull) {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+	}
+	alone, _, _ := newPorts()
+	alone.o.Room = room
+	alone.SetTenant("shop", shares.Labelled("b"))
+	want := fill(alone, "shop")
+	p, _, _ := newPorts()
+	p.o.Room = room
+	p.SetTenant("shop", shares.Labelled("b"))
+	p.SetTenant("one", shares.Labelled("a"))
+	p.SetTenant("two", shares.Labelled("a"))
+	many := 0
+	for i := range 500 {
+		many += fill(p, fmt.Sprint("n", i))
+	}
+	if many > room/2 {
+		t.Errorf("500 namespaces without the label have %d of %d host ports", many, room)
+	}
+	if got := fill(p, "shop"); got != want || got < room/4 {
+		t.Errorf("beside 500 namespaces, a labelled tenant has %d host ports, and %d alone", got, want)
+	}
+	if one, two := fill(p, "one"), fill(p, "two"); one < room/32 || two > 0 {
+		t.Errorf("two namespaces of one tenant have %d and %d of %d", one, two, room)
+	}
+	for i := range 300 { // what is kept of namespaces that have gone is limited
+		p.SetTenant(fmt.Sprint("gone", i), shares.Labelled("a"))
+	}
+	if n := len(p.tenants); n > len(p.counts)+keptTenants+1 {
+		t.Errorf("%d tenants are kept for %d namespaces", n, len(p.counts))
 	}
 }

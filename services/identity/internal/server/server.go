@@ -221,8 +221,16 @@ func (s *Server) ResolveEndpoint(ctx context.Context,
 		return nil, statusOf(err)
 	}
 	return &identityv1.ResolveEndpointResponse{
-		Identity: toIdentity(id), NamedPorts: namedPorts(set), FromPod: s.fromPod(w.Pod),
+		Identity: toIdentity(id), NamedPorts: namedPorts(set), FromPod: s.fromPod(w.Pod), Tenant: s.tenant(w.Pod),
 	}, nil
+}
+
+// tenant returns the tenant of a pod's namespace, nil if it is not known.
+func (s *Server) tenant(pod workload.PodReference) *sharesv1.Tenant {
+	if s.Pods == nil || pod.Namespace == "" {
+		return nil
+	}
+	return wire.Tenant(s.Pods.Tenant(pod.Namespace), 0)
 }
 
 // mayUse refuses addresses that other nodes may still know as another endpoint's.

@@ -546,6 +546,9 @@ func TestPodReferenceOverridesTheLabelsOfTheRequest(t *testing.T) {
 	if err != nil || own.GetFromPod() {
 		t.Fatalf("without Kubernetes: %v, %v", own, err)
 	}
+	if own.GetTenant() != nil {
+		t.Errorf("without Kubernetes, the tenant is %v", own.GetTenant())
+	}
 	s.impl.Pods = pods.New("n1", "here", s.impl.Filter)
 	s.impl.Relabeler = pods.NewRelabeler(s.impl.Pods, s.alloc, s.impl.Endpoints, log.Discard())
 	short, cancel := context.WithTimeout(t.Context(), pods.Margin+10*time.Millisecond)
@@ -566,6 +569,9 @@ func TestPodReferenceOverridesTheLabelsOfTheRequest(t *testing.T) {
 	again, err := s.ResolveEndpoint(t.Context(), req)
 	if err != nil || !again.GetFromPod() || again.GetIdentity().GetNumber() != own.GetIdentity().GetNumber() {
 		t.Errorf("another endpoint of the pod, without API: %v, %v; want %v", again, err, own.GetIdentity())
+	}
+	if x := again.GetTenant(); x.GetKind() != sharesv1.TenantKind_TENANT_KIND_NAMESPACE || x.GetName() != "prod" {
+		t.Errorf("the tenant of a pod in a namespace without the label is %v", x)
 	}
 	req.Pod.Uid = ""
 	req.Labels[0].Value = "other"

@@ -14,7 +14,8 @@ package identityv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
-	v11 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
+	v12 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -1218,7 +1219,10 @@ type ResolveEndpointResponse struct {
 	// The named ports that belong to it: those of the request, or of the pod.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,2,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
 	// Labels and named ports come from the Kubernetes API.
-	FromPod       bool `protobuf:"varint,3,opt,name=from_pod,json=fromPod,proto3" json:"from_pod,omitempty"`
+	FromPod bool `protobuf:"varint,3,opt,name=from_pod,json=fromPod,proto3" json:"from_pod,omitempty"`
+	// Tenant of the pod's namespace; unset without a namespace, and if the service does not
+	// read Namespaces.
+	Tenant        *v11.Tenant `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1272,6 +1276,13 @@ func (x *ResolveEndpointResponse) GetFromPod() bool {
 		return x.FromPod
 	}
 	return false
+}
+
+func (x *ResolveEndpointResponse) GetTenant() *v11.Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
 }
 
 // WatchEndpointsRequest is the input of WatchEndpoints.
@@ -1657,7 +1668,7 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version, start and problems.
-	Service *v11.ServiceStatus `protobuf:"bytes,10,opt,name=service,proto3" json:"service,omitempty"`
+	Service *v12.ServiceStatus `protobuf:"bytes,10,opt,name=service,proto3" json:"service,omitempty"`
 	// Name of this node in the cluster.
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Whether etcd answers.
@@ -1712,7 +1723,7 @@ func (*GetStatusResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_identity_proto_rawDescGZIP(), []int{21}
 }
 
-func (x *GetStatusResponse) GetService() *v11.ServiceStatus {
+func (x *GetStatusResponse) GetService() *v12.ServiceStatus {
 	if x != nil {
 		return x.Service
 	}
@@ -2411,7 +2422,7 @@ var File_sluice_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/identity/v1/identity.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x86\x01\n" +
+	"!sluice/identity/v1/identity.proto\x12\x12sluice.identity.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x1dsluice/shares/v1/shares.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"\x86\x01\n" +
 	"\bIdentity\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\x06labels\x12/\n" +
@@ -2474,12 +2485,13 @@ const file_sluice_identity_v1_identity_proto_rawDesc = "" +
 	"\anetwork\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\anetwork\x122\n" +
 	"\x03pod\x18\x06 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x120\n" +
 	"\taddresses\x18\a \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x10\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12#\n" +
-	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"\xae\x01\n" +
+	"\rvalidate_only\x18\b \x01(\bR\fvalidateOnly\"\xe0\x01\n" +
 	"\x17ResolveEndpointResponse\x128\n" +
 	"\bidentity\x18\x01 \x01(\v2\x1c.sluice.identity.v1.IdentityR\bidentity\x12>\n" +
 	"\vnamed_ports\x18\x02 \x03(\v2\x1d.sluice.workload.v1.NamedPortR\n" +
 	"namedPorts\x12\x19\n" +
-	"\bfrom_pod\x18\x03 \x01(\bR\afromPod\"C\n" +
+	"\bfrom_pod\x18\x03 \x01(\bR\afromPod\x120\n" +
+	"\x06tenant\x18\x04 \x01(\v2\x18.sluice.shares.v1.TenantR\x06tenant\"C\n" +
 	"\x15WatchEndpointsRequest\x12*\n" +
 	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xf5\x01\n" +
 	"\x16WatchEndpointsResponse\x12!\n" +
@@ -2657,7 +2669,8 @@ var file_sluice_identity_v1_identity_proto_goTypes = []any{
 	(*v1.PodReference)(nil),            // 36: sluice.workload.v1.PodReference
 	(*StoreRevision)(nil),              // 37: sluice.identity.v1.StoreRevision
 	(*v1.NamedPort)(nil),               // 38: sluice.workload.v1.NamedPort
-	(*v11.ServiceStatus)(nil),          // 39: sluice.status.v1.ServiceStatus
+	(*v11.Tenant)(nil),                 // 39: sluice.shares.v1.Tenant
+	(*v12.ServiceStatus)(nil),          // 40: sluice.status.v1.ServiceStatus
 }
 var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	34, // 0: sluice.identity.v1.Identity.labels:type_name -> sluice.workload.v1.Label
@@ -2681,51 +2694,52 @@ var file_sluice_identity_v1_identity_proto_depIdxs = []int32{
 	36, // 18: sluice.identity.v1.ResolveEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	2,  // 19: sluice.identity.v1.ResolveEndpointResponse.identity:type_name -> sluice.identity.v1.Identity
 	38, // 20: sluice.identity.v1.ResolveEndpointResponse.named_ports:type_name -> sluice.workload.v1.NamedPort
-	19, // 21: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
-	35, // 22: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
-	14, // 23: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	35, // 24: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
-	2,  // 25: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
-	38, // 26: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
-	36, // 27: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
-	35, // 28: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	39, // 29: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	26, // 30: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
-	37, // 31: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	24, // 32: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
-	25, // 33: sluice.identity.v1.ClusterStatus.range_overlaps:type_name -> sluice.identity.v1.RangeOverlap
-	29, // 34: sluice.identity.v1.GetLabelFilterResponse.rules:type_name -> sluice.identity.v1.LabelFilterRule
-	29, // 35: sluice.identity.v1.GetLabelFilterResponse.node_rules:type_name -> sluice.identity.v1.LabelFilterRule
-	34, // 36: sluice.identity.v1.WatchWaitingLabelsResponse.labels:type_name -> sluice.workload.v1.Label
-	3,  // 37: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
-	5,  // 38: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
-	7,  // 39: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
-	10, // 40: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
-	12, // 41: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
-	15, // 42: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
-	17, // 43: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
-	20, // 44: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
-	22, // 45: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
-	27, // 46: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
-	30, // 47: sluice.identity.v1.IdentityService.WatchWaitingLabels:input_type -> sluice.identity.v1.WatchWaitingLabelsRequest
-	32, // 48: sluice.identity.v1.IdentityService.AdmitLabels:input_type -> sluice.identity.v1.AdmitLabelsRequest
-	4,  // 49: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
-	6,  // 50: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
-	8,  // 51: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
-	11, // 52: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
-	13, // 53: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
-	16, // 54: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
-	18, // 55: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
-	21, // 56: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
-	23, // 57: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
-	28, // 58: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
-	31, // 59: sluice.identity.v1.IdentityService.WatchWaitingLabels:output_type -> sluice.identity.v1.WatchWaitingLabelsResponse
-	33, // 60: sluice.identity.v1.IdentityService.AdmitLabels:output_type -> sluice.identity.v1.AdmitLabelsResponse
-	49, // [49:61] is the sub-list for method output_type
-	37, // [37:49] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	39, // 21: sluice.identity.v1.ResolveEndpointResponse.tenant:type_name -> sluice.shares.v1.Tenant
+	19, // 22: sluice.identity.v1.WatchEndpointsResponse.upsert:type_name -> sluice.identity.v1.EndpointIdentity
+	35, // 23: sluice.identity.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	14, // 24: sluice.identity.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	35, // 25: sluice.identity.v1.EndpointIdentity.owner:type_name -> sluice.workload.v1.Owner
+	2,  // 26: sluice.identity.v1.EndpointIdentity.identity:type_name -> sluice.identity.v1.Identity
+	38, // 27: sluice.identity.v1.EndpointIdentity.named_ports:type_name -> sluice.workload.v1.NamedPort
+	36, // 28: sluice.identity.v1.EndpointIdentity.pod:type_name -> sluice.workload.v1.PodReference
+	35, // 29: sluice.identity.v1.ConfirmEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	40, // 30: sluice.identity.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	26, // 31: sluice.identity.v1.GetStatusResponse.top_label_keys:type_name -> sluice.identity.v1.LabelKeyCount
+	37, // 32: sluice.identity.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	24, // 33: sluice.identity.v1.GetStatusResponse.cluster:type_name -> sluice.identity.v1.ClusterStatus
+	25, // 34: sluice.identity.v1.ClusterStatus.range_overlaps:type_name -> sluice.identity.v1.RangeOverlap
+	29, // 35: sluice.identity.v1.GetLabelFilterResponse.rules:type_name -> sluice.identity.v1.LabelFilterRule
+	29, // 36: sluice.identity.v1.GetLabelFilterResponse.node_rules:type_name -> sluice.identity.v1.LabelFilterRule
+	34, // 37: sluice.identity.v1.WatchWaitingLabelsResponse.labels:type_name -> sluice.workload.v1.Label
+	3,  // 38: sluice.identity.v1.IdentityService.AllocateIdentity:input_type -> sluice.identity.v1.AllocateIdentityRequest
+	5,  // 39: sluice.identity.v1.IdentityService.ReleaseIdentity:input_type -> sluice.identity.v1.ReleaseIdentityRequest
+	7,  // 40: sluice.identity.v1.IdentityService.GetIdentity:input_type -> sluice.identity.v1.GetIdentityRequest
+	10, // 41: sluice.identity.v1.IdentityService.ListIdentities:input_type -> sluice.identity.v1.ListIdentitiesRequest
+	12, // 42: sluice.identity.v1.IdentityService.WatchIdentities:input_type -> sluice.identity.v1.WatchIdentitiesRequest
+	15, // 43: sluice.identity.v1.IdentityService.ResolveEndpoint:input_type -> sluice.identity.v1.ResolveEndpointRequest
+	17, // 44: sluice.identity.v1.IdentityService.WatchEndpoints:input_type -> sluice.identity.v1.WatchEndpointsRequest
+	20, // 45: sluice.identity.v1.IdentityService.ConfirmEndpoint:input_type -> sluice.identity.v1.ConfirmEndpointRequest
+	22, // 46: sluice.identity.v1.IdentityService.GetStatus:input_type -> sluice.identity.v1.GetStatusRequest
+	27, // 47: sluice.identity.v1.IdentityService.GetLabelFilter:input_type -> sluice.identity.v1.GetLabelFilterRequest
+	30, // 48: sluice.identity.v1.IdentityService.WatchWaitingLabels:input_type -> sluice.identity.v1.WatchWaitingLabelsRequest
+	32, // 49: sluice.identity.v1.IdentityService.AdmitLabels:input_type -> sluice.identity.v1.AdmitLabelsRequest
+	4,  // 50: sluice.identity.v1.IdentityService.AllocateIdentity:output_type -> sluice.identity.v1.AllocateIdentityResponse
+	6,  // 51: sluice.identity.v1.IdentityService.ReleaseIdentity:output_type -> sluice.identity.v1.ReleaseIdentityResponse
+	8,  // 52: sluice.identity.v1.IdentityService.GetIdentity:output_type -> sluice.identity.v1.GetIdentityResponse
+	11, // 53: sluice.identity.v1.IdentityService.ListIdentities:output_type -> sluice.identity.v1.ListIdentitiesResponse
+	13, // 54: sluice.identity.v1.IdentityService.WatchIdentities:output_type -> sluice.identity.v1.WatchIdentitiesResponse
+	16, // 55: sluice.identity.v1.IdentityService.ResolveEndpoint:output_type -> sluice.identity.v1.ResolveEndpointResponse
+	18, // 56: sluice.identity.v1.IdentityService.WatchEndpoints:output_type -> sluice.identity.v1.WatchEndpointsResponse
+	21, // 57: sluice.identity.v1.IdentityService.ConfirmEndpoint:output_type -> sluice.identity.v1.ConfirmEndpointResponse
+	23, // 58: sluice.identity.v1.IdentityService.GetStatus:output_type -> sluice.identity.v1.GetStatusResponse
+	28, // 59: sluice.identity.v1.IdentityService.GetLabelFilter:output_type -> sluice.identity.v1.GetLabelFilterResponse
+	31, // 60: sluice.identity.v1.IdentityService.WatchWaitingLabels:output_type -> sluice.identity.v1.WatchWaitingLabelsResponse
+	33, // 61: sluice.identity.v1.IdentityService.AdmitLabels:output_type -> sluice.identity.v1.AdmitLabelsResponse
+	50, // [50:62] is the sub-list for method output_type
+	38, // [38:50] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_identity_proto_init() }

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/deadline"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
@@ -111,7 +112,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
-		return c.endpoint(r, endpoint.WaitingForIdentity), c.cfg.HostPorts.Check(s)
+		return c.endpoint(r, endpoint.WaitingForIdentity), c.askTenant(ctx, s, c.cfg.HostPorts.Check)
 	}
 	return c.create(ctx, ns, r)
 }
@@ -245,7 +246,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 }
 
 // intend reserves what the node has once, and writes the record.
-func (n *creation) intend(context.Context) (err error) {
+func (n *creation) intend(ctx context.Context) (err error) {
 	var devices []endpoint.HostDevice
 	if n.mayShare(n.r) { // a listing costs more than the rest of the step
 		if devices, err = n.cfg.Links.Devices(); err != nil {
@@ -255,7 +256,7 @@ func (n *creation) intend(context.Context) (err error) {
 	if n.r, err = n.reserve(n.r, devices); err != nil {
 		return err
 	}
-	if err = n.cfg.HostPorts.Claim(n.r.Spec); err == nil {
+	if err = n.askTenant(ctx, n.r.Spec, n.cfg.HostPorts.Claim); err == nil {
 		err = n.cfg.Records.Save(n.r)
 	}
 	if err != nil {
@@ -263,6 +264,31 @@ func (n *creation) intend(context.Context) (err error) {
 		return errors.Join(err, n.cfg.HostPorts.Release(n.r.Spec.Owner))
 	}
 	return nil
+}
+
+// askTenant calls a function that claims host ports. If the share of the pod's tenant has no
+// room for them, it asks the identity service who the tenant is and calls the function again:
+// the service is otherwise asked after the claim, so the pod may be the first of its namespace.
+func (c *Core) askTenant(ctx context.Context, s endpoint.Spec, claim func(endpoint.Spec) error) error {
+	err := claim(s)
+	if !errors.Is(err, endpoint.ErrFull) || s.Pod.Namespace == "" {
+		return err
+	}
+	asked, cancel := context.WithTimeout(ctx, standInAfter)
+	defer cancel()
+	id, perr := c.cfg.Identities.Preview(asked, s)
+	if perr != nil || id.Tenant == (shares.Tenant{}) {
+		return err
+	}
+	c.noteTenant(s, id)
+	return claim(s)
+}
+
+// noteTenant tells who the tenant of an endpoint with host ports is, if it is known.
+func (c *Core) noteTenant(s endpoint.Spec, id endpoint.Identity) {
+	if len(s.PortMappings) > 0 && s.Pod.Namespace != "" && id.Tenant != (shares.Tenant{}) {
+		c.cfg.HostPorts.SetTenant(s.Pod.Namespace, id.Tenant)
+	}
 }
 
 // entry is what is published of an endpoint that begins.
@@ -386,11 +412,11 @@ const standInAfter = 3 * time.Second
 func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	equal, ok := c.equal(s)
 	if !ok {
-		return c.cfg.Identities.Resolve(ctx, s)
+		return c.resolveNow(ctx, s)
 	}
 	asked, cancel := context.WithTimeout(ctx, standInAfter)
 	defer cancel()
-	id, err := c.cfg.Identities.Resolve(asked, s)
+	id, err := c.resolveNow(asked, s)
 	away := errors.Is(err, endpoint.ErrUnavailable) || err != nil && asked.Err() != nil
 	if !away || errors.Is(err, endpoint.ErrPodUnknown) || ctx.Err() != nil {
 		return id, err
@@ -399,6 +425,15 @@ func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity,
 	c.log.WarnContext(ctx, "identity taken from an equal endpoint",
 		"owner", s.Owner.String(), "identity", equal.Number, log.Err(err))
 	return equal, nil
+}
+
+// resolveNow asks the identity service and notes the tenant that it names.
+func (c *Core) resolveNow(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
+	id, err := c.cfg.Identities.Resolve(ctx, s)
+	if err == nil {
+		c.noteTenant(s, id)
+	}
+	return id, err
 }
 
 // equal is the identity of a live endpoint with the same labels and ports.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
@@ -48,6 +49,7 @@ type machine struct {
 	calls  []string
 	open   int    // namespaces that are open
 	number uint32 // that Resolve gives
+	tenant shares.Tenant
 
 	halfway  error           // of the next SetIdentity, which has changed the identity
 	isolates string          // why SetIdentityOrIsolate isolates; empty: it does not
@@ -464,7 +466,7 @@ func (f fakeIdentities) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.
 	}
 	defer f.mu.Unlock()
 	f.identities[o] = true
-	return endpoint.Identity{Number: f.number, Labels: labels}, nil
+	return endpoint.Identity{Number: f.number, Labels: labels, Tenant: f.tenant}, nil
 }
 
 func (f fakeIdentities) Preview(_ context.Context, s endpoint.Spec) (endpoint.Identity, error) {
@@ -472,7 +474,7 @@ func (f fakeIdentities) Preview(_ context.Context, s endpoint.Spec) (endpoint.Id
 		return endpoint.Identity{}, err
 	}
 	defer f.mu.Unlock()
-	return endpoint.Identity{Number: f.number, Labels: s.Labels}, nil
+	return endpoint.Identity{Number: f.number, Labels: s.Labels, Tenant: f.tenant}, nil
 }
 
 func (f fakeIdentities) Confirm(_ context.Context, o workload.Owner, number uint32) error {

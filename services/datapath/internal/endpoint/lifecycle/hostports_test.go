@@ -6,10 +6,12 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
@@ -19,6 +21,9 @@ import (
 type fakeHostPorts struct {
 	*machine
 	led map[workload.Owner]bool
+	// tenants of namespaces. If narrow, only tenants with the label have room.
+	tenants map[string]shares.Tenant
+	narrow  bool
 }
 
 func (f fakeHostPorts) Check(endpoint.Spec) error { return f.free("check ports") }
@@ -40,8 +45,17 @@ func (f fakeHostPorts) Claim(s endpoint.Spec) error {
 		return err
 	}
 	defer f.mu.Unlock()
+	if f.narrow && !f.tenants[s.Pod.Namespace].HasLabel() {
+		return fmt.Errorf("%w of %s", endpoint.ErrFull, s.Pod.Namespace)
+	}
 	f.led[s.Owner] = false
 	return nil
+}
+
+func (f fakeHostPorts) SetTenant(namespace string, t shares.Tenant) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tenants[namespace] = t
 }
 
 func (f fakeHostPorts) Restore(rs []endpoint.Record) {
@@ -85,7 +99,7 @@ func (f fakeHostPorts) Release(o workload.Owner) error {
 // startWithPorts is start of a process that gives host ports away.
 func (m *machine) startWithPorts(t *testing.T) (*Core, fakeHostPorts) {
 	t.Helper()
-	ports := fakeHostPorts{m, map[workload.Owner]bool{}}
+	ports := fakeHostPorts{machine: m, led: map[workload.Owner]bool{}, tenants: map[string]shares.Tenant{}}
 	cfg := m.config()
 	cfg.HostPorts = ports
 	c := New(cfg)
@@ -219,5 +233,27 @@ func TestValidateOnlyAsksForHostPortsAndKeepsNone(t *testing.T) {
 	m.holds(t, c, 0)
 	if len(ports.led) > 0 {
 		t.Errorf("claimed are %v", ports.led)
+	}
+}
+
+// TestFirstPodOfALabelledTenantGetsItsHostPort on a node where namespaces without the label
+// have no room: the node asks who the tenant is before it refuses the port.
+func TestFirstPodOfALabelledTenantGetsItsHostPort(t *testing.T) {
+	m := newMachine()
+	ports := fakeHostPorts{
+		machine: m, led: map[workload.Owner]bool{}, tenants: map[string]shares.Tenant{}, narrow: true,
+	}
+	cfg := m.config()
+	cfg.HostPorts = ports
+	c := New(cfg)
+	restore(t, c)
+	for i, tenant := range []shares.Tenant{shares.Namespace("shop"), shares.Labelled("acme")} {
+		m.tenant = tenant
+		s := m.wantedWithPort(fmt.Sprint("pod", i), byte(20+i))
+		s.Pod.Namespace, s.Pod.Name = "shop", "pod"
+		_, err := c.Create(t.Context(), s, false)
+		if full := errors.Is(err, endpoint.ErrFull); full == tenant.HasLabel() || err != nil && !full {
+			t.Errorf("%s: %v", tenant, err)
+		}
 	}
 }

@@ -197,7 +197,7 @@ func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {
 		return false, nil
 	}
 	next := r
-	next.Identity, err = c.cfg.Identities.Resolve(ctx, r.Workload())
+	next.Identity, err = c.resolveNow(ctx, r.Workload())
 	if err == nil {
 		err = c.relabel(ctx, r, next, true)
 	}

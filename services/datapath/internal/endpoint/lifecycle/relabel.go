@@ -80,7 +80,7 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 		}
 		return c.endpoint(next, endpoint.Ready), nil
 	}
-	if next.Identity, err = c.cfg.Identities.Resolve(ctx, wanted); err == nil {
+	if next.Identity, err = c.resolveNow(ctx, wanted); err == nil {
 		err = c.relabel(ctx, r, next, false)
 	}
 	if err != nil {

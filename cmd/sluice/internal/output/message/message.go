@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package message writes messages of the services as JSON for programs. The JSON of protobuf itself is not used: it
-// leaves zero values out, has every 64-bit number as text, and promises no stable bytes.
+// Package message writes messages of the services as JSON for programs, and reads it. The JSON of protobuf itself is not
+// used: it leaves zero values out, has every 64-bit number as text, and promises no stable bytes.
 //
-//   - Keys are the fields' names in lower camel case, in the order of the message.
+//   - Keys are the fields' names in lower camel case, in the order of the message. endpoint_index is endpointId.
 //   - Zero values are present. A message, an optional field or a member of a oneof that is not set is absent, and so
 //     is an enum that is UNSPECIFIED. Lists and maps are never null.
-//   - Enums are in lower case without their prefix, with "-" between words.
+//   - Enums are in lower case without their prefix, with "-" between words. Flags in bits are a list of such names.
 //   - Numbers are numbers; the fields in Unbounded are text.
-//   - Times are RFC 3339 in UTC. Durations are text such as "1m30s". Bytes are hexadecimal.
+//   - Times are RFC 3339 in UTC. Durations are text such as "1m30s". Bytes are hexadecimal, but a manifest is text.
 //   - Labels are SOURCE:KEY=VALUE, sorted.
 //   - Deprecated fields are absent.
 package message
@@ -19,9 +19,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -41,6 +43,17 @@ var Unbounded = map[protoreflect.FullName]bool{
 	"sluice.ipam.v1.Pool.reserved_count": true, // an exclusion may be as large
 	"sluice.ipam.v1.Pool.free_count":     true,
 }
+
+// Text are the fields of bytes that have text.
+var Text = map[protoreflect.FullName]bool{"sluice.policy.v1.Policy.manifest": true}
+
+// Flags are the fields whose bits have names, the lowest bit first.
+var Flags = map[protoreflect.FullName][]string{
+	"sluice.datapath.v1.Flow.tcp_flags": {"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"},
+}
+
+// renamed are keys that differ from the fields' names: people and documents say endpoint ID.
+var renamed = map[protoreflect.Name]string{"endpoint_index": "endpointId"}
 
 // Object is a message that encoding/json writes by the rules of this package.
 type Object struct {
@@ -68,12 +81,23 @@ func List[M proto.Message](all []M) []Object {
 }
 
 // MarshalJSON implements json.Marshaler.
-func (o Object) MarshalJSON() ([]byte, error) {
-	var w bytes.Buffer
-	if err := writeFields(&w, o.Message.ProtoReflect(), o.Facts); err != nil {
-		return nil, err
+func (o Object) MarshalJSON() ([]byte, error) { return o.Append(nil) }
+
+// Append appends the JSON of the object to b.
+func (o Object) Append(b []byte) ([]byte, error) {
+	if o.Message == nil || !o.Message.ProtoReflect().IsValid() {
+		return append(b, "null"...), nil
 	}
-	return w.Bytes(), nil
+	return appendFields(b, o.Message.ProtoReflect(), o.Facts)
+}
+
+// WriteLine writes the object as one line, for lists without an end.
+func (o Object) WriteLine(w io.Writer) error {
+	b, err := o.Append(nil)
+	if err == nil {
+		_, err = w.Write(append(b, '\n'))
+	}
+	return err
 }
 
 // Shown tells whether the JSON of a message can have the field.
@@ -82,134 +106,194 @@ func Shown(f protoreflect.FieldDescriptor) bool {
 	return !ok || !options.GetDeprecated()
 }
 
-func writeFields(w *bytes.Buffer, m protoreflect.Message, facts []Fact) error {
-	w.WriteByte('{')
-	first := true
-	key := func(name string) error {
-		if !first {
-			w.WriteByte(',')
-		}
-		first = false
-		err := writeAny(w, name)
-		w.WriteByte(':')
-		return err
+// field is what all messages of a type have in common.
+type field struct {
+	protoreflect.FieldDescriptor
+	name       string
+	key        string // with quotes and the colon
+	presence   bool
+	hidesZero  bool // an enum that begins with UNSPECIFIED
+	labels     bool
+	appendEach func(b []byte, v protoreflect.Value) ([]byte, error)
+}
+
+// plans are the fields of each type of messages that was written.
+var plans sync.Map // protoreflect.MessageDescriptor → []field
+
+func fieldsOf(d protoreflect.MessageDescriptor) []field {
+	if known, ok := plans.Load(d); ok {
+		return known.([]field)
 	}
-	fields := m.Descriptor().Fields()
-	for i := range fields.Len() {
-		f := fields.Get(i)
-		if !Shown(f) || f.HasPresence() && !m.Has(f) || isUnspecified(f, m.Get(f)) {
+	var fields []field
+	for i := range d.Fields().Len() {
+		f := d.Fields().Get(i)
+		if !Shown(f) {
 			continue
 		}
-		if err := key(f.JSONName()); err != nil {
-			return err
+		name := f.JSONName()
+		if other := renamed[f.Name()]; other != "" {
+			name = other
 		}
-		if err := writeField(w, f, m.Get(f)); err != nil {
-			return fmt.Errorf("%s: %w", f.FullName(), err)
+		fields = append(fields, field{
+			FieldDescriptor: f, name: name, key: strconv.Quote(name) + ":", presence: f.HasPresence(),
+			hidesZero: f.Kind() == protoreflect.EnumKind && !f.IsList() && strings.HasSuffix(zeroName(f.Enum()), unspecified),
+			labels:    f.IsList() && isLabel(f), appendEach: appender(f),
+		})
+	}
+	plans.Store(d, fields)
+	return fields
+}
+
+func isLabel(f protoreflect.FieldDescriptor) bool {
+	return f.Message() != nil && f.Message().FullName() == (*workloadv1.Label)(nil).ProtoReflect().Descriptor().FullName()
+}
+
+func appendFields(b []byte, m protoreflect.Message, facts []Fact) ([]byte, error) {
+	b = append(b, '{')
+	begin := len(b)
+	key := func(text string) {
+		if len(b) > begin {
+			b = append(b, ',')
+		}
+		b = append(b, text...)
+	}
+	var err error
+	fields := fieldsOf(m.Descriptor())
+	for i := range fields {
+		f := &fields[i]
+		if f.presence && !m.Has(f.FieldDescriptor) {
+			continue
+		}
+		v := m.Get(f.FieldDescriptor)
+		if f.hidesZero && v.Enum() == 0 {
+			continue
+		}
+		key(f.key)
+		if b, err = f.append(b, v); err != nil {
+			return b, fmt.Errorf("%s: %w", f.FullName(), err)
 		}
 	}
 	for _, fact := range facts {
-		if err := key(fact.Key); err != nil {
-			return err
-		}
-		if err := writeAny(w, fact.Value); err != nil {
-			return fmt.Errorf("%s: %w", fact.Key, err)
+		key(strconv.Quote(fact.Key) + ":")
+		if b, err = appendAny(b, fact.Value); err != nil {
+			return b, fmt.Errorf("%s: %w", fact.Key, err)
 		}
 	}
-	w.WriteByte('}')
-	return nil
+	return append(b, '}'), nil
 }
 
-func isUnspecified(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-	return f.Kind() == protoreflect.EnumKind && !f.IsList() && !f.IsMap() && v.Enum() == 0 &&
-		strings.HasSuffix(zeroName(f.Enum()), unspecified)
-}
-
-func writeField(w *bytes.Buffer, f protoreflect.FieldDescriptor, v protoreflect.Value) error {
+func (f *field) append(b []byte, v protoreflect.Value) ([]byte, error) {
 	switch {
 	case f.IsMap():
-		return writeMap(w, f, v.Map())
-	case f.IsList() && isLabels(f):
+		return appendMap(b, f, v.Map())
+	case f.labels:
 		labels := make([]*workloadv1.Label, v.List().Len())
 		for i := range labels {
 			labels[i] = v.List().Get(i).Message().Interface().(*workloadv1.Label)
 		}
-		return writeAny(w, workload.LabelTexts(labels))
+		return appendTexts(b, workload.LabelTexts(labels)), nil
 	case f.IsList():
-		w.WriteByte('[')
+		var err error
+		b = append(b, '[')
 		for i := range v.List().Len() {
 			if i > 0 {
-				w.WriteByte(',')
+				b = append(b, ',')
 			}
-			if err := writeValue(w, f, v.List().Get(i)); err != nil {
-				return err
+			if b, err = f.appendEach(b, v.List().Get(i)); err != nil {
+				return b, err
 			}
 		}
-		w.WriteByte(']')
-		return nil
+		return append(b, ']'), nil
 	}
-	return writeValue(w, f, v)
+	return f.appendEach(b, v)
 }
 
-func isLabels(f protoreflect.FieldDescriptor) bool {
-	return f.Message() != nil && f.Message().FullName() == (*workloadv1.Label)(nil).ProtoReflect().Descriptor().FullName()
-}
-
-// writeMap writes an object, whose keys are sorted by their text.
-func writeMap(w *bytes.Buffer, f protoreflect.FieldDescriptor, m protoreflect.Map) error {
+// appendMap appends an object, whose keys are sorted by their text.
+func appendMap(b []byte, f *field, m protoreflect.Map) ([]byte, error) {
 	keys := make([]protoreflect.MapKey, 0, m.Len())
 	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
 		keys = append(keys, k)
 		return true
 	})
 	slices.SortFunc(keys, func(a, b protoreflect.MapKey) int { return strings.Compare(a.String(), b.String()) })
-	w.WriteByte('{')
+	b = append(b, '{')
+	var err error
 	for i, k := range keys {
 		if i > 0 {
-			w.WriteByte(',')
+			b = append(b, ',')
 		}
-		if err := writeAny(w, k.String()); err != nil {
-			return err
-		}
-		w.WriteByte(':')
-		if err := writeValue(w, f.MapValue(), m.Get(k)); err != nil {
-			return err
+		b = append(appendText(b, k.String()), ':')
+		if b, err = f.appendEach(b, m.Get(k)); err != nil {
+			return b, err
 		}
 	}
-	w.WriteByte('}')
-	return nil
+	return append(b, '}'), nil
 }
 
-// writeValue writes one value of a field.
-func writeValue(w *bytes.Buffer, f protoreflect.FieldDescriptor, v protoreflect.Value) error {
+// appender returns what appends one value of a field.
+func appender(f protoreflect.FieldDescriptor) func([]byte, protoreflect.Value) ([]byte, error) {
+	name := f.FullName()
+	if f.IsMap() {
+		f = f.MapValue()
+	}
 	switch f.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
-		switch m := v.Message().Interface().(type) {
-		case *timestamppb.Timestamp:
-			return writeAny(w, m.AsTime().Format(time.RFC3339Nano))
-		case *durationpb.Duration:
-			return writeAny(w, m.AsDuration().String())
-		case *workloadv1.Label:
-			return writeAny(w, workload.LabelTexts([]*workloadv1.Label{m})[0])
-		}
-		return writeFields(w, v.Message(), nil)
+		return appendMessage
 	case protoreflect.EnumKind:
-		return writeAny(w, EnumText(f.Enum(), v.Enum()))
+		e := f.Enum()
+		return func(b []byte, v protoreflect.Value) ([]byte, error) { return appendText(b, EnumText(e, v.Enum())), nil }
 	case protoreflect.BytesKind:
-		return writeAny(w, hex.EncodeToString(v.Bytes()))
-	case protoreflect.Uint64Kind, protoreflect.Fixed64Kind:
-		return writeNumber(w, f, strconv.FormatUint(v.Uint(), 10))
-	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
-		return writeNumber(w, f, strconv.FormatInt(v.Int(), 10))
+		if Text[name] {
+			return func(b []byte, v protoreflect.Value) ([]byte, error) { return appendText(b, string(v.Bytes())), nil }
+		}
+		return func(b []byte, v protoreflect.Value) ([]byte, error) {
+			return append(hex.AppendEncode(append(b, '"'), v.Bytes()), '"'), nil
+		}
+	case protoreflect.StringKind:
+		return func(b []byte, v protoreflect.Value) ([]byte, error) { return appendText(b, v.String()), nil }
+	case protoreflect.BoolKind:
+		return func(b []byte, v protoreflect.Value) ([]byte, error) { return strconv.AppendBool(b, v.Bool()), nil }
+	case protoreflect.Uint32Kind, protoreflect.Fixed32Kind, protoreflect.Uint64Kind, protoreflect.Fixed64Kind:
+		switch names := Flags[name]; {
+		case names != nil:
+			return func(b []byte, v protoreflect.Value) ([]byte, error) {
+				return appendTexts(b, FlagTexts(names, v.Uint())), nil
+			}
+		case Unbounded[name]:
+			return func(b []byte, v protoreflect.Value) ([]byte, error) {
+				return append(strconv.AppendUint(append(b, '"'), v.Uint(), 10), '"'), nil
+			}
+		}
+		return func(b []byte, v protoreflect.Value) ([]byte, error) { return strconv.AppendUint(b, v.Uint(), 10), nil }
 	}
-	return writeAny(w, v.Interface())
+	return func(b []byte, v protoreflect.Value) ([]byte, error) { return appendAny(b, v.Interface()) }
 }
 
-func writeNumber(w *bytes.Buffer, f protoreflect.FieldDescriptor, text string) error {
-	if Unbounded[f.FullName()] {
-		return writeAny(w, text)
+func appendMessage(b []byte, v protoreflect.Value) ([]byte, error) {
+	switch m := v.Message().Interface().(type) {
+	case *timestamppb.Timestamp:
+		return append(m.AsTime().AppendFormat(append(b, '"'), time.RFC3339Nano), '"'), nil
+	case *durationpb.Duration:
+		return appendText(b, m.AsDuration().String()), nil
+	case *workloadv1.Label:
+		return appendText(b, workload.LabelTexts([]*workloadv1.Label{m})[0]), nil
 	}
-	w.WriteString(text)
-	return nil
+	return appendFields(b, v.Message(), nil)
+}
+
+// FlagTexts are the names of the bits that are set; a bit without a name is its value.
+func FlagTexts(names []string, bits uint64) []string {
+	set := []string{}
+	for i := 0; bits>>i != 0; i++ {
+		switch {
+		case bits&(1<<i) == 0:
+		case i < len(names):
+			set = append(set, names[i])
+		default:
+			set = append(set, strconv.FormatUint(1<<i, 10))
+		}
+	}
+	return set
 }
 
 // unspecified ends the name of an enum's zero value, behind the prefix that all its values have.
@@ -217,24 +301,63 @@ const unspecified = "UNSPECIFIED"
 
 func zeroName(e protoreflect.EnumDescriptor) string { return string(e.Values().Get(0).Name()) }
 
+// enumTexts are the names of the values of each enum that was written.
+var enumTexts sync.Map // protoreflect.EnumDescriptor → map[protoreflect.EnumNumber]string
+
+func textsOf(e protoreflect.EnumDescriptor) map[protoreflect.EnumNumber]string {
+	if known, ok := enumTexts.Load(e); ok {
+		return known.(map[protoreflect.EnumNumber]string)
+	}
+	texts := map[protoreflect.EnumNumber]string{}
+	for i := range e.Values().Len() {
+		v := e.Values().Get(i)
+		name := strings.TrimPrefix(string(v.Name()), strings.TrimSuffix(zeroName(e), unspecified))
+		if _, there := texts[v.Number()]; !there {
+			texts[v.Number()] = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+		}
+	}
+	enumTexts.Store(e, texts)
+	return texts
+}
+
 // EnumText is the name of a value in lower case without the prefix of its enum: "ready" for ENDPOINT_STATE_READY. It
 // is the number of a value that this program does not know.
 func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	v := e.Values().ByNumber(n)
-	if v == nil {
-		return strconv.Itoa(int(n))
+	if text, ok := textsOf(e)[n]; ok {
+		return text
 	}
-	name := strings.TrimPrefix(string(v.Name()), strings.TrimSuffix(zeroName(e), unspecified))
-	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+	return strconv.Itoa(int(n))
 }
 
-// writeAny writes v as encoding/json does, without escapes of <, > and &.
-func writeAny(w *bytes.Buffer, v any) error {
+func appendTexts(b []byte, all []string) []byte {
+	b = append(b, '[')
+	for i, s := range all {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendText(b, s)
+	}
+	return append(b, ']')
+}
+
+// appendText appends s as encoding/json writes it. Most text needs no escapes.
+func appendText(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			b, _ = appendAny(b, s) // text can always be written
+			return b
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
+
+// appendAny appends v as encoding/json writes it, without escapes of <, > and &.
+func appendAny(b []byte, v any) ([]byte, error) {
+	w := bytes.NewBuffer(b)
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
-	err := e.Encode(v)
-	if err == nil {
-		w.Truncate(w.Len() - 1) // the end of the line
+	if err := e.Encode(v); err != nil {
+		return b, err
 	}
-	return err
+	return bytes.TrimSuffix(w.Bytes(), []byte{'\n'}), nil
 }

@@ -93,6 +93,16 @@ func TestEveryMessageIsWritten(t *testing.T) {
 		if strings.Contains(string(text), ":null") || strings.Contains(string(text), `"slot"`) {
 			t.Errorf("%s: %s", typ.Descriptor().FullName(), text)
 		}
+		back := typ.New().Interface()
+		if err := message.Unmarshal(text, back); err != nil {
+			if !strings.Contains(err.Error(), "maps are not read") {
+				t.Errorf("%s: %v", typ.Descriptor().FullName(), err)
+			}
+			return true
+		}
+		if again, _ := json.Marshal(message.Of(back)); string(again) != string(text) {
+			t.Errorf("%s: read and written it is %s, want %s", typ.Descriptor().FullName(), again, text)
+		}
 		return true
 	})
 	if count < 100 {
@@ -128,15 +138,66 @@ func fill(m protoreflect.Message, depth int) {
 	}
 }
 
-// TestUnboundedFieldsExist fails if a field in Unbounded was renamed; its JSON would silently become a number.
-func TestUnboundedFieldsExist(t *testing.T) {
+func TestMessagesAreReadAsTheyAreWritten(t *testing.T) {
+	at := timestamppb.New(time.Unix(1e9, 5000))
+	for _, want := range []proto.Message{
+		&datapathv1.Flow{
+			Time: at, Verdict: datapathv1.Verdict_VERDICT_DROPPED, Protocol: 47, TcpFlags: 0x112, Reply: true,
+			Source: &datapathv1.FlowEnd{
+				Address: "10.244.0.2", EndpointIndex: 7,
+				Labels: []*workloadv1.Label{{Source: "k8s", Key: "a", Value: "x=\"<1>"}, {Source: "k8s", Key: "b"}},
+			},
+			Egress: &datapathv1.SideVerdict{Revision: math.MaxUint64, RuleSources: []string{"a\nb", "ü"}},
+		},
+		&ipamv1.Pool{AddressCount: math.MaxUint64},
+		&datapathv1.MapUsage{Entries: -1},
+		&policyv1.Policy{Manifest: []byte("kind: x\n"), Subjects: []uint32{300, 301}},
+		&policyv1.UpsertPoliciesResponse{Incarnation: []byte{0, 255}},
+	} {
+		text, err := json.Marshal(message.Of(want, message.Fact{Key: "fact", Value: 1}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := want.ProtoReflect().New().Interface()
+		if err := message.Unmarshal(text, got); err != nil || !proto.Equal(got, want) {
+			t.Errorf("%s was read as %v, %v", text, got, err)
+		}
+	}
+	for _, wrong := range []string{"[]", `{"length":"x"}`, `{"length":-1}`, `{"time":"x"}`, `{"source":1}`, `{"tcpFlags":["x"]}`} {
+		if err := message.Unmarshal([]byte(wrong), &datapathv1.Flow{}); err == nil {
+			t.Errorf("%s was read", wrong)
+		}
+	}
+	newer := &datapathv1.Flow{}
+	if err := message.Unmarshal([]byte(`{"reason":"of-a-newer-version","new":{}}`), newer); err != nil || newer.Reason != 0 {
+		t.Errorf("a name of a newer version: %v, %v", newer, err)
+	}
+}
+
+// fieldsWithRules are the fields that the package writes in another way, and their kinds.
+func fieldsWithRules() map[protoreflect.FullName]protoreflect.Kind {
+	kinds := map[protoreflect.FullName]protoreflect.Kind{}
 	for name := range message.Unbounded {
+		kinds[name] = protoreflect.Uint64Kind
+	}
+	for name := range message.Text {
+		kinds[name] = protoreflect.BytesKind
+	}
+	for name := range message.Flags {
+		kinds[name] = protoreflect.Uint32Kind
+	}
+	return kinds
+}
+
+// TestFieldsWithRulesExist fails if such a field was renamed; its JSON would silently be another.
+func TestFieldsWithRulesExist(t *testing.T) {
+	for name, kind := range fieldsWithRules() {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if k := d.(protoreflect.FieldDescriptor).Kind(); k != protoreflect.Uint64Kind {
+		if k := d.(protoreflect.FieldDescriptor).Kind(); k != kind {
 			t.Errorf("%s is %s", name, k)
 		}
 	}

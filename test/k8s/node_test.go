@@ -263,13 +263,11 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	var leases []struct {
 		Owner     struct{ ContainerID, InterfaceName string }
 		State     string
-		Addresses []string
+		Addresses []struct{ Address string }
 	}
 	var pools []struct {
-		CIDR                  string
-		Leased, Confirmed     uint64
-		Gateway               string
-		Reserved, Quarantined uint64
+		Prefix                      string
+		LeasedCount, ConfirmedCount uint64
 	}
 	var identities []struct {
 		Number     uint64
@@ -301,14 +299,18 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	leased := map[string]string{}
 	for _, l := range leases {
 		if l.State == "confirmed" || l.State == "leased" {
-			leased[fmt.Sprint(l.Owner)] = fmt.Sprint(l.Addresses)
+			addresses := make([]string, len(l.Addresses))
+			for i, a := range l.Addresses {
+				addresses[i] = a.Address
+			}
+			leased[fmt.Sprint(l.Owner)] = fmt.Sprint(addresses)
 		}
 	}
 	if !maps.Equal(leased, owners) {
 		errs = append(errs, fmt.Errorf("addresses %v are leased, endpoints have %v", leased, owners))
 	}
 	for _, p := range pools {
-		if p.Leased != 0 || p.Confirmed != uint64(len(endpoints)) {
+		if p.LeasedCount != 0 || p.ConfirmedCount != uint64(len(endpoints)) {
 			errs = append(errs, fmt.Errorf("the pool %+v, want %d confirmed", p, len(endpoints)))
 		}
 	}

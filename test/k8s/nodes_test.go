@@ -402,12 +402,12 @@ func testRejoin(n sluiceNode) {
 		n.Errorf("somebody answers at the address of %s, which has gone with its node", old)
 	}
 	n.eventually("the node has the new ranges alone", func() error {
-		var pools []struct{ CIDR string }
+		var pools []struct{ Prefix string }
 		if err := second.list(&pools, "ipam", "pools"); err != nil {
 			return err
 		}
 		for _, p := range pools {
-			if !strings.Contains(after, p.CIDR) {
+			if !strings.Contains(after, p.Prefix) {
 				return fmt.Errorf("the pools are %+v, the Node has %s", pools, after)
 			}
 		}

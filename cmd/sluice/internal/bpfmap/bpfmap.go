@@ -8,10 +8,8 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -38,21 +36,17 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	)
 }
 
-// Usage is how full a map is.
-type Usage struct {
-	Name       string `json:"name"`
-	Entries    int64  `json:"entries"` // -1: the kernel cannot say
-	MaxEntries uint32 `json:"maxEntries"`
-	Bytes      uint64 `json:"bytes"`
-}
-
-// UsagesOf shows how full the maps are.
-func UsagesOf(all []*datapathv1.MapUsage) []Usage {
-	shown := make([]Usage, 0, len(all))
-	for _, m := range all {
-		shown = append(shown, Usage{m.GetName(), m.GetEntries(), m.GetMaxEntries(), m.GetBytes()})
-	}
-	return shown
+// columns are the columns of `map list`. The kernel cannot tell how many entries some maps have.
+var columns = []output.Column[*datapathv1.MapUsage]{
+	{Header: "MAP", Cell: func(m *datapathv1.MapUsage) any { return m.GetName() }},
+	{Header: "ENTRIES", Cell: func(m *datapathv1.MapUsage) any {
+		if m.GetEntries() < 0 {
+			return "?"
+		}
+		return m.GetEntries()
+	}},
+	{Header: "OF", Cell: func(m *datapathv1.MapUsage) any { return m.GetMaxEntries() }},
+	{Header: "MEMORY", Cell: func(m *datapathv1.MapUsage) any { return output.Bytes(m.GetBytes()) }},
 }
 
 func printList(ctx context.Context, inv *invocation.Invocation) error {
@@ -61,32 +55,24 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	all := UsagesOf(r.GetMaps())
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "MAP", "ENTRIES", "OF", "MEMORY")
+	return inv.Show(message.List(r.GetMaps()), func(w io.Writer) {
+		output.Table(w, columns, r.GetMaps())
 		var sum uint64
-		for _, m := range all {
-			entries := strconv.FormatInt(m.Entries, 10)
-			if m.Entries < 0 {
-				entries = "?"
-			}
-			output.Row(w, m.Name, entries, m.MaxEntries, output.Bytes(m.Bytes))
-			sum += m.Bytes
+		for _, m := range r.GetMaps() {
+			sum += m.GetBytes()
 		}
-		output.Row(w, fmt.Sprintf("%d maps", len(all)), "", "", output.Bytes(sum))
+		output.Row(w, fmt.Sprintf("%d maps", len(r.GetMaps())), "", "", output.Bytes(sum))
 	})
 }
 
 func dump(ctx context.Context, inv *invocation.Invocation, name string, limit uint32) error {
 	// Maps have up to a million entries, so they are printed as they come.
 	out := bufio.NewWriter(inv.Out)
-	encoder := json.NewEncoder(out)
-	encoder.SetEscapeHTML(false)
 	omitted := uint64(0)
 	call, request := datapathv1.DatapathServiceClient.DumpMap, &datapathv1.DumpMapRequest{Name: name, Limit: limit}
 	err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.DumpMapResponse) error {
 		if inv.Format == "json" {
-			return encoder.Encode(message.Of(m))
+			return message.Of(m).WriteLine(out)
 		}
 		omitted = m.GetOmittedEntryCount()
 		_, err := fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))

@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 )
@@ -36,30 +36,17 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	)
 }
 
-// Pool is a range of addresses and how full it is.
-type Pool struct {
-	CIDR        string `json:"cidr"`
-	State       string `json:"state"`
-	Gateway     string `json:"gateway"`
-	Size        amount `json:"size"`
-	Reserved    uint64 `json:"reserved"`
-	Leased      uint64 `json:"leased"`
-	Confirmed   uint64 `json:"confirmed"`
-	Quarantined uint64 `json:"quarantined"`
-	Free        amount `json:"free"`
-	// RefusedReason says why the cluster refuses the range; empty if it does not.
-	RefusedReason string `json:"refusedReason,omitempty"`
-}
-
-// PoolOf shows a pool of the service.
-func PoolOf(p *ipamv1.Pool) Pool {
-	return Pool{
-		CIDR: p.GetPrefix(), State: output.Enum(p.GetState(), "RANGE_STATE_"), Gateway: p.GetGateway(),
-		Size: amount(p.GetAddressCount()), Reserved: p.GetReservedCount(),
-		Leased: p.GetLeasedCount(), Confirmed: p.GetConfirmedCount(),
-		Quarantined: p.GetQuarantinedCount(), Free: amount(p.GetFreeCount()),
-		RefusedReason: p.GetRefusedReason(),
-	}
+// poolColumns are the columns of `ipam pools`.
+var poolColumns = []output.Column[*ipamv1.Pool]{
+	{Header: "POOL", Cell: func(p *ipamv1.Pool) any { return p.GetPrefix() }},
+	{Header: "STATE", Cell: func(p *ipamv1.Pool) any { return output.Enum(p.GetState(), "RANGE_STATE_") }},
+	{Header: "GATEWAY", Cell: func(p *ipamv1.Pool) any { return p.GetGateway() }},
+	{Header: "SIZE", Cell: func(p *ipamv1.Pool) any { return output.Count(p.GetAddressCount()) }},
+	{Header: "RESERVED", Cell: func(p *ipamv1.Pool) any { return output.Count(p.GetReservedCount()) }},
+	{Header: "LEASED", Cell: func(p *ipamv1.Pool) any { return p.GetLeasedCount() }},
+	{Header: "CONFIRMED", Cell: func(p *ipamv1.Pool) any { return p.GetConfirmedCount() }},
+	{Header: "QUARANTINE", Cell: func(p *ipamv1.Pool) any { return p.GetQuarantinedCount() }},
+	{Header: "FREE", Cell: func(p *ipamv1.Pool) any { return output.Count(p.GetFreeCount()) }},
 }
 
 func printPools(ctx context.Context, inv *invocation.Invocation) error {
@@ -67,30 +54,27 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	all := []Pool{}
-	for _, p := range resp.GetPools() {
-		all = append(all, PoolOf(p))
-	}
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "POOL", "STATE", "GATEWAY", "SIZE", "RESERVED", "LEASED", "CONFIRMED", "QUARANTINE", "FREE")
-		for _, p := range all {
-			output.Row(w, p.CIDR, p.State, p.Gateway, output.Count(uint64(p.Size)), output.Count(p.Reserved),
-				p.Leased, p.Confirmed, p.Quarantined,
-				output.Count(uint64(p.Free)))
-		}
-		for _, p := range all {
-			if p.RefusedReason != "" {
-				fmt.Fprintf(w, "%s is refused: %s\n", p.CIDR, p.RefusedReason)
+	return inv.Show(message.List(resp.GetPools()), func(w io.Writer) {
+		output.Table(w, poolColumns, resp.GetPools())
+		for _, p := range resp.GetPools() {
+			if p.GetRefusedReason() != "" {
+				fmt.Fprintf(w, "%s is refused: %s\n", p.GetPrefix(), p.GetRefusedReason())
 			}
 		}
 	})
 }
 
-type allocation struct {
-	Owner     workload.Owner `json:"owner"`
-	State     string         `json:"state"`
-	Addresses []string       `json:"addresses"`
-	Expires   *time.Time     `json:"leaseExpireTime,omitempty"`
+// allocationColumns are the columns of `ipam list`.
+var allocationColumns = []output.Column[*ipamv1.Allocation]{
+	{Header: "CONTAINER", Cell: func(a *ipamv1.Allocation) any { return workload.OwnerOf(a.GetOwner()) }},
+	{Header: "STATE", Cell: func(a *ipamv1.Allocation) any { return output.Enum(a.GetState(), "ALLOCATION_STATE_") }},
+	{Header: "ADDRESSES", Cell: func(a *ipamv1.Allocation) any { return strings.Join(addressesOf(a), ",") }},
+	{Header: "LEASE ENDS IN", Cell: func(a *ipamv1.Allocation) any {
+		if a.GetLeaseExpireTime() == nil {
+			return ""
+		}
+		return time.Until(a.GetLeaseExpireTime().AsTime()).Round(time.Second)
+	}},
 }
 
 func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
@@ -98,30 +82,5 @@ func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	all := []allocation{}
-	for _, a := range held {
-		all = append(all, allocation{
-			Owner: workload.OwnerOf(a.GetOwner()), State: output.Enum(a.GetState(), "ALLOCATION_STATE_"),
-			Addresses: addressesOf(a), Expires: output.When(a.GetLeaseExpireTime()),
-		})
-	}
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "CONTAINER", "STATE", "ADDRESSES", "LEASE ENDS IN")
-		for _, a := range all {
-			left := ""
-			if a.Expires != nil {
-				left = time.Until(*a.Expires).Round(time.Second).String()
-			}
-			output.Row(w, a.Owner, a.State, strings.Join(a.Addresses, ","), left)
-		}
-	})
-}
-
-// amount is a number of addresses. In JSON it is at most the largest one that readers with floating point, such as jq,
-// know exactly: a /64 has more addresses than anything counts.
-type amount uint64
-
-// MarshalJSON implements json.Marshaler.
-func (n amount) MarshalJSON() ([]byte, error) {
-	return strconv.AppendUint(nil, uint64(min(n, 1<<53-1)), 10), nil
+	return inv.Show(message.List(held), func(w io.Writer) { output.Table(w, allocationColumns, held) })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -45,14 +46,6 @@ other endpoint have it meanwhile.`,
 	return cmd
 }
 
-// released is what `ipam release -o json` prints.
-type released struct {
-	DryRun    bool           `json:"dryRun"`
-	Released  bool           `json:"released"`
-	Owner     workload.Owner `json:"owner"`
-	Addresses []string       `json:"addresses"`
-}
-
 func release(ctx context.Context, inv *invocation.Invocation, name string, force, dryRun bool) error {
 	all, err := allocations(ctx, inv)
 	if err != nil {
@@ -77,19 +70,17 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 	if err != nil {
 		return err
 	}
-	r := released{
-		DryRun: dryRun, Released: !dryRun && resp.GetReleased() != nil, Owner: workload.OwnerOf(held.GetOwner()),
-		Addresses: addressesOf(resp.GetReleased()),
-	}
-	return inv.Show(r, func(w io.Writer) {
+	owner, addresses := workload.OwnerOf(held.GetOwner()), strings.Join(addressesOf(resp.GetReleased()), " and ")
+	shown := message.Of(resp, message.Fact{Key: "validateOnly", Value: dryRun})
+	return inv.Show(shown, func(w io.Writer) {
 		switch {
 		case resp.GetReleased() == nil:
-			fmt.Fprintf(w, "%s holds nothing any more.\n", output.Printable(r.Owner.String()))
+			fmt.Fprintf(w, "%s holds nothing any more.\n", output.Printable(owner.String()))
 		case dryRun:
-			fmt.Fprintf(w, "Nothing was released: --validate-only. %s would lose %s.\n", output.Printable(r.Owner.String()),
-				strings.Join(r.Addresses, " and "))
+			fmt.Fprintf(w, "Nothing was released: --validate-only. %s would lose %s.\n", output.Printable(owner.String()),
+				addresses)
 		default:
-			fmt.Fprintf(w, "%s released %s.\n", output.Printable(r.Owner.String()), strings.Join(r.Addresses, " and "))
+			fmt.Fprintf(w, "%s released %s.\n", output.Printable(owner.String()), addresses)
 		}
 	})
 }
@@ -112,7 +103,7 @@ func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
 				return a, nil
 			}
 		}
-		return nil, fmt.Errorf("no owner holds %s; see `sluice ipam list`", text)
+		return nil, invocation.NotFound("allocation of", text, "ipam list")
 	}
 	// An allocation is found by the name of its owner as an endpoint is.
 	owners := make([]*datapathv1.Endpoint, 0, len(all))
@@ -124,7 +115,7 @@ func match(all []*ipamv1.Allocation, name string) (*ipamv1.Allocation, error) {
 		return nil, err
 	}
 	if found == nil {
-		return nil, fmt.Errorf("%s holds no address; see `sluice ipam list`", output.Printable(name))
+		return nil, invocation.NotFound("allocation of", name, "ipam list")
 	}
 	return all[slices.Index(owners, found)], nil
 }

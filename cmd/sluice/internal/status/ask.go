@@ -14,9 +14,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -143,9 +141,7 @@ func (s *Node) askIPAM(ctx context.Context, service *serviceStatus, client ipamv
 		return err
 	}
 	service.about(r.GetService())
-	for _, p := range r.GetPools() {
-		s.Pools = append(s.Pools, ipam.PoolOf(p))
-	}
+	s.Pools = r.GetPools()
 	var problems []string
 	for _, p := range r.GetService().GetProblems() {
 		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORE {
@@ -230,7 +226,7 @@ func (s *Node) askDatapath(ctx context.Context, service *serviceStatus,
 		}
 	}
 	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...),
-		bpfmap.UsagesOf(r.GetMaps())
+		r.GetMaps()
 	d.Warnings, d.DeviceRepairs, d.NodeRepairs = append([]string{}, r.GetWarnings()...), r.GetDeviceRepairs(),
 		r.GetNodeRepairs()
 	if n := r.GetConnections(); n != nil {

@@ -16,10 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/sluice-net/sluice/cmd/sluice/internal/bpfmap"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 )
 
 // Command is `status`.
@@ -59,13 +60,13 @@ type Node struct {
 	Problems []string `json:"problems"`
 	Warnings []string `json:"warnings"`
 	// Meanwhile says what works without the services that are away, and what to do.
-	Meanwhile []string        `json:"meanwhile"`
-	Services  []serviceStatus `json:"services"`
-	Datapath  *datapathStatus `json:"datapath,omitempty"`
-	Identity  *identityStatus `json:"identity,omitempty"`
-	Pools     []ipam.Pool     `json:"pools,omitempty"`
-	Policy    *policyStatus   `json:"policy,omitempty"`
-	Cluster   *clusterStatus  `json:"cluster,omitempty"`
+	Meanwhile []string                    `json:"meanwhile"`
+	Services  []serviceStatus             `json:"services"`
+	Datapath  *datapathStatus             `json:"datapath,omitempty"`
+	Identity  *identityStatus             `json:"identity,omitempty"`
+	Pools     message.Items[*ipamv1.Pool] `json:"pools,omitempty"`
+	Policy    *policyStatus               `json:"policy,omitempty"`
+	Cluster   *clusterStatus              `json:"cluster,omitempty"`
 
 	LoadBalancer *loadBalancerStatus `json:"loadBalancer,omitempty"`
 
@@ -86,28 +87,28 @@ type serviceStatus struct {
 }
 
 type datapathStatus struct {
-	AddReady         bool              `json:"addReady"`
-	KnownAddReady    bool              `json:"knownAddReady"`
-	PolicyMode       string            `json:"policyMode"`
-	Kernel           string            `json:"kernel"`
-	PodCIDRs         []string          `json:"podCidrs"`
-	NodeAddresses    []string          `json:"nodeAddresses"`
-	Endpoints        map[string]uint32 `json:"endpoints"`
-	PendingReleases  uint32            `json:"pendingReleases"`
-	AttachmentRepair uint64            `json:"attachmentRepairs"`
-	DeviceRepairs    uint64            `json:"deviceRepairs"`
-	NodeRepairs      uint64            `json:"nodeRepairs"`
-	EventsLost       uint64            `json:"eventsLost"`
-	Packets          []packets         `json:"packets"`
-	PolicyRevision   uint64            `json:"policyRevision"`
-	PolicyRefusals   []string          `json:"policyRefusals"`
-	Warnings         []string          `json:"warnings"`
-	Connections      *connectionCounts `json:"connections,omitempty"`
-	Maps             []bpfmap.Usage    `json:"maps"`
-	IdentityStream   *identityStream   `json:"identityStream,omitempty"`
-	NodeProbes       *nodeProbes       `json:"nodeProbes,omitempty"`
-	PodRouting       *podRouting       `json:"podRouting,omitempty"`
-	Frontends        *frontendStream   `json:"frontendStream,omitempty"` // nil: it translates no service
+	AddReady         bool                                `json:"addReady"`
+	KnownAddReady    bool                                `json:"knownAddReady"`
+	PolicyMode       string                              `json:"policyMode"`
+	Kernel           string                              `json:"kernel"`
+	PodCIDRs         []string                            `json:"podCidrs"`
+	NodeAddresses    []string                            `json:"nodeAddresses"`
+	Endpoints        map[string]uint32                   `json:"endpoints"`
+	PendingReleases  uint32                              `json:"pendingReleases"`
+	AttachmentRepair uint64                              `json:"attachmentRepairs"`
+	DeviceRepairs    uint64                              `json:"deviceRepairs"`
+	NodeRepairs      uint64                              `json:"nodeRepairs"`
+	EventsLost       uint64                              `json:"eventsLost"`
+	Packets          []packets                           `json:"packets"`
+	PolicyRevision   uint64                              `json:"policyRevision"`
+	PolicyRefusals   []string                            `json:"policyRefusals"`
+	Warnings         []string                            `json:"warnings"`
+	Connections      *connectionCounts                   `json:"connections,omitempty"`
+	Maps             message.Items[*datapathv1.MapUsage] `json:"maps"`
+	IdentityStream   *identityStream                     `json:"identityStream,omitempty"`
+	NodeProbes       *nodeProbes                         `json:"nodeProbes,omitempty"`
+	PodRouting       *podRouting                         `json:"podRouting,omitempty"`
+	Frontends        *frontendStream                     `json:"frontendStream,omitempty"` // nil: it translates no service
 }
 
 // identityStream is how endpoints change their identity.
@@ -305,19 +306,19 @@ func (s *Node) dropUnused() {
 
 // exhausted names the families of which no pool has an address left. Resting
 // in quarantine come back by themselves, but not for a container that wants one now.
-func exhausted(pools []ipam.Pool) []string {
+func exhausted(pools []*ipamv1.Pool) []string {
 	free, full := map[string]bool{}, map[string][]string{}
 	for _, p := range pools {
-		if p.State == "draining" {
+		if p.GetState() == ipamv1.RangeState_RANGE_STATE_DRAINING {
 			continue
 		}
 		family := "IPv4"
-		if strings.Contains(p.CIDR, ":") {
+		if strings.Contains(p.GetPrefix(), ":") {
 			family = "IPv6"
 		}
-		free[family] = free[family] || p.Free > 0
-		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine", p.CIDR, p.Confirmed,
-			p.Leased, p.Quarantined))
+		free[family] = free[family] || p.GetFreeCount() > 0
+		full[family] = append(full[family], fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine", p.GetPrefix(),
+			p.GetConfirmedCount(), p.GetLeasedCount(), p.GetQuarantinedCount()))
 	}
 	var problems []string
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -447,12 +448,13 @@ func (s *Node) table(w io.Writer) {
 		output.Row(w, "Cluster", c.text())
 	}
 	for _, p := range s.Pools {
-		free := output.Count(uint64(p.Free)) + " free"
-		if p.State == "draining" || p.State == "refused" {
-			free = p.State
+		free := output.Count(p.GetFreeCount()) + " free"
+		switch p.GetState() {
+		case ipamv1.RangeState_RANGE_STATE_DRAINING, ipamv1.RangeState_RANGE_STATE_REFUSED:
+			free = output.Enum(p.GetState(), "RANGE_STATE_")
 		}
-		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s", p.CIDR, p.Confirmed, p.Leased,
-			p.Quarantined, free))
+		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s", p.GetPrefix(),
+			p.GetConfirmedCount(), p.GetLeasedCount(), p.GetQuarantinedCount(), free))
 	}
 	if p := s.Policy; p != nil {
 		p.rows(w)
@@ -554,7 +556,7 @@ func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 	if len(d.Maps) > 0 {
 		var sum uint64
 		for _, m := range d.Maps {
-			sum += m.Bytes
+			sum += m.GetBytes()
 		}
 		output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
 	}

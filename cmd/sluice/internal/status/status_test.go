@@ -10,11 +10,11 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
@@ -279,13 +279,15 @@ func TestStatusWithoutRightsSaysWhoMayAsk(t *testing.T) {
 }
 
 func TestStatusTellsOfAFamilyWithoutAFreeAddress(t *testing.T) {
-	full, room, v6 := ipam.Pool{CIDR: "10.0.0.0/29", Confirmed: 4, Quarantined: 1},
-		ipam.Pool{CIDR: "10.1.0.0/24", Free: 1},
-		ipam.Pool{CIDR: "fd00::/64", Free: 9}
-	if got := exhausted([]ipam.Pool{full, room, v6}); len(got) != 0 {
+	full, room, v6 := &ipamv1.Pool{Prefix: "10.0.0.0/29", ConfirmedCount: 4, QuarantinedCount: 1},
+		&ipamv1.Pool{Prefix: "10.1.0.0/24", FreeCount: 1},
+		&ipamv1.Pool{Prefix: "fd00::/64", FreeCount: 9}
+	if got := exhausted([]*ipamv1.Pool{full, room, v6}); len(got) != 0 {
 		t.Errorf("with room in another pool: %q", got)
 	}
-	got := exhausted([]ipam.Pool{full, v6, {CIDR: "10.2.0.0/24", State: "draining", Confirmed: 3}})
+	got := exhausted([]*ipamv1.Pool{full, v6, {
+		Prefix: "10.2.0.0/24", State: ipamv1.RangeState_RANGE_STATE_DRAINING, ConfirmedCount: 3,
+	}})
 	if want := "sluice-ipam: no IPv4 address is free (10.0.0.0/29: 4 confirmed, 0 leased, 1 in quarantine)"; len(got) != 1 ||
 		got[0] != want {
 		t.Errorf("got %q, want %q", got, want)

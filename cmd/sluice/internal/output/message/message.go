@@ -71,13 +71,42 @@ type Fact struct {
 // Of wraps m for encoding/json.
 func Of(m proto.Message, facts ...Fact) Object { return Object{m, facts} }
 
-// List returns all as objects.
-func List[M proto.Message](all []M) []Object {
-	objects := make([]Object, 0, len(all))
-	for _, m := range all {
-		objects = append(objects, Of(m))
+// Items are messages that encoding/json writes and reads by the rules of this package.
+type Items[M proto.Message] []M
+
+// List wraps all for encoding/json.
+func List[M proto.Message](all []M) Items[M] { return all }
+
+// MarshalJSON implements json.Marshaler.
+func (l Items[M]) MarshalJSON() ([]byte, error) {
+	b := []byte{'['}
+	var err error
+	for i, m := range l {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if b, err = Of(m).Append(b); err != nil {
+			return nil, err
+		}
 	}
-	return objects
+	return append(b, ']'), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *Items[M]) UnmarshalJSON(data []byte) error {
+	var all []json.RawMessage
+	if err := json.Unmarshal(data, &all); err != nil {
+		return err
+	}
+	*l = make(Items[M], len(all))
+	for i, one := range all {
+		var typ M
+		(*l)[i], _ = typ.ProtoReflect().New().Interface().(M)
+		if err := Unmarshal(one, (*l)[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // MarshalJSON implements json.Marshaler.

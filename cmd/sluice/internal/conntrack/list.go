@@ -7,18 +7,17 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -52,117 +51,73 @@ a line.`,
 	return cmd
 }
 
-// connection is a tracked one.
-type connection struct {
-	Protocol  string `json:"protocol"`
-	Initiator end    `json:"initiator"`
-	Responder end    `json:"responder"`
-	// States begin with the stage.
-	States   []string   `json:"states"`
-	LastSeen *time.Time `json:"lastSeenTime"`
-	// Current says that the verdicts of both sides stand; if not, the next packet is
-	// evaluated anew.
-	Current     bool   `json:"current"`
-	EgressRule  uint32 `json:"egressRule,omitempty"`
-	IngressRule uint32 `json:"ingressRule,omitempty"`
-	// Asked is the address and port that the initiator asked for, and Service whose
-	// it is.
-	Asked   string `json:"asked,omitempty"`
-	Service string `json:"service,omitempty"`
-	// Source is what the responder sees in place of the initiator.
-	Source        string `json:"source,omitempty"`
-	InTransit     bool   `json:"inTransit,omitempty"`
-	Node          string `json:"node,omitempty"`
-	EarlierLayout bool   `json:"earlierLayout,omitempty"`
-	// Omitted is in the last one: how many --limit leaves out.
-	Omitted uint64 `json:"omittedConnections,omitempty"`
+// columns are the columns of `conntrack list`.
+var columns = []output.Column[*datapathv1.TrackedConnection]{
+	{Header: "PROTOCOL", Cell: func(t *datapathv1.TrackedConnection) any {
+		return ports.ProtocolText(uint32(t.GetConnection().GetProtocol()))
+	}},
+	{Header: "INITIATOR", Cell: func(t *datapathv1.TrackedConnection) any {
+		c := t.GetConnection()
+		return endText(c.GetInitiatorAddress(), c.GetInitiatorPort(), t.GetInitiator())
+	}},
+	{Header: "RESPONDER", Cell: func(t *datapathv1.TrackedConnection) any {
+		c := t.GetConnection()
+		return endText(c.GetResponderAddress(), c.GetResponderPort(), t.GetResponder())
+	}},
+	{Header: "STATE", Cell: func(t *datapathv1.TrackedConnection) any { return stateText(t) }},
+	{Header: "LAST SEEN", Cell: func(t *datapathv1.TrackedConnection) any {
+		return output.Since(output.When(t.GetConnection().GetLastSeenTime()))
+	}},
+	{Header: "ASKED", Cell: func(t *datapathv1.TrackedConnection) any { return askedText(t) }},
 }
 
-// end is one end of a connection.
-type end struct {
-	Address  string          `json:"address"`
-	Port     uint32          `json:"port"`
-	Identity uint32          `json:"identity"`
-	Owner    *workload.Owner `json:"owner,omitempty"`
-	Pod      string          `json:"pod,omitempty"`
-	Local    bool            `json:"localNode,omitempty"`
-}
-
-func endOf(address string, port uint32, e *datapathv1.ConnectionEnd) end {
-	shown := end{Address: address, Port: port, Identity: e.GetIdentity(), Local: e.GetLocalNode()}
-	if e.GetOwner() != nil {
-		o := workload.OwnerOf(e.GetOwner())
-		shown.Owner = &o
-	}
-	if p := e.GetPod(); p != nil {
-		shown.Pod = p.GetNamespace() + "/" + p.GetName()
-	}
-	return shown
-}
-
-// text is "10.244.0.2:4000 (shop/web-0)".
-func (e end) text() string {
-	who := strconv.FormatUint(uint64(e.Identity), 10)
+// endText is "10.244.0.2:4000 (shop/web-0)".
+func endText(address string, port uint32, e *datapathv1.ConnectionEnd) string {
+	who := strconv.FormatUint(uint64(e.GetIdentity()), 10)
 	switch {
-	case e.Pod != "":
-		who = e.Pod
-	case e.Owner != nil:
-		who = e.Owner.String()
-	case e.Local:
+	case e.GetPod() != nil:
+		who = workload.PodText(e.GetPod())
+	case e.GetOwner() != nil:
+		who = workload.OwnerOf(e.GetOwner()).String()
+	case e.GetLocalNode():
 		who = "local node"
 	}
-	return hostPort(e.Address, e.Port) + " (" + who + ")"
+	return hostPort(address, port) + " (" + who + ")"
 }
 
 func hostPort(address string, port uint32) string {
 	return net.JoinHostPort(address, strconv.FormatUint(uint64(port), 10))
 }
 
-func connectionOf(t *datapathv1.TrackedConnection) connection {
-	c := t.GetConnection()
-	shown := connection{
-		Protocol:  ports.ProtocolText(uint32(c.GetProtocol())),
-		Initiator: endOf(c.GetInitiatorAddress(), c.GetInitiatorPort(), t.GetInitiator()),
-		Responder: endOf(c.GetResponderAddress(), c.GetResponderPort(), t.GetResponder()),
-		LastSeen:  output.When(c.GetLastSeenTime()), Current: c.GetCurrent(), EgressRule: c.GetEgressRule(),
-		IngressRule: c.GetIngressRule(), Service: t.GetService(), InTransit: c.GetInTransit(), Node: t.GetNodeName(),
-		EarlierLayout: t.GetEarlierLayout(), States: []string{},
-	}
-	for _, s := range c.GetStates() {
-		shown.States = append(shown.States, output.Enum(s, statePrefix))
-	}
-	if t.GetAskedAddress() != "" {
-		shown.Asked = hostPort(t.GetAskedAddress(), t.GetAskedPort())
-	}
-	if c.GetSourceAddress() != "" {
-		shown.Source = hostPort(c.GetSourceAddress(), c.GetSourcePort())
-	}
-	return shown
-}
-
 // stateText is the stage and what is special.
-func (c connection) stateText() string {
-	states := c.States
-	if !c.Current {
-		states = append(states, "to-be-evaluated")
+func stateText(t *datapathv1.TrackedConnection) string {
+	c := t.GetConnection()
+	var states []string
+	for _, s := range c.GetStates() {
+		states = append(states, output.Enum(s, statePrefix))
 	}
-	if c.InTransit {
-		states = append(states, "in-transit")
-	}
-	if c.EarlierLayout {
-		states = append(states, "earlier-layout")
+	for _, special := range []struct {
+		is   bool
+		text string
+	}{{!c.GetCurrent(), "to-be-evaluated"}, {c.GetInTransit(), "in-transit"}, {t.GetEarlierLayout(), "earlier-layout"}} {
+		if special.is {
+			states = append(states, special.text)
+		}
 	}
 	return strings.Join(states, ",")
 }
 
 // askedText is "10.96.0.1:80 (shop/web:http)", and what the responder sees.
-func (c connection) askedText() string {
-	text := c.Asked
-	if c.Service != "" {
-		text += " (" + c.Service + ")"
+func askedText(t *datapathv1.TrackedConnection) string {
+	text, c := "", t.GetConnection()
+	if t.GetAskedAddress() != "" {
+		text = hostPort(t.GetAskedAddress(), t.GetAskedPort())
 	}
-	if c.Source != "" {
-		text = strings.TrimSpace(text + " as " + c.Source)
+	if t.GetService() != "" {
+		text += " (" + t.GetService() + ")"
+	}
+	if c.GetSourceAddress() != "" {
+		text = strings.TrimSpace(text + " as " + hostPort(c.GetSourceAddress(), c.GetSourcePort()))
 	}
 	return text
 }
@@ -173,22 +128,18 @@ const rowsAtOnce = 1000
 func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListConnectionsRequest) error {
 	// There may be a million, so they are printed as they come.
 	out := bufio.NewWriter(inv.Out)
-	encoder := json.NewEncoder(out)
-	encoder.SetEscapeHTML(false)
 	table := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	shown, omitted := 0, uint64(0)
 	err := invocation.Stream(ctx, inv, invocation.Connections, datapathv1.ConnectionServiceClient.ListConnections, req,
 		func(m *datapathv1.ListConnectionsResponse) error {
-			c := connectionOf(m.GetConnection())
-			c.Omitted, omitted = m.GetOmittedConnectionCount(), m.GetOmittedConnectionCount()
+			omitted = m.GetOmittedConnectionCount()
 			if shown++; inv.Format == "json" {
-				return encoder.Encode(c)
+				return message.Of(m.GetConnection(), message.Fact{Key: "omittedConnectionCount", Value: omitted}).WriteLine(out)
 			}
 			if shown == 1 {
-				output.Row(table, "PROTOCOL", "INITIATOR", "RESPONDER", "STATE", "LAST SEEN", "ASKED")
+				output.Header(table, columns)
 			}
-			output.Row(table, c.Protocol, c.Initiator.text(), c.Responder.text(), c.stateText(), output.Since(c.LastSeen),
-				c.askedText())
+			output.Rows(table, columns, m.GetConnection())
 			if shown%rowsAtOnce == 0 {
 				return table.Flush()
 			}

@@ -14,11 +14,22 @@ type Column[M any] struct {
 
 // Table writes a header and one row for each message.
 func Table[M any](w io.Writer, columns []Column[M], all []M) {
+	Header(w, columns)
+	Rows(w, columns, all...)
+}
+
+// Header writes the header of a table.
+func Header[M any](w io.Writer, columns []Column[M]) {
 	cells := make([]any, len(columns))
 	for i, c := range columns {
 		cells[i] = c.Header
 	}
 	Row(w, cells...)
+}
+
+// Rows writes one row for each message.
+func Rows[M any](w io.Writer, columns []Column[M], all ...M) {
+	cells := make([]any, len(columns))
 	for _, m := range all {
 		for i, c := range columns {
 			cells[i] = c.Cell(m)

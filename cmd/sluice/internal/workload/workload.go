@@ -32,6 +32,14 @@ func (o Owner) String() string {
 	return id + "/" + o.Interface
 }
 
+// PodText is NAMESPACE/NAME of a pod of Kubernetes; empty without one.
+func PodText(p *workloadv1.PodReference) string {
+	if p == nil {
+		return ""
+	}
+	return p.GetNamespace() + "/" + p.GetName()
+}
+
 // LabelTexts writes labels as SOURCE:KEY=VALUE, sorted.
 func LabelTexts(labels []*workloadv1.Label) []string {
 	texts := append([]string{}, LabelTextsInOrder(labels)...)

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
@@ -72,7 +73,7 @@ func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 	}
 	keys := []frontend.Key{key("10.96.0.1"), key("fd00:96::1")}
 	var at []netip.AddrPort
-	var tx, removal frontend.Transaction
+	var tx, removal frontendtx.Transaction
 	for i, k := range keys {
 		at = append(at, web.echo(web.spec.Addrs[i]))
 		tx.Upsert(&frontend.Frontend{
@@ -81,7 +82,7 @@ func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 		})
 		removal.Remove(k)
 	}
-	apply := func(tx *frontend.Transaction) {
+	apply := func(tx *frontendtx.Transaction) {
 		t.Helper()
 		res, err := w.node.Kernel.Frontends().Apply(t.Context(), tx)
 		if err != nil || len(res.Refused) != 0 {

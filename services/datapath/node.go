@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/boottime"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/audit"
 	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
@@ -193,12 +194,12 @@ func (n *node) openKernel(ctx context.Context, cfg Config) (err error) {
 		n.Ender = socketend.New(socketend.Options{
 			Sockets: n.Kernel.SocketList, Each: n.eachNamespace, Keeps: n.Kernel.Services.Keeps,
 		})
-		var capacity frontendstream.Capacity
+		var capacity frontend.Capacity
 		hostPorts := 0 // frontends for host ports, which services do not get
 		if c, ok := n.Kernel.Services.Capacity(); ok {
 			hostPorts = c.Frontends / hostPortPart
 			c.Frontends, c.Backends, c.Members = c.Frontends-hostPorts, c.Backends-hostPorts, c.Members-hostPorts
-			capacity = frontendstream.Capacity(c)
+			capacity = c
 		}
 		n.HostPorts = hostport.New(hostport.Options{
 			Kernel: n.Kernel.Frontends(), Ender: flowEnder{n}, Own: n.isOwn, Closed: cfg.reservedPorts(),

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/kube/tenants"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -35,8 +35,8 @@ type Config struct {
 	Shares       tenants.Config     `config:"shares"`
 	Subscribers  SubscribersConfig  `config:"subscribers"`
 
-	external []netip.Prefix      // set by Validate
-	reserved []frontend.Reserved // likewise
+	external []netip.Prefix     // set by Validate
+	reserved []compile.Reserved // likewise
 }
 
 // SourcesConfig says where services come from, beside calls.
@@ -156,9 +156,9 @@ func (c *Config) Validate() error {
 }
 
 // parseReserved reads "udp/4789" and "udp/10.0.0.0/8:4789".
-func parseReserved(text string) (frontend.Reserved, error) {
+func parseReserved(text string) (compile.Reserved, error) {
 	protocol, rest, _ := strings.Cut(text, "/")
-	out := frontend.Reserved{Protocol: service.ProtocolOf(strings.ToUpper(protocol))}
+	out := compile.Reserved{Protocol: service.ProtocolOf(strings.ToUpper(protocol))}
 	if out.Protocol == 0 {
 		return out, fmt.Errorf("the protocol is not tcp, udp or sctp")
 	}
@@ -186,7 +186,7 @@ func (c *Config) Calls() sandbox.Calls {
 
 func (c *Config) owner(l *slog.Logger) owner.Config {
 	return owner.Config{
-		Node: frontend.Node{Name: c.Node.Name, Zone: c.Node.Zone, ExternalIPs: c.external, Reserved: c.reserved},
+		Node: compile.Node{Name: c.Node.Name, Zone: c.Node.Zone, ExternalIPs: c.external, Reserved: c.reserved},
 		Limits: owner.Limits{
 			Services: c.Limits.Services, Slices: c.Limits.EndpointSlices, Frontends: c.Limits.Frontends,
 			Backends: c.Limits.Backends, BackendsPerService: c.Limits.BackendsPerService,

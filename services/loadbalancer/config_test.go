@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/process"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -32,7 +32,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 }
 
 func TestReservedPorts(t *testing.T) {
-	for text, want := range map[string]frontend.Reserved{
+	for text, want := range map[string]compile.Reserved{
 		"udp/4789":             {Protocol: service.UDP, Port: 4789},
 		"tcp/10.0.0.1/8:6443":  {Prefix: netip.MustParsePrefix("10.0.0.0/8"), Protocol: service.TCP, Port: 6443},
 		"udp/[fd00::/8]:8472":  {Prefix: netip.MustParsePrefix("fd00::/8"), Protocol: service.UDP, Port: 8472},
@@ -45,7 +45,7 @@ func TestReservedPorts(t *testing.T) {
 		"udp/10.0.0.0/33:4789": {},
 	} {
 		got, err := parseReserved(text)
-		if (err != nil) != (want == frontend.Reserved{}) || err == nil && got != want {
+		if (err != nil) != (want == compile.Reserved{}) || err == nil && got != want {
 			t.Errorf("%q: %+v, %v; want %+v", text, got, err, want)
 		}
 	}

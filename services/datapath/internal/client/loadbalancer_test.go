@@ -22,11 +22,12 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/model/frontend"
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 // scriptedLoadBalancer hands each stream to the test, which ends it.
@@ -161,14 +162,16 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 	}
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: frontend.UDP}
 	node := frontend.Key{Addr: netip.IPv6Unspecified(), Port: 30080, Protocol: frontend.SCTP, Node: true}
-	want := []frontendstream.Step{
+	want := []frontend.Step{
 		{Upsert: &frontend.Frontend{
 			Key: k, Kind: frontend.LoadBalancer, Service: "shop/web:dns",
 			Inside: &frontend.List{Backends: []frontend.Backend{
 				{AddrPort: netip.MustParseAddrPort("10.244.0.1:5353")},
 				{AddrPort: netip.MustParseAddrPort("10.244.0.2:5353"), Terminating: true},
 			}, Table: true},
-			Outside:      &frontend.List{Drop: true, Draining: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.3:5353")}},
+			Outside: &frontend.List{Drop: true, Draining: []frontend.Backend{
+				{AddrPort: netip.MustParseAddrPort("10.244.0.3:5353"), Terminating: true},
+			}},
 			Affinity:     3 * time.Hour,
 			SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")},
 		}},
@@ -176,7 +179,7 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 		{Refuse: &frontend.Refusal{Key: k, Err: got[2].Refuse.Err}},
 		{Refuse: &frontend.Refusal{Key: k, Err: got[3].Refuse.Err}},
 		{Refuse: &frontend.Refusal{Key: k, Err: got[4].Refuse.Err}},
-		{Barrier: &frontendstream.Barrier{
+		{Barrier: &frontend.Barrier{
 			Incarnation: lbRun, Seq: 8, Revision: 48, SnapshotComplete: true, State: lbState, SourcesComplete: true,
 		}},
 	}
@@ -221,38 +224,13 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 	}
 }
 
-func TestFrontendStreamRefusesWhatHasNoKey(t *testing.T) {
-	key := func(change func(*loadbalancerv1.FrontendKey)) *loadbalancerv1.FrontendStep {
-		k := wholeFrontend().GetKey()
-		change(k)
-		return removeStep(k)
-	}
-	for name, bad := range map[string]*loadbalancerv1.FrontendStep{
-		"an address that is none": key(func(k *loadbalancerv1.FrontendKey) { k.Address = "web" }),
-		"IPv4 in IPv6 form":       key(func(k *loadbalancerv1.FrontendKey) { k.Address = "::ffff:10.96.0.1" }),
-		"port 0":                  key(func(k *loadbalancerv1.FrontendKey) { k.Port = 0 }),
-		"port 65536":              key(func(k *loadbalancerv1.FrontendKey) { k.Port = 65536 }),
-		"ICMP":                    key(func(k *loadbalancerv1.FrontendKey) { k.Protocol = netv1.Protocol_PROTOCOL_ICMP }),
-		"protocol 262":            key(func(k *loadbalancerv1.FrontendKey) { k.Protocol = 262 }),
-		"no family":               key(func(k *loadbalancerv1.FrontendKey) { k.Address = "" }),
-		"the unspecified address": key(func(k *loadbalancerv1.FrontendKey) { k.Address = "0.0.0.0" }),
-		"no step":                 {},
-		"no run":                  barrierStep(&loadbalancerv1.Barrier{State: []byte(lbState)}),
-		"no state":                barrierStep(&loadbalancerv1.Barrier{Incarnation: []byte(lbRun)}),
-	} {
-		if st, err := frontendStep(bad); err == nil {
-			t.Errorf("%s: came as %+v", name, st)
-		}
-	}
-}
-
 // frontendKernel keeps the frontends that it is given.
 type frontendKernel struct {
 	mu   sync.Mutex
 	have map[frontend.Key]*frontend.Frontend // guarded by mu
 }
 
-func (k *frontendKernel) Apply(_ context.Context, tx *frontend.Transaction) (frontend.Result, error) {
+func (k *frontendKernel) Apply(_ context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range tx.Changes() {
@@ -260,7 +238,7 @@ func (k *frontendKernel) Apply(_ context.Context, tx *frontend.Transaction) (fro
 			delete(k.have, c.Key)
 		}
 	}
-	return frontend.Result{Changed: len(tx.Changes())}, nil
+	return frontendtx.Result{Changed: len(tx.Changes())}, nil
 }
 
 func (k *frontendKernel) Barrier(context.Context) error { return nil }

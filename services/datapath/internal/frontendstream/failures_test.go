@@ -14,12 +14,12 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 )
 
 // unreadable is an update of a frontend that the datapath cannot read.
-func unreadable(port uint16) Step {
-	return Step{Refuse: &frontend.Refusal{Key: key(port), Err: errors.New("malformed")}}
+func unreadable(port uint16) frontend.Step {
+	return frontend.Step{Refuse: &frontend.Refusal{Key: key(port), Err: errors.New("malformed")}}
 }
 
 // leads reports whether the kernel has a frontend, and with a backend.
@@ -104,7 +104,7 @@ func TestBarrierOfTheResumedSequenceIsRefused(t *testing.T) {
 // TestCapacityIsInEachSubscription: the service divides what the kernel can hold.
 func TestCapacityIsInEachSubscription(t *testing.T) {
 	w := newWorld(t)
-	c := Capacity{Frontends: 1, Backends: 2, Members: 3, BackendsPerList: 4}
+	c := frontend.Capacity{Frontends: 1, Backends: 2, Members: 3, BackendsPerList: 4}
 	w.follow(Options{Capacity: c})
 	for range 2 {
 		s := w.next()
@@ -202,7 +202,7 @@ type model struct {
 	seq     uint64
 }
 
-func (m *model) step(port uint16) Step {
+func (m *model) step(port uint16) frontend.Step {
 	switch b, ok := m.want[port]; {
 	case !ok:
 		return down(port)
@@ -214,7 +214,7 @@ func (m *model) step(port uint16) Step {
 }
 
 // steps are those of a stream that begins behind a barrier; 0: with everything.
-func (m *model) steps(behind uint64) (steps []Step) {
+func (m *model) steps(behind uint64) (steps []frontend.Step) {
 	for port := range uint16(10) {
 		_, wanted := m.want[port]
 		if behind == 0 && wanted || behind > 0 && m.changed[port] > behind {
@@ -310,7 +310,7 @@ func play(t *testing.T, r *rand.Rand) {
 	w.kernel.fail = nil
 	w.kernel.mu.Unlock()
 	m.seq++
-	s.down <- []Step{end(m.seq)}
+	s.down <- []frontend.Step{end(m.seq)}
 	settle()
 	refused := w.f.Status().Refusals
 	for port := range uint16(10) {

@@ -16,7 +16,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -28,7 +29,7 @@ const patience = 10 * time.Second
 type service struct{ subscribed chan *stream }
 
 func (s *service) Subscribe(ctx context.Context, sub Subscription) (Stream, error) {
-	st := &stream{ctx: ctx, sub: sub, down: make(chan []Step), up: make(chan any, 100)}
+	st := &stream{ctx: ctx, sub: sub, down: make(chan []frontend.Step), up: make(chan any, 100)}
 	select {
 	case s.subscribed <- st:
 		return st, nil
@@ -41,7 +42,7 @@ func (s *service) Subscribe(ctx context.Context, sub Subscription) (Stream, erro
 type stream struct {
 	ctx  context.Context
 	sub  Subscription
-	down chan []Step
+	down chan []frontend.Step
 	up   chan any // ack, refusal
 }
 
@@ -54,7 +55,7 @@ type refusal struct {
 
 var errCut = errors.New("cut")
 
-func (s *stream) Recv() ([]Step, error) {
+func (s *stream) Recv() ([]frontend.Step, error) {
 	select {
 	case steps, ok := <-s.down:
 		if !ok {
@@ -86,7 +87,7 @@ type kernel struct {
 	graces int                                 // guarded by mu
 }
 
-func (k *kernel) Apply(_ context.Context, tx *frontend.Transaction) (res frontend.Result, err error) {
+func (k *kernel) Apply(_ context.Context, tx *frontendtx.Transaction) (res frontendtx.Result, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err, k.fail = k.fail, nil; err != nil {
@@ -101,7 +102,7 @@ func (k *kernel) Apply(_ context.Context, tx *frontend.Transaction) (res fronten
 			delete(k.have, c.Key)
 			res.Changed++
 		case c.Frontend != nil && old == nil && len(k.have) >= k.room:
-			res.Refused = append(res.Refused, frontend.Refusal{Key: c.Key, Err: &frontend.NoRoomError{Map: "sl_fe4", Need: 1}})
+			res.Refused = append(res.Refused, frontend.Refusal{Key: c.Key, Err: &frontendtx.NoRoomError{Map: "sl_fe4", Need: 1}})
 		case c.Frontend != nil && (old == nil || fmt.Sprint(*old.Inside) != fmt.Sprint(*c.Frontend.Inside)):
 			k.have[c.Key] = c.Frontend
 			res.Changed++
@@ -221,7 +222,7 @@ func (w *world) next() *stream {
 	}
 }
 
-func (w *world) send(s *stream, steps ...Step) {
+func (w *world) send(s *stream, steps ...frontend.Step) {
 	w.t.Helper()
 	select {
 	case s.down <- steps:
@@ -264,28 +265,28 @@ func key(port uint16) frontend.Key {
 }
 
 // up is a frontend with a backend of that number.
-func up(port uint16, backend byte) Step {
+func up(port uint16, backend byte) frontend.Step {
 	l := &frontend.List{Backends: []frontend.Backend{{
 		AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, backend}), 8080),
 	}}}
-	return Step{Upsert: &frontend.Frontend{Key: key(port), Kind: frontend.ClusterIP, Service: "shop/web", Inside: l}}
+	return frontend.Step{Upsert: &frontend.Frontend{Key: key(port), Kind: frontend.ClusterIP, Service: "shop/web", Inside: l}}
 }
 
-func down(port uint16) Step {
+func down(port uint16) frontend.Step {
 	k := key(port)
-	return Step{Remove: &k}
+	return frontend.Step{Remove: &k}
 }
 
 // end is a barrier of run "a" and state "s"; change says what is different.
-func end(seq uint64, change ...func(*Barrier)) Step {
-	b := &Barrier{Incarnation: "a", Seq: seq, Revision: 100 + seq, State: "s", SourcesComplete: true}
+func end(seq uint64, change ...func(*frontend.Barrier)) frontend.Step {
+	b := &frontend.Barrier{Incarnation: "a", Seq: seq, Revision: 100 + seq, State: "s", SourcesComplete: true}
 	for _, c := range change {
 		c(b)
 	}
-	return Step{Barrier: b}
+	return frontend.Step{Barrier: b}
 }
 
-func snapshot(b *Barrier)           { b.SnapshotComplete = true }
-func incomplete(b *Barrier)         { b.SourcesComplete = false }
-func state(s string) func(*Barrier) { return func(b *Barrier) { b.State = s } }
-func run(s string) func(*Barrier)   { return func(b *Barrier) { b.Incarnation = s } }
+func snapshot(b *frontend.Barrier)           { b.SnapshotComplete = true }
+func incomplete(b *frontend.Barrier)         { b.SourcesComplete = false }
+func state(s string) func(*frontend.Barrier) { return func(b *frontend.Barrier) { b.State = s } }
+func run(s string) func(*frontend.Barrier)   { return func(b *frontend.Barrier) { b.Incarnation = s } }

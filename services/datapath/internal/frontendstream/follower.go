@@ -15,7 +15,8 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/subscription"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 // maxFrontends is how many frontends one state may name: both families' maps.
@@ -44,7 +45,7 @@ type Options struct {
 	// reason than room; nil: there is no such reason.
 	Freed <-chan struct{}
 	// Capacity of the kernel, which the service is told of; zero: it is not known.
-	Capacity Capacity
+	Capacity frontend.Capacity
 	Log      *slog.Logger
 }
 
@@ -167,9 +168,9 @@ type session struct {
 	f      *Follower
 	stream Stream
 	sub    Subscription
-	tx     *frontend.Transaction
+	tx     *frontendtx.Transaction
 	bad    map[frontend.Key]error // what cannot be
-	last   *Barrier               // that was carried out in this stream; nil: none
+	last   *frontend.Barrier      // that was carried out in this stream; nil: none
 	ended  uint64                 // seq
 	ending ending
 }
@@ -193,7 +194,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		f:      f,
 		stream: stream,
 		sub:    sub,
-		tx:     &frontend.Transaction{},
+		tx:     &frontendtx.Transaction{},
 		bad:    map[frontend.Key]error{},
 		ending: ending{done: make(chan error, 1)},
 	}
@@ -245,7 +246,7 @@ func (f *Follower) opened() {
 }
 
 // take collects steps, and carries out what a barrier ends.
-func (s *session) take(ctx context.Context, steps []Step) error {
+func (s *session) take(ctx context.Context, steps []frontend.Step) error {
 	for _, st := range steps {
 		switch {
 		case st.Upsert != nil:
@@ -270,7 +271,7 @@ func (s *session) take(ctx context.Context, steps []Step) error {
 }
 
 // check refuses a barrier that cannot follow what came before.
-func (s *session) check(b Barrier) error {
+func (s *session) check(b frontend.Barrier) error {
 	switch {
 	case b.Incarnation == "" || b.State == "":
 		return fmt.Errorf("%w: a barrier without incarnation or state", errProtocol)
@@ -301,14 +302,14 @@ func (s *session) check(b Barrier) error {
 }
 
 // barrier carries out the steps up to a barrier and acknowledges it.
-func (s *session) barrier(ctx context.Context, b Barrier) error {
+func (s *session) barrier(ctx context.Context, b frontend.Barrier) error {
 	f := s.f
 	if err := s.check(b); err != nil {
 		f.reset()
 		return err
 	}
 	tx, bad := s.tx, s.bad
-	s.tx, s.bad = &frontend.Transaction{}, map[frontend.Key]error{}
+	s.tx, s.bad = &frontendtx.Transaction{}, map[frontend.Key]error{}
 	named, err := f.complete(tx, bad, b)
 	if err != nil {
 		f.reset()
@@ -329,7 +330,7 @@ func (s *session) barrier(ctx context.Context, b Barrier) error {
 	for k, err := range bad {
 		refused = append(refused, frontend.Refusal{Key: k, Err: err})
 	}
-	frontend.SortRefusals(refused)
+	frontendtx.SortRefusals(refused)
 	f.keepWaiting(tx, res.Refused)
 	f.incarnation, f.seq, s.last = b.Incarnation, b.Seq, &b
 	f.note(func(st *Status) {
@@ -374,9 +375,9 @@ func (s *session) barrier(ctx context.Context, b Barrier) error {
 // complete adds to a transaction what its barrier says of frontends that it does
 // not name, and returns those that it does.
 func (f *Follower) complete(
-	tx *frontend.Transaction,
+	tx *frontendtx.Transaction,
 	bad map[frontend.Key]error,
-	b Barrier,
+	b frontend.Barrier,
 ) (map[frontend.Key]struct{}, error) {
 	var keys, there []frontend.Key
 	if b.SnapshotComplete || len(bad) > 0 {
@@ -404,7 +405,7 @@ func (f *Follower) complete(
 	for _, k := range there {
 		if _, ok := bad[k]; ok {
 			// Its backends may have gone, and it cannot be read which are left.
-			tx.Upsert(frontend.Closed(k))
+			tx.Upsert(frontendtx.Closed(k))
 		}
 	}
 	for k := range bad {
@@ -447,13 +448,13 @@ func (f *Follower) remember() {
 }
 
 // keepWaiting keeps what was refused for lack of room.
-func (f *Follower) keepWaiting(tx *frontend.Transaction, refused []frontend.Refusal) {
+func (f *Follower) keepWaiting(tx *frontendtx.Transaction, refused []frontend.Refusal) {
 	if len(refused) == 0 {
 		return
 	}
 	short := map[frontend.Key]bool{}
 	for _, r := range refused {
-		var room *frontend.NoRoomError
+		var room *frontendtx.NoRoomError
 		short[r.Key] = errors.As(r.Err, &room)
 	}
 	for _, c := range tx.Changes() {
@@ -537,7 +538,7 @@ func (f *Follower) retry(ctx context.Context) error {
 	if len(f.waiting) == 0 {
 		return nil
 	}
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	for _, k := range slices.SortedFunc(maps.Keys(f.waiting), frontend.Key.Compare) {
 		tx.Upsert(f.waiting[k])
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 )
 
 func TestStepsUpToABarrierAreOneTransaction(t *testing.T) {
@@ -177,7 +177,7 @@ func TestStreamBeginsAnewAfterAnUnacknowledgedEnding(t *testing.T) {
 }
 
 func TestBarrierThatCannotBeBeginsAnew(t *testing.T) {
-	for name, bad := range map[string]Step{
+	for name, bad := range map[string]frontend.Step{
 		"an earlier one":    end(1),
 		"the same":          end(2),
 		"another run":       end(3, run("b")),
@@ -240,7 +240,7 @@ func TestRefusedFrontendsAreReportedUntilTheyAreSentAgain(t *testing.T) {
 	s := w.next()
 	bad := key(5)
 	w.send(s, up(1, 1), up(2, 2), up(3, 3),
-		Step{Refuse: &frontend.Refusal{Key: bad, Err: errors.New("malformed")}}, end(1, snapshot))
+		frontend.Step{Refuse: &frontend.Refusal{Key: bad, Err: errors.New("malformed")}}, end(1, snapshot))
 	const room = "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"
 	w.hears(s, refusal{key(3), room}, refusal{bad, "malformed"}, ack{1, 0}, ack{1, 1})
 	want := []string{"10.96.0.1:3/tcp: " + room, "10.96.0.1:5/tcp: malformed"}

@@ -10,7 +10,8 @@ package frontendstream
 import (
 	"context"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 // Subscription is how a stream begins.
@@ -18,45 +19,13 @@ type Subscription struct {
 	Name        string
 	Incarnation string // of the last barrier that was carried out; empty: none
 	Seq         uint64
-	Capacity    Capacity // zero: it is not known
-}
-
-// Capacity is what the kernel can hold, as the service wants to know it.
-type Capacity struct {
-	Frontends       int // elements of each of the maps of frontends
-	Backends        int // of each family
-	Members         int // of all lists together
-	BackendsPerList int
-}
-
-// Step is one change: one of its fields is set.
-type Step struct {
-	Upsert *frontend.Frontend
-	Remove *frontend.Key
-	// Refuse is a frontend that cannot be, with the reason.
-	Refuse  *frontend.Refusal
-	Barrier *Barrier
-}
-
-// Barrier ends the steps that lead to one state.
-type Barrier struct {
-	Incarnation string // of the service
-	Seq         uint64
-	Revision    uint64
-	// SnapshotComplete says that the stream began with every frontend, and that
-	// these are all.
-	SnapshotComplete bool
-	// State names what the service keeps on stable storage.
-	State string
-	// SourcesComplete says that every source of the service was listed completely
-	// in this state.
-	SourcesComplete bool
+	Capacity    frontend.Capacity // zero: it is not known
 }
 
 // Stream is one subscription to the service. Recv is called by one goroutine, the
 // rest by another.
 type Stream interface {
-	Recv() ([]Step, error)
+	Recv() ([]frontend.Step, error)
 	// Ack says up to which barrier every packet finds the frontends, and up to
 	// which no socket uses a backend that was removed.
 	Ack(enforced, ended uint64) error
@@ -72,7 +41,7 @@ type Service interface {
 type Kernel interface {
 	// Apply returns when every packet and every socket that asks from then on
 	// finds the frontends as they should be, those refused excepted.
-	Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error)
+	Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error)
 	// Barrier returns when every program run has ended that began before.
 	Barrier(ctx context.Context) error
 	// Keys are those of all frontends, also of earlier processes.

@@ -10,9 +10,10 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 // slow is a kernel whose Apply waits for the test.
@@ -21,7 +22,7 @@ type slow struct {
 	began, let chan struct{}
 }
 
-func (s *slow) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
+func (s *slow) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	close(s.began)
 	<-s.let
 	return s.Kernel.Apply(ctx, tx)
@@ -34,9 +35,9 @@ func TestClaimBesideATransactionOfServicesTakesNoPort(t *testing.T) {
 	s := &slow{k, make(chan struct{}), make(chan struct{})}
 	p := New(Options{Kernel: s, Ender: e, Log: log.Discard()})
 	mine := spec("a", 2, "", 30080, workload.TCP)
-	applied, claimed := make(chan frontend.Result, 1), make(chan error, 1)
+	applied, claimed := make(chan frontendtx.Result, 1), make(chan error, 1)
 	go func() {
-		tx := &frontend.Transaction{}
+		tx := &frontendtx.Transaction{}
 		tx.Upsert(service(key("0.0.0.0", 30080, frontend.TCP)))
 		res, err := p.Services().Apply(t.Context(), tx)
 		if err != nil {

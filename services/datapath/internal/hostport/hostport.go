@@ -24,16 +24,17 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 // Kernel is where frontends are.
 type Kernel interface {
 	// Apply applies a transaction of services or of host ports.
-	Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error)
+	Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error)
 	// Barrier returns when every program run has ended that began before.
 	Barrier(ctx context.Context) error
 	// Keys are those of all frontends.
@@ -362,7 +363,7 @@ func (p *Ports) leadLogged(ctx context.Context, owners []workload.Owner) {
 }
 
 func (p *Ports) lead(ctx context.Context, owners []workload.Owner) error {
-	tx := &frontend.Transaction{Partial: true}
+	tx := &frontendtx.Transaction{Partial: true}
 	p.mu.Lock()
 	for _, o := range owners {
 		for _, k := range p.owners[o] {
@@ -387,7 +388,7 @@ func (p *Ports) lead(ctx context.Context, owners []workload.Owner) error {
 	for _, c := range tx.Changes() {
 		err := refused[c.Key]
 		if err != nil {
-			var room *frontend.NoRoomError
+			var room *frontendtx.NoRoomError
 			if errors.As(err, &room) {
 				err = fmt.Errorf("%w: %w", endpoint.ErrFull, err)
 			}
@@ -404,7 +405,7 @@ func (p *Ports) lead(ctx context.Context, owners []workload.Owner) error {
 // Release implements endpoint.HostPorts. It goes on when its caller has lost patience:
 // the next owner of the port waits for it.
 func (p *Ports) Release(o workload.Owner) error {
-	tx := &frontend.Transaction{Partial: true}
+	tx := &frontendtx.Transaction{Partial: true}
 	p.mu.Lock()
 	keys := slices.Clone(p.owners[o])
 	delete(p.failed, o)
@@ -526,7 +527,7 @@ func (e *heldError) Error() string {
 
 // Apply applies a transaction of services. A frontend with the key of a host port is
 // refused, and left alone if it is removed.
-func (s Services) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
+func (s Services) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	p := s.p
 	p.applying.Lock()
 	defer p.applying.Unlock()
@@ -534,20 +535,20 @@ func (s Services) Apply(ctx context.Context, tx *frontend.Transaction) (frontend
 	res, err := p.o.Kernel.Apply(ctx, theirs)
 	if err == nil && len(refused) > 0 {
 		res.Refused = append(res.Refused, refused...)
-		frontend.SortRefusals(res.Refused)
+		frontendtx.SortRefusals(res.Refused)
 	}
 	return res, err
 }
 
 // filter takes what endpoints have claimed from a transaction.
-func (p *Ports) filter(tx *frontend.Transaction) (theirs *frontend.Transaction, refused []frontend.Refusal) {
+func (p *Ports) filter(tx *frontendtx.Transaction) (theirs *frontendtx.Transaction, refused []frontend.Refusal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	touches := func(c frontend.Change) bool { return p.claims[c.Key] != nil }
+	touches := func(c frontendtx.Change) bool { return p.claims[c.Key] != nil }
 	if len(p.claims) == 0 || !slices.ContainsFunc(tx.Changes(), touches) {
 		return tx, nil
 	}
-	theirs = &frontend.Transaction{Partial: tx.Partial}
+	theirs = &frontendtx.Transaction{Partial: tx.Partial}
 	for _, c := range tx.Changes() {
 		held := p.claims[c.Key]
 		switch {

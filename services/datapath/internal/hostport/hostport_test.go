@@ -17,10 +17,11 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -34,7 +35,7 @@ type kernel struct {
 	graces int                                 // guarded by mu
 }
 
-func (k *kernel) Apply(_ context.Context, tx *frontend.Transaction) (res frontend.Result, _ error) {
+func (k *kernel) Apply(_ context.Context, tx *frontendtx.Transaction) (res frontendtx.Result, _ error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !tx.Partial {
@@ -46,7 +47,7 @@ func (k *kernel) Apply(_ context.Context, tx *frontend.Transaction) (res fronten
 			delete(k.have, c.Key)
 			res.Changed++
 		case c.Frontend != nil && k.full[c.Key]:
-			res.Refused = append(res.Refused, frontend.Refusal{Key: c.Key, Err: &frontend.NoRoomError{Map: "sl_fe4", Need: 1}})
+			res.Refused = append(res.Refused, frontend.Refusal{Key: c.Key, Err: &frontendtx.NoRoomError{Map: "sl_fe4", Need: 1}})
 		case c.Frontend != nil:
 			if err := c.Frontend.Validate(); err != nil {
 				res.Refused = append(res.Refused, frontend.Refusal{Key: c.Key, Err: err})
@@ -257,7 +258,7 @@ func TestServicesNeitherTakeNorRemoveHostPorts(t *testing.T) {
 	create(t, p, s)
 	mine, other := key("0.0.0.0", 30080, frontend.TCP), key("0.0.0.0", 30081, frontend.TCP)
 	services := p.Services()
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Upsert(service(mine))
 	tx.Upsert(service(other))
 	res, err := services.Apply(t.Context(), tx)
@@ -271,7 +272,7 @@ func TestServicesNeitherTakeNorRemoveHostPorts(t *testing.T) {
 	if k.have[mine].Kind != frontend.HostPort || k.have[other] == nil || k.whole != 1 {
 		t.Errorf("the kernel has %v", k.have)
 	}
-	tx = &frontend.Transaction{}
+	tx = &frontendtx.Transaction{}
 	tx.Remove(mine)
 	if _, err := services.Apply(t.Context(), tx); err != nil || k.have[mine] == nil {
 		t.Errorf("a service has removed a host port: %v, %v", k.have, err)
@@ -296,7 +297,7 @@ func TestServiceHearsOfAPortThatIsFreed(t *testing.T) {
 	p, k, _ := newPorts()
 	s := spec("a", 2, "", 30080, workload.TCP)
 	create(t, p, s)
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Upsert(service(key("0.0.0.0", 30080, frontend.TCP)))
 	if res, err := p.Services().Apply(t.Context(), tx); err != nil || len(res.Refused) != 1 {
 		t.Fatal(res, err)

@@ -17,8 +17,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -178,7 +179,7 @@ func TestKernelDumpOfServicesIsInWords(t *testing.T) {
 		}
 		return l
 	}
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Upsert(&frontend.Frontend{
 		Key:  frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 53, Protocol: frontend.UDP},
 		Kind: frontend.ClusterIP, Service: "kube-system/dns", Affinity: time.Hour,

@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
@@ -105,7 +106,7 @@ func TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt(t *testing.T) {
 	tell(t, f.a.pod.ns, at)
 	proxied := clusterAt(serviceAddr(at.Addr(), 3), frontend.TCP, nil)
 	proxied.Outside = leadsTo(at)
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	for i, fe := range []*frontend.Frontend{
 		clusterAt(serviceAddr(at.Addr(), 1), frontend.TCP, leadsTo(at)),
 		clusterAt(serviceAddr(at.Addr(), 2), frontend.TCP, leadsTo(at)), proxied,

@@ -11,7 +11,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
@@ -35,7 +36,7 @@ func serviceStage(t *testing.T, fs ...*frontend.Frontend) (runner, map[string]sl
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services = true
 	r, cast := newStageOf(t, o)
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	for _, f := range fs {
 		tx.Upsert(f)
 	}

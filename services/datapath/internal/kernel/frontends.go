@@ -8,7 +8,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
@@ -28,10 +29,10 @@ func (k *Kernel) Frontends() Frontends { return Frontends{k.Services, k} }
 // Apply applies a transaction. Where an address becomes that of a service, connections
 // that already lead to the address itself lose their entries: a flow that sends
 // all the time would never ask for the service otherwise.
-func (f Frontends) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
+func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	fresh, err := f.fresh(tx)
 	if err != nil {
-		return frontend.Result{}, err
+		return frontendtx.Result{}, err
 	}
 	res, err := f.serviceMaps.Apply(ctx, tx)
 	if len(fresh) > 0 {
@@ -41,7 +42,7 @@ func (f Frontends) Apply(ctx context.Context, tx *frontend.Transaction) (fronten
 }
 
 // fresh are the keys that the kernel does not have yet.
-func (f Frontends) fresh(tx *frontend.Transaction) (map[frontend.Key]struct{}, error) {
+func (f Frontends) fresh(tx *frontendtx.Transaction) (map[frontend.Key]struct{}, error) {
 	fresh := map[frontend.Key]struct{}{}
 	for _, c := range tx.Changes() {
 		if c.Frontend == nil {

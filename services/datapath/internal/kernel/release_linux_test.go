@@ -8,7 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
 
@@ -27,7 +28,7 @@ func TestKernelUDPFlowLeavesABackendOfAnotherService(t *testing.T) {
 		vip, blue := serviceAddr(own, 1), serviceAddr(own, 2)
 		apply := func(list *frontend.List) {
 			t.Helper()
-			tx := &frontend.Transaction{}
+			tx := &frontendtx.Transaction{}
 			for _, proto := range []frontend.Protocol{frontend.UDP, frontend.TCP} {
 				tx.Upsert(clusterAt(vip, proto, list))
 				tx.Upsert(clusterAt(blue, proto, leadsTo(first)))
@@ -75,7 +76,7 @@ func TestKernelUDPFlowLeavesABackendOfAnotherService(t *testing.T) {
 		want("TCP, before", says(stream), first)
 
 		drains := leadsTo(second)
-		drains.Draining = []netip.AddrPort{first}
+		drains.Draining = []frontend.Backend{{AddrPort: first}}
 		apply(drains)
 		release(0)
 		want("the backend drains", says(flow), first)

@@ -15,8 +15,9 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
 	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
@@ -108,7 +109,7 @@ func (n *tableNode) leadTo(affinity time.Duration, backends []netip.AddrPort) {
 	for _, b := range backends {
 		f.Inside.Backends = append(f.Inside.Backends, frontend.Backend{AddrPort: b})
 	}
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Upsert(f)
 	res, err := n.k.Services.Apply(n.Context(), tx)
 	if err != nil || len(res.Refused) > 0 {
@@ -237,7 +238,7 @@ func TestKernelUDPSocketStaysInATable(t *testing.T) {
 		for _, b := range backends {
 			l.Backends = append(l.Backends, frontend.Backend{AddrPort: b})
 		}
-		tx := &frontend.Transaction{}
+		tx := &frontendtx.Transaction{}
 		tx.Upsert(&frontend.Frontend{
 			Key:  frontend.Key{Addr: vip4.Addr(), Port: vip4.Port(), Protocol: frontend.UDP},
 			Kind: frontend.ClusterIP, Service: "shop/web:http", Inside: l,

@@ -20,8 +20,9 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
@@ -682,7 +683,7 @@ func TestKernelDirectFlowBecomesAService(t *testing.T) {
 			if _, found, err := n.k.Connections.Lookup(tuple); !found || err != nil {
 				t.Errorf("%v: there is no direct connection, %v", tuple, err)
 			}
-			tx := &frontend.Transaction{}
+			tx := &frontendtx.Transaction{}
 			tx.Upsert(c.f)
 			_, err = n.k.Frontends().Apply(t.Context(), tx)
 			must(t, "apply", err)
@@ -729,7 +730,7 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 		tell(t, server.ns, at)
 		f := clusterAt(vip, frontend.TCP, leadsTo(at))
 		f.SourceRanges = []netip.Prefix{netip.PrefixFrom(local, local.BitLen())}
-		tx := &frontend.Transaction{}
+		tx := &frontendtx.Transaction{}
 		tx.Upsert(f)
 		res, err := n.k.Frontends().Apply(t.Context(), tx)
 		if err != nil || len(res.Refused) > 0 {

@@ -26,8 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -1001,7 +1002,7 @@ func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	}
 	must(t, "set", k.Namespaces.Set(sockets.Namespace{Cookie: cookieOf(t, ns), Slot: 1}))
 	key := frontend.Key{Addr: vip4.Addr(), Port: vip4.Port(), Protocol: frontend.TCP}
-	var tx frontend.Transaction
+	var tx frontendtx.Transaction
 	tx.Upsert(&frontend.Frontend{
 		Key: key, Kind: frontend.ClusterIP, Service: "shop/web:http",
 		Inside: &frontend.List{Backends: []frontend.Backend{{AddrPort: backend4(1)}}},

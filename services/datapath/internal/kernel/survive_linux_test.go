@@ -16,8 +16,9 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
 )
@@ -260,9 +261,9 @@ func TestKernelServiceMadeAgainServesFlowsThatGoOn(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
 	local := f.a.newPod(t, 20)
-	apply := func(change func(*frontend.Transaction)) {
+	apply := func(change func(*frontendtx.Transaction)) {
 		t.Helper()
-		tx := &frontend.Transaction{Partial: true}
+		tx := &frontendtx.Transaction{Partial: true}
 		change(tx)
 		res, err := n.k.Frontends().Apply(t.Context(), tx)
 		must(t, "apply", err)
@@ -300,18 +301,18 @@ func TestKernelServiceMadeAgainServesFlowsThatGoOn(t *testing.T) {
 					}
 				}
 				name := fmt.Sprintf("IPv%d, %s, the backend speaks meanwhile: %t", 4+2*family, c.name, speaks)
-				apply(func(tx *frontend.Transaction) { tx.Upsert(service) })
+				apply(func(tx *frontendtx.Transaction) { tx.Upsert(service) })
 				conn := connectPair(t, "udp", c.from, c.server.ns, asked, backend)
 				if err := conn.exchange(false); err != nil {
 					t.Fatalf("%s: before: %v", name, err)
 				}
-				apply(func(tx *frontend.Transaction) { tx.Remove(service.Key) })
+				apply(func(tx *frontendtx.Transaction) { tx.Remove(service.Key) })
 				if speaks {
 					if err := send(conn.server, conn.client); err != nil {
 						t.Errorf("%s: the backend while there is no Service: %v", name, err)
 					}
 				}
-				apply(func(tx *frontend.Transaction) { tx.Upsert(service) })
+				apply(func(tx *frontendtx.Transaction) { tx.Upsert(service) })
 				if err := conn.exchange(false); err != nil {
 					t.Errorf("%s: afterwards: %v", name, err)
 				}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -99,7 +99,7 @@ func parseAddress(text string) (netip.Addr, error) {
 	if err != nil {
 		return a, errors.New("is no address")
 	}
-	return a, frontend.CheckAddr(a)
+	return a, compile.CheckAddr(a)
 }
 
 func (d *decoder) address(path, text string) (netip.Addr, bool) {

@@ -11,8 +11,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -128,8 +129,8 @@ func (j *joined) checked() bool {
 }
 
 // whole is the service with all that its slices say.
-func (j *joined) whole() frontend.View {
-	v := frontend.View{}
+func (j *joined) whole() compile.View {
+	v := compile.View{}
 	if j.object == nil {
 		return v
 	}
@@ -142,12 +143,12 @@ func (j *joined) whole() frontend.View {
 }
 
 // view is the service with those backends of its slices that are within the share.
-func (j *joined) view() frontend.View {
+func (j *joined) view() compile.View {
 	v := j.whole()
 	if !slices.ContainsFunc(j.slices, func(x *object) bool { return x.cut }) || v.Service == nil {
 		return v
 	}
-	ports := frontend.PortsOf(v.Service)
+	ports := compile.PortsOf(v.Service)
 	v.Slices = v.Slices[:0]
 	for _, x := range j.slices {
 		if x.cut {
@@ -168,7 +169,7 @@ func (o *Owner) keys(j *joined) []frontend.Key {
 }
 
 // frontends are the frontends that the kernel has to have, if no older service has them.
-func (o *Owner) frontends(j *joined, notes *frontend.Notes) []*frontend.Frontend {
+func (o *Owner) frontends(j *joined, notes *compile.Notes) []*frontend.Frontend {
 	return o.config.Node.Within(j.view(), j.share, notes)
 }
 

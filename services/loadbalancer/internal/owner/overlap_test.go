@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -63,10 +64,10 @@ func TestOverlappingServicesNameEachOther(t *testing.T) {
 		has := map[string]service.Name{}
 		for _, x := range all {
 			for _, f := range x.Frontends {
-				if by, twice := has[f.Key.String()]; twice {
+				if by, twice := has[compile.KeyText(f.Key)]; twice {
 					t.Errorf("%s: %s and %s have %s", name, by, f.Service, f.Key)
 				}
-				has[f.Key.String()] = f.Service
+				has[compile.KeyText(f.Key)] = x.Service.Name
 			}
 		}
 		if by := has[c.want]; c.want != "" && by.Name != "first" {

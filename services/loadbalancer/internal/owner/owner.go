@@ -25,9 +25,10 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
@@ -59,7 +60,7 @@ type Limits struct {
 
 // Config is fixed for the life of an owner.
 type Config struct {
-	Node   frontend.Node
+	Node   compile.Node
 	Limits Limits
 	// Shares and Tenants say who shares the limits; without Tenants each namespace is a
 	// tenant.

@@ -20,8 +20,9 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
@@ -51,7 +52,7 @@ type running struct {
 
 func testConfig(c *clock) Config {
 	return Config{
-		Node:   frontend.Node{Name: "here", Zone: "east"},
+		Node:   compile.Node{Name: "here", Zone: "east"},
 		Limits: Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 1000, BackendsPerService: 500},
 		Linger: time.Hour, Log: log.Discard(), Now: c.Now,
 	}
@@ -91,7 +92,7 @@ type reader struct {
 	*Session
 	t       testing.TB
 	has     map[frontend.Key]string
-	barrier stream.Barrier
+	barrier frontend.Barrier
 	message int // the largest, in steps
 }
 
@@ -124,9 +125,9 @@ func (x *reader) until(revision uint64) {
 				}
 				x.barrier = *s.Barrier
 			case s.Upsert != nil:
-				x.has[s.Key] = s.Upsert.String()
+				x.has[s.Upsert.Key] = s.Upsert.String()
 			default:
-				delete(x.has, s.Key)
+				delete(x.has, *s.Remove)
 			}
 		}
 		if x.barrier.Seq != 0 && x.barrier.Revision >= revision && steps[len(steps)-1].Barrier != nil {
@@ -144,7 +145,7 @@ type world struct {
 }
 
 // frontends are those of the world, found the slow and obvious way.
-func (w *world) frontends(t testing.TB, n frontend.Node) (map[frontend.Key]string, int) {
+func (w *world) frontends(t testing.TB, n compile.Node) (map[frontend.Key]string, int) {
 	t.Helper()
 	decode := func(text string) manifest.Object {
 		out, err := manifest.Options{}.Decode([]byte(text))
@@ -157,7 +158,7 @@ func (w *world) frontends(t testing.TB, n frontend.Node) (map[frontend.Key]strin
 	backends := make(map[netip.AddrPort]bool)
 	names := slices.SortedFunc(maps.Keys(w.services), func(a, b string) int { return w.born[a] - w.born[b] })
 	for _, name := range names {
-		v := frontend.View{Service: decode(w.services[name]).Service}
+		v := compile.View{Service: decode(w.services[name]).Service}
 		for _, s := range slices.Sorted(maps.Keys(w.slices)) {
 			if x := decode(w.slices[s]).Slice; x.Service == name {
 				v.Slices = append(v.Slices, x)
@@ -358,20 +359,20 @@ func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	}
 	x := o.subscribe("a", [16]byte{}, 0)
 	x.until(2)
-	if got := show(x.has); got != "10.96.0.1:80/TCP of default/web inside reject" {
+	if got := show(x.has); got != "10.96.0.1:80/tcp of default/web inside reject" {
 		t.Errorf("the subscriber has %s", got)
 	}
 	// One that says that it is older takes it, and gives it back.
 	o.apply(strings.Replace(api, "name: api", "name: api, creationTimestamp: 1999-01-01T00:00:00Z", 1))
 	x.until(3)
-	if got := show(x.has); got != "10.96.0.1:80/TCP of default/api inside reject" {
+	if got := show(x.has); got != "10.96.0.1:80/tcp of default/api inside reject" {
 		t.Errorf("the subscriber has %s", got)
 	}
 	if _, err := o.Delete(t.Context(), Caller{}, []service.ObjectKey{serviceKey("api")}); err != nil {
 		t.Fatal(err)
 	}
 	x.until(4)
-	if got := show(x.has); got != "10.96.0.1:80/TCP of default/web inside reject" {
+	if got := show(x.has); got != "10.96.0.1:80/tcp of default/web inside reject" {
 		t.Errorf("the subscriber has %s", got)
 	}
 }
@@ -387,7 +388,7 @@ func TestSliceWaitsForItsService(t *testing.T) {
 	list, refused, revision, err := o.List(t.Context(), Filter{WithFrontends: true})
 	if err != nil || len(refused) != 0 || len(list) != 1 || revision != 2 || list[0].Endpoints != 1 ||
 		list[0].Ready != 1 ||
-		list[0].Frontends[0].String() != "10.96.0.1:80/TCP of default/web inside 10.0.0.1:8080" {
+		list[0].Frontends[0].String() != "10.96.0.1:80/tcp of default/web inside 10.0.0.1:8080" {
 		t.Errorf("list %+v, refused %+v, revision %d, %v", list, refused, revision, err)
 	}
 }
@@ -787,7 +788,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	// A refusal fails those that wait for the service.
 	o.apply(end)
 	x.until(2)
-	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
+	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: frontend.TCP}
 	if err := x.Refuse(t.Context(), k, "no room for 1 member"); err != nil {
 		t.Fatal(err)
 	}
@@ -840,7 +841,7 @@ func TestNewerConnectionReplacesASubscriber(t *testing.T) {
 	y.has = x.has
 	o.apply(end)
 	y.until(2)
-	if y.barrier.SnapshotComplete || show(y.has) != "10.96.0.1:80/TCP of default/web inside 10.0.0.1:8080" {
+	if y.barrier.SnapshotComplete || show(y.has) != "10.96.0.1:80/tcp of default/web inside 10.0.0.1:8080" {
 		t.Errorf("resumed at %+v with %s", y.barrier, show(y.has))
 	}
 }

@@ -12,9 +12,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -44,14 +45,6 @@ type place struct {
 	addresses bool
 }
 
-// Capacity is how many elements the kernel of a subscriber can hold.
-type Capacity struct {
-	Frontends       int // elements of each of the maps of frontends
-	Backends        int // of each family
-	Members         int // of all lists together
-	BackendsPerList int
-}
-
 // places divides the frontends and backends that the kernel can hold among tenants.
 type places struct {
 	limits   Limits
@@ -68,15 +61,16 @@ type places struct {
 	waiting  map[service.ObjectKey]waiting
 	levelled bool // objects was, once
 
-	reported map[string]Capacity // by subscriber
-	moved    bool                // namespaces may have other tenants
-	counting bool                // elements has to change
-	asked    int                 // perService by which backends are asked for
+	reported map[string]frontend.Capacity // by subscriber
+	moved    bool                         // namespaces may have other tenants
+	counting bool                         // elements has to change
+	asked    int                          // perService by which backends are asked for
 }
 
 func newPlaces(o *Owner) *places {
 	p := &places{
-		limits: o.config.Limits, settings: o.config.Shares, tenants: o.config.Tenants, reported: make(map[string]Capacity),
+		limits: o.config.Limits, settings: o.config.Shares, tenants: o.config.Tenants,
+		reported: make(map[string]frontend.Capacity),
 	}
 	p.frontends = shares.NewParts[place](p.settings, shares.Limit{Name: LimitFrontends, Size: p.limits.Frontends})
 	p.backends = shares.NewParts[service.Name](p.settings, shares.Limit{Name: LimitBackends, Size: p.limits.Backends})
@@ -299,7 +293,7 @@ type shared struct {
 }
 
 // ask asks for the places of a service and its slices.
-func (p *places) ask(n *frontend.Node, j *joined) shared {
+func (p *places) ask(n *compile.Node, j *joined) shared {
 	out := shared{slices: make(map[*object]int)}
 	if j.object == nil || !j.object.service.HasFrontends() {
 		p.deleteFrontends(j.name)
@@ -318,7 +312,7 @@ func (p *places) ask(n *frontend.Node, j *joined) shared {
 // askBackends asks for the backends of a service, and notes which slices do not get all of
 // theirs.
 func (p *places) askBackends(j *joined, cut map[*object]int) {
-	ports := frontend.PortsOf(j.object.service)
+	ports := compile.PortsOf(j.object.service)
 	left := p.asked
 	for _, x := range byAge(j.slices) {
 		all := ports.Count(x.slice)
@@ -347,7 +341,7 @@ func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 		if j.object == nil || !j.object.service.HasFrontends() || len(j.slices) == 0 {
 			continue
 		}
-		ports, all := frontend.PortsOf(j.object.service), 0
+		ports, all := compile.PortsOf(j.object.service), 0
 		for _, x := range j.slices {
 			all += ports.Count(x.slice)
 		}
@@ -362,7 +356,7 @@ func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 const century = 100
 
 // askFrontends asks for the frontends of a service, and returns how many units it gets.
-func (p *places) askFrontends(ledger *shares.Parts[place], n *frontend.Node, j *joined) (got, all int) {
+func (p *places) askFrontends(ledger *shares.Parts[place], n *compile.Node, j *joined) (got, all int) {
 	needs := n.Needs(j.object.service)
 	if needs.All == 0 {
 		p.deleteFrontends(j.name)
@@ -376,7 +370,7 @@ func (p *places) askFrontends(ledger *shares.Parts[place], n *frontend.Node, j *
 }
 
 // within returns how many units the frontends of a service may use.
-func within(addresses, rest int, n frontend.Needs) int {
+func within(addresses, rest int, n compile.Needs) int {
 	if addresses < n.Addresses {
 		return addresses
 	}
@@ -707,7 +701,7 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 	if j.share != nil {
 		tenant, share, _, _ := o.places.frontends.Of(place{j.name, false})
 		all, within := o.config.Node.Count(j.object.service), 0
-		for _, f := range o.config.Node.Within(frontend.View{Service: j.object.service}, j.share, nil) {
+		for _, f := range o.config.Node.Within(compile.View{Service: j.object.service}, j.share, nil) {
 			if !f.ExceedsShare {
 				within++
 			}
@@ -725,7 +719,7 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 		if !x.cut || j.object == nil {
 			continue
 		}
-		all := frontend.PortsOf(j.object.service).Count(x.slice)
+		all := compile.PortsOf(j.object.service).Count(x.slice)
 		out.backends += all - x.share
 		why := fmt.Sprintf("a service can have %d (limits.backendsPerService)", o.places.perService())
 		if tenant, share, asked, _ := o.places.backends.Of(x.slice.Name); asked == all {
@@ -788,7 +782,7 @@ func (o *Owner) systemRefused() string {
 		}
 		for k, r := range s.Progress().Refusals {
 			if o.places.tenant(r.Service) == shares.System {
-				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, k, r.Service, r.Reason)
+				return fmt.Sprintf("%s does not enforce %s of service %s: %s", name, compile.KeyText(k), r.Service, r.Reason)
 			}
 		}
 	}

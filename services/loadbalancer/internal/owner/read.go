@@ -13,8 +13,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
@@ -44,7 +45,7 @@ type Filter struct {
 	WithFrontends   bool
 }
 
-func (f *Filter) takes(j *joined, n *frontend.Node) bool {
+func (f *Filter) takes(j *joined, n *compile.Node) bool {
 	x := j.object
 	if f.Namespace != "" && f.Namespace != j.name.Namespace || f.Name != "" && f.Name != j.name.Name ||
 		f.Manager != nil && (x.by.source != SourceGRPC || x.by.manager != *f.Manager) {
@@ -107,7 +108,7 @@ func (o *Owner) listed(j *joined, frontends bool) Listed {
 	}
 	exceeding := o.exceeding(j)
 	out.ExceedingFrontends, out.ExceedingBackends = exceeding.frontends, exceeding.backends
-	out.Endpoints, out.Ready = frontend.Count(j.whole().Slices)
+	out.Endpoints, out.Ready = compile.Count(j.whole().Slices)
 	if !frontends {
 		return out
 	}
@@ -124,12 +125,12 @@ const maxNotes = 50
 
 // notes are what the author of a service should know.
 func (o *Owner) notes(j *joined) []string {
-	notes := frontend.Notes(slices.Clone(j.object.remarks.get().notes))
+	notes := compile.Notes(slices.Clone(j.object.remarks.get().notes))
 	o.frontends(j, &notes)
 	notes = append(notes, o.exceeding(j).notes...)
 	for _, k := range o.keys(j) {
 		if w := o.winners[k]; w != j {
-			notes = append(notes, fmt.Sprintf("%s is that of service %s, which is older", k, w.name))
+			notes = append(notes, fmt.Sprintf("%s is that of service %s, which is older", compile.KeyText(k), w.name))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
@@ -138,9 +139,9 @@ func (o *Owner) notes(j *joined) []string {
 			continue
 		}
 		p := s.Progress()
-		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
+		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
 			if r := p.Refusals[k]; r.Service == j.name {
-				notes = append(notes, fmt.Sprintf("%s does not enforce %s: %s", name, k, r.Reason))
+				notes = append(notes, fmt.Sprintf("%s does not enforce %s: %s", name, compile.KeyText(k), r.Reason))
 			}
 		}
 	}
@@ -337,12 +338,12 @@ func subscriberStatus(s *stream.Subscriber) SubscriberStatus {
 		Name: s.Name, Connected: s.Session != 0, Enforces: s.Enforces, Revision: p.Enforced, Ended: p.Ended,
 		Omitted: p.Omitted, Waiting: s.Waiting(),
 	}
-	for i, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
+	for i, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
 		if i == 100 {
 			out.Omitted += len(p.Refusals) - i
 			break
 		}
-		out.Refusals = append(out.Refusals, fmt.Sprintf("%s of service %s: %s", k, p.Refusals[k].Service,
+		out.Refusals = append(out.Refusals, fmt.Sprintf("%s of service %s: %s", compile.KeyText(k), p.Refusals[k].Service,
 			p.Refusals[k].Reason))
 	}
 	return out

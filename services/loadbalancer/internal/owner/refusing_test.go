@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -39,13 +39,10 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	o.complete()
 	o.give(wide(30080), sliceText("evil", "wide", 3, "10.244.9.1"))
 	at := func(addr string, port uint16) string {
-		k := frontend.Key{Port: port, Protocol: service.TCP}
-		if addr != "" {
-			k.Addr = netip.MustParseAddr(addr)
-		}
-		return o.allFrontends()[k]
+		a := netip.MustParseAddr(addr)
+		return o.allFrontends()[frontend.Key{Addr: a, Port: port, Protocol: frontend.TCP, Node: a.IsUnspecified()}]
 	}
-	const nodePort = "port %d/TCP of the IPv4 node addresses of evil/wide exceeds the share inside reject"
+	const nodePort = "0.0.0.0:%d/tcp of evil/wide:p%d exceeds the share inside reject"
 	want := func(when string, first uint16) {
 		t.Helper()
 		for _, c := range []struct {
@@ -53,10 +50,10 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 			port uint16
 			want string
 		}{
-			{"10.96.2.1", 80, "10.96.2.1:80/TCP of evil/wide exceeds the share inside reject"},
-			{"203.0.113.1", 80, "203.0.113.1:80/TCP of evil/wide exceeds the share inside reject"},
-			{"", first, fmt.Sprintf(nodePort, first)},
-			{"", first + 2, fmt.Sprintf(nodePort, first+2)},
+			{"10.96.2.1", 80, "10.96.2.1:80/tcp of evil/wide:p0 exceeds the share inside reject"},
+			{"203.0.113.1", 80, "203.0.113.1:80/tcp of evil/wide:p0 exceeds the share inside reject"},
+			{"0.0.0.0", first, fmt.Sprintf(nodePort, first, 0)},
+			{"0.0.0.0", first + 2, fmt.Sprintf(nodePort, first+2, 2)},
 			{"198.51.100.1", 80, ""},
 		} {
 			if got := at(c.addr, c.port); got != c.want {
@@ -67,7 +64,7 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	want("new", 30080)
 	o.give(wide(30180))
 	want("changed", 30180)
-	if got := at("", 30080); got != "" {
+	if got := at("0.0.0.0", 30080); got != "" {
 		t.Errorf("the former node port: %q", got)
 	}
 	found, _, err := o.Find(t.Context(), service.Name{Namespace: "evil", Name: "wide"})

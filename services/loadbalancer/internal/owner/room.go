@@ -8,8 +8,9 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -41,7 +42,7 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 	l := o.config.Limits
 	r := room{o, make(map[frontend.Key]int), make(map[uint64]int), len(o.winners), o.backends.once.n}
 	names := slices.SortedFunc(maps.Keys(after), service.Name.Compare)
-	before, keys, backends := make([]frontend.View, len(names)), make([]int, len(names)), make([]int, len(names))
+	before, keys, backends := make([]compile.View, len(names)), make([]int, len(names)), make([]int, len(names))
 	for i, name := range names {
 		if now := o.services[name]; now != nil {
 			before[i] = now.whole()
@@ -79,7 +80,7 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 
 // countNamed refuses a service that names more than it can have, before what it names is
 // made.
-func (o *Owner) countNamed(name service.Name, before, then frontend.View) error {
+func (o *Owner) countNamed(name service.Name, before, then compile.View) error {
 	l := o.config.Limits
 	f0, b0 := before.Named()
 	f1, b1 := then.Named()
@@ -95,7 +96,7 @@ func (o *Owner) countNamed(name service.Name, before, then frontend.View) error 
 }
 
 // add counts what a service wants, or with -1 what it does not want any more.
-func (r *room) add(v frontend.View, by int) (keys, backends int) {
+func (r *room) add(v compile.View, by int) (keys, backends int) {
 	for _, k := range r.config.Node.Keys(v.Service) {
 		had := len(r.contested[k])
 		if had == 0 && r.Owner.winners[k] != nil {

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -74,7 +74,7 @@ func (r *running) servedAt(ip string) string {
 	}
 	x.until(st.Revision)
 	addr := netip.MustParseAddr(ip)
-	return x.has[frontend.Key{Addr: addr, Port: 80, Protocol: service.TCP, IPv6: addr.Is6()}]
+	return x.has[frontend.Key{Addr: addr, Port: 80, Protocol: frontend.TCP}]
 }
 
 // apiSource gives objects to an owner of few places.
@@ -179,7 +179,7 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 	served := func(what string) {
 		t.Helper()
-		const want = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
+		const want = "10.96.0.1:80/tcp of shop/web:p0 inside 10.244.0.5:8080"
 		if got := o.servedAt("10.96.0.1"); got != want {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
@@ -259,11 +259,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	o.level()
 	all = o.allFrontends()
 	has := func(addr string, port uint16) string {
-		k := frontend.Key{Port: port, Protocol: service.TCP}
-		if addr != "" {
-			k.Addr = netip.MustParseAddr(addr)
-		}
-		return all[k]
+		a := netip.MustParseAddr(addr)
+		return all[frontend.Key{Addr: a, Port: port, Protocol: frontend.TCP, Node: a.IsUnspecified()}]
 	}
 	// Its 50 frontends get 9 places: two addresses stand, and the first frontends by port are
 	// in force.
@@ -272,16 +269,16 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 		port uint16
 		want string
 	}{
-		{"10.96.1.1", 80, "10.96.1.1:80/TCP of evil/s inside 10.244.9.1:8080"},
-		{"", 30080, "port 30080/TCP of the IPv4 node addresses of evil/s inside 10.244.9.1:8080"},
-		{"198.51.100.1", 80, "198.51.100.1:80/TCP of evil/s inside 10.244.9.1:8080"},
-		{"203.0.113.1", 80, "203.0.113.1:80/TCP of evil/s inside 10.244.9.1:8080"},
+		{"10.96.1.1", 80, "10.96.1.1:80/tcp of evil/s:p0 inside 10.244.9.1:8080"},
+		{"0.0.0.0", 30080, "0.0.0.0:30080/tcp of evil/s:p0 inside 10.244.9.1:8080"},
+		{"198.51.100.1", 80, "198.51.100.1:80/tcp of evil/s:p0 inside 10.244.9.1:8080"},
+		{"203.0.113.1", 80, "203.0.113.1:80/tcp of evil/s:p0 inside 10.244.9.1:8080"},
 		{"10.96.1.1", 82, ""},
 		{"198.51.100.1", 82, ""},
 		{"203.0.113.1", 82, ""},
 		{"203.0.113.2", 82, ""},
-		{"", 30082, "port 30082/TCP of the IPv4 node addresses of evil/s exceeds the share inside reject"},
-		{"", 30089, "port 30089/TCP of the IPv4 node addresses of evil/s exceeds the share inside reject"},
+		{"0.0.0.0", 30082, "0.0.0.0:30082/tcp of evil/s:p2 exceeds the share inside reject"},
+		{"0.0.0.0", 30089, "0.0.0.0:30089/tcp of evil/s:p9 exceeds the share inside reject"},
 	} {
 		if got := has(c.addr, c.port); got != c.want {
 			t.Errorf("%s port %d: %q, want %q", c.addr, c.port, got, c.want)
@@ -332,7 +329,7 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 					t.Errorf("%s has %d frontends, and %d that refuse", of, within, exceed)
 				}
 			}
-			if !strings.Contains(got[frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: service.TCP}],
+			if !strings.Contains(got[frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: frontend.TCP}],
 				"10.244.0.2:8080 10.244.0.3:8080") {
 				t.Error("the cluster's DNS has not all of its backends")
 			}
@@ -362,7 +359,7 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o.complete()
 	is := func(want string) {
 		t.Helper()
-		want = "10.96.0.1:80/TCP of shop/web inside" + want
+		want = "10.96.0.1:80/tcp of shop/web:p0 inside" + want
 		if got := o.servedAt("10.96.0.1"); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
@@ -394,7 +391,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 			sliceText("evil", fmt.Sprint("s", i), 10, fmt.Sprintf("10.244.9.%d", i+1)))
 	}
 	o.complete()
-	connect := func(c *Capacity) *reader {
+	connect := func(c *frontend.Capacity) *reader {
 		t.Helper()
 		s, err := o.Subscribe(t.Context(), Subscription{Name: "datapath", Enforces: true, Capacity: c})
 		if err != nil {
@@ -423,7 +420,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	is("without a datapath", 50, 50)
 	// 36 of 40 elements: two for each address with its first port, and one for each other
 	// frontend. 18 of 20 backends: two members for each.
-	x := connect(&Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
+	x := connect(&frontend.Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
 	is("with a small datapath", 31, 18)
 	st, err := o.Status(t.Context())
 	if err != nil || len(st.Limits) != 4 ||
@@ -439,7 +436,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	}
 	o.remove(keyOf(service.KindService, "shop", "web"), keyOf(service.KindSlice, "shop", "web-x"))
 	x.Close()
-	x = connect(&Capacity{Frontends: 1000, Backends: 1000, Members: 2000, BackendsPerList: 4})
+	x = connect(&frontend.Capacity{Frontends: 1000, Backends: 1000, Members: 2000, BackendsPerList: 4})
 	is("with lists of four backends", 50, 20)
 	x.Close()
 	connect(nil)
@@ -456,7 +453,7 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	}
 	x := o.subscribe("datapath", [16]byte{}, 0)
 	x.until(1)
-	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 81, Protocol: service.TCP}
+	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 81, Protocol: frontend.TCP}
 	if err := x.Refuse(t.Context(), k, "no room"); err != nil {
 		t.Fatal(err)
 	}
@@ -564,7 +561,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 		o.give(serviceText("evil", fmt.Sprintf("s%02d", i), fmt.Sprint("10.96.1.", i+1), 1),
 			sliceText("evil", fmt.Sprintf("s%02d", i), 1, fmt.Sprint("10.244.9.", i+1)))
 	}
-	const led = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
+	const led = "10.96.0.1:80/tcp of shop/web:p0 inside 10.244.0.5:8080"
 	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5"))
 	if got := o.servedAt("10.96.0.1"); got != led {
 		t.Errorf("before the first levels: %q", got)
@@ -600,7 +597,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 		!strings.Contains(got, "kube-system/kube-dns") {
 		t.Errorf("the new services of others: %q", got)
 	}
-	const refuses = "10.96.1.17:80/TCP of evil/s16 exceeds the share inside reject"
+	const refuses = "10.96.1.17:80/tcp of evil/s16:p0 exceeds the share inside reject"
 	if got := o.servedAt("10.96.1.17"); got != refuses {
 		t.Errorf("the newest of the flood: %q, want %q", got, refuses)
 	}
@@ -633,7 +630,7 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 	o.level()
 	if _, err := o.Subscribe(t.Context(), Subscription{
 		Name: "datapath", Enforces: true,
-		Capacity: &Capacity{Frontends: 30, Backends: 1000, Members: 1000, BackendsPerList: 100},
+		Capacity: &frontend.Capacity{Frontends: 30, Backends: 1000, Members: 1000, BackendsPerList: 100},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,9 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
@@ -26,7 +27,7 @@ type Subscription struct {
 	Incarnation [16]byte
 	Seq         uint64
 	// Capacity is what the subscriber's kernel can hold; nil: the subscriber does not say.
-	Capacity *Capacity
+	Capacity *frontend.Capacity
 }
 
 // Session is one connection of a subscriber. Its methods may be called from any
@@ -156,7 +157,7 @@ func (x *Session) subscriber() (*stream.Subscriber, error) {
 }
 
 // Next waits for the steps of the next message.
-func (x *Session) Next(ctx context.Context) ([]stream.Step, error) {
+func (x *Session) Next(ctx context.Context) ([]frontend.Step, error) {
 	for {
 		select {
 		case <-x.wake:
@@ -167,7 +168,7 @@ func (x *Session) Next(ctx context.Context) ([]stream.Step, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		steps, err := ask(ctx, x.owner, opStream, func() ([]stream.Step, error) {
+		steps, err := ask(ctx, x.owner, opStream, func() ([]frontend.Step, error) {
 			s, err := x.subscriber()
 			if err != nil {
 				return nil, err
@@ -214,7 +215,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 			return struct{}{}, nil
 		}
 		x.owner.config.Log.Error("a subscriber refused a frontend, and only removes backends from it",
-			"subscriber", x.name, "frontend", k.String(), "service", w.name.String(), "reason", reason)
+			"subscriber", x.name, "frontend", compile.KeyText(k), "service", w.name.String(), "reason", reason)
 		s.Refuse(k, w.name, reason)
 		x.owner.unsettle[w.name] = struct{}{}
 		x.owner.watch.Upsert(w.name, x.owner.state.Revision)
@@ -291,11 +292,11 @@ func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited,
 			continue
 		}
 		p := s.Progress()
-		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), frontend.Key.Compare) {
+		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
 			r := p.Refusals[k]
 			if len(of) == 0 || slices.Contains(of, r.Service) {
 				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, name,
-					k, r.Service, r.Reason)
+					compile.KeyText(k), r.Service, r.Reason)
 			}
 		}
 		out.Enforcing = append(out.Enforcing, name)

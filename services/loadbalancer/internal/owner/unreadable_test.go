@@ -29,7 +29,8 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const led, closed = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080", "10.96.0.1:80/TCP of shop/web inside reject"
+	const led = "10.96.0.1:80/tcp of shop/web:p0 inside 10.244.0.5:8080"
+	const closed = "10.96.0.1:80/tcp of shop/web:p0 inside reject"
 	web := service.ObjectKey{Kind: service.KindService, Name: service.Name{Namespace: "shop", Name: "web"}}
 	ends := service.ObjectKey{Kind: service.KindSlice, Name: service.Name{Namespace: "shop", Name: "web-x"}}
 	good := func() map[service.ObjectKey]Given {
@@ -109,9 +110,9 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 		}
 	}
 	const (
-		webLed    = "10.96.0.1:80/TCP of shop/web inside 10.244.0.5:8080"
-		webClosed = "10.96.0.1:80/TCP of shop/web inside reject"
-		dbLed     = "10.96.0.2:80/TCP of shop/db inside 10.244.0.6:8080"
+		webLed    = "10.96.0.1:80/tcp of shop/web:p0 inside 10.244.0.5:8080"
+		webClosed = "10.96.0.1:80/tcp of shop/web:p0 inside reject"
+		dbLed     = "10.96.0.2:80/tcp of shop/db:p0 inside 10.244.0.6:8080"
 	)
 	set(good["web"], good["ends"], good["db"], good["dbend"])
 	want("good", webLed, dbLed)
@@ -162,7 +163,7 @@ func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := o.servedAt("10.96.0.1"), "10.96.0.1:80/TCP of shop/web inside reject"; got != want {
+	if got, want := o.servedAt("10.96.0.1"), "10.96.0.1:80/tcp of shop/web:p0 inside reject"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/frontendwire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -324,7 +325,7 @@ func toService(l *owner.Listed) *lbv1.Service {
 		Namespace: s.Name.Namespace, Name: s.Name.Name, Source: l.Source, Origin: l.Origin, Manager: l.Manager,
 		Type:  s.Type.String(),
 		Ready: uint32(l.Ready), Endpoints: uint32(l.Endpoints), Revision: l.Revision, UpdateTime: timestamppb.New(l.Updated),
-		Notes: l.Notes, Enforced: l.Enforced, Algorithm: toAlgorithm(s.Table),
+		Notes: l.Notes, Enforced: l.Enforced, Algorithm: frontendwire.Algorithm(s.Table),
 		ExceedingFrontends: clamp(l.ExceedingFrontends), ExceedingBackends: clamp(l.ExceedingBackends),
 	}
 	if s.Headless {
@@ -342,7 +343,7 @@ func toService(l *owner.Listed) *lbv1.Service {
 		})
 	}
 	for _, f := range l.Frontends {
-		out.Frontends = append(out.Frontends, toFrontend(f))
+		out.Frontends = append(out.Frontends, frontendwire.Frontend(f))
 	}
 	return out
 }

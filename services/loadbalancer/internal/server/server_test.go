@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
@@ -53,7 +53,7 @@ func serve(t *testing.T) *running {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	o, err := owner.New(owner.Config{
-		Node:   frontend.Node{Name: "here"},
+		Node:   compile.Node{Name: "here"},
 		Limits: owner.Limits{Services: 100, Slices: 100, Frontends: 3000, Backends: 1000, BackendsPerService: 100},
 		Linger: time.Minute, Log: log.Discard(),
 	}, filepath.Join(dir, "state"), nil)

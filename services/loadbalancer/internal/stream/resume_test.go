@@ -6,7 +6,7 @@ package stream
 import (
 	"testing"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 )
 
 // TestUnfinishedSnapshotBeginsAgain: the subscriber does not have what was sent of it, and

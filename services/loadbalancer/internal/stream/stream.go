@@ -19,7 +19,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -51,21 +52,6 @@ var (
 	// every frontend.
 	ErrOverflow = errors.New("too many frontends came and went without being taken")
 )
-
-// Step is one change, or a barrier.
-type Step struct {
-	Key     frontend.Key
-	Upsert  *frontend.Frontend // nil: Key is gone, or it is a barrier
-	Barrier *Barrier
-}
-
-// Barrier ends a batch.
-type Barrier struct {
-	Seq              uint64
-	Revision         uint64
-	SnapshotComplete bool
-	SourcesComplete  bool
-}
 
 // Source is what a subscriber takes frontends from.
 type Source interface {
@@ -110,7 +96,7 @@ type Subscriber struct {
 	due      bool                      // a barrier is, even if no key is dirty
 
 	sent     map[frontend.Key]uint64 // that are not acknowledged, with the barrier behind them
-	barriers []Barrier               // that were sent and are not acknowledged as ended
+	barriers []frontend.Barrier      // that were sent and are not acknowledged as ended
 	floor    uint64                  // the lowest barrier that the stream can resume behind
 	last     uint64                  // barrier that was sent
 
@@ -198,11 +184,11 @@ func (s *Subscriber) Mark(keys []frontend.Key) error {
 }
 
 // Next returns the steps of the next message; none if there is nothing to send.
-func (s *Subscriber) Next(src Source) []Step {
+func (s *Subscriber) Next(src Source) []frontend.Step {
 	if !s.open && !s.begin(src) {
 		return nil
 	}
-	var steps []Step
+	var steps []frontend.Step
 	size := 0
 	for len(s.batch) > 0 && len(steps) < MaxSteps-1 { // one is left for the barrier
 		k := s.batch[0]
@@ -219,10 +205,14 @@ func (s *Subscriber) Next(src Source) []Step {
 			continue // it was never sent
 		}
 		s.sent[k] = s.seq
-		steps = append(steps, Step{Key: k, Upsert: f})
+		if f == nil {
+			steps = append(steps, frontend.Step{Remove: &k})
+		} else {
+			steps = append(steps, frontend.Step{Upsert: f})
+		}
 	}
 	if len(s.batch) == 0 {
-		steps = append(steps, Step{Barrier: s.end(src)})
+		steps = append(steps, frontend.Step{Barrier: s.end(src)})
 	}
 	if len(s.sent) > maxKeys {
 		clear(s.sent)
@@ -239,7 +229,7 @@ func (s *Subscriber) begin(src Source) bool {
 	if len(s.dirty) == 0 && !s.due {
 		return false
 	}
-	s.batch = slices.SortedFunc(maps.Keys(s.dirty), frontend.Key.Compare)
+	s.batch = slices.SortedFunc(maps.Keys(s.dirty), compile.CompareKeys)
 	s.dirty = make(map[frontend.Key]struct{}) // a large one is given back
 	s.open, s.due, s.seq = true, false, src.NextSeq()
 	s.revision, s.complete = src.Revision()
@@ -247,12 +237,12 @@ func (s *Subscriber) begin(src Source) bool {
 }
 
 // end is the barrier of the batch.
-func (s *Subscriber) end(src Source) *Barrier {
+func (s *Subscriber) end(src Source) *frontend.Barrier {
 	if len(s.dirty) == 0 { // all that changed while it was sent is in it
 		s.revision, s.complete = src.Revision()
 		s.due = false
 	}
-	b := Barrier{Seq: s.seq, Revision: s.revision, SnapshotComplete: s.snapshot, SourcesComplete: s.complete}
+	b := frontend.Barrier{Seq: s.seq, Revision: s.revision, SnapshotComplete: s.snapshot, SourcesComplete: s.complete}
 	if s.snapshot {
 		s.snapshot, s.floor = false, s.seq
 	}
@@ -319,7 +309,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 
 // revisionAt is the revision of the last barrier up to seq that is known.
 func (s *Subscriber) revisionAt(seq uint64) uint64 {
-	at, found := slices.BinarySearchFunc(s.barriers, seq, func(b Barrier, seq uint64) int {
+	at, found := slices.BinarySearchFunc(s.barriers, seq, func(b frontend.Barrier, seq uint64) int {
 		switch {
 		case b.Seq < seq:
 			return -1
@@ -339,7 +329,7 @@ func (s *Subscriber) revisionAt(seq uint64) uint64 {
 
 // prune forgets barriers that nothing is asked about any more.
 func (s *Subscriber) prune() {
-	s.barriers = slices.DeleteFunc(s.barriers, func(b Barrier) bool { return b.Seq <= s.ended })
+	s.barriers = slices.DeleteFunc(s.barriers, func(b frontend.Barrier) bool { return b.Seq <= s.ended })
 }
 
 // Refuse notes that the subscriber did not take a frontend, which is one of the
@@ -402,9 +392,9 @@ func Weight(f *frontend.Frontend) int {
 	if f == nil {
 		return 80
 	}
-	w := 160 + len(f.Service.Namespace) + len(f.Service.Name) + len(f.PortName) + 50*len(f.SourceRanges)
+	w := 160 + len(f.Service) + 50*len(f.SourceRanges)
 	each := 15 + 12 // the address as text, port, state, and their tags
-	if f.Key.IPv6 {
+	if f.Key.Addr.Is6() {
 		each = 39 + 12
 	}
 	for _, l := range []*frontend.List{f.Inside, f.Outside} {

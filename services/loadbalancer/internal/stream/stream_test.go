@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -37,7 +37,7 @@ func newTable(n int) *table {
 func key(i int) frontend.Key {
 	return frontend.Key{
 		Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80,
-		Protocol: service.TCP,
+		Protocol: frontend.TCP,
 	}
 }
 
@@ -46,7 +46,7 @@ func (t *table) Frontend(k frontend.Key) *frontend.Frontend {
 	if !ok {
 		return nil
 	}
-	f := &frontend.Frontend{Key: k, PortName: fmt.Sprint(version), Inside: &frontend.List{}}
+	f := &frontend.Frontend{Key: k, Service: fmt.Sprint(version), Inside: &frontend.List{}}
 	if t.backends > 0 {
 		f.Inside.Backends = make([]frontend.Backend, t.backends)
 	}
@@ -82,22 +82,22 @@ func (t *table) change(tb testing.TB, s *Subscriber, version int, keys ...fronte
 // kernel is what a subscriber makes of the steps.
 type kernel struct {
 	has     map[frontend.Key]string
-	barrier Barrier
+	barrier frontend.Barrier
 	upserts int
 }
 
 func newKernel() *kernel { return &kernel{has: make(map[frontend.Key]string)} }
 
-func (k *kernel) take(steps []Step) {
+func (k *kernel) take(steps []frontend.Step) {
 	for _, s := range steps {
 		switch {
 		case s.Barrier != nil:
 			k.barrier = *s.Barrier
 		case s.Upsert != nil:
 			k.upserts++
-			k.has[s.Key] = s.Upsert.PortName
+			k.has[s.Upsert.Key] = s.Upsert.Service
 		default:
-			delete(k.has, s.Key)
+			delete(k.has, *s.Remove)
 		}
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )
 
@@ -75,7 +76,7 @@ func TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo(t *testing.T)
 	i.close(t)
 	i = start(t, dir, small)
 	g := service(7, false, list)
-	i.apply(t, &frontend.Transaction{Partial: true})
+	i.apply(t, &frontendtx.Transaction{Partial: true})
 	if got, err := i.IsOfServices(at); err != nil || !got {
 		t.Errorf("before all frontends are named: %t, %v", got, err)
 	}

@@ -11,9 +11,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/elements"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
 	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
@@ -30,7 +31,7 @@ import (
 // Which backends are drained is not in the maps. So the first transaction that is not
 // partial has to name every frontend that drains some: what it does not name is not
 // drained any more.
-func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Result, error) {
+func (m *Maps) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	res, again, err := m.apply(tx)
 	if again == nil || err != nil {
 		return res, err
@@ -45,15 +46,15 @@ func (m *Maps) Apply(ctx context.Context, tx *frontend.Transaction) (frontend.Re
 			second.Refused = append(second.Refused, r)
 		}
 	}
-	frontend.SortRefusals(second.Refused)
+	frontendtx.SortRefusals(second.Refused)
 	return second, err
 }
 
 // apply applies a transaction and returns what should be tried again after a grace
 // period; nil: nothing.
-func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *frontend.Transaction, err error) {
+func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *frontendtx.Transaction, err error) {
 	if err := m.gate.Lock(); err != nil {
-		return frontend.Result{}, nil, err
+		return frontendtx.Result{}, nil, err
 	}
 	defer m.gate.Unlock()
 	a := &application{s: m.store}
@@ -96,7 +97,7 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 		m.store.adopted = nil
 	}
 	a.loseBackends()
-	frontend.SortRefusals(a.res.Refused)
+	frontendtx.SortRefusals(a.res.Refused)
 	if !m.store.left.empty() {
 		again = a.short(tx)
 	}
@@ -105,7 +106,7 @@ func (m *Maps) apply(tx *frontend.Transaction) (_ frontend.Result, again *fronte
 
 // expect sizes the tables of an empty store for a transaction: growing them step
 // by step takes longer than all the rest of it.
-func (s *store) expect(tx *frontend.Transaction) {
+func (s *store) expect(tx *frontendtx.Transaction) {
 	if len(s.entries) > 0 || tx.Partial {
 		return
 	}
@@ -125,10 +126,10 @@ func (s *store) expect(tx *frontend.Transaction) {
 }
 
 // short are the changes that were refused for lack of room; nil: there are none.
-func (a *application) short(tx *frontend.Transaction) (again *frontend.Transaction) {
+func (a *application) short(tx *frontendtx.Transaction) (again *frontendtx.Transaction) {
 	refused := map[frontend.Key]bool{}
 	for _, r := range a.res.Refused {
-		var room *frontend.NoRoomError
+		var room *frontendtx.NoRoomError
 		refused[r.Key] = errors.As(r.Err, &room)
 	}
 	for _, c := range tx.Changes() {
@@ -136,7 +137,7 @@ func (a *application) short(tx *frontend.Transaction) (again *frontend.Transacti
 			continue
 		}
 		if again == nil {
-			again = &frontend.Transaction{Partial: tx.Partial}
+			again = &frontendtx.Transaction{Partial: tx.Partial}
 		}
 		again.Upsert(c.Frontend)
 	}
@@ -146,7 +147,7 @@ func (a *application) short(tx *frontend.Transaction) (again *frontend.Transacti
 // application is one transaction under way.
 type application struct {
 	s       *store
-	res     frontend.Result
+	res     frontendtx.Result
 	errs    []error
 	inserts [families][]*entry // whose keys are not in the maps yet
 	lost    []*backend         // that lists have lost, or fronts do not drain any more
@@ -238,7 +239,7 @@ func (a *application) set(f *frontend.Frontend) error {
 	}
 	s := a.s
 	e := s.entries[f.Key]
-	if f.Kind == 0 { // of frontend.Closed
+	if f.Kind == 0 { // of frontendtx.Closed
 		if e == nil {
 			return nil
 		}
@@ -338,7 +339,7 @@ func (a *application) reshape(e, was *entry) error {
 func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {
 		if free = max(free-kept, 0); need > free || total > quarter(size) {
-			return &frontend.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
+			return &frontendtx.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
 		}
 		return nil
 	}
@@ -394,7 +395,7 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 		}
 	}
 	if largest > maxCount {
-		return &frontend.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.Free(), Limit: maxCount}
+		return &frontendtx.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.Free(), Limit: maxCount}
 	}
 	free := s.places.Free()
 	for i, p := range ps {
@@ -407,7 +408,7 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 					s.places.Give(q.span)
 				}
 			}
-			return fmt.Errorf("%w; they are not in one piece", &frontend.NoRoomError{
+			return fmt.Errorf("%w; they are not in one piece", &frontendtx.NoRoomError{
 				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers),
 			})
 		}
@@ -437,7 +438,7 @@ func (s *store) place(p *part, spare bool) (ok bool) {
 
 // tableError says whose table has no room, if a frontend that is refused needs one.
 func tableError(f *frontend.Frontend, ps []*part, err error) error {
-	if room, ok := errors.AsType[*frontend.NoRoomError](err); ok && room.Map != bpf.MapsMapSlMember {
+	if room, ok := errors.AsType[*frontendtx.NoRoomError](err); ok && room.Map != bpf.MapsMapSlMember {
 		return err
 	}
 	for _, p := range ps {

@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 )
 
 // maxDifferences is how many an audit names; it repairs all.

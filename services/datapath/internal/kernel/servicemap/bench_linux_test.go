@@ -9,13 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )
 
 // manyServices are n frontends with backends of their own.
-func manyServices(n, backends int) *frontend.Transaction {
-	tx := &frontend.Transaction{}
+func manyServices(n, backends int) *frontendtx.Transaction {
+	tx := &frontendtx.Transaction{}
 	for i := range n {
 		l := &frontend.List{}
 		for b := range backends {
@@ -80,11 +81,11 @@ func BenchmarkKernelAdopt(b *testing.B) {
 func BenchmarkKernelChange(b *testing.B) {
 	const window = 500
 	i := start(b, kerneltest.NewBPFFS(b), sizes{})
-	lists := [2]*frontend.Transaction{manyServices(10000, 10), manyServices(10000, 11)}
+	lists := [2]*frontendtx.Transaction{manyServices(10000, 10), manyServices(10000, 11)}
 	i.apply(b, lists[0])
 	n, best, began := 0, time.Hour, time.Now()
 	for b.Loop() {
-		tx := &frontend.Transaction{}
+		tx := &frontendtx.Transaction{}
 		tx.Upsert(lists[(n/10000+1)%2].Changes()[n%10000].Frontend)
 		i.apply(b, tx)
 		if n++; n%window > 0 {
@@ -118,9 +119,9 @@ func BenchmarkKernelTable(b *testing.B) {
 	for _, n := range []int{100, 200} {
 		b.Run(fmt.Sprintf("%d backends", n), func(b *testing.B) {
 			i := start(b, kerneltest.NewBPFFS(b), sizes{})
-			var txs [2]*frontend.Transaction
+			var txs [2]*frontendtx.Transaction
 			for more := range txs {
-				txs[more] = &frontend.Transaction{}
+				txs[more] = &frontendtx.Transaction{}
 				txs[more].Upsert(service(1, false, tableList(false, numbersTo(n+more)...)))
 			}
 			i.apply(b, txs[0])

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
 
@@ -211,20 +211,12 @@ func (m *Maps) Counts() (Counts, error) {
 	return c, nil
 }
 
-// Capacity is how many elements the maps have for frontends and lists that come. A tenth of
-// each map is kept for changes of those that are there.
-type Capacity struct {
-	Frontends       int // elements of each of the maps of keys and of fronts
-	Backends        int // of each family
-	Members         int // of all lists together
-	BackendsPerList int
-}
-
-// Capacity returns what the maps hold; false: the node has no services.
-func (m *Maps) Capacity() (Capacity, bool) {
+// Capacity returns how many elements the maps have for new frontends and lists. A tenth of
+// each map is kept for changes of existing ones. ok is false if the node has no services.
+func (m *Maps) Capacity() (_ frontend.Capacity, ok bool) {
 	s := m.store
 	usable := func(size int) int { return size - reserve(size) }
-	c := Capacity{
+	c := frontend.Capacity{
 		Frontends: usable(s.nFronts) - 1, Backends: usable(s.nBackends) - 1, Members: usable(s.nMembers),
 		BackendsPerList: min(quarter(s.nMembers), quarter(s.nBackends), maxCount),
 	}

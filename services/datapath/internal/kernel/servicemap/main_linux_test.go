@@ -17,8 +17,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -105,7 +106,7 @@ func (i *instance) close(t testing.TB) {
 }
 
 // apply applies changes that fit.
-func (i *instance) apply(t testing.TB, tx *frontend.Transaction) frontend.Result {
+func (i *instance) apply(t testing.TB, tx *frontendtx.Transaction) frontendtx.Result {
 	t.Helper()
 	res, err := i.Apply(t.Context(), tx)
 	if err != nil {
@@ -265,8 +266,8 @@ func wanted(f *frontend.Frontend, outside bool) *leads {
 type state map[frontend.Key]*frontend.Frontend
 
 // to is the transaction that leads from one state to another.
-func (s state) to(o state) *frontend.Transaction {
-	tx := &frontend.Transaction{}
+func (s state) to(o state) *frontendtx.Transaction {
+	tx := &frontendtx.Transaction{}
 	for k, f := range o {
 		if !reflect.DeepEqual(s[k], f) {
 			tx.Upsert(f)
@@ -281,7 +282,7 @@ func (s state) to(o state) *frontend.Transaction {
 }
 
 // all is the transaction that names every frontend of the state.
-func (s state) all() *frontend.Transaction { return state(nil).to(s) }
+func (s state) all() *frontendtx.Transaction { return state(nil).to(s) }
 
 // check compares what packets find with the state, and that nothing else is found.
 func (s state) check(t testing.TB, i *instance) {
@@ -396,7 +397,7 @@ func randomState(r *rand.Rand, n int) state {
 		l.Drop = r.IntN(4) == 0
 		for b := range 40 {
 			if r.IntN(8) == 0 && !slices.Contains(ns, b) {
-				l.Draining = append(l.Draining, backendAt(b, is6).AddrPort)
+				l.Draining = append(l.Draining, backendAt(b, is6))
 			}
 		}
 		return l

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 )
 
 // reduce removes from a frontend that is there what f does not have, because f as a whole was

@@ -11,13 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 )
 
 // refused applies a transaction of which one frontend does not fit.
-func (i *instance) refused(t *testing.T, tx *frontend.Transaction) frontend.Result {
+func (i *instance) refused(t *testing.T, tx *frontendtx.Transaction) frontendtx.Result {
 	t.Helper()
 	res, err := i.Apply(t.Context(), tx)
 	if err != nil || len(res.Refused) != 1 {
@@ -67,11 +68,11 @@ func TestKernelFrontendIsClosed(t *testing.T) {
 	adopted := false
 	closes := func() {
 		t.Helper()
-		tx := &frontend.Transaction{Partial: true}
+		tx := &frontendtx.Transaction{Partial: true}
 		for k := range s {
-			tx.Upsert(frontend.Closed(k))
+			tx.Upsert(frontendtx.Closed(k))
 		}
-		tx.Upsert(frontend.Closed(clusterIP(9, false))) // there is none
+		tx.Upsert(frontendtx.Closed(clusterIP(9, false))) // there is none
 		i.apply(t, tx)
 		closed := state{f.Key: service(1, false, listOf(false)), lb.Key: service(2, false, nil)}
 		closed[lb.Key].Kind, closed[lb.Key].Outside = frontend.LoadBalancer, listOf(false)
@@ -149,7 +150,7 @@ func TestKernelRefusedChangeAllowsNoMoreThanBefore(t *testing.T) {
 		}
 		// Frontends that are refused may be removed.
 		if r.IntN(4) == 0 {
-			tx := &frontend.Transaction{}
+			tx := &frontendtx.Transaction{}
 			for k := range next {
 				if r.IntN(2) == 0 {
 					tx.Remove(k)
@@ -203,7 +204,7 @@ func TestKernelRefusedFrontendTakesNothing(t *testing.T) {
 	tx := more.all()
 	tx.Partial = true
 	res := i.refused(t, tx)
-	var room *frontend.NoRoomError
+	var room *frontendtx.NoRoomError
 	if !errors.As(res.Refused[0].Err, &room) || room.Map != bpf.MapsMapSlFe4 {
 		t.Errorf("refused: %v", res.Refused[0].Err)
 	}
@@ -272,8 +273,8 @@ func TestKernelEmptyListIsNeverForgotten(t *testing.T) {
 		if n := len(i.store.left.spans); n != 0 {
 			t.Errorf("%d runs have left", n)
 		}
-		i.apply(t, func() *frontend.Transaction {
-			tx := &frontend.Transaction{}
+		i.apply(t, func() *frontendtx.Transaction {
+			tx := &frontendtx.Transaction{}
 			tx.Remove(f.Key)
 			return tx
 		}())
@@ -306,7 +307,7 @@ func TestKernelKeyThatCannotBeInsertedAgainIsNotCounted(t *testing.T) {
 	}
 	inside := *f
 	inside.Inside = listOf(false, 1)
-	tx := &frontend.Transaction{Partial: true}
+	tx := &frontendtx.Transaction{Partial: true}
 	tx.Upsert(&inside)
 	res, err := i.Apply(t.Context(), tx)
 	i.store.before = nil

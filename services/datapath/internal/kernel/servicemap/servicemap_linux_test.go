@@ -15,8 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -104,7 +105,7 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	// the order of another process
-	for _, tx := range []*frontend.Transaction{s.all(), s.all()} {
+	for _, tx := range []*frontendtx.Transaction{s.all(), s.all()} {
 		if res := i.apply(t, tx); res.Changed != 0 {
 			t.Errorf("%d frontends were changed", res.Changed)
 		}
@@ -216,7 +217,7 @@ func TestKernelKillAtEveryWriteLeavesWholeFrontends(t *testing.T) {
 		i.apply(t, state(nil).to(is))
 		for k := range was {
 			if is[k] == nil {
-				gone := &frontend.Transaction{}
+				gone := &frontendtx.Transaction{}
 				gone.Remove(k)
 				i.apply(t, gone)
 			}
@@ -437,14 +438,14 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 	i := start(t, dir, small)
 	key := clusterIP(1, false)
 	// is makes one frontend lead to backends and drain others, and is what the other has.
-	is := func(backends, draining []int) *frontend.Transaction {
+	is := func(backends, draining []int) *frontendtx.Transaction {
 		l := listOf(false, backends...)
 		for _, n := range draining {
-			l.Draining = append(l.Draining, backendAt(n, false).AddrPort)
+			l.Draining = append(l.Draining, backendAt(n, false))
 		}
 		return state{key: service(1, false, l)}.all()
 	}
-	other := func(backends ...int) *frontend.Transaction {
+	other := func(backends ...int) *frontendtx.Transaction {
 		f := service(2, false, listOf(false, backends...))
 		return state{f.Key: f}.all()
 	}
@@ -522,7 +523,7 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 	i.apply(t, is([]int{1, 2}, nil))
 	b = i.only(t, key).Inside.Backends[1]
 	i.apply(t, is([]int{1}, []int{2}))
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Remove(key)
 	i.apply(t, tx)
 	check("with its frontend gone", false, false)
@@ -539,7 +540,7 @@ func TestKernelFrontendMadeAgainKeepsItsFront(t *testing.T) {
 			deletions++
 		}
 	}
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Remove(f.Key)
 	f2 := service(1, false, listOf(false, 3))
 	f2.Service = "shop/other:http"
@@ -632,7 +633,7 @@ func TestKernelFrontendsOfOneServiceShareWhatAffinityRemembers(t *testing.T) {
 	// a new frontend of a service is named before those that know its group
 	e := with(5, "shop/a:x", time.Hour)
 	s[e.Key] = e
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	for _, f := range []*frontend.Frontend{e, d, c, b, a} {
 		tx.Upsert(f)
 	}
@@ -776,7 +777,7 @@ func TestKernelFrontendWithoutRoomIsRefusedByFigures(t *testing.T) {
 			t.Errorf("refused with %q, want %q", got, want)
 		}
 		// another one goes in the same transaction
-		tx := &frontend.Transaction{}
+		tx := &frontendtx.Transaction{}
 		tx.Upsert(f)
 		tx.Remove(clusterIP(3, false))
 		i.apply(t, tx)
@@ -833,7 +834,7 @@ func TestKernelFrontendIsAskedFromItsSourceRanges(t *testing.T) {
 			t.Errorf("%v: a restart has changed the maps", sources)
 		}
 	}
-	tx := &frontend.Transaction{}
+	tx := &frontendtx.Transaction{}
 	tx.Remove(f.Key)
 	i.apply(t, tx)
 	if err := i.store.eachSource(func(s source) { t.Errorf("left behind: %v", s) }); err != nil {
@@ -852,7 +853,7 @@ func TestKernelSourceRangesBeyondTheRoomAreRefused(t *testing.T) {
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(n >> 16), byte(n >> 8), byte(n)}), 32))
 	}
 	res, err := i.Apply(t.Context(), state{f.Key: &many}.all())
-	var room *frontend.NoRoomError
+	var room *frontendtx.NoRoomError
 	if err != nil || len(res.Refused) != 1 || !errors.As(res.Refused[0].Err, &room) || room.Map != sourceMap[ip4] {
 		t.Fatalf("%+v, %v", res, err)
 	}
@@ -877,18 +878,18 @@ func TestKernelInvalidFrontendIsRefused(t *testing.T) {
 			f.Inside.Backends[0].AddrPort = netip.MustParseAddrPort("10.0.0.1:0")
 		},
 		"draining, of the other family": func(f *frontend.Frontend) {
-			f.Inside.Draining = []netip.AddrPort{backendAt(2, true).AddrPort}
+			f.Inside.Draining = []frontend.Backend{backendAt(2, true)}
 		},
 		"draining, unsorted": func(f *frontend.Frontend) {
-			f.Inside.Draining = []netip.AddrPort{backendAt(3, false).AddrPort, backendAt(2, false).AddrPort}
+			f.Inside.Draining = []frontend.Backend{backendAt(3, false), backendAt(2, false)}
 		},
 		"draining and in the list": func(f *frontend.Frontend) {
-			f.Inside.Draining = []netip.AddrPort{f.Inside.Backends[0].AddrPort}
+			f.Inside.Draining = []frontend.Backend{f.Inside.Backends[0]}
 		},
 	} {
 		f := service(1, false, listOf(false, 1))
 		change(f)
-		tx := &frontend.Transaction{}
+		tx := &frontendtx.Transaction{}
 		tx.Upsert(f)
 		res, err := i.Apply(t.Context(), tx)
 		if err != nil || len(res.Refused) != 1 || !errors.Is(res.Refused[0].Err, frontend.ErrInvalid) {
@@ -980,7 +981,7 @@ func TestKernelDamagedListIsEmptyAfterARestart(t *testing.T) {
 func TestKernelClosedMapsRefuseCalls(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	i.Close()
-	if _, err := i.Apply(t.Context(), &frontend.Transaction{}); !errors.Is(err, pin.ErrClosed) {
+	if _, err := i.Apply(t.Context(), &frontendtx.Transaction{}); !errors.Is(err, pin.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 }

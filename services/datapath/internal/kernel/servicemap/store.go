@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/elements"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap/alone"
 	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
@@ -319,9 +319,9 @@ func (l *list) is(want *frontend.List) bool {
 
 // known are those of some backends, sorted by address, that the maps have and that
 // were not removed: no socket was led to any other.
-func (s *store) known(fam int, at []netip.AddrPort) (bs []*backend) {
-	for _, a := range at {
-		if b := s.backends[fam][a]; b != nil && !b.gone {
+func (s *store) known(fam int, some []frontend.Backend) (bs []*backend) {
+	for _, x := range some {
+		if b := s.backends[fam][x.AddrPort]; b != nil && !b.gone {
 			bs = append(bs, b)
 		}
 	}

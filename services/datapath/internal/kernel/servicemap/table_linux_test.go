@@ -12,8 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/rendezvous"
 )
@@ -88,7 +89,7 @@ func TestKernelTablesOfTwoNodesAgree(t *testing.T) {
 		r := rand.New(rand.NewPCG(5, 5))
 		apply := func(ns []int) {
 			ns = slices.Sorted(slices.Values(ns))
-			tx := &frontend.Transaction{Partial: true}
+			tx := &frontendtx.Transaction{Partial: true}
 			tx.Upsert(service(1, is6, tableList(is6, ns...)))
 			other.apply(t, tx)
 			other.sound(t)
@@ -335,7 +336,7 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 		kept := map[frontend.Key]bool{}
 		for n := range 10 {
 			f := service(300+n, false, tableList(false, numbersTo(600+n)...))
-			tx := &frontend.Transaction{Partial: true}
+			tx := &frontendtx.Transaction{Partial: true}
 			tx.Upsert(f)
 			res, err := i.Apply(t.Context(), tx)
 			if err != nil {
@@ -353,7 +354,7 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 		t.Logf("%d tables of 32,768 slots have room; then: %s", len(kept), refused[0])
 		for n := range 10 {
 			if f := service(300+n, false, tableList(false, numbersTo(900+n)...)); kept[f.Key] {
-				tx := &frontend.Transaction{Partial: true}
+				tx := &frontendtx.Transaction{Partial: true}
 				tx.Upsert(f)
 				i.apply(t, tx)
 				s[f.Key] = f

@@ -14,7 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -121,13 +122,13 @@ func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 		if len(o.Notes) == 0 {
 			t.Errorf("%s: no note", what)
 		}
-		node := frontend.Node{Name: "n1"}
-		cluster := frontend.Key{Addr: netip.MustParseAddr("10.96.0.7"), Port: 80, Protocol: service.TCP}
+		node := compile.Node{Name: "n1"}
+		cluster := frontend.Key{Addr: netip.MustParseAddr("10.96.0.7"), Port: 80, Protocol: frontend.TCP}
 		if !slices.Contains(node.Keys(o.Service), cluster) {
 			t.Errorf("%s: no frontend for the cluster IP: %v", what, node.Keys(o.Service))
 		}
 		for _, k := range node.Keys(o.Service) {
-			if k.Addr.IsValid() && frontend.CheckAddr(k.Addr) != nil || k.Port == 0 || k.Protocol == 0 {
+			if !k.Node && compile.CheckAddr(k.Addr) != nil || k.Port == 0 || k.Protocol == 0 {
 				t.Errorf("%s: the frontend %s cannot be", what, k)
 			}
 		}
@@ -153,9 +154,9 @@ func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 			continue
 		}
-		node := frontend.Node{Name: "n1"}
+		node := compile.Node{Name: "n1"}
 		found := false
-		for _, f := range node.Of(frontend.View{Service: o.Service}, nil) {
+		for _, f := range node.Of(compile.View{Service: o.Service}, nil) {
 			if f.Kind == frontend.LoadBalancer {
 				found = true
 				if got := fmt.Sprint(f.SourceRanges); got != want {

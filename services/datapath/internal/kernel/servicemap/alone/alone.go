@@ -11,7 +11,7 @@ package alone
 import (
 	"net/netip"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 )
 
 // Claim is what a frontend says about its address.

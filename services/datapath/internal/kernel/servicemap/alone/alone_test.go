@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
 )
 
 // TestAddressHasAKeyWhileItIsOfServicesAlone follows claims, and a key that an earlier

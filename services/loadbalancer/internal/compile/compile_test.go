@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package frontend
+package compile
 
 import (
 	"fmt"
@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -67,7 +69,7 @@ func slice(name string, endpoints ...service.Endpoint) *service.Slice {
 }
 
 // short is where a list leads, with the last part of each address.
-func short(l *List) string {
+func short(l *frontend.List) string {
 	if l == nil {
 		return "-"
 	}
@@ -81,7 +83,7 @@ func short(l *List) string {
 		out = append(out, text)
 	}
 	if len(out) == 0 {
-		return map[EmptyAction]string{Reject: "reject", Drop: "drop"}[l.WhenEmpty]
+		return map[bool]string{false: "reject", true: "drop"}[l.Drop]
 	}
 	return strings.Join(out, " ")
 }
@@ -178,7 +180,7 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		}
 		for _, f := range got {
 			inside, outside := c.inside, c.outside
-			if f.Kind == ClusterIP {
+			if f.Kind == frontend.ClusterIP {
 				inside, outside = c.cluster, "-"
 			}
 			if short(f.Inside) != inside || short(f.Outside) != outside {
@@ -196,14 +198,14 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 		ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 there", ready), ep(t, "10.0.0.3 here", draining),
 		ep(t, "10.0.0.4 here", ending), ep(t, "10.0.0.5 here", down), ep(t, "10.0.0.6 there", service.Serving),
 	)}}
-	drains := func(l *List) string {
-		return short(&List{Backends: l.Draining, WhenEmpty: Reject})
+	drains := func(l *frontend.List) string {
+		return short(&frontend.List{Backends: l.Draining})
 	}
 	for _, f := range here.Of(v, nil) {
 		if got, want := short(f.Inside)+", drains "+drains(f.Inside), "1 2, drains 3t 4t 6"; got != want {
 			t.Errorf("%v inside: %s, want %s", f.Key, got, want)
 		}
-		if f.Kind == ClusterIP {
+		if f.Kind == frontend.ClusterIP {
 			continue
 		}
 		if got, want := short(f.Outside)+", drains "+drains(f.Outside), "1, drains 2 3t 4t 6"; got != want {
@@ -264,12 +266,12 @@ func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 			if l == nil {
 				l = f.Inside
 			}
-			if f.Kind == ClusterIP && c.local {
+			if f.Kind == frontend.ClusterIP && c.local {
 				continue
 			}
 			got := ""
 			if len(l.Draining) > 0 {
-				got = short(&List{Backends: l.Draining})
+				got = short(&frontend.List{Backends: l.Draining})
 			}
 			if got != c.drains {
 				t.Errorf("%s: %v drains %q, want %q", c.name, f.Key, got, c.drains)
@@ -295,7 +297,7 @@ func TestNodeWithoutNameOrZoneHasNoLocalEndpoint(t *testing.T) {
 }
 
 // lines are the frontends as text.
-func lines(all []*Frontend) string {
+func lines(all []*frontend.Frontend) string {
 	var out []string
 	for _, f := range all {
 		out = append(out, f.String())
@@ -330,7 +332,7 @@ func TestServiceHasTheFrontendsOfItsKind(t *testing.T) {
 			s.Type, s.ExternalIPs = service.ClusterIP, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 		}, []string{"10.96.0.1:80/TCP"}},
 		{
-			"external IPs of a ClusterIP service", func(s *service.Service) { s.Type = service.ClusterIP },
+			"external IPs of a frontend.ClusterIP service", func(s *service.Service) { s.Type = service.ClusterIP },
 			[]string{"10.96.0.1:80/TCP", "198.51.100.7:80/TCP"},
 		},
 		{"headless", func(s *service.Service) { s.Headless, s.ClusterIPs = true, nil }, nil},
@@ -345,8 +347,8 @@ func TestServiceHasTheFrontendsOfItsKind(t *testing.T) {
 		s := balanced(c.change)
 		var got []string
 		for _, f := range here.Of(View{s, slices}, nil) {
-			got = append(got, f.Key.String())
-			if f.Key.IPv6 && short(f.Inside) != "reject" {
+			got = append(got, KeyText(f.Key))
+			if f.Key.Addr.Is6() && short(f.Inside) != "reject" {
 				t.Errorf("%s: an IPv6 frontend leads to IPv4 backends: %s", c.name, f)
 			}
 		}
@@ -363,7 +365,7 @@ func TestServiceHasTheFrontendsOfItsKind(t *testing.T) {
 func TestLoadBalancerAddresses(t *testing.T) {
 	all := []*service.Slice{slice("a", ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 there", ready))}
 	prefix := func(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }
-	of := func(change func(*service.Service)) (*Frontend, Notes) {
+	of := func(change func(*service.Service)) (*frontend.Frontend, Notes) {
 		var notes Notes
 		got := here.Of(View{balanced(change), all}, &notes)
 		for _, f := range got[:len(got)-1] {
@@ -395,7 +397,7 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	got := here.Of(View{balanced(func(s *service.Service) {
 		s.Ingress[0].Addr, s.SourceRanges = s.ExternalIPs[0], prefix("192.0.2.0/24")
 	}), all}, nil)
-	if f := got[len(got)-1]; len(got) != 3 || f.Kind != ExternalIP || len(f.SourceRanges) != 1 {
+	if f := got[len(got)-1]; len(got) != 3 || f.Kind != frontend.ExternalIP || len(f.SourceRanges) != 1 {
 		t.Errorf("an external IP that a load balancer has: %s with %v, of %d frontends", f, f.SourceRanges, len(got))
 	}
 }
@@ -425,8 +427,8 @@ func TestSlicesAreMergedByAddressAndPort(t *testing.T) {
 		six,
 	}
 	got := here.Of(View{s, all}, nil)
-	want := "10.96.0.1:53/UDP of shop/web inside reject\n" +
-		"10.96.0.1:80/TCP of shop/web inside 10.0.0.1:8080 10.0.0.2:8080 10.0.0.2:9090"
+	want := "10.96.0.1:53/udp of shop/web:dns inside reject\n" +
+		"10.96.0.1:80/tcp of shop/web:http inside 10.0.0.1:8080 10.0.0.2:8080 10.0.0.2:9090"
 	if lines(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", lines(got), want)
 	}
@@ -495,7 +497,7 @@ func TestAddressesThatCannotBeBackends(t *testing.T) {
 func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 	s := balanced(func(s *service.Service) { s.AffinitySeconds, s.Ports[0].Name = 60, "http" })
 	for _, f := range here.Of(View{Service: s}, nil) {
-		if f.AffinitySeconds != 60 || f.PortName != "http" || f.Service != s.Name {
+		if f.Affinity != time.Minute || f.Service != s.Name.String()+":http" {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -507,7 +509,7 @@ func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 // TestEveryListOfAServiceAsksForItsTable: those for inside and for outside, and a frontend
 // whose service asks for one is another than before.
 func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
-	of := func(table bool) []*Frontend {
+	of := func(table bool) []*frontend.Frontend {
 		s := balanced(func(s *service.Service) { s.Table, s.ExternalLocal, s.InternalLocal = table, true, true })
 		return here.Of(View{s, []*service.Slice{slice("a", ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 x", ready))}}, nil)
 	}
@@ -516,7 +518,7 @@ func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
 		t.Fatalf("%d frontends with tables, %d without", len(tables), len(plain))
 	}
 	for i, f := range tables {
-		for _, l := range []*List{f.Inside, f.Outside} {
+		for _, l := range []*frontend.List{f.Inside, f.Outside} {
 			if l != nil && !l.Table {
 				t.Errorf("%v asks for no table in all its lists", f)
 			}
@@ -553,5 +555,24 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		if got := lines(here.Of(View{s, all}, nil)); got != want {
 			t.Fatalf("got\n%s\nwant\n%s", got, want)
 		}
+	}
+}
+
+// TestKeysAreOrderedWithNodePortsFirst: a datapath whose maps are nearly full takes frontends
+// in this order.
+func TestKeysAreOrderedWithNodePortsFirst(t *testing.T) {
+	key := func(addr string, port uint16, p frontend.Protocol) frontend.Key {
+		a := netip.MustParseAddr(addr)
+		return frontend.Key{Addr: a, Port: port, Protocol: p, Node: a.IsUnspecified()}
+	}
+	want := []frontend.Key{
+		key("0.0.0.0", 30080, frontend.TCP), key("::", 30080, frontend.TCP), key("0.0.0.0", 30080, frontend.UDP),
+		key("0.0.0.0", 30081, frontend.TCP), key("10.96.0.1", 53, frontend.UDP), key("10.96.0.1", 80, frontend.TCP),
+		key("10.96.0.2", 53, frontend.UDP), key("fd00::1", 53, frontend.UDP),
+	}
+	got := slices.Clone(want)
+	slices.Reverse(got)
+	if slices.SortFunc(got, CompareKeys); !slices.Equal(got, want) {
+		t.Errorf("the order is %v, want %v", got, want)
 	}
 }

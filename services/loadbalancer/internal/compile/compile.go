@@ -1,128 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frontend says which frontends a service has on a node, and where each
-// leads: the rules that kube-proxy follows, as a function of the objects alone.
+// Package compile computes which frontends a service has on a node, and the backends of
+// each, by the rules that kube-proxy follows.
 //
-// It has no state and does no I/O. Equal objects give equal frontends, in
-// whatever order they arrived.
-package frontend
+// It has no state and does no I/O. Equal objects give equal frontends, in whatever order
+// they arrived.
+package compile
 
 import (
 	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
+	"time"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Kind is where the address of a frontend comes from.
-type Kind uint8
-
-// The kinds, in the order in which frontends are listed.
-const (
-	ClusterIP Kind = iota + 1
-	NodePort
-	ExternalIP
-	LoadBalancer
-)
-
-// Key names a frontend in the kernel.
-type Key struct {
-	Addr     netip.Addr // not valid: every address of the node
-	Port     uint16
-	Protocol service.Protocol
-	IPv6     bool // the family, also of Addr
-}
-
-// String is as in "10.96.0.1:53/UDP".
-func (k Key) String() string {
-	addr := "IPv4 node addresses"
+// CompareKeys orders keys as frontends are listed and sent: node ports first, by port,
+// protocol and family, then the others, by address, port and protocol.
+func CompareKeys(a, b frontend.Key) int {
 	switch {
-	case k.Addr.IsValid():
-		return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
-	case k.IPv6:
-		addr = "IPv6 node addresses"
+	case a.Node && b.Node:
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), a.Addr.Compare(b.Addr))
+	case a.Node:
+		return -1
+	case b.Node:
+		return 1
 	}
-	return fmt.Sprintf("port %d/%s of the %s", k.Port, k.Protocol, addr)
+	return a.Compare(b)
 }
 
-// Compare orders keys by address, port, protocol and family.
-func (k Key) Compare(o Key) int {
-	family := func(k Key) int {
-		if k.IPv6 {
-			return 1
-		}
-		return 0
+// compare orders the frontends of one service as they are listed.
+func compare(a, b *frontend.Frontend) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), CompareKeys(a.Key, b.Key))
+}
+
+// KeyText is a key in a message: "10.96.0.1:53/UDP".
+func KeyText(k frontend.Key) string {
+	protocol := service.Protocol(k.Protocol)
+	switch {
+	case !k.Node:
+		return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), protocol)
+	case k.Addr.Is4():
+		return fmt.Sprintf("port %d/%s of the IPv4 node addresses", k.Port, protocol)
 	}
-	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol),
-		cmp.Compare(family(k), family(o)))
-}
-
-// Backend is an address that connections lead to.
-type Backend struct {
-	netip.AddrPort
-	// Terminating: it is being removed, and finishes its connections. Among the
-	// backends of a list it gets new ones too, because no endpoint is ready.
-	Terminating bool
-}
-
-// EmptyAction is what becomes of connections while a list has no backend.
-type EmptyAction uint8
-
-// The actions.
-const (
-	Reject EmptyAction = iota + 1
-	Drop               // because other nodes have backends
-)
-
-// List is where connections lead. It is shared and not changed.
-type List struct {
-	Backends  []Backend // sorted by address and port, each once
-	WhenEmpty EmptyAction
-	// Draining are the endpoints that are not in Backends and that serve or terminate:
-	// they keep the connections that they have. Those of UDP have to serve if there are
-	// Backends. Sorted as Backends.
-	Draining []Backend
-	// Table asks for a rendezvous table, by which one of the backends is chosen.
-	Table bool
-}
-
-func (l *List) equal(o *List) bool {
-	return l == o || l != nil && o != nil && l.WhenEmpty == o.WhenEmpty && l.Table == o.Table &&
-		slices.Equal(l.Backends, o.Backends) && slices.Equal(l.Draining, o.Draining)
-}
-
-// Frontend is one frontend.
-type Frontend struct {
-	Key      Key
-	Kind     Kind
-	Service  service.Name
-	PortName string
-	// Inside is where connections of this node's pods and host lead; nil: they do
-	// not use the frontend.
-	Inside *List
-	// Outside is where others lead; nil: as Inside.
-	Outside         *List
-	AffinitySeconds uint32
-	SourceRanges    []netip.Prefix
-	// ExceedsShare: the frontend has no backends, because the service's tenant asks for
-	// more frontends than its share. Connections are refused.
-	ExceedsShare bool
-}
-
-// Equal reports whether the kernel would be told the same of both.
-func (f *Frontend) Equal(o *Frontend) bool {
-	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.PortName == o.PortName &&
-		f.AffinitySeconds == o.AffinitySeconds && f.ExceedsShare == o.ExceedsShare &&
-		f.Inside.equal(o.Inside) && f.Outside.equal(o.Outside) && slices.Equal(f.SourceRanges, o.SourceRanges)
-}
-
-// Compare orders the frontends of one service as they are listed.
-func (f *Frontend) Compare(o *Frontend) int {
-	return cmp.Or(cmp.Compare(f.Kind, o.Kind), f.Key.Compare(o.Key))
+	return fmt.Sprintf("port %d/%s of the IPv6 node addresses", k.Port, protocol)
 }
 
 // Node is what frontends depend on beside the objects.
@@ -168,28 +93,28 @@ func (n *Notes) addf(format string, args ...any) {
 }
 
 // Keys are those of the frontends that the service wants, sorted.
-func (n *Node) Keys(s *service.Service) []Key { return n.KeysWithin(s, nil) }
+func (n *Node) Keys(s *service.Service) []frontend.Key { return n.KeysWithin(s, nil) }
 
 // KeysWithin are those of the frontends that the service has within a share, as Needs
 // counts it, and of those that refuse connections because they exceed it, sorted. share is
 // nil if nothing bounds the service.
-func (n *Node) KeysWithin(s *service.Service, share *int) []Key {
-	var out []Key
+func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
+	var out []frontend.Key
 	for _, f := range n.plain(s, share, nil) {
 		out = append(out, f.Key)
 	}
-	slices.SortFunc(out, Key.Compare)
+	slices.SortFunc(out, CompareKeys)
 	return slices.Compact(out)
 }
 
 // Of returns the frontends of a service for the node, sorted, each key once.
 // Notes, unless nil, gets what its author should know.
-func (n *Node) Of(v View, notes *Notes) []*Frontend { return n.Within(v, nil, notes) }
+func (n *Node) Of(v View, notes *Notes) []*frontend.Frontend { return n.Within(v, nil, notes) }
 
 // Within returns the frontends that a service has within a share, as Needs counts it, and
 // those that refuse connections because they exceed it, as Of does. share is nil if nothing
 // bounds the service.
-func (n *Node) Within(v View, share *int, notes *Notes) []*Frontend {
+func (n *Node) Within(v View, share *int, notes *Notes) []*frontend.Frontend {
 	if v.Service == nil {
 		return nil
 	}
@@ -200,27 +125,32 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*Frontend {
 		ipv6 bool
 	}
 	lists := make(map[pool]*lists)
+	named, name := -1, "" // a port of the service and its ServicePort
 	for _, f := range out {
+		if f.port != named {
+			named, name = f.port, v.servicePort(f.port)
+		}
+		f.Service = name
 		f.refuse(v.Service.ExceedsShare)
 		if f.ExceedsShare {
-			f.Inside = &List{WhenEmpty: Reject}
+			f.Inside = &frontend.List{}
 			continue
 		}
-		at := pool{f.port, f.Key.IPv6}
+		at := pool{f.port, f.Key.Addr.Is6()}
 		l := lists[at]
 		if l == nil {
 			var all []candidate
 			if !v.Service.Closed {
-				all = n.merge(ends, v.Service.Ports[f.port], f.Key.IPv6, notes)
+				all = n.merge(ends, v.Service.Ports[f.port], f.Key.Addr.Is6(), notes)
 			}
 			l = newLists(n, v.Service, v.Service.Ports[f.port].Protocol, all)
 			lists[at] = l
 		}
 		l.give(f)
 	}
-	slices.SortStableFunc(out, func(a, b *planned) int { return a.Compare(&b.Frontend) })
-	frontends := make([]*Frontend, 0, len(out))
-	seen := make(map[Key]*Frontend, len(out))
+	slices.SortStableFunc(out, func(a, b *planned) int { return compare(&a.Frontend, &b.Frontend) })
+	frontends := make([]*frontend.Frontend, 0, len(out))
+	seen := make(map[frontend.Key]*frontend.Frontend, len(out))
 	for _, f := range out {
 		// One address of two kinds: the first serves both, for the clients of both.
 		if first := seen[f.Key]; first != nil {
@@ -235,14 +165,18 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*Frontend {
 	return frontends
 }
 
-// planned is a frontend without its lists.
+func (v View) servicePort(i int) string {
+	return frontend.ServicePort(v.Service.Name.Namespace, v.Service.Name.Name, v.Service.Ports[i].Name)
+}
+
+// planned is a frontend without its lists and without the name of its service.
 type planned struct {
-	Frontend
+	frontend.Frontend
 	port  int  // of the service
 	proxy bool // inside does not use it
 }
 
-// plain are the frontends of a service without their lists, in the order of its ports and
+// plain are the planned frontends of a service, in the order of its ports and
 // then of its addresses. Of a service that exceeds its share they are the first ones that
 // fit, and behind them those that refuse connections.
 func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
@@ -254,11 +188,12 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 	}
 	externals := n.external(s)
 	var out []*planned
-	add := func(i int, kind Kind, addr netip.Addr, port uint16, ipv6 bool) *planned {
-		p := &s.Ports[i]
-		f := &planned{port: i, Frontend: Frontend{
-			Key: Key{addr, port, p.Protocol, ipv6}, Kind: kind, Service: s.Name, PortName: p.Name,
-			AffinitySeconds: s.AffinitySeconds,
+	add := func(i int, kind frontend.Kind, addr netip.Addr, port uint16) *planned {
+		f := &planned{port: i, Frontend: frontend.Frontend{
+			Key: frontend.Key{
+				Addr: addr, Port: port, Protocol: frontend.Protocol(s.Ports[i].Protocol), Node: kind == frontend.NodePort,
+			},
+			Kind: kind, Affinity: time.Duration(s.AffinitySeconds) * time.Second,
 		}}
 		out = append(out, f)
 		return f
@@ -270,16 +205,16 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 		}
 		for _, a := range s.ClusterIPs {
 			if take, refuse := budget.next(alone, a.Is6(), i == 0); take || refuse {
-				add(i, ClusterIP, a, p.Port, a.Is6()).refuse(refuse)
+				add(i, frontend.ClusterIP, a, p.Port).refuse(refuse)
 			} else if budget.full && i > 0 {
 				break
 			}
 		}
 		if hasNodePorts(s) && p.NodePort != 0 {
-			for _, ipv6 := range []bool{false, true} {
-				if ipv6 && s.IPv6 || !ipv6 && s.IPv4 {
-					_, refuse := budget.next(ofNode, ipv6, i == 0)
-					add(i, NodePort, netip.Addr{}, p.NodePort, ipv6).refuse(refuse)
+			for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+				if a.Is6() && s.IPv6 || a.Is4() && s.IPv4 {
+					_, refuse := budget.next(ofNode, a.Is6(), i == 0)
+					add(i, frontend.NodePort, a, p.NodePort).refuse(refuse)
 				}
 			}
 		}
@@ -288,7 +223,7 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 		}
 		for _, a := range externals {
 			if take, _ := budget.next(ofOthers, a.Is6(), i == 0); take {
-				add(i, ExternalIP, a, p.Port, a.Is6())
+				add(i, frontend.ExternalIP, a, p.Port)
 			}
 		}
 		if s.Type != service.LoadBalancer {
@@ -300,7 +235,7 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 				kind = ofProxy
 			}
 			if take, refuse := budget.next(kind, in.Addr.Is6(), i == 0); take || refuse {
-				f := add(i, LoadBalancer, in.Addr, p.Port, in.Addr.Is6())
+				f := add(i, frontend.LoadBalancer, in.Addr, p.Port)
 				f.proxy, f.SourceRanges = in.Proxy, sourceRanges(s.SourceRanges, in.Addr.Is6())
 				f.refuse(refuse)
 			} else if budget.full && i > 0 {
@@ -314,7 +249,7 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 // refuse makes a frontend one that refuses connections.
 func (f *planned) refuse(yes bool) {
 	if yes {
-		f.ExceedsShare, f.SourceRanges, f.AffinitySeconds = true, nil, 0
+		f.ExceedsShare, f.SourceRanges, f.Affinity = true, nil, 0
 	}
 }
 
@@ -472,18 +407,18 @@ func CheckAddr(a netip.Addr) error {
 
 // lists are those of one port of a service in one family.
 type lists struct {
-	internal *List // for cluster IPs
-	cluster  *List // for inside callers of the other kinds
-	external *List // for outside callers of the other kinds; nil: as cluster
+	internal *frontend.List // for cluster IPs
+	cluster  *frontend.List // for inside callers of the other kinds
+	external *frontend.List // for outside callers of the other kinds; nil: as cluster
 }
 
 func newLists(n *Node, s *service.Service, protocol service.Protocol, all []candidate) *lists {
 	c := n.Categorize(all)
-	cluster, local := c.list(protocol, c.Cluster, all), (*List)(nil)
+	cluster, local := c.list(protocol, c.Cluster, all), (*frontend.List)(nil)
 	if s.InternalLocal || s.ExternalLocal {
 		local = c.list(protocol, c.Local, all)
 	}
-	for _, l := range []*List{cluster, local} {
+	for _, l := range []*frontend.List{cluster, local} {
 		if l != nil {
 			l.Table = s.Table
 		}
@@ -500,7 +435,7 @@ func newLists(n *Node, s *service.Service, protocol service.Protocol, all []cand
 
 func (l *lists) give(f *planned) {
 	switch {
-	case f.Kind == ClusterIP:
+	case f.Kind == frontend.ClusterIP:
 		f.Inside = l.internal
 	case f.proxy && l.external != nil:
 		f.Outside = l.external
@@ -577,16 +512,13 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 // list returns the list of the chosen endpoints. Other endpoints that serve or terminate drain. An
 // endpoint that terminates and does not serve drains UDP only if no endpoint is chosen: a UDP flow
 // has no end that the endpoint could finish, and would be refused while others serve.
-func (c *Categories) list(protocol service.Protocol, of, all []candidate) *List {
-	out := &List{WhenEmpty: Reject}
-	if c.Any {
-		out.WhenEmpty = Drop
-	}
+func (c *Categories) list(protocol service.Protocol, of, all []candidate) *frontend.List {
+	out := &frontend.List{Drop: c.Any}
 	if len(of) > 0 {
-		out.Backends = make([]Backend, len(of))
+		out.Backends = make([]frontend.Backend, len(of))
 	}
 	for i, x := range of {
-		out.Backends[i] = Backend{x.at, !x.State.Ready()}
+		out.Backends[i] = frontend.Backend{AddrPort: x.at, Terminating: !x.State.Ready()}
 	}
 	rest := of
 	for _, x := range all {
@@ -595,7 +527,9 @@ func (c *Categories) list(protocol service.Protocol, of, all []candidate) *List 
 			rest = rest[1:]
 		case protocol == service.UDP && len(of) > 0 && x.State&service.Serving == 0:
 		case x.State.Keeps():
-			out.Draining = append(out.Draining, Backend{x.at, x.State&service.Terminating != 0})
+			out.Draining = append(out.Draining, frontend.Backend{
+				AddrPort: x.at, Terminating: x.State&service.Terminating != 0,
+			})
 		}
 	}
 	return out
@@ -670,38 +604,4 @@ func Count(slices []*service.Slice) (all, ready int) {
 		}
 	}
 	return len(addrs), ready
-}
-
-// String is a frontend on one line, for tests and messages.
-func (f *Frontend) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s", f.Key, f.Service)
-	if f.ExceedsShare {
-		b.WriteString(" exceeds the share")
-	}
-	for _, l := range []struct {
-		name string
-		list *List
-	}{{"inside", f.Inside}, {"outside", f.Outside}} {
-		if l.list == nil {
-			continue
-		}
-		fmt.Fprintf(&b, " %s", l.name)
-		if l.list.Table {
-			b.WriteString(" by a table")
-		}
-		for _, x := range l.list.Backends {
-			fmt.Fprintf(&b, " %s", x.AddrPort)
-			if x.Terminating {
-				b.WriteString("(terminating)")
-			}
-		}
-		for _, x := range l.list.Draining {
-			fmt.Fprintf(&b, " %s(draining)", x.AddrPort)
-		}
-		if len(l.list.Backends) == 0 {
-			b.WriteString(map[EmptyAction]string{Reject: " reject", Drop: " drop"}[l.list.WhenEmpty])
-		}
-	}
-	return b.String()
 }

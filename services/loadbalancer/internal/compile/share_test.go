@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package frontend
+package compile
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -44,24 +45,24 @@ func someService(r *rand.Rand) *service.Service {
 }
 
 // usedBy counts what frontends use of the limit of frontends, the slow way.
-func usedBy(fs []*Frontend, elements bool) int {
+func usedBy(fs []*frontend.Frontend, elements bool) int {
 	fronts, keys := 0, map[bool]int{}
 	alone := make(map[netip.Addr]bool)
 	for _, f := range fs {
-		if f.ExceedsShare && f.Kind == NodePort {
+		if f.ExceedsShare && f.Kind == frontend.NodePort {
 			continue // set aside
 		}
 		switch {
 		case !elements:
 			fronts++
 			continue
-		case f.Kind == ClusterIP, f.Inside == nil:
+		case f.Kind == frontend.ClusterIP, f.Inside == nil:
 			fronts++
 		default:
 			fronts += 2
 		}
-		keys[f.Key.IPv6]++
-		if f.Inside != nil && (f.Kind == ClusterIP || f.Kind == LoadBalancer) {
+		keys[f.Key.Addr.Is6()]++
+		if f.Inside != nil && (f.Kind == frontend.ClusterIP || f.Kind == frontend.LoadBalancer) {
 			alone[f.Key.Addr] = true
 		}
 	}
@@ -97,12 +98,12 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 			for _, f := range fs {
 				if !f.ExceedsShare {
 					has++
-				} else if f.Inside == nil || len(f.Inside.Backends) > 0 || f.Inside.WhenEmpty != Reject || f.Outside != nil ||
-					f.Kind == ExternalIP || f.Kind == LoadBalancer &&
+				} else if f.Inside == nil || len(f.Inside.Backends) > 0 || f.Inside.Drop || f.Outside != nil ||
+					f.Kind == frontend.ExternalIP || f.Kind == frontend.LoadBalancer &&
 					slices.Contains(s.Ingress, service.Ingress{Addr: f.Key.Addr, Proxy: true}) {
 					t.Fatalf("%+v: %s is no frontend that refuses connections", s, f)
 				}
-				if f.Key.Addr.IsValid() {
+				if !f.Key.Node {
 					refuses[f.Key.Addr] = true
 				} else {
 					nodePorts++

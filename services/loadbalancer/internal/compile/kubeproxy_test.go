@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package frontend_test
+package compile_test
 
 import (
 	"encoding/json"
@@ -10,7 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/frontend"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -130,8 +131,8 @@ func serviceText(policy string) string {
 // port inside and outside.
 func listsOf(t *testing.T, c kubeProxyCase, policy string, slice *service.Slice) string {
 	t.Helper()
-	node := frontend.Node{Name: c.Node, Zone: c.Zone}
-	v := frontend.View{Service: read(t, serviceText(policy)).Service, Slices: []*service.Slice{slice}}
+	node := compile.Node{Name: c.Node, Zone: c.Zone}
+	v := compile.View{Service: read(t, serviceText(policy)).Service, Slices: []*service.Slice{slice}}
 	var out []string
 	for _, f := range node.Of(v, nil) {
 		kind := map[frontend.Kind]string{frontend.ClusterIP: "ClusterIP", frontend.NodePort: "NodePort"}[f.Kind]
@@ -153,7 +154,7 @@ func listText(l *frontend.List) string {
 		out = append(out, fmt.Sprint(b.Addr().As4()[3]-1))
 	}
 	if len(out) == 0 {
-		return map[frontend.EmptyAction]string{frontend.Reject: "reject", frontend.Drop: "drop"}[l.WhenEmpty]
+		return map[bool]string{false: "reject", true: "drop"}[l.Drop]
 	}
 	return strings.Join(out, " ")
 }

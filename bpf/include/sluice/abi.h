@@ -412,7 +412,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
 #define SL_CT_ASKS 0x8000 /* the record of SL_ZONE_ASKED names its responder: see asked.h */
 #define SL_CT_IN_RING 0x10000 /* from outside, and gives way to the next: see ring.h */
-#define SL_CT_RETURNED 0x20000 /* its translation is no longer counted: see answers.h */
+#define SL_CT_RETURNED 0x20000 /* it has ended and is not counted: see answers.h, budget.h */
 
 /* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
 #define SL_EPOCHS_BUSY 0xffffffff
@@ -517,12 +517,13 @@ _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
  * has SL_BUDGET_OUTSIDE for a slot. The collector stores a limit (0: as many as
  * it likes) and begins a new count at each of its passes. While nobody does, a
  * program renews a part of a budget that was used up for SL_BUDGET_WAIT
- * seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it.
+ * seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it. Connections that
+ * have ended come back earlier: see budget.h.
  */
 struct sl_budget {
-	__u64 begun; /* connections; upper half: when it was used up, in seconds of
-		      * CLOCK_MONOTONIC, 0: it was not */
-	__u64 limit;
+	__u64 begun; /* connections; upper half: when it was used up, or ended ones came back,
+		      * in seconds of CLOCK_MONOTONIC, 0: it was not */
+	__u64 limit; /* upper half: connections that have ended since the last pass, signed */
 };
 
 #define SL_BUDGET_OUTSIDE SL_MAX_SLOTS

@@ -294,16 +294,21 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 	}
 }
 
-/* What the connection has of the share of the pod that began it, which it needs no longer. */
+/*
+ * The connection has ended: it counts no longer for the pod that began it, neither in the pod's
+ * budget nor in its share of translations.
+ */
 static __always_inline void return_share(struct sl_packet *p, struct sl_ct *ct, __u64 where)
 {
 	__u16 slot = initiator_slot(where);
 
-	if (!front_of_connection(ct) || slot == SL_SLOT_NONE || slot == SL_SLOT_HOST)
+	if (slot == SL_SLOT_NONE || slot == SL_SLOT_HOST)
 		return;
 	if (__sync_fetch_and_or(&ct->flags, SL_CT_RETURNED) & SL_CT_RETURNED)
 		return;
-	return_translation(p, slot);
+	count_ended(slot, p->family, 1);
+	if (cfg_services && front_of_connection(ct))
+		return_translation(p, slot);
 }
 
 /*
@@ -336,7 +341,9 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 
 	opposite = is_reply(p, ct);
 	flags = READ_ONCE(ct->flags);
-	if (opposite && !has_ended(flags))
+	/* of one that was picked up, either end may be the one that began it, and begins again */
+	if (opposite && !has_ended(flags) &&
+	    (flags & (SL_CT_UNORIENTED | SL_CT_REVOKED)) != SL_CT_UNORIENTED)
 		return SL_REASON_CONNECTION_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
 		/* of another sender, with the ports of this connection */
@@ -587,7 +594,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (p->hook == SL_EGRESS && is_tunnel_packet(p))
 		return SL_REASON_TUNNEL_PORT;
 	advance(p, ct);
-	if (unlikely(p->news & SL_NEWS_CLOSED) && cfg_services)
+	if (unlikely(p->news & SL_NEWS_CLOSED))
 		return_share(p, ct, where);
 	return SL_CONTINUE;
 }

@@ -16,6 +16,7 @@
  */
 
 #include <sluice/bound.h>
+#include <sluice/budget.h>
 #include <sluice/claim.h>
 #include <sluice/clock.h>
 #include <sluice/maps.h>
@@ -397,29 +398,6 @@ static __always_inline __u64 evaluated_epochs(const struct sl_packet *p, __u64 o
 }
 
 /*
- * Renews a part of a budget that has been used up for a while: then there is no
- * collector to do it. Whether the packet's connection may begin.
- */
-static __always_inline bool renew_budget(struct sl_budget *budget, __u64 begun, __u32 limit)
-{
-	__u32 now = now_seconds(), since = begun >> 32, part = limit / 8;
-
-	if (!since) {
-		__sync_val_compare_and_swap(&budget->begun, begun, (__u64)now << 32 | (__u32)begun);
-		return false;
-	}
-	if (now - since < SL_BUDGET_WAIT)
-		return false;
-	if (part < SL_BUDGET_LEAST)
-		part = SL_BUDGET_LEAST;
-	if (part > limit)
-		part = limit;
-	/* this one included; if another CPU was faster, it is the next that may */
-	return __sync_val_compare_and_swap(&budget->begun, begun, (__u64)(limit - part + 1)) ==
-	       begun;
-}
-
-/*
  * Takes a connection out of the budget of the sender whose packet makes the
  * entry, so that no endpoint uses up another's. What the host forwards under its
  * own address comes from outside. TCP and UDP from outside have rings, not a budget.
@@ -447,7 +425,7 @@ static __always_inline bool within_budget(struct sl_packet *p)
 		return true;
 	begun = READ_ONCE(budget->begun);
 	if ((__u32)begun >= limit)
-		return renew_budget(budget, begun, limit);
+		return renew_budget(at);
 	__sync_fetch_and_add(&budget->begun, 1);
 	return true;
 }
@@ -620,10 +598,14 @@ static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)
 /* What is not true of a connection that goes on after a reset. */
 #define SL_CT_BELIED (SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT | SL_CT_RETURNED)
 
-/* The connection goes on: its translation counts for the pod that began it. */
+/* The connection goes on: it counts for the pod that began it. */
 static __always_inline void count_again(const struct sl_packet *p, const struct sl_ct *ct)
 {
-	hold(SL_BOUND_XL4 + (p->family == 6), initiator_slot(READ_ONCE(ct->where)), 1);
+	__u16 slot = initiator_slot(READ_ONCE(ct->where));
+
+	count_ended(slot, p->family, -1);
+	if (cfg_services && front_of_connection(ct))
+		hold(SL_BOUND_XL4 + (p->family == 6), slot, 1);
 }
 
 /* What a packet that passes changes in its connection. */

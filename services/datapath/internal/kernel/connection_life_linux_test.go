@@ -277,10 +277,12 @@ func remain(n int) func(*testing.T, *theatre) {
 	}
 }
 
+// begunBy compares what packets have shown of the only connection: not how its key is stored, and
+// not whether it is counted.
 func begunBy(who string, flags conntrack.Flags) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		c := th.only(t)
-		if c.Initiator.Addr() != th.addr(who) || c.Flags&^conntrack.OriginLow != flags {
+		if c.Initiator.Addr() != th.addr(who) || c.Flags&^(conntrack.OriginLow|conntrack.Returned) != flags {
 			t.Errorf("begun by %v with flags %v, want %v and %v", c.Initiator, c.Flags.Words(), th.addr(who), flags.Words())
 		}
 	}
@@ -483,6 +485,26 @@ func spent(who string, want uint32) func(*testing.T, *theatre) {
 			t.Errorf("%d connections are charged to %s, want %d", uint32(b.Begun), who, want)
 		}
 	}
+}
+
+// ended is how many connections of a pod have ended since its budget was renewed.
+func ended(who string, want uint32) func(*testing.T, *theatre) {
+	return func(t *testing.T, th *theatre) {
+		var b bpf.MapsSlBudget
+		must(t, "look up", th.k.Pins.Map(bpf.MapsMapSlBudget).Lookup(th.budgetOf(who), &b))
+		if got := uint32(b.Limit >> 32); got != want {
+			t.Errorf("%d connections of %s have ended, want %d", got, who, want)
+		}
+	}
+}
+
+// short opens connections from a to b from consecutive ports, and resets them.
+func short(first, n uint16) (acts []act) {
+	for port := first; port < first+n; port++ {
+		acts = append(acts, handshake(port, 80)...)
+		acts = append(acts, say("a", "b", segment(port, 80, flagRST), event.ForwardedToPod))
+	}
+	return acts
 }
 
 // budget begins a new count.
@@ -712,6 +734,21 @@ func scenes() []scene {
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 22, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
 			say("b", "a", segment(22, 4000, data), event.PolicyDenied).on(event.Egress).check(reported(0, 0)))},
+		{"a late end of the server does not keep the client's next connection from its port", play(
+			handshake(4000, 80), forgetAll(),
+			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedOutside),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", 0)),
+			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedToPod))},
+		{"nor does an end that still has the connection", play(handshake(4000, 80), forgetAll(),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside),
+			say("a", "b", segment(4000, 80, data), event.ForwardedOutside),
+			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", 0)),
+			say("b", "a", segment(80, 4000, flagACK), event.ForwardedToPod),
+			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod))},
+		{"but the policy decides about a SYN", play(handshake(4000, 80), forgetAll(),
+			say("b", "a", segment(80, 4000, data), event.ForwardedOutside),
+			policy("b", nodetable.Allow, nodetable.Deny),
+			say("a", "b", segment(4000, 80, flagSYN), event.PolicyDenied).on(event.Ingress))},
 		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
 			say("a", "b", segment(4000, 22, data), event.ForwardedOutside).check(begunBy("a", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
 			policy("a", nodetable.Allow, nodetable.Deny),
@@ -937,6 +974,16 @@ func scenes() []scene {
 			say("a", "b", datagram(4004, 53), event.ForwardedToPod),
 			say("a", "b", datagram(4005, 53), event.ForwardedToPod),
 			say("a", "b", datagram(4006, 53), event.ConnectionBudget),
+			budget("a", 0))},
+		{"what has ended comes back to a budget, a quarter of it at once", play(budget("a", 8),
+			short(4000, 8), short(5000, 2), say("a", "b", segment(6000, 80, flagSYN), event.ConnectionBudget),
+			budget("a", 0))},
+		{"what goes on after a reset does not", play(budget("a", 8),
+			handshake(4000, 80),
+			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod).check(ended("a", 1)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(ended("a", 0)),
+			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(ended("a", 1)),
+			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(ended("a", 1)),
 			budget("a", 0))},
 		{"a budget is not renewed before its time", play(wornOut("a", 2000, 5),
 			say("a", "b", datagram(4000, 53), event.ConnectionBudget).check(spent("a", 2000)),

@@ -189,7 +189,10 @@ func budgetKey(at *uint32) string {
 }
 
 func budgetWords(v *bpf.MapsSlBudget) string {
-	words := fmt.Sprintf("used %d limit %d", uint32(v.Begun), v.Limit)
+	words := fmt.Sprintf("used %d limit %d", uint32(v.Begun), uint32(v.Limit))
+	if ended := int32(v.Limit >> 32); ended != 0 {
+		words += fmt.Sprintf(" ended %d", ended)
+	}
 	if since := v.Begun >> 32; since != 0 {
 		words += fmt.Sprintf(" used up at %d s", since)
 	}

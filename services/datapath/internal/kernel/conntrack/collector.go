@@ -247,7 +247,7 @@ func (c *Collector) Pressed() bool {
 	for s := range Outside + 1 {
 		for family := range 2 {
 			begun, limit := c.cell(s, family)
-			if l := atomic.LoadUint64(limit); l > 0 && uint64(uint32(atomic.LoadUint64(begun))) >= max(l/4, 1) {
+			if l := uint32(atomic.LoadUint64(limit)); l > 0 && uint32(atomic.LoadUint64(begun)) >= max(l/4, 1) {
 				return true
 			}
 		}
@@ -255,7 +255,8 @@ func (c *Collector) Pressed() bool {
 	return false
 }
 
-// cell is the budget of a slot, or of outside, in a family.
+// cell is the budget of a slot, or of outside, in a family. The upper half of limit counts the
+// connections that have ended since the last pass.
 func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
 	at := (slot<<1 | family) * size
@@ -266,7 +267,7 @@ func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 // and how much it may begin; a limit of 0 is none.
 func (c *Collector) Budget(slot slotmap.Slot, family int) (begun, limit uint64) {
 	b, l := c.cell(int(slot), family)
-	return atomic.LoadUint64(b), atomic.LoadUint64(l)
+	return atomic.LoadUint64(b), uint64(uint32(atomic.LoadUint64(l)))
 }
 
 // capacity of the connection maps of IPv4 and IPv6.

@@ -148,6 +148,7 @@ var All = []Bound{
 		Default: "a tenth of the datapath's maps", Divided: Undivided,
 		Beyond: "new frontends are refused until sockets and connections end that use the former ones",
 		Shown:  "`service get`, `sluice status`",
+		Tests:  []string{"TestKernelNewFrontendsWithoutRoomRefuseConnections"},
 	},
 	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",

@@ -32,9 +32,10 @@ type Barrier struct {
 	SourcesComplete bool
 }
 
-// Refusal says that a subscriber does not enforce a frontend as it was sent. A new frontend
-// is absent. An existing frontend loses the backends that the change removes and gets none
-// that it adds.
+// Refusal says that a subscriber does not enforce a frontend as it was sent. A new frontend has no
+// backends: connections are refused, unless the error says that packets pass. A new frontend of an
+// external address, or of a host port, is absent. An existing frontend loses the backends that the
+// change removes and gets none that it adds.
 type Refusal struct {
 	Key Key
 	Err error

@@ -77,16 +77,23 @@ func SortRefusals(rs []frontend.Refusal) {
 	slices.SortFunc(rs, func(a, b frontend.Refusal) int { return a.Key.Compare(b.Key) })
 }
 
-// NoRoomError says that a frontend does not fit into a map. The frontend was not written.
+// NoRoomError says that a frontend does not fit into a map. None of its backends was written.
 type NoRoomError struct {
 	// Map is the name of the map that is too small.
 	Map string
 	// Need is the number of elements that the change needs, Free the number that is free,
 	// and Limit how many elements one list may have: a quarter of the map.
 	Need, Free, Limit int
+	// Open says that not even an element that refuses connections fits. Packets to the frontend
+	// reach another socket of the node, or leave the node.
+	Open bool
 }
 
 // Error names the map and the figures.
 func (e *NoRoomError) Error() string {
-	return fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
+	text := fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
+	if e.Open {
+		text += "; nor is there room to refuse connections: packets pass as if there were no frontend"
+	}
+	return text
 }

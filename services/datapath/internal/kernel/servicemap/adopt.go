@@ -40,6 +40,8 @@ func (s *store) adopt() error {
 	}
 	for _, e := range s.entries {
 		e.each(ad.adoptList)
+		e.refused = true // as far as is known: see entry
+		e.each(func(f *front) { e.refused = e.refused && f.list == s.empty })
 	}
 	if err := s.adoptSources(); err != nil {
 		return err

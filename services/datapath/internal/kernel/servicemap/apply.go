@@ -25,7 +25,8 @@ import (
 // Barrier.
 //
 // A frontend that does not fit is refused; the others are applied. Of one that is there, the
-// backends and clients that it should not have any more are removed nevertheless. If room is
+// backends and clients that it should not have any more are removed nevertheless. Connections to a
+// new one are refused, if there is room for that: see close. If room is
 // short and something has left, Apply waits for a grace period and tries again.
 //
 // Which backends are drained is not in the maps. So the first transaction that is not
@@ -61,12 +62,18 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 	m.store.pending = [families]int{}
 	m.store.expect(tx)
 	// those that are there come first: they know the groups of their services
-	var fresh []*frontend.Frontend
+	var news []*frontend.Frontend
 	set := func(f *frontend.Frontend) {
-		if err := a.set(f); err != nil {
-			a.refuse(f.Key, err)
-			a.reduce(f)
+		err := a.set(f)
+		if err == nil {
+			return
 		}
+		if _, there := m.store.entries[f.Key]; there {
+			a.reduce(f)
+		} else {
+			err = a.close(f, err)
+		}
+		a.refuse(f.Key, err)
 	}
 	for _, c := range tx.Changes() {
 		if c.Frontend == nil {
@@ -75,10 +82,10 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 		if _, there := m.store.entries[c.Key]; there {
 			set(c.Frontend)
 		} else {
-			fresh = append(fresh, c.Frontend)
+			news = append(news, c.Frontend)
 		}
 	}
-	for _, f := range fresh {
+	for _, f := range news {
 		set(f)
 	}
 	a.insertAll()
@@ -234,6 +241,15 @@ func parts(inside, outside *part) []*part {
 // set makes a frontend what it should be. Nothing is written if it is that, or if
 // it does not fit.
 func (a *application) set(f *frontend.Frontend) error {
+	st := there
+	if e := a.s.entries[f.Key]; e == nil || e.refused {
+		st = newcomer
+	}
+	return a.setWith(f, st)
+}
+
+// setWith is set of a frontend that may use a part of the reserve.
+func (a *application) setWith(f *frontend.Frontend, st standing) error {
 	if err := f.Validate(); err != nil {
 		return err
 	}
@@ -271,7 +287,7 @@ func (a *application) set(f *frontend.Frontend) error {
 		if s.addresses.NeedsKey(f) {
 			keys++
 		}
-		if err := s.makeRoom(e == nil, keys, ps, familyOf(f.Key.Addr)); err != nil {
+		if err := s.makeRoom(st, e, keys, ps, familyOf(f.Key.Addr)); err != nil {
 			s.freeUnused(group)
 			return tableError(f, ps, err)
 		}
@@ -284,8 +300,9 @@ func (a *application) set(f *frontend.Frontend) error {
 		a.inserts[fam] = append(a.inserts[fam], e)
 		reshape = false
 	}
-	e.service, e.kind = f.Service, f.Kind
+	e.service, e.kind, e.refused = f.Service, f.Kind, st == closing
 	s.claim(e, claim)
+	s.reopen(f.Key)
 	s.join(e, group)
 	e.timeout = timeout
 	a.draining = append(a.draining, draining{ps, familyOf(f.Key.Addr), !same})
@@ -329,14 +346,14 @@ func (a *application) reshape(e, was *entry) error {
 	retire(was, &now)
 	if err != nil {
 		s.nKeys[familyOf(e.key.Addr)]--
-		a.drop(e)
+		a.dropClosed(e)
 	}
 	return err
 }
 
-// makeRoom finds the lists of the parts, or the places and backends for them. If
-// something is missing, nothing is taken.
-func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
+// makeRoom finds the lists of the parts of an entry, nil: a new one, or the places and backends
+// for them. If something is missing, nothing is taken.
+func (s *store) makeRoom(st standing, e *entry, keys int, ps []*part, fam int) error {
 	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {
 		if free = max(free-kept, 0); need > free || total > quarter(size) {
 			return &frontendtx.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
@@ -344,11 +361,7 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 		return nil
 	}
 	fits := func(mapName string, need, total, free, size int) error {
-		kept := 0
-		if isNew {
-			kept = reserve(size)
-		}
-		return fitsBeside(kept, mapName, need, total, free, size)
+		return fitsBeside(st.kept(size), mapName, need, total, free, size)
 	}
 	members, backends, fronts, largest, sources := 0, 0, 0, 0, 0
 	longest, bits, gains := 0, 0, false // of the runs, of the tables
@@ -379,16 +392,13 @@ func (s *store) makeRoom(isNew bool, keys int, ps []*part, fam int) error {
 			}
 		}
 	}
-	keptMembers := 0
-	if isNew || gains {
-		keptMembers = s.reservedMembers(bits)
-	}
+	ownKeys, ownFronts := e.ofReserve()
 	for _, err := range []error{
-		fitsBeside(keptMembers, bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
+		fitsBeside(s.keptMembers(st, bits, gains), bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
 		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
-		fits(bpf.MapsMapSlFront, fronts, 0, s.frontNumbers.Free(), s.nFronts),
+		fits(bpf.MapsMapSlFront, ownFronts+fronts, 0, ownFronts+s.frontNumbers.Free(), s.nFronts),
 		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
-		fits(keyMap[fam], keys, 0, s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
+		fits(keyMap[fam], ownKeys+keys, 0, ownKeys+s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
 	} {
 		if err != nil {
 			return err
@@ -603,6 +613,7 @@ func (a *application) retire(f *front) {
 // remove removes a frontend.
 func (a *application) remove(k frontend.Key) {
 	s := a.s
+	s.reopen(k)
 	e := s.entries[k]
 	if e == nil {
 		return
@@ -643,7 +654,7 @@ func (a *application) insertAll() {
 			if err != nil {
 				a.refuse(es[i].key, err)
 				a.res.Changed--
-				a.drop(es[i])
+				a.dropClosed(es[i])
 				return
 			}
 			s.nKeys[fam]++

@@ -119,7 +119,8 @@ func (m *Maps) Has(k frontend.Key) (bool, error) {
 	return ok, nil
 }
 
-// Keys are the keys of all frontends, in no order.
+// Keys are the keys of all frontends, in no order, with those that had no room and whose
+// connections are refused.
 func (m *Maps) Keys() ([]frontend.Key, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
@@ -127,6 +128,9 @@ func (m *Maps) Keys() ([]frontend.Key, error) {
 	defer m.gate.RUnlock()
 	keys := make([]frontend.Key, 0, len(m.store.entries))
 	for k := range m.store.entries {
+		keys = append(keys, k)
+	}
+	for k := range m.store.closed {
 		keys = append(keys, k)
 	}
 	return keys, nil

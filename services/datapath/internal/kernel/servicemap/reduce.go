@@ -19,8 +19,10 @@ func (a *application) reduce(f *frontend.Frontend) {
 	if e == nil {
 		return
 	}
+	refused := e.refused
 	for _, less := range e.reductions(f) {
 		if a.set(less) == nil {
+			e.refused = refused
 			return
 		}
 	}

@@ -27,7 +27,10 @@ type store struct {
 	fronts  []*front      // by number, nil: free
 
 	addresses alone.Addresses
-	nSources  [families]int // of all fronts
+	// closed are new frontends without room, whose addresses only Services use. They have no
+	// entry: the key of the address makes programs refuse connections.
+	closed   map[frontend.Key]struct{}
+	nSources [families]int // of all fronts
 
 	frontNumbers   elements.Numbers
 	backendNumbers [families]elements.Numbers
@@ -67,6 +70,9 @@ type entry struct {
 	timeout uint32
 	group   uint16
 	claim   alone.Claim
+	// refused: there was no room for it when it was new. It has no backends, and nothing of the
+	// reserve is for it. An adopted entry without backends may be such a one until it is set.
+	refused bool
 }
 
 // front is an element of sl_front that is in use, or rests.
@@ -135,6 +141,7 @@ func newStore(rm rawMaps) *store {
 	s := &store{
 		rawMaps:      rm,
 		entries:      map[frontend.Key]*entry{},
+		closed:       map[frontend.Key]struct{}{},
 		fronts:       make([]*front, rm.nFronts),
 		frontNumbers: elements.NewNumbers(rm.nFronts - 1),
 		places:       elements.NewRuns(rm.nMembers),

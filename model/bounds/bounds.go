@@ -103,6 +103,7 @@ var All = []Bound{
 		Shown: "`sluice shares`, `sluice status`, `sluice_policy_exceeds_share`",
 		Tests: []string{
 			"TestSelectorsOfOneTenantSplitClassesWithinItsShare",
+			"TestTenantSplitsItsClassesBesideTenantsThatSplitAll",
 			"TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses",
 			"TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom",
 		},

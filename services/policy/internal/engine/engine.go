@@ -232,6 +232,11 @@ func (e *Engine) Apply(c Change) error {
 		e.retryWaiting()
 		e.retryMarked()
 	}
+	// A tenant whose marked peers are split asks for fewer classes than peers, which leaves
+	// room for another one.
+	for round := 0; round < 2 && e.divideClasses(); round++ {
+		e.retryMarked()
+	}
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
@@ -24,43 +25,58 @@ const IdentityClasses = 26_213
 // The selectors of a tenant without room for another class do not split any further. Instead,
 // the peer comes into the class that it has without these selectors, marked with the tenant.
 // All deny rules of these selectors match the peers of a marked class, and no allow rule does.
+//
+// At the end of a change in which tenants ask for more classes than there are, the engine
+// divides the classes anew. A tenant above its part loses its newest classes, whose peers come
+// into marked classes. Tenants below their part then split the peers that were marked for them.
 
 // splits counts the identity classes by the tenants whose selectors split them.
 type splits struct {
 	limit  int
 	all    int
+	system int // of classes that no tenant's selectors split
 	of     map[shares.Tenant]int
-	others int // of namespaces without the tenant label, together
 	// marks are the selectors in classes of peers that selectors of a tenant do not split.
-	marks map[shares.Tenant]*liveSelector
+	marks      map[shares.Tenant]*liveSelector
+	guarantees map[string]int // of tenants, in percent
+	// parts has what each tenant asks for, and how much of it the tenant may have.
+	parts   *shares.Parts[shares.Tenant]
+	waiting map[shares.Tenant]int // peers of marked classes, at the last division
+	changed bool                  // since the last division
 }
 
 func newSplits(limit int) *splits {
-	return &splits{
+	s := &splits{
 		limit: cmp.Or(limit, IdentityClasses), of: make(map[shares.Tenant]int), marks: make(map[shares.Tenant]*liveSelector),
+		guarantees: make(map[string]int), waiting: make(map[shares.Tenant]int),
 	}
+	s.parts = shares.NewParts[shares.Tenant](
+		shares.Settings{Guarantees: s.guarantees}, shares.Limit{Name: "identity-classes", Size: s.limit})
+	s.parts.Enforce(s.parts.Plan(time.Time{}))
+	return s
 }
 
-// hasRoom reports whether a tenant may have another class: it has a sixteenth of them, and
-// beyond it half of the free ones. Namespaces without the label have half of them together.
+// ask sets how many classes a tenant asks for, and returns how many it may have.
+func (s *splits) ask(t shares.Tenant, units int) int {
+	return s.parts.Put(t, shares.Part{Tenant: t, Units: units}) // in place: it is no map of the kernel
+}
+
+// hasRoom reports whether a tenant may have another class. Between two divisions, a tenant also
+// has what no division would refuse it: other tenants lose the classes afterwards.
 func (s *splits) hasRoom(t shares.Tenant) bool {
-	if !t.HasLabel() && s.others >= s.limit/2 {
-		return false
-	}
-	own := s.limit / 16
-	return s.of[t] < own || s.of[t]-own < (s.limit-s.all)/2
+	n := s.of[t]
+	return n < s.ask(t, n+1+s.waiting[t]) || n < s.limit*9/20/(len(s.of)+1)
 }
 
 func (s *splits) count(t shares.Tenant, by int) {
 	s.all += by
+	s.changed = true
 	if t == shares.System {
+		s.system += by
 		return
 	}
 	if s.of[t] += by; s.of[t] == 0 {
 		delete(s.of, t)
-	}
-	if !t.HasLabel() {
-		s.others += by
 	}
 }
 
@@ -169,7 +185,18 @@ func (e *Engine) tenantOf(p *compile.Program, text string) shares.Tenant {
 	if ns == "" {
 		return shares.System
 	}
-	t, _ := e.config.Tenant(ns)
+	return e.splits.tenant(e.config.Tenant(ns))
+}
+
+// tenant returns a tenant and notes its guarantee.
+func (s *splits) tenant(t shares.Tenant, guarantee int) shares.Tenant {
+	if t.HasLabel() {
+		if guarantee > 0 {
+			s.guarantees[t.Name()] = guarantee
+		} else {
+			delete(s.guarantees, t.Name())
+		}
+	}
 	return t
 }
 
@@ -225,6 +252,77 @@ func (e *Engine) reclassify(p *member) {
 	}
 }
 
+// divideClasses divides the identity classes anew, if something has changed since the last
+// division, and reports whether it did. It withdraws the newest classes of tenants above their part.
+func (e *Engine) divideClasses() bool {
+	s := e.splits
+	if s == nil || !s.changed || len(s.marks) == 0 && s.all <= s.limit/2 {
+		return false // what tenants ask for fits
+	}
+	s.changed = false
+	clear(s.waiting)
+	for t, m := range s.marks {
+		for c := range m.classes {
+			s.waiting[t] += len(c.members)
+		}
+	}
+	asked := map[shares.Tenant]int{shares.System: s.system}
+	for _, of := range []map[shares.Tenant]int{s.of, s.waiting} {
+		for t, n := range of {
+			asked[t] += n
+		}
+	}
+	for _, u := range s.parts.Usage().Tenants {
+		if asked[u.Tenant] == 0 {
+			s.parts.Delete(u.Tenant)
+		}
+	}
+	for t, n := range asked {
+		s.ask(t, n)
+	}
+	s.parts.Enforce(s.parts.Plan(time.Time{}))
+	over := make(map[shares.Tenant][]*identityClass)
+	for t, n := range s.of {
+		if n > s.parts.Got(t) {
+			over[t] = nil
+		}
+	}
+	if len(over) == 0 {
+		return true
+	}
+	for _, c := range e.byNumber {
+		if _, ok := over[c.payer]; ok {
+			over[c.payer] = append(over[c.payer], c)
+		}
+	}
+	for _, t := range slices.SortedFunc(maps.Keys(over), shares.Tenant.Compare) {
+		newest := over[t]
+		slices.SortFunc(newest, func(a, b *identityClass) int { return cmp.Compare(b.number, a.number) })
+		for _, c := range newest {
+			if s.of[t] <= s.parts.Got(t) {
+				break
+			}
+			e.withdrawClass(c)
+		}
+	}
+	return true
+}
+
+// withdrawClass moves the peers of a class to the class that they have without the selectors of
+// the tenant for which it counts.
+func (e *Engine) withdrawClass(c *identityClass) {
+	splits := func(ls *liveSelector) bool { return ls.tenant == c.payer && !ls.mark }
+	if !slices.ContainsFunc(c.selectors, splits) {
+		return // it is marked, or the selectors have become those of several tenants
+	}
+	sels := marking(c.selectors, e.mark(c.payer))
+	for _, p := range byNumber(c.members) {
+		if err := e.classify(p, sels); err != nil {
+			e.suspend(p)
+		}
+	}
+}
+
 // retryMarked splits classes for which there is room again.
 func (e *Engine) retryMarked() {
 	if e.splits == nil {
@@ -258,10 +356,7 @@ func (e *Engine) Splits() (u shares.Usage, marked int) {
 	}
 	u.Used, u.Asked = e.splits.all, e.splits.all+marked
 	tenants := maps.Clone(e.splits.of)
-	system := e.splits.all
-	for _, n := range tenants {
-		system -= n
-	}
+	system := e.splits.system
 	u.Tenants = append(u.Tenants, shares.TenantUsage{
 		Tenant: shares.System, Share: shares.Share{Asked: system, Admitted: system, Allotment: system},
 	})
@@ -270,23 +365,11 @@ func (e *Engine) Splits() (u shares.Usage, marked int) {
 	}
 	for _, t := range slices.SortedFunc(maps.Keys(tenants), shares.Tenant.Compare) {
 		n := tenants[t]
-		u.Tenants = append(u.Tenants, shares.TenantUsage{
-			Tenant: t, Share: shares.Share{Asked: n + waiting[t], Admitted: n, Allotment: e.splits.allotment(t)},
-		})
+		_, share, _, _ := e.splits.parts.Of(t)
+		share.Asked, share.Admitted, share.Allotment = n+waiting[t], n, max(n, share.Allotment)
+		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: share})
 	}
 	return u, marked
-}
-
-// allotment is how many classes a tenant may have at present.
-func (s *splits) allotment(t shares.Tenant) int {
-	n, own := s.of[t], s.limit/16
-	// It may have more until half of the free ones are what it has beyond its own.
-	rest := max(0, s.limit-s.all-2*(n-own))
-	most := max(own, n+(rest+2)/3)
-	if !t.HasLabel() {
-		most = min(most, n+max(0, s.limit/2-s.others))
-	}
-	return most
 }
 
 // recount counts everything by the tenants that namespaces have now.
@@ -312,7 +395,7 @@ func (e *Engine) recount() {
 			}
 		}
 	}
-	e.splits.all, e.splits.others = 0, 0
+	e.splits.all, e.splits.system = 0, 0
 	clear(e.splits.of)
 	for _, c := range e.classes {
 		c.payer, _ = e.splits.payer(c.selectors)

@@ -97,6 +97,14 @@ var All = []Bound{
 		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
 	},
 	{
+		Name: "split-rows", Process: "sluice-policy", Default: "26,214", Divided: ByTenant,
+		Beyond: "selectors of a tenant above its share do not split classes that have rows in tables of others",
+		Shown:  "`sluice shares`, `sluice status`",
+		Tests: []string{
+			"TestSplitClassesFillNoTablesOfAnotherTenant", "TestClassesCountForTheTenantThatSplitsThem",
+		},
+	},
+	{
 		Name: "identity-classes", Process: "sluice-policy", Default: "26,213 of 32,767", Divided: ByTenant,
 		Beyond: "selectors of a tenant above its share do not split classes: their allow rules match no peer " +
 			"of such a class, their deny rules match all",

@@ -56,6 +56,9 @@ type Config struct {
 	Tenant func(namespace string) (shares.Tenant, int)
 	// IdentityClasses is how many identity classes tenants divide. 0: IdentityClasses.
 	IdentityClasses int
+	// SplitRows is how many rows of tables tenants divide for the classes that tenants of
+	// other tables split. 0: SplitRows.
+	SplitRows int
 }
 
 // Name is a DNS name with addresses.
@@ -165,7 +168,7 @@ func New(config Config) *Engine {
 		large:       make(map[compile.Hash]error),
 	}
 	if config.Tenant != nil {
-		e.splits = newSplits(config.IdentityClasses)
+		e.splits = newSplits(config.IdentityClasses, config.SplitRows)
 	}
 	for k := range e.wide {
 		e.wide[k] = make(map[*live]struct{})
@@ -234,6 +237,7 @@ func (e *Engine) Apply(c Change) error {
 	}
 	// A tenant whose marked peers are split asks for fewer classes than peers, which leaves
 	// room for another one.
+	e.divideRows()
 	for round := 0; round < 2 && e.divideClasses(); round++ {
 		e.retryMarked()
 	}

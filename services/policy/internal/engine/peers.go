@@ -40,6 +40,7 @@ type identityClass struct {
 	rows      map[*live]struct{} // tables with a row of this class
 	crowded   map[*live]struct{} // tables that treat the class as unknown; nil: none
 	payer     shares.Tenant      // for which the class counts
+	variants  []string           // keys of the counts of splits
 }
 
 // liveSelector is a selector in use by tables.
@@ -161,8 +162,7 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 		s.classes[c] = struct{}{}
 	}
 	if e.splits != nil {
-		c.payer, _ = e.splits.payer(selectors)
-		e.splits.count(c.payer, 1)
+		e.splits.note(c)
 	}
 	if e.config.Events != nil {
 		e.emit(policytable.DefineIdentityClass{IdentityClass: c.number, Key: c.stableKey()})
@@ -174,12 +174,18 @@ func (e *Engine) newClass(key string, kind identity.Kind, ports []workload.Named
 func (e *Engine) setRow(l *live, c *identityClass, class policytable.Class) {
 	l.table.Peers[c.number] = class
 	c.rows[l] = struct{}{}
+	if e.splits != nil {
+		e.splits.splitRow(c, l.tenant, 1)
+	}
 	e.counters.PeerRows++
 	e.emitFor(l, policytable.SetPeer{Table: l.id, Row: policytable.Row{IdentityClass: c.number, Class: class}})
 }
 
 func (e *Engine) deleteRow(l *live, c *identityClass) {
 	delete(l.table.Peers, c.number)
+	if e.splits != nil {
+		e.splits.splitRow(c, l.tenant, -1)
+	}
 	e.counters.PeerDeletes++
 	e.freed++
 	e.emitFor(l, policytable.DeletePeer{Table: l.id, IdentityClass: c.number})
@@ -207,7 +213,7 @@ func (e *Engine) dropClass(c *identityClass) {
 		delete(s.classes, c)
 	}
 	if e.splits != nil {
-		e.splits.count(c.payer, -1)
+		e.splits.forget(c)
 	}
 	delete(e.classes, c.key)
 	delete(e.byNumber, c.number)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 )
@@ -17,9 +18,14 @@ import (
 // numbers of the datapath.
 const IdentityClasses = 26_213
 
+// SplitRows is how many rows tables may have for all classes that tenants of other tables split:
+// an eighth of what the datapath divides among tenants.
+const SplitRows = 26_214
+
 // Selectors split identity classes, and each class may need a row in tables of every tenant.
 // A class counts for the tenant of the policies whose selectors it matches. If these belong to
-// several tenants, it counts for the tenant that has most classes already. Selectors of
+// several tenants, it counts for the tenant that splits it: without the selectors of that tenant,
+// most other classes would be the same class. Selectors of
 // cluster-wide policies, and selectors that several tenants use, split without a limit.
 //
 // The selectors of a tenant without room for another class do not split any further. Instead,
@@ -29,6 +35,9 @@ const IdentityClasses = 26_213
 // At the end of a change in which tenants ask for more classes than there are, the engine
 // divides the classes anew. A tenant above its part loses its newest classes, whose peers come
 // into marked classes. Tenants below their part then split the peers that were marked for them.
+//
+// A class needs rows in tables of other tenants, too, whose selectors match its peers. Those rows
+// count for the tenant of the class, and are divided in the same way.
 
 // splits counts the identity classes by the tenants whose selectors split them.
 type splits struct {
@@ -43,30 +52,71 @@ type splits struct {
 	parts   *shares.Parts[shares.Tenant]
 	waiting map[shares.Tenant]int // peers of marked classes, at the last division
 	changed bool                  // since the last division
+
+	rows  *shares.Parts[shares.Tenant] // as parts, of the rows of split classes in tables of others
+	split map[shares.Tenant]int        // these rows, by the tenant of the class
+	full  map[shares.Tenant]bool       // tenants that lost classes because of rows
+	seen  int                          // rows that were written until split was counted
+	// variants counts the classes of several tenants that differ in the selectors of one.
+	variants map[string]int
 }
 
-func newSplits(limit int) *splits {
+// splitRow counts a row of a class, or with -1 counts it no more, if the table is another tenant's.
+func (s *splits) splitRow(c *identityClass, table shares.Tenant, by int) {
+	if c.payer == shares.System || table == c.payer || table == (shares.Tenant{}) {
+		return
+	}
+	if s.split[c.payer] += by; s.split[c.payer] <= 0 {
+		delete(s.split, c.payer)
+	}
+}
+
+func newSplits(limit, rows int) *splits {
 	s := &splits{
 		limit: cmp.Or(limit, IdentityClasses), of: make(map[shares.Tenant]int), marks: make(map[shares.Tenant]*liveSelector),
 		guarantees: make(map[string]int), waiting: make(map[shares.Tenant]int),
+		split: make(map[shares.Tenant]int), full: make(map[shares.Tenant]bool),
+		variants: make(map[string]int),
 	}
-	s.parts = shares.NewParts[shares.Tenant](
-		shares.Settings{Guarantees: s.guarantees}, shares.Limit{Name: "identity-classes", Size: s.limit})
+	settings := shares.Settings{Guarantees: s.guarantees}
+	s.parts = shares.NewParts[shares.Tenant](settings, shares.Limit{Name: "identity-classes", Size: s.limit})
+	s.rows = shares.NewParts[shares.Tenant](settings, shares.Limit{Name: "split-rows", Size: cmp.Or(rows, SplitRows)})
 	s.parts.Enforce(s.parts.Plan(time.Time{}))
+	s.rows.Enforce(s.rows.Plan(time.Time{}))
 	return s
 }
 
-// ask sets how many classes a tenant asks for, and returns how many it may have.
-func (s *splits) ask(t shares.Tenant, units int) int {
-	return s.parts.Put(t, shares.Part{Tenant: t, Units: units}) // in place: it is no map of the kernel
+// ask sets how many units a tenant asks for, and returns how many it may have.
+func ask(p *shares.Parts[shares.Tenant], t shares.Tenant, units int) int {
+	return p.Put(t, shares.Part{Tenant: t, Units: units}) // in place: it is no map of the kernel
+}
+
+// divide divides units among the tenants that ask for them.
+func divide(p *shares.Parts[shares.Tenant], asked map[shares.Tenant]int) {
+	for _, u := range p.Usage().Tenants {
+		if asked[u.Tenant] == 0 {
+			p.Delete(u.Tenant)
+		}
+	}
+	for t, n := range asked {
+		ask(p, t, n)
+	}
+	p.Enforce(p.Plan(time.Time{}))
 }
 
 // hasRoom reports whether a tenant may have another class. Between two divisions, a tenant also
 // has what no division would refuse it: other tenants lose the classes afterwards.
 func (s *splits) hasRoom(t shares.Tenant) bool {
 	n := s.of[t]
-	return n < s.ask(t, n+1+s.waiting[t]) || n < s.limit*9/20/(len(s.of)+1)
+	if s.full[t] || n >= ask(s.parts, t, n+1+s.waiting[t]) && n >= certain(s.limit, len(s.of)) {
+		return false
+	}
+	rows := s.split[t]
+	return rows < ask(s.rows, t, rows+1) || rows < certain(s.rows.Limit().Size, len(s.split))
 }
+
+// certain is what no division refuses one of so many other tenants.
+func certain(limit, tenants int) int { return limit * 9 / 20 / (tenants + 1) }
 
 func (s *splits) count(t shares.Tenant, by int) {
 	s.all += by
@@ -82,21 +132,74 @@ func (s *splits) count(t shares.Tenant, by int) {
 
 // payer returns the tenant for which a class counts: System if no selector of a tenant splits
 // it. Marks count only if they are the only selectors of tenants.
-func (s *splits) payer(list []*liveSelector) (t shares.Tenant, marked bool) {
+func (s *splits) payer(kind identity.Kind, ports string, list []*liveSelector) (t shares.Tenant, marked bool) {
 	t, mark := shares.System, shares.System
-	for _, ls := range list {
+	most := -1
+	for i, ls := range list {
 		switch {
 		case ls.tenant == shares.System:
 		case ls.mark:
 			mark = ls.tenant
-		case t == shares.System || s.of[ls.tenant] > s.of[t] || s.of[ls.tenant] == s.of[t] && ls.tenant.Compare(t) < 0:
+		case t == shares.System:
 			t = ls.tenant
+		case ls.tenant != t && !slices.ContainsFunc(list[:i], func(x *liveSelector) bool { return x.tenant == ls.tenant && !x.mark }):
+			if most < 0 {
+				most = s.variants[rest(kind, ports, list, t)]
+			}
+			n := s.variants[rest(kind, ports, list, ls.tenant)]
+			order := cmp.Or(cmp.Compare(n, most), cmp.Compare(s.of[ls.tenant], s.of[t]), t.Compare(ls.tenant))
+			if order > 0 {
+				t, most = ls.tenant, n
+			}
 		}
 	}
 	if t == shares.System && mark != shares.System {
 		return mark, true
 	}
 	return t, false
+}
+
+// rest is the key of a class without the selectors of a tenant.
+func rest(kind identity.Kind, ports string, list []*liveSelector, t shares.Tenant) string {
+	others := make([]*liveSelector, 0, len(list))
+	for _, ls := range list {
+		if ls.tenant != t {
+			others = append(others, ls)
+		}
+	}
+	return t.String() + "\x00" + classKey(kind, ports, others)
+}
+
+// note counts a class for the tenant that splits it, and its variants: the classes that would be
+// the same without the selectors of one tenant.
+func (s *splits) note(c *identityClass) {
+	c.payer, _ = s.payer(c.kind, c.portsText, c.selectors)
+	s.count(c.payer, 1)
+	var tenants []shares.Tenant
+	for _, ls := range c.selectors {
+		if ls.tenant != shares.System && !ls.mark && !slices.Contains(tenants, ls.tenant) {
+			tenants = append(tenants, ls.tenant)
+		}
+	}
+	if len(tenants) < 2 {
+		return
+	}
+	for _, t := range tenants {
+		key := rest(c.kind, c.portsText, c.selectors, t)
+		s.variants[key]++
+		c.variants = append(c.variants, key)
+	}
+}
+
+// forget counts a class no more.
+func (s *splits) forget(c *identityClass) {
+	s.count(c.payer, -1)
+	for _, key := range c.variants {
+		if s.variants[key]--; s.variants[key] == 0 {
+			delete(s.variants, key)
+		}
+	}
+	c.variants = nil
 }
 
 // admit returns the class of a peer that matches selectors. Without room for a new class it
@@ -108,7 +211,7 @@ func (e *Engine) admit(p *member, list []*liveSelector) ([]*liveSelector, string
 		if c != nil || e.splits == nil {
 			return list, key, c
 		}
-		t, marked := e.splits.payer(list)
+		t, marked := e.splits.payer(p.id.Kind, p.ports, list)
 		if t == shares.System || marked || e.splits.hasRoom(t) {
 			return list, key, nil
 		}
@@ -272,40 +375,83 @@ func (e *Engine) divideClasses() bool {
 			asked[t] += n
 		}
 	}
-	for _, u := range s.parts.Usage().Tenants {
-		if asked[u.Tenant] == 0 {
-			s.parts.Delete(u.Tenant)
-		}
-	}
-	for t, n := range asked {
-		s.ask(t, n)
-	}
-	s.parts.Enforce(s.parts.Plan(time.Time{}))
-	over := make(map[shares.Tenant][]*identityClass)
+	divide(s.parts, asked)
+	var over []shares.Tenant
 	for t, n := range s.of {
 		if n > s.parts.Got(t) {
-			over[t] = nil
+			over = append(over, t)
 		}
 	}
-	if len(over) == 0 {
-		return true
+	e.withdrawClasses(over, func(t shares.Tenant) bool { return s.of[t] > s.parts.Got(t) })
+	return true
+}
+
+// divideRows divides the rows that classes of tenants have in tables of others anew, if many rows
+// were written since the last division. It withdraws the newest classes of tenants above their
+// part. These split no class until they have half of it.
+func (e *Engine) divideRows() {
+	s := e.splits
+	if s == nil {
+		return
 	}
+	all, limit := 0, s.rows.Limit().Size
+	for _, l := range e.tables {
+		all += len(l.table.Peers)
+	}
+	few := all <= limit/2 && len(s.full) == 0
+	written := e.counters.PeerRows + e.counters.PeerDeletes
+	if few || written-s.seen < 1+limit/64 {
+		return
+	}
+	s.seen = written
+	clear(s.split)
 	for _, c := range e.byNumber {
-		if _, ok := over[c.payer]; ok {
-			over[c.payer] = append(over[c.payer], c)
+		if c.payer == shares.System {
+			continue
+		}
+		for l := range c.rows {
+			s.splitRow(c, l.tenant, 1)
 		}
 	}
-	for _, t := range slices.SortedFunc(maps.Keys(over), shares.Tenant.Compare) {
-		newest := over[t]
+	divide(s.rows, s.split)
+	var over []shares.Tenant
+	for t, n := range s.split {
+		if n > s.rows.Got(t) {
+			over, s.full[t] = append(over, t), true
+		}
+	}
+	e.withdrawClasses(over, func(t shares.Tenant) bool { return s.split[t] > s.rows.Got(t) })
+	most := limit - limit/10
+	for t := range s.full {
+		if _, share, _, _ := s.rows.Of(t); s.split[t] <= min(cmp.Or(share.Allotment, most), most)/2 {
+			delete(s.full, t)
+			s.changed = true
+		}
+	}
+}
+
+// withdrawClasses withdraws the newest classes of tenants, as long as they are above their part.
+func (e *Engine) withdrawClasses(over []shares.Tenant, above func(shares.Tenant) bool) {
+	if len(over) == 0 {
+		return
+	}
+	classes := make(map[shares.Tenant][]*identityClass)
+	for _, c := range e.byNumber {
+		if slices.Contains(over, c.payer) {
+			classes[c.payer] = append(classes[c.payer], c)
+		}
+	}
+	slices.SortFunc(over, shares.Tenant.Compare)
+	for _, t := range over {
+		newest := classes[t]
 		slices.SortFunc(newest, func(a, b *identityClass) int { return cmp.Compare(b.number, a.number) })
 		for _, c := range newest {
-			if s.of[t] <= s.parts.Got(t) {
+			if !above(t) {
 				break
 			}
 			e.withdrawClass(c)
 		}
 	}
-	return true
 }
 
 // withdrawClass moves the peers of a class to the class that they have without the selectors of
@@ -372,6 +518,25 @@ func (e *Engine) Splits() (u shares.Usage, marked int) {
 	return u, marked
 }
 
+// SplitRows returns how many rows in tables of others the classes of tenants have.
+func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
+	if e.splits == nil {
+		return u, false
+	}
+	u.Limit = e.splits.rows.Limit()
+	for _, t := range slices.SortedFunc(maps.Keys(e.splits.split), shares.Tenant.Compare) {
+		n := e.splits.split[t]
+		_, share, _, _ := e.splits.rows.Of(t)
+		share.Asked, share.Admitted, share.Allotment = n, n, max(n, share.Allotment)
+		if e.splits.full[t] {
+			share.Asked++ // it may split no further class
+		}
+		u.Used, u.Asked = u.Used+n, u.Asked+share.Asked
+		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: share})
+	}
+	return u, true
+}
+
 // recount counts everything by the tenants that namespaces have now.
 func (e *Engine) recount() {
 	if e.splits == nil {
@@ -397,9 +562,11 @@ func (e *Engine) recount() {
 	}
 	e.splits.all, e.splits.system = 0, 0
 	clear(e.splits.of)
-	for _, c := range e.classes {
-		c.payer, _ = e.splits.payer(c.selectors)
-		e.splits.count(c.payer, 1)
+	clear(e.splits.variants)
+	for _, n := range slices.Sorted(maps.Keys(e.byNumber)) {
+		c := e.byNumber[n]
+		c.variants = nil
+		e.splits.note(c)
 	}
 	for _, p := range byNumber(marked) {
 		e.reclassify(p)

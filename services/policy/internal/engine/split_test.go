@@ -370,3 +370,174 @@ func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 		}
 	}
 }
+
+// TestSplitClassesFillNoTablesOfAnotherTenant: a tenant selects each pod of another tenant by a label
+// of its own. Tables of the other tenant, which name all these pods by one selector, get a row for each
+// class. The rows in tables of others are limited, and all tables go on to allow what they allowed.
+func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
+	const pods, tables, limit = 256, 20, 640
+	for _, first := range []bool{true, false} {
+		e := New(Config{Tenant: byNamespace, SplitRows: limit})
+		apply := func(c Change) {
+			t.Helper()
+			if err := e.Apply(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id := func(number identity.Numeric, labels ...label.Label) peer.Identity {
+			x, err := peer.New(number, label.NewSet(labels...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		in := func(ns string) label.Label { return label.Kubernetes(label.KeyNamespace, ns) }
+		number := func(n int) identity.Numeric { return identity.MinCluster + identity.Numeric(n) } //nolint:gosec // small
+		var victim, noisy Change
+		const flood = pods + tables
+		for i := range pods {
+			victim.AddIdentities = append(victim.AddIdentities,
+				id(number(i), in("b"), label.Kubernetes("app", "web"), label.Kubernetes(fmt.Sprint("pod", i), "v")))
+		}
+		for i := range tables { // each has a port of its own, so it has a table of its own
+			name := fmt.Sprint("s", i)
+			victim.AddIdentities = append(victim.AddIdentities, id(number(pods+i), in("b"), label.Kubernetes(name, "v")))
+			victim.AddSubjects = append(victim.AddSubjects, number(pods+i))
+			r := &rule.Rule{Action: policytable.Allow, Tier: policytable.Normal}
+			r.Source = policytable.Source{Kind: "T", Namespace: "b", Name: name}
+			r.Peers.Selectors = []selector.Selector{exists("app")}
+			r.Ports = []rule.Port{{Range: port.Ports(port.TCP, uint16(100+i), uint16(100+i))}} //nolint:gosec // small
+			o := policy.Object{Key: policy.Key{Kind: "T", Namespace: "b", Name: name}, Specs: []rule.Spec{{
+				Namespace: "b", Subject: exists(name), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false},
+				Rules: []*rule.Rule{r.Seal()},
+			}}}
+			victim.UpsertPolicies = append(victim.UpsertPolicies, o)
+		}
+		var all []selector.Selector
+		for i := range pods {
+			all = append(all, exists(fmt.Sprint("pod", i)))
+		}
+		noisy.AddIdentities = []peer.Identity{id(number(flood), in("a"))}
+		noisy.AddSubjects = []identity.Numeric{number(flood)}
+		noisy.UpsertPolicies = []policy.Object{admission("a", policytable.Allow, all...)}
+		if first {
+			apply(victim)
+		}
+		apply(noisy)
+		if !first {
+			apply(victim)
+		}
+		rows := 0
+		for _, l := range e.tables {
+			if l.tenant == shares.Labelled("b") {
+				rows += len(l.table.Peers)
+			}
+		}
+		if rows > limit || len(e.splits.marks) != 1 {
+			t.Errorf("first %t: tables of b have %d rows; %d tenants do not split", first, rows, len(e.splits.marks))
+		}
+		if rows < limit/2 {
+			t.Errorf("first %t: tables of b have only %d rows", first, rows)
+		}
+		allows := func(subject, n identity.Numeric, tcp uint16) bool {
+			t.Helper()
+			v, err := e.Lookup(subject, policytable.Ingress, n, netip.MustParseAddr("10.0.0.1"), port.At(port.TCP, tcp))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v.Action == policytable.Allow
+		}
+		closed := 0
+		for i := range pods {
+			for s := range tables {
+				if !allows(number(pods+s), number(i), uint16(100+s)) { //nolint:gosec // small
+					t.Fatalf("first %t: b's subject %d denies pod %d", first, s, i)
+				}
+			}
+			if !allows(number(flood), number(i), uint16(100+i)) { //nolint:gosec // small
+				closed++
+			}
+			if allows(number(flood), number(i), uint16(101+i)) { //nolint:gosec // small
+				t.Fatalf("first %t: a allows pod %d a port of another pod", first, i)
+			}
+		}
+		if closed == 0 || closed == pods {
+			t.Errorf("first %t: a allows %d of %d pods", first, pods-closed, pods)
+		}
+		// Nothing changes without a reason.
+		before := e.Counters().PeerRows
+		for range 3 {
+			apply(Change{AddIdentities: []peer.Identity{id(number(flood+1), in("c"))}})
+			apply(Change{RemoveIdentities: []identity.Numeric{number(flood + 1)}})
+		}
+		if after := e.Counters().PeerRows; after != before {
+			t.Errorf("first %t: %d rows are written while nobody changes anything", first, after-before)
+		}
+		// Without the tables of the other tenant, all pods are split.
+		var gone []policy.Key
+		for _, o := range victim.UpsertPolicies {
+			gone = append(gone, o.Key)
+		}
+		apply(Change{DeletePolicies: gone})
+		for i := range pods {
+			if !allows(number(flood), number(i), uint16(100+i)) { //nolint:gosec // small
+				t.Fatalf("first %t: a denies pod %d, although no tables of others are left", first, i)
+			}
+		}
+	}
+}
+
+// TestClassesCountForTheTenantThatSplitsThem: the tenant a selects each pod of b, or each of its own
+// pods, by a label, and b selects them by fewer labels. The classes count for a, although b has more
+// classes before.
+func TestClassesCountForTheTenantThatSplitsThem(t *testing.T) {
+	const pods, keys = 200, 4
+	for _, owner := range []string{"a", "b"} {
+		for _, first := range []bool{true, false} {
+			e := New(Config{Tenant: byNamespace})
+			c := Change{AddSubjects: []identity.Numeric{identity.MinCluster, identity.MinCluster + 1}}
+			for i := range pods + 2 {
+				ns := owner
+				if i < 2 {
+					ns = []string{"a", "b"}[i]
+				}
+				ls := []label.Label{label.Kubernetes(label.KeyNamespace, ns), label.Kubernetes(fmt.Sprint("pod", i), "v")}
+				for k := range keys {
+					if i>>k&1 != 0 {
+						ls = append(ls, label.Kubernetes(fmt.Sprint("k", k), "v"))
+					}
+				}
+				id, err := peer.New(identity.MinCluster+identity.Numeric(i), label.NewSet(ls...)) //nolint:gosec // small
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.AddIdentities = append(c.AddIdentities, id)
+			}
+			var each, few []selector.Selector
+			for i := range pods {
+				each = append(each, exists(fmt.Sprint("pod", i)))
+			}
+			for k := range keys {
+				few = append(few, exists(fmt.Sprint("k", k)))
+			}
+			changes := []Change{
+				{UpsertPolicies: []policy.Object{admission("b", policytable.Allow, few...)}}, c,
+				{UpsertPolicies: []policy.Object{admission("a", policytable.Allow, each...)}},
+			}
+			if !first {
+				changes[0], changes[2] = changes[2], changes[0]
+			}
+			for _, next := range changes {
+				if err := e.Apply(next); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := e.splits.of[shares.Labelled("b")]; n > 2<<keys {
+				t.Errorf("pods of %s, b first %t: %d of %d classes count for b", owner, first, n, e.splits.all)
+			}
+			if n := e.splits.of[shares.Labelled("a")]; n < pods-2<<keys {
+				t.Errorf("pods of %s, b first %t: %d of %d classes count for a", owner, first, n, e.splits.all)
+			}
+		}
+	}
+}

@@ -272,8 +272,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 				s.Note(summary.ProblemPolicy, "%s %s: %s", p.Key, what, p.Broken)
 			}
 		}
-		classes, _ := o.engine.Splits()
-		s.Limits, s.Reduced = append(o.ledger.Usage(), classes), len(o.engine.Reduced())
+		s.Limits, s.Reduced = append(o.ledger.Usage(), o.splits()...), len(o.engine.Reduced())
 		s.Sources = o.sourceStates()
 		for name, src := range o.sources {
 			s.Refused += len(src.refused)

@@ -431,9 +431,18 @@ func (o *Owner) assign() {
 func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
 	return ask(ctx, o, func() ([]shares.Usage, error) {
 		o.operation = opRead
-		classes, _ := o.engine.Splits()
-		return append(append(o.ledger.Usage(), o.isolations.Usage()...), classes), nil
+		return append(append(o.ledger.Usage(), o.isolations.Usage()...), o.splits()...), nil
 	})
+}
+
+// splits returns what tenants have of the limits of split classes.
+func (o *Owner) splits() []shares.Usage {
+	classes, _ := o.engine.Splits()
+	rows, ok := o.engine.SplitRows()
+	if !ok {
+		return []shares.Usage{classes}
+	}
+	return []shares.Usage{classes, rows}
 }
 
 // withoutTenants is the set of a node that no API server tells about namespaces.

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/completion"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/config"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/conntrack"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/controller"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/dev"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/explain"
@@ -43,7 +44,8 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
 	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
-	prepare.Command, node.Command, service.Command, backend.Command, shares.Command, dev.Command,
+	prepare.Command, node.Command, service.Command, backend.Command, shares.Command,
+	controller.Command, dev.Command,
 	kubernetes.Command, probe.Command, config.Command, bugreport.Command, invocation.VersionCommand,
 }
 

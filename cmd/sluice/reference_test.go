@@ -31,6 +31,7 @@ renamed fails one of them.
 | settings and metrics of sluice-ipam | [ipam.md](ipam.md) |
 | settings and metrics of sluice-policy | [policy.md](policy.md) |
 | settings and metrics of sluice-loadbalancer | [loadbalancer.md](loadbalancer.md) |
+| settings and metrics of sluice-controller | [controller.md](controller.md) |
 | settings and metrics of sluice-datapath | [endpoints.md](endpoints.md) |
 | keys in etcd | [identity.md](identity.md) |
 | calls of the services | below; the comments of ` + "`proto/`" + ` say what each does |

@@ -30,7 +30,7 @@ const (
 	LoadBalancerID = FirstServiceID + 3
 	EtcdID         = FirstServiceID + 4 // of a development node's etcd, which has a group of the same number
 	DatapathID     = FirstServiceID + 5
-	StatusID       = FirstServiceID + 6 // of sluice-policy that writes the status of policies in a cluster
+	ControllerID   = FirstServiceID + 6 // its user has the name sluice-status, as in earlier versions
 )
 
 // ErrName is returned for an instance or service name that cannot be part of a path.

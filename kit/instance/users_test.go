@@ -24,7 +24,7 @@ func TestUsersLieInNoRangeThatOthersHandOut(t *testing.T) {
 	seen := map[uint32]string{}
 	for name, id := range map[string]uint32{
 		"sluice": GroupID, "identity": IdentityID, "ipam": IPAMID, "policy": PolicyID, "loadbalancer": LoadBalancerID,
-		"etcd": EtcdID, "datapath": DatapathID, "status": StatusID, "the last": LastServiceID,
+		"etcd": EtcdID, "datapath": DatapathID, "controller": ControllerID, "the last": LastServiceID,
 	} {
 		for whose, r := range foreign {
 			if id >= r[0] && id <= r[1] {
@@ -56,7 +56,7 @@ func TestDeployedUsersAreThese(t *testing.T) {
 		"g sluice-devetcd":      fmt.Sprint(EtcdID),
 		"u sluice-devetcd":      fmt.Sprintf("%d:%d", EtcdID, EtcdID),
 		"u sluice-datapath":     fmt.Sprintf("%d:%d", DatapathID, GroupID),
-		"u sluice-status":       fmt.Sprintf("%d:%d", StatusID, GroupID),
+		"u sluice-status":       fmt.Sprintf("%d:%d", ControllerID, GroupID),
 	}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)

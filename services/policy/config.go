@@ -42,17 +42,16 @@ type SourcesConfig struct {
 	Managers  []string `config:"managers" help:"managers of calls that have to name all of their policies once, by ReplacePolicies or CompleteSource, before containers are connected"`
 }
 
-// KubernetesConfig says how the API is reached, and whether anything is written there.
+// KubernetesConfig says how the API is reached.
 type KubernetesConfig struct {
 	kube.Settings `config:",inline"`
 	Status        StatusConfig `config:"status"`
 }
 
-// StatusConfig is of a process that serves no node.
+// StatusConfig is of a writer of status, which sluice-controller is now. The manifests of earlier versions set Write:
+// such a process must not serve a node instead.
 type StatusConfig struct {
-	Write     bool   `config:"write"     help:"write the status of policies instead of serving a node; one process of the cluster does, by a lease"`
-	Namespace string `config:"namespace" help:"namespace of the lease"`
-	Lease     string `config:"lease"     help:"name of the lease"`
+	Write bool `config:"write" help:"refused: sluice-controller writes the status of policies"`
 }
 
 // ClusterConfig is what manifests take for granted.
@@ -89,11 +88,9 @@ type SubscribersConfig struct {
 
 func defaults(p instance.Paths) Config {
 	return Config{
-		StateDir: p.ServiceStateDir("policy"),
-		Sources:  SourcesConfig{Identity: p.Socket("identity")},
-		Kubernetes: KubernetesConfig{
-			Settings: kube.Defaults(), Status: StatusConfig{Namespace: "sluice-system", Lease: "sluice-status"},
-		},
+		StateDir:    p.ServiceStateDir("policy"),
+		Sources:     SourcesConfig{Identity: p.Socket("identity")},
+		Kubernetes:  KubernetesConfig{Settings: kube.Defaults()},
 		Cluster:     ClusterConfig{Name: "default"},
 		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
 		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
@@ -126,16 +123,8 @@ func (c *Config) Validate() error {
 			p.Addf(key, "%q is there twice", m)
 		}
 	}
-	if s := c.Kubernetes.Status; s.Write {
-		if !c.Kubernetes.Enabled() {
-			p.Addf("kubernetes.status.write", "needs kubernetes.api or kubernetes.kubeconfig")
-		}
-		if c.Sources.Directory != "" {
-			p.Addf("kubernetes.status.write", "there is sources.directory, too: a writer has the policies of the API alone")
-		}
-		if s.Namespace == "" || s.Lease == "" {
-			p.Addf("kubernetes.status", "namespace and lease are needed")
-		}
+	if c.Kubernetes.Status.Write {
+		p.Addf("kubernetes.status.write", "sluice-controller writes the status of policies: apply the manifests of this version")
 	}
 	if c.Cluster.Name == "" || len(c.Cluster.Name) > 63 {
 		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", c.Cluster.Name)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/process"
 )
 
@@ -24,5 +25,18 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
 		t.Errorf("docs/policy.md does not have these rows:\n%s", own)
+	}
+}
+
+// TestStatusIsNotWrittenHere: with the manifests of an earlier version a process must not serve a node instead.
+func TestStatusIsNotWrittenHere(t *testing.T) {
+	c := defaults(instance.Paths{RunDir: "/run/sluice", StateDir: "/var/lib/sluice"})
+	c.Kubernetes.API, c.Kubernetes.Status.Write = []string{"https://192.0.2.1:6443"}, true
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "sluice-controller") {
+		t.Errorf("%v does not name sluice-controller", err)
+	}
+	c.Kubernetes.Status.Write = false
+	if err := c.Validate(); err != nil {
+		t.Errorf("the defaults with an API server: %v", err)
 	}
 }

@@ -45,10 +45,7 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	var sources []string
-	if !cfg.Kubernetes.Status.Write { // which judges policies for all nodes, whoever runs there
-		sources = append(sources, owner.SourceIdentity)
-	}
+	sources := []string{owner.SourceIdentity}
 	if cfg.Sources.Directory != "" {
 		sources = append(sources, owner.SourceFile)
 	}
@@ -110,15 +107,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.Go("owner", o.Run)
-	if !cfg.Kubernetes.Status.Write {
-		p.Go("refused policies", func(ctx context.Context) error {
-			return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o, cfg.StateDir))
-		})
-		p.Go("waiting labels", func(ctx context.Context) error {
-			return identities.AdmitNarrowing(ctx, conn, o.Narrows, p.Log)
-		})
-		p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
-	}
+	p.Go("refused policies", func(ctx context.Context) error {
+		return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o, cfg.StateDir))
+	})
+	p.Go("waiting labels", func(ctx context.Context) error {
+		return identities.AdmitNarrowing(ctx, conn, o.Narrows, p.Log)
+	})
+	p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	if cfg.Sources.Directory != "" {
 		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
 		files := directory.New(cfg.Sources.Directory, "policies", o.Feed(owner.SourceFile), failed, p.Log)
@@ -128,14 +123,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if api != nil {
 		p.Go("kubernetes addresses", api.Run)
 		p.Go("kubernetes namespaces", func(ctx context.Context) error { return set.Follow(ctx, api, p.Log) })
-		objects := o.Objects(owner.SourceKubernetes)
-		source := kubernetes.New(api, objects, p.Log)
+		source := kubernetes.New(api, o.Objects(owner.SourceKubernetes), p.Log)
 		source.Kinds = identities.NewKinds(conn, p.Log)
-		if cfg.Kubernetes.Status.Write {
-			if source, err = writeStatus(p, cfg, api, conn, objects); err != nil {
-				return err
-			}
-		}
 		o.OnAgain(source.Again)
 		p.Go("kubernetes", source.Run)
 	}

@@ -52,9 +52,6 @@ func isFull(dir string) (bool, error) {
 	return st.Bavail*uint64(st.Bsize) < leastFree || st.Files > 0 && st.Ffree == 0, nil //nolint:gosec // a block's size
 }
 
-// nodeStorage is the key by which the report of a node names its disk beside policies.
-var nodeStorage = policy.Key{Kind: "Node", Name: "storage"}
-
 // report returns the entry of the report; none: the disk takes writes.
 func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	reason, err := s.failure(ctx)
@@ -77,5 +74,5 @@ func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 		s.reason = reason
 	}
 	text := fmt.Sprintf("since %s: %s", s.since.UTC().Format(time.RFC3339), s.reason)
-	return []identities.Refused{{Key: nodeStorage, Reason: text}}, nil
+	return []identities.Refused{{Key: policy.NodeStorage, Reason: text}}, nil
 }

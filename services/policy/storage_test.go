@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -38,7 +37,7 @@ func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 		}
 		switch {
 		case want == "" && len(got) == 0:
-		case len(got) == 1 && got[0] == identities.Refused{Key: nodeStorage, Reason: want}:
+		case len(got) == 1 && got[0] == identities.Refused{Key: policy.NodeStorage, Reason: want}:
 		default:
 			t.Errorf("%s: %+v, want %q", when, got, want)
 		}
@@ -60,19 +59,5 @@ func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 		want("with room", "")
 		fullDir = "/var/lib/sluice/" + service
 		want("full for "+service, fmt.Sprintf("since 2001-09-09T01:%d:40Z: the disk of %s is full", 52+2*i, fullDir))
-	}
-}
-
-// TestDisksOfReportsAreNoPolicies takes a report about a disk and a policy.
-func TestDisksOfReportsAreNoPolicies(t *testing.T) {
-	k := policy.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
-	reports := identities.Reports{
-		"n1": {{Key: nodeStorage, Reason: "full"}, {Key: k, Reason: "too large"}}, "n2": {{Key: k, Reason: "too large"}},
-	}
-	if got, want := disks(reports), map[string]string{"n1": "full"}; !maps.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
-	if got := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
-		t.Errorf("%+v, want one policy on two nodes", got)
 	}
 }

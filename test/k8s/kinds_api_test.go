@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// TestAPIKindsThatAppearAreFoundByOneProcess runs the writer of status and a node: the
-// node watches the kinds of cilium.io because the writer has published them.
+// TestAPIKindsThatAppearAreFoundByOneProcess runs a controller and a node: the
+// node watches the kinds of cilium.io because the controller has published them.
 func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 	a := newAPI(t)
 	a.shop()
 	n := newPolicyNode(t, a)
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": system}})
 	w := &policyNode{t: t, dir: shortDir(t)}
-	writer, _ := w.run("policy", "--kubernetes-kubeconfig="+a.ready.Kubeconfig, "--kubernetes-status-write",
-		"--sources-identity="+filepath.Join(n.dir, "identity.sock"))
-	t.Cleanup(func() { stop(t, writer) })
-	log := func(dir string, words ...string) error {
-		content, err := os.ReadFile(filepath.Join(dir, "policy.log"))
+	controller, _ := w.run("controller", "--kubernetes-kubeconfig="+a.ready.Kubeconfig,
+		"--identity="+filepath.Join(n.dir, "identity.sock"))
+	t.Cleanup(func() { stop(t, controller) })
+	log := func(file string, words ...string) error {
+		content, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
@@ -40,9 +40,11 @@ func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 		}
 		return fmt.Errorf("the log has no line with %q", words)
 	}
-	eventually(t, "the writer is elected", func() error { return log(w.dir, "elected") })
+	controllerLog := filepath.Join(w.dir, "controller.log")
+	eventually(t, "the controller is elected", func() error { return log(controllerLog, "elected") })
+	nodeLog := filepath.Join(n.dir, "policy.log")
 	eventually(t, "the node watches what there is", func() error {
-		return log(n.dir, "policies are watched", "networkpolicies")
+		return log(nodeLog, "policies are watched", "networkpolicies")
 	})
 
 	begin := time.Now()
@@ -53,7 +55,7 @@ func TestAPIKindsThatAppearAreFoundByOneProcess(t *testing.T) {
 	n.reaches("the policy is enforced", 80, false)
 	t.Logf("the kind was served after %.1f s; its policy was in force %.1f s later",
 		served.Sub(begin).Seconds(), time.Since(served).Seconds())
-	if err := log(n.dir, "a kind of policy was published", "ciliumnetworkpolicies"); err != nil {
+	if err := log(nodeLog, "a kind of policy was published", "ciliumnetworkpolicies"); err != nil {
 		t.Errorf("the node has found the kind by itself: %v", err)
 	}
 }

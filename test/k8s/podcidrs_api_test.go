@@ -97,7 +97,7 @@ func TestAPINodeClaimsOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	ranges("before a writer ran", open, map[string]int{"liar": 2})
 	assigned("the status before a writer ran", false)
 
-	w := a.writer("--sources-identity=" + filepath.Join(s.dir, "identity.sock"))
+	w := a.writer("--identity=" + filepath.Join(s.dir, "identity.sock"))
 	ranges("once the podCIDRs are published", own, map[string]int{"liar": 5})
 	assigned("the status once the podCIDRs are published", true)
 	node("late", "10.0.3.0/24", "fd00:0:0:3::/64")
@@ -160,7 +160,7 @@ func TestAPIDevelopmentNodeHasThePodCIDRsOfItsNode(t *testing.T) {
 	n := newTenantNode(t, a.apiServer, map[string]string{
 		"SLUICE_IPAM_MODE": "kubernetes", "SLUICE_IPAM_KUBERNETES_NODE": name,
 	})
-	a.writer("--sources-identity=" + filepath.Join(n.run, "identity", "identity.sock"))
+	a.writer("--identity=" + filepath.Join(n.run, "identity", "identity.sock"))
 	n.namespace("shop", nil)
 	pod, err := n.add("shop", "web", object{"app": "web"})
 	if err != nil {

@@ -90,7 +90,7 @@ func (f *follower) files() (all map[string]string) {
 	return map[string]string{
 		"identity": filepath.Join(f.identities.dir, "identity.log"), "policy": filepath.Join(f.policy.dir, "policy.log"),
 		"ipam": filepath.Join(f.identities.dir, "ipam.log"), "loadbalancer": filepath.Join(f.lb.dir, "loadbalancer.log"),
-		"writer": filepath.Join(f.writerDir, "policy.log"),
+		"writer": filepath.Join(f.writerDir, "controller.log"),
 	}
 }
 
@@ -174,8 +174,8 @@ func TestAPIRestoredServerIsFollowedAsItIsNow(t *testing.T) {
 	a.do(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": system}})
 	f.writerDir = shortDir(t)
 	w := &policyNode{t: t, dir: f.writerDir}
-	writer, _ := w.run("policy", "--kubernetes-kubeconfig="+a.ready.Kubeconfig, "--kubernetes-status-write",
-		"--sources-identity="+filepath.Join(s.dir, "identity.sock"))
+	writer, _ := w.run("controller", "--kubernetes-kubeconfig="+a.ready.Kubeconfig,
+		"--identity="+filepath.Join(s.dir, "identity.sock"))
 	t.Cleanup(func() { stop(t, writer) })
 
 	a.do(http.MethodPost, "/api/v1/namespaces/shop/configmaps", object{"metadata": object{"name": "any"}})

@@ -18,8 +18,8 @@ import (
 	"syscall"
 	"testing"
 
+	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
-	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // The condition of Sluice, and where the tests have their lease.
@@ -90,9 +90,9 @@ func shortDir(t testing.TB) string {
 func (a *statusAPI) writerIn(dir string, flags ...string) *writer {
 	a.t.Helper()
 	w := &writer{policyNode: &policyNode{t: a.t, dir: dir}}
-	w.process, w.ended = w.run("policy", append([]string{
+	w.process, w.ended = w.run("controller", append([]string{
 		"--kubernetes-api=" + a.ready.Server, "--kubernetes-token=" + a.token,
-		"--kubernetes-ca=" + filepath.Join(a.dir, "ca.crt"), "--kubernetes-status-write",
+		"--kubernetes-ca=" + filepath.Join(a.dir, "ca.crt"),
 	}, flags...)...)
 	a.t.Cleanup(func() {
 		if w.process.ProcessState == nil {
@@ -112,10 +112,21 @@ func (w *writer) end(signal syscall.Signal) {
 	}
 }
 
+// election is what the process says of the election.
+func (w *writer) election() *controllerv1.Election {
+	w.t.Helper()
+	r, err := controllerv1.NewControllerServiceClient(w.dial("controller")).
+		GetStatus(w.t.Context(), &controllerv1.GetStatusRequest{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return r.GetElection()
+}
+
 // said counts the lines of the writer's log with a text.
 func (w *writer) said(text string) int {
 	w.t.Helper()
-	content, err := os.ReadFile(filepath.Join(w.dir, "policy.log"))
+	content, err := os.ReadFile(filepath.Join(w.dir, "controller.log"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -208,7 +219,7 @@ func cnp(name, spec string) object {
 func TestAPIStatusSaysWhatBecomesOfEachKind(t *testing.T) {
 	a := newStatusAPI(t)
 	a.crdWithStatus("AdminNetworkPolicy", "adminnetworkpolicies", "policy.networking.k8s.io", "Cluster", "v1alpha1")
-	w := a.writer()
+	a.writer()
 	a.do(http.MethodPost, cilium, cnp("plain", plain))
 	a.do(http.MethodPost, cilium, cnp("mutual", mutual))
 	a.do(http.MethodPost, cilium, cnp("unknown", unknown))
@@ -230,11 +241,17 @@ func TestAPIStatusSaysWhatBecomesOfEachKind(t *testing.T) {
 	a.says(cidrGroups+"/bad", "False", "Refused", "spec.externalCIDRs[0]")
 	a.says(adminPolicy+"/a", "False", "Refused", "spec.egress[0].ports")
 
-	// The text is that of `sluice policy list`, of the same process.
-	w.PolicyServiceClient = policyv1.NewPolicyServiceClient(w.dial("policy"))
-	_, listed := w.list()
-	text := listed["CiliumNetworkPolicy shop/unknown"].GetError()
-	if text == "" || !strings.Contains(refusal.Message, text) {
+	// The text is that of `sluice policy list` on a node.
+	n := newPolicyNode(t, a.apiServer)
+	var text string
+	eventually(t, "a node has the policy", func() error {
+		_, listed := n.list()
+		if text = listed["CiliumNetworkPolicy shop/unknown"].GetError(); text == "" {
+			return errors.New("it is not listed, or without an error")
+		}
+		return nil
+	})
+	if !strings.Contains(refusal.Message, text) {
 		t.Errorf("the condition says %q, the list %q", refusal.Message, text)
 	}
 
@@ -323,6 +340,16 @@ func TestAPIStatusWriterIsElected(t *testing.T) {
 	if n := writers[1-lead].said("elected"); n != 0 {
 		t.Fatal("both lead")
 	}
+	leader := writers[lead].election()
+	if !leader.GetLeading() || leader.GetHolder() != leader.GetIdentity() || leader.GetError() != "" {
+		t.Errorf("the leader says %v", leader)
+	}
+	eventually(t, "the other names the leader", func() error {
+		if e := writers[1-lead].election(); e.GetLeading() || e.GetHolder() != leader.GetIdentity() {
+			return fmt.Errorf("it says %v", e)
+		}
+		return nil
+	})
 	before := a.patches("ciliumnetworkpolicies")
 	writers[lead].end(syscall.SIGKILL)
 	a.do(http.MethodPost, cilium, cnp("q", unknown))
@@ -628,12 +655,12 @@ func TestAPIStatusWriterForgetsNodesWhoseObjectIsDeleted(t *testing.T) {
 	own := members["own"]
 	own.knows("all are registered", "away", "back", "later", "outside", "own")
 	dir := shortDir(t)
-	identity := "--sources-identity=" + filepath.Join(own.dir, "identity.sock")
+	identity := "--identity=" + filepath.Join(own.dir, "identity.sock")
 	w := a.writerIn(dir, identity)
 	saved := func(want string) {
 		t.Helper()
 		eventually(t, "the names of the Nodes are kept", func() error {
-			content, err := os.ReadFile(filepath.Join(dir, "policy", "nodes.json"))
+			content, err := os.ReadFile(filepath.Join(dir, "controller", "nodes.json"))
 			if err == nil && string(content) != want {
 				err = fmt.Errorf("they are %s, want %s", content, want)
 			}

@@ -60,7 +60,7 @@ func etcd(t *testing.T) *appsv1.Deployment {
 	return decode[appsv1.Deployment](t, "etcd-dev/etcd.yaml")
 }
 
-func statusWriter(t *testing.T) *appsv1.Deployment {
+func controller(t *testing.T) *appsv1.Deployment {
 	t.Helper()
 	return decode[appsv1.Deployment](t, "base/status-deployment.yaml")
 }
@@ -116,7 +116,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	if binding.RoleRef.Name != role.Name || len(binding.Subjects) != 1 || binding.Subjects[0].Name != "sluice" {
 		t.Errorf("the binding does not give the role %s to the account: %+v", role.Name, binding)
 	}
-	statusRights(t)
+	controllerRights(t)
 	settings := decode[corev1.ConfigMap](t, "base/settings.yaml")
 	policy := decode[admissionv1.ValidatingAdmissionPolicy](t, "base/node-restriction.yaml")
 	limits := decode[admissionv1.ValidatingAdmissionPolicyBinding](t, "base/node-restriction-binding.yaml")
@@ -187,12 +187,12 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 	}
 }
 
-// statusRights wants both roles to be bound to the account of the writer alone.
+// controllerRights wants both roles to be bound to the account of sluice-controller alone.
 // TestRolesHaveTheRightsThatAreUsed has the rights.
-func statusRights(t *testing.T) {
+func controllerRights(t *testing.T) {
 	t.Helper()
 	if a := decode[corev1.ServiceAccount](t, "base/status-serviceaccount.yaml"); *a.AutomountServiceAccountToken {
-		t.Error("the writer's account gives its token to every container")
+		t.Error("the account of sluice-controller gives its token to every container")
 	}
 	cluster := decode[rbacv1.ClusterRole](t, "base/status-clusterrole.yaml")
 	own := decode[rbacv1.Role](t, "base/status-role.yaml")
@@ -209,10 +209,10 @@ func statusRights(t *testing.T) {
 	}
 }
 
-// TestWriterOfStatusHasNothingOfItsNode: no state, capability or port, so that
+// TestControllerHasNothingOfItsNode: no state, capability or port, so that
 // two of them may share a node.
-func TestWriterOfStatusHasNothingOfItsNode(t *testing.T) {
-	d := statusWriter(t)
+func TestControllerHasNothingOfItsNode(t *testing.T) {
+	d := controller(t)
 	pod := d.Spec.Template.Spec
 	if *d.Spec.Replicas != 2 || len(pod.InitContainers) != 0 || len(pod.Containers) != 1 || !pod.HostNetwork ||
 		pod.HostPID || pod.HostIPC || *pod.AutomountServiceAccountToken ||
@@ -226,7 +226,7 @@ func TestWriterOfStatusHasNothingOfItsNode(t *testing.T) {
 		}
 	}
 	c := pod.Containers[0]
-	if s := c.SecurityContext; *s.RunAsUser != int64(instance.StatusID) || *s.RunAsGroup != int64(instance.GroupID) ||
+	if s := c.SecurityContext; *s.RunAsUser != int64(instance.ControllerID) || *s.RunAsGroup != int64(instance.GroupID) ||
 		s.Capabilities.Add != nil || fmt.Sprint(s.Capabilities.Drop) != "[ALL]" || s.Privileged != nil ||
 		*s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
 		t.Errorf("it has rights: %+v", s)
@@ -237,7 +237,7 @@ func TestWriterOfStatusHasNothingOfItsNode(t *testing.T) {
 	}
 	probe := c.LivenessProbe.Exec.Command
 	run, ok := strings.CutPrefix(probe[1], "--run-dir=")
-	if !ok || !slices.Contains(c.Args, "--socket-path="+run+"/policy/policy.sock") {
+	if !ok || !slices.Contains(c.Args, "--socket-path="+run+"/controller/controller.sock") {
 		t.Errorf("the probe %v does not ask at the socket of %v", probe, c.Args)
 	}
 }
@@ -302,7 +302,7 @@ func TestRightsAreThoseOfTheServices(t *testing.T) {
 
 // TestEverySettingExists asks the programs themselves.
 func TestEverySettingExists(t *testing.T) {
-	pod, status := daemonSet(t).Spec.Template.Spec, statusWriter(t).Spec.Template.Spec
+	pod, status := daemonSet(t).Spec.Template.Spec, controller(t).Spec.Template.Spec
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers, status.Containers) {
 		if c.ImagePullPolicy != corev1.PullIfNotPresent {
 			t.Errorf("%s: an image that was imported would be pulled", c.Name)
@@ -356,7 +356,7 @@ func TestProbesAskTheAddressThatAnswers(t *testing.T) {
 func TestVolumesAndMountsFit(t *testing.T) {
 	for name, pod := range map[string]corev1.PodSpec{
 		"sluice": daemonSet(t).Spec.Template.Spec, "etcd": etcd(t).Spec.Template.Spec,
-		"status": statusWriter(t).Spec.Template.Spec,
+		"status": controller(t).Spec.Template.Spec,
 	} {
 		used := map[string]bool{}
 		for _, c := range append(pod.InitContainers, pod.Containers...) {

@@ -25,7 +25,7 @@ func uninstaller(t *testing.T) *appsv1.DaemonSet {
 func pods(t *testing.T) map[string]corev1.PodSpec {
 	t.Helper()
 	return map[string]corev1.PodSpec{
-		"sluice": daemonSet(t).Spec.Template.Spec, "status": statusWriter(t).Spec.Template.Spec,
+		"sluice": daemonSet(t).Spec.Template.Spec, "status": controller(t).Spec.Template.Spec,
 		"etcd-dev": etcd(t).Spec.Template.Spec, "uninstall": uninstaller(t).Spec.Template.Spec,
 	}
 }

@@ -26,14 +26,14 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Show what a running component uses: each setting, its value and where that came from",
 		Long: `Show what a running component uses: each setting, its value, and whether that is the
 default or came from the configuration file, the environment or a flag. Secrets are
-not shown. COMPONENT is identity, ipam, policy, loadbalancer or datapath. What a new
-process would use, sluice-COMPONENT --print-config shows.`,
-		Args:      invocation.Args(1, "a component: "+strings.Join(invocation.Services, ", ")),
-		ValidArgs: invocation.Services,
+not shown. COMPONENT is identity, ipam, policy, loadbalancer, datapath or controller.
+What a new process would use, sluice-COMPONENT --print-config shows.`,
+		Args:      invocation.Args(1, "a component: "+strings.Join(invocation.Components, ", ")),
+		ValidArgs: invocation.Components,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			process, ok := invocation.ProcessOf(args[0])
 			if !ok {
-				return invocation.Usagef("no component %q; there are %s", args[0], strings.Join(invocation.Services, ", "))
+				return invocation.Usagef("no component %q; there are %s", args[0], strings.Join(invocation.Components, ", "))
 			}
 			r, err := invocation.Ask(cmd.Context(), inv, process, client.GetConfig, &statusv1.GetConfigRequest{})
 			if err != nil {

@@ -15,7 +15,7 @@ import (
 
 func TestConfigShowsWhatAProcessUses(t *testing.T) {
 	n := nodetest.New(t, Command)
-	for _, name := range append([]string{"sluice-policy"}, invocation.Services...) {
+	for _, name := range append([]string{"sluice-policy"}, invocation.Components...) {
 		out, _ := n.Want(t, 0, "config", name)
 		nodetest.WantLines(t, out, "log.level info default", "etcd.password (secret) /etc/sluice/x.yaml",
 			`node a\x1b[2J flag`, "Ignored: SLUICE_X_PORT names no setting")

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -34,6 +35,7 @@ var (
 	IPAM         = Service[ipamv1.IPAMServiceClient]{"ipam", ipamv1.NewIPAMServiceClient}
 	Policy       = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
 	LoadBalancer = Service[lbv1.LoadBalancerServiceClient]{"loadbalancer", lbv1.NewLoadBalancerServiceClient}
+	Controller   = Service[controllerv1.ControllerServiceClient]{"controller", controllerv1.NewControllerServiceClient}
 	Datapath     = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
 	Connections  = Service[datapathv1.ConnectionServiceClient]{"datapath", datapathv1.NewConnectionServiceClient}
 	Shares       = []Service[sharesv1.SharesServiceClient]{
@@ -58,14 +60,18 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 	return conn, s.client(conn), nil
 }
 
-// Services are the names of those with a socket.
+// Services are the names of those of a node with a socket.
 var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath"}
+
+// Components are the names of all processes with a socket: those of a node, and sluice-controller.
+var Components = append(slices.Clone(Services), "controller")
 
 // ProcessOf is the service by which the process of a name, with or without "sluice-",
 // says how it runs.
 func ProcessOf(name string) (s Service[statusv1.ProcessServiceClient], ok bool) {
 	name = strings.TrimPrefix(name, "sluice-")
-	return Service[statusv1.ProcessServiceClient]{name, statusv1.NewProcessServiceClient}, slices.Contains(Services, name)
+	s = Service[statusv1.ProcessServiceClient]{name, statusv1.NewProcessServiceClient}
+	return s, slices.Contains(Components, name)
 }
 
 // Ask makes one call and returns its answer. It takes no longer than --timeout, unless ctx has another deadline.

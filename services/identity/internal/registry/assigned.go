@@ -375,8 +375,8 @@ var (
 	errNotOfPool     = errors.New("it is not a block of the cluster's pool")
 	errNotInPrefix   = errors.New("it is not within the prefixes of the cluster's ranges, or larger than a range may be")
 	errNotAssigned   = errors.New("it is none of the ranges that are assigned to the node")
-	errNoAssignments = errors.New("etcd has no podCIDRs of Nodes yet: the elected writer of status, " +
-		"sluice-policy with kubernetes.status.write, writes them")
+	errNoAssignments = errors.New("etcd has no podCIDRs of Nodes yet: the elected " +
+		"sluice-controller writes them")
 	errNoSettings = fmt.Errorf("%w: no sluice-ipam of the cluster has registered its mode with etcd yet",
 		cluster.ErrUnavailable)
 	errNotPublished = errors.New("the ranges that are assigned to the node are not in etcd yet")

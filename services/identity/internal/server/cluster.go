@@ -490,7 +490,7 @@ func (c *Cluster) ListIPMappings(req *identityv1.ListIPMappingsRequest,
 func (c *Cluster) ForgetNode(ctx context.Context, req *identityv1.ForgetNodeRequest) (*identityv1.ForgetNodeResponse,
 	error,
 ) {
-	if cred, ok := rpc.PeerCred(ctx); ok && cred.UID == instance.StatusID && req.GetForce() {
+	if cred, ok := rpc.PeerCred(ctx); ok && cred.UID == instance.ControllerID && req.GetForce() {
 		return nil, rpcerr.New(codes.PermissionDenied, rpcerr.NotPermitted,
 			fmt.Errorf("uid %d may not forget a node that is alive", cred.UID))
 	}

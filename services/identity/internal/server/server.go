@@ -131,23 +131,23 @@ func Methods() rpc.Methods {
 		identityv1.ClusterService_ReturnRange_FullMethodName:    {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
 		identityv1.ClusterService_ReportRefusals_FullMethodName: {Access: rpc.RootAnd(instance.PolicyID), Limit: change},
 		identityv1.ClusterService_WatchRefusals_FullMethodName: {
-			Access: rpc.RootAnd(instance.StatusID), Limit: rpc.Limit{InFlight: 4},
+			Access: rpc.RootAnd(instance.ControllerID), Limit: rpc.Limit{InFlight: 4},
 		},
 		identityv1.ClusterService_CheckReuse_FullMethodName:      {Access: rpc.RootAnd(instance.IPAMID), Limit: read},
 		identityv1.ClusterService_ConfirmMappings_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: read},
 		identityv1.ClusterService_WaitForPublication_FullMethodName: {
 			Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 256},
 		},
-		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.RootAnd(instance.StatusID), Limit: change},
+		identityv1.ClusterService_ForgetNode_FullMethodName:   {Access: rpc.RootAnd(instance.ControllerID), Limit: change},
 		identityv1.ClusterService_WatchCluster_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.ClusterService_ListNodes_FullMethodName: {
 			Access: rpc.Group(),
 			Limit:  rpc.Limit{InFlight: 8, Waiting: 32},
 		},
 		identityv1.ClusterService_GetIPMapping_FullMethodName: {Access: rpc.Group(), Limit: read},
-		identityv1.ClusterService_PublishKinds_FullMethodName: {Access: rpc.RootAnd(instance.StatusID), Limit: change},
+		identityv1.ClusterService_PublishKinds_FullMethodName: {Access: rpc.RootAnd(instance.ControllerID), Limit: change},
 		identityv1.ClusterService_PublishPodCIDRs_FullMethodName: {
-			Access: rpc.RootAnd(instance.StatusID), Limit: rpc.Limit{InFlight: 2},
+			Access: rpc.RootAnd(instance.ControllerID), Limit: rpc.Limit{InFlight: 2},
 		},
 		identityv1.ClusterService_WatchKinds_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}},
 		identityv1.ClusterService_ListIPMappings_FullMethodName: {

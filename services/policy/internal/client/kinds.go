@@ -5,7 +5,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -20,12 +19,11 @@ import (
 
 // Times of Kinds.
 const (
-	publishTimeout = 5 * time.Second
-	watchRetry     = time.Second
-	watchRetryMax  = 30 * time.Second
+	watchRetry    = time.Second
+	watchRetryMax = 30 * time.Second
 )
 
-// Kinds passes on which kinds of policy the API server has, by the identity services
+// Kinds says which kinds of policy sluice-controller has found, by the identity services
 // of the cluster.
 type Kinds struct {
 	client identityv1.ClusterServiceClient
@@ -35,16 +33,6 @@ type Kinds struct {
 // NewKinds uses a connection to the identity service's socket.
 func NewKinds(cc grpc.ClientConnInterface, l *slog.Logger) *Kinds {
 	return &Kinds{client: identityv1.NewClusterServiceClient(cc), log: l}
-}
-
-// Publish writes the kinds, as group/version/resource, for Watch of every node.
-func (k *Kinds) Publish(ctx context.Context, kinds []string) error {
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if _, err := k.client.PublishKinds(ctx, &identityv1.PublishKindsRequest{Kinds: kinds}); err != nil {
-		return fmt.Errorf("publish the kinds of policy: %w", err)
-	}
-	return nil
 }
 
 // Watch calls told with the kinds that were published last, and after every change,

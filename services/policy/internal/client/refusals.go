@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -22,7 +20,8 @@ import (
 
 // Times of Refusals.
 const (
-	reportEvery = 10 * time.Second
+	reportTimeout = 5 * time.Second
+	reportEvery   = 10 * time.Second
 	// reportAgain is when a report that did not change is sent again, because the lease of
 	// the node may have ended meanwhile.
 	reportAgain = 10 * time.Minute
@@ -41,8 +40,7 @@ type Refused struct {
 	Reason string
 }
 
-// Refusals reports the policies that this node does not enforce as written, or follows the
-// reports of all nodes.
+// Refusals reports the policies that this node does not enforce as written.
 type Refusals struct {
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
@@ -77,7 +75,7 @@ func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Ref
 }
 
 func (r *Refusals) send(ctx context.Context, list []Refused) error {
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	req := &identityv1.ReportRefusalsRequest{}
 	bytes := 0
@@ -97,59 +95,4 @@ func (r *Refusals) send(ctx context.Context, list []Refused) error {
 		return fmt.Errorf("report refused policies: %w", err)
 	}
 	return nil
-}
-
-// Reports are the refusals of all nodes that have any.
-type Reports map[string][]Refused
-
-// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it
-// then returns nil. While the identity service is away the last reports stay.
-func (r *Refusals) Follow(ctx context.Context, told func(Reports)) error {
-	for pause := watchRetry; ; {
-		err := r.follow(ctx, func(all Reports) {
-			pause = watchRetry
-			told(all)
-		})
-		if ctx.Err() != nil {
-			return nil
-		}
-		if status.Code(err) == codes.Unimplemented { // of an earlier version
-			pause = watchRetryMax
-		}
-		r.log.Debug("cannot watch which policies nodes refuse, trying again", log.Err(err))
-		select {
-		case <-time.After(pause + rand.N(pause)):
-		case <-ctx.Done():
-			return nil
-		}
-		pause = min(2*pause, watchRetryMax)
-	}
-}
-
-func (r *Refusals) follow(ctx context.Context, told func(Reports)) error {
-	stream, err := r.client.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{})
-	if err != nil {
-		return err
-	}
-	all, complete := make(Reports), false
-	for {
-		m, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		complete = complete || m.GetComplete()
-		if node := m.GetNode(); node != "" {
-			var list []Refused
-			for _, x := range m.GetRefusals() {
-				k := policy.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
-				list = append(list, Refused{k, x.GetReason()})
-			}
-			if all[node] = list; len(list) == 0 {
-				delete(all, node)
-			}
-		}
-		if complete {
-			told(all)
-		}
-	}
 }

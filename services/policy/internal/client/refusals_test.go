@@ -19,11 +19,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// reports takes reports, and sends some to each watch.
+// reports takes reports.
 type reports struct {
 	identityv1.UnimplementedClusterServiceServer
-	got  chan *identityv1.ReportRefusalsRequest
-	send chan *identityv1.WatchRefusalsResponse
+	got chan *identityv1.ReportRefusalsRequest
 }
 
 func (r *reports) ReportRefusals(
@@ -33,21 +32,6 @@ func (r *reports) ReportRefusals(
 	return &identityv1.ReportRefusalsResponse{}, nil
 }
 
-func (r *reports) WatchRefusals(
-	_ *identityv1.WatchRefusalsRequest, stream grpc.ServerStreamingServer[identityv1.WatchRefusalsResponse],
-) error {
-	for {
-		select {
-		case m := <-r.send:
-			if err := stream.Send(m); err != nil {
-				return err
-			}
-		case <-stream.Context().Done():
-			return nil
-		}
-	}
-}
-
 func serveReports(t *testing.T) (*reports, *Refusals) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -55,7 +39,7 @@ func serveReports(t *testing.T) (*reports, *Refusals) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &reports{got: make(chan *identityv1.ReportRefusalsRequest), send: make(chan *identityv1.WatchRefusalsResponse)}
+	r := &reports{got: make(chan *identityv1.ReportRefusalsRequest)}
 	srv, done := grpc.NewServer(), make(chan error, 1)
 	identityv1.RegisterClusterServiceServer(srv, r)
 	go func() { done <- srv.Serve(l) }()
@@ -84,35 +68,6 @@ func TestReportHasABound(t *testing.T) {
 	}
 	if n := len(got.GetRefusals()); n == 0 || n+int(got.GetOmitted()) != len(list) || bytes > maxReportBytes {
 		t.Errorf("%d refusals of %d bytes, and %d omitted", n, bytes, got.GetOmitted())
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-}
-
-func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
-	r, refusals := serveReports(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended, said := make(chan error, 1), make(chan string)
-	go func() {
-		ended <- refusals.Follow(ctx, func(all Reports) {
-			var nodes []string
-			for node, list := range all {
-				nodes = append(nodes, fmt.Sprint(node, " ", len(list), " ", list[0].Key, ": ", list[0].Reason))
-			}
-			said <- strings.Join(nodes, "; ")
-		})
-	}()
-	one := &identityv1.PolicyRefusal{Kind: "NetworkPolicy", Namespace: "a", Name: "p", Reason: "too large"}
-	r.send <- &identityv1.WatchRefusalsResponse{Node: "n1", Refusals: []*identityv1.PolicyRefusal{one}}
-	r.send <- &identityv1.WatchRefusalsResponse{Complete: true}
-	if got, want := <-said, "n1 1 NetworkPolicy a/p: too large"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	r.send <- &identityv1.WatchRefusalsResponse{Node: "n1"}
-	if got := <-said; got != "" {
-		t.Errorf("%q after the report was removed", got)
 	}
 	cancel()
 	if err := <-ended; err != nil {

@@ -47,6 +47,9 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(strings.Compare(k.Kind, o.Kind), strings.Compare(k.Namespace, o.Namespace), strings.Compare(k.Name, o.Name))
 }
 
+// NodeStorage is the key by which the report of a node names its disk beside policies.
+var NodeStorage = Key{Kind: "Node", Name: "storage"}
+
 // Group is a named set of prefixes that rules select by its labels.
 type Group struct {
 	Name     string

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -150,7 +151,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		Policy: newPolicy(), Balancer: newLoadBalancer(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
 	n.Cluster = &cluster{node: n}
-	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath"} {
+	for _, service := range []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "controller"} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -169,6 +170,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			policyv1.RegisterPolicyServiceServer(s, n.Policy)
 		case "loadbalancer":
 			lbv1.RegisterLoadBalancerServiceServer(s, n.Balancer)
+		case "controller":
+			controllerv1.RegisterControllerServiceServer(s, &controller{})
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})

@@ -108,8 +108,8 @@ type ClusterServiceClient interface {
 	//
 	// NOT_FOUND: no such node. FAILED_PRECONDITION: the node is alive, and force is
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
-	// neither root, nor listed in socket.alsoRoot of the service, nor the user of the
-	// writer of status, which may not set force.
+	// neither root, nor listed in socket.alsoRoot of the service, nor the user of
+	// sluice-controller, which may not set force.
 	ForgetNode(ctx context.Context, in *ForgetNodeRequest, opts ...grpc.CallOption) (*ForgetNodeResponse, error)
 	// ClaimRange gives this node a block of the cluster's pool that no node has,
 	// and adds it to the node's record, in one transaction of etcd. The search
@@ -144,7 +144,7 @@ type ClusterServiceClient interface {
 	//
 	// INVALID_ARGUMENT: a kind is malformed. UNAVAILABLE: etcd does not answer.
 	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
-	// the service, nor the user of the writer of status.
+	// the service, nor the user of sluice-controller.
 	PublishKinds(ctx context.Context, in *PublishKindsRequest, opts ...grpc.CallOption) (*PublishKindsResponse, error)
 	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
 	// every change. The first message comes when etcd has been read once; while etcd
@@ -172,7 +172,7 @@ type ClusterServiceClient interface {
 	// that etcd did not hear from for 15 minutes.
 	//
 	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
-	// PERMISSION_DENIED: the caller is neither root, the user of the writer of status nor
+	// PERMISSION_DENIED: the caller is neither root, the user of sluice-controller nor
 	// listed in socket.alsoRoot of the service.
 	WatchRefusals(ctx context.Context, in *WatchRefusalsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRefusalsResponse], error)
 	// ConfirmMappings says up to which revision of the store the datapath has applied
@@ -191,7 +191,7 @@ type ClusterServiceClient interface {
 	// INVALID_ARGUMENT: a range is malformed, or a name comes twice. UNAVAILABLE: etcd does
 	// not answer, or the role of this node may not write these keys; the message names the
 	// grant. PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
-	// the service, nor the user of the writer of status.
+	// the service, nor the user of sluice-controller.
 	PublishPodCIDRs(ctx context.Context, in *PublishPodCIDRsRequest, opts ...grpc.CallOption) (*PublishPodCIDRsResponse, error)
 }
 
@@ -476,8 +476,8 @@ type ClusterServiceServer interface {
 	//
 	// NOT_FOUND: no such node. FAILED_PRECONDITION: the node is alive, and force is
 	// not set. UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is
-	// neither root, nor listed in socket.alsoRoot of the service, nor the user of the
-	// writer of status, which may not set force.
+	// neither root, nor listed in socket.alsoRoot of the service, nor the user of
+	// sluice-controller, which may not set force.
 	ForgetNode(context.Context, *ForgetNodeRequest) (*ForgetNodeResponse, error)
 	// ClaimRange gives this node a block of the cluster's pool that no node has,
 	// and adds it to the node's record, in one transaction of etcd. The search
@@ -512,7 +512,7 @@ type ClusterServiceServer interface {
 	//
 	// INVALID_ARGUMENT: a kind is malformed. UNAVAILABLE: etcd does not answer.
 	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
-	// the service, nor the user of the writer of status.
+	// the service, nor the user of sluice-controller.
 	PublishKinds(context.Context, *PublishKindsRequest) (*PublishKindsResponse, error)
 	// WatchKinds sends the kinds that PublishKinds wrote last, on any node, and then
 	// every change. The first message comes when etcd has been read once; while etcd
@@ -540,7 +540,7 @@ type ClusterServiceServer interface {
 	// that etcd did not hear from for 15 minutes.
 	//
 	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
-	// PERMISSION_DENIED: the caller is neither root, the user of the writer of status nor
+	// PERMISSION_DENIED: the caller is neither root, the user of sluice-controller nor
 	// listed in socket.alsoRoot of the service.
 	WatchRefusals(*WatchRefusalsRequest, grpc.ServerStreamingServer[WatchRefusalsResponse]) error
 	// ConfirmMappings says up to which revision of the store the datapath has applied
@@ -559,7 +559,7 @@ type ClusterServiceServer interface {
 	// INVALID_ARGUMENT: a range is malformed, or a name comes twice. UNAVAILABLE: etcd does
 	// not answer, or the role of this node may not write these keys; the message names the
 	// grant. PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of
-	// the service, nor the user of the writer of status.
+	// the service, nor the user of sluice-controller.
 	PublishPodCIDRs(context.Context, *PublishPodCIDRsRequest) (*PublishPodCIDRsResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }

@@ -5,8 +5,6 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -15,9 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/client-go/rest"
-
-	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -28,11 +23,9 @@ const absences = 3
 
 // Times of a finder. Between two looks at kinds that may appear are at least
 const (
-	lookTimeout = 10 * time.Second // of one look
-	again       = 5 * time.Second  // after a failure, or when a kind is missing
-	leading     = 3 * time.Second  // in the process that looks for all
-	rescan      = 30 * time.Second // as long as no process looks for all, and longer in clusters of more than 300 nodes
-	published   = 20 * time.Minute // otherwise
+	again     = 5 * time.Second  // after a failure, or when a kind is missing
+	rescan    = 30 * time.Second // as long as no process looks for all, and longer in clusters of more than 300 nodes
+	published = 20 * time.Minute // otherwise
 	// announcements is the shortest time between two changes that others published.
 	announcements = time.Second
 )
@@ -40,17 +33,14 @@ const (
 // finder looks which kinds the API server has, until each is watched in its best
 // version, and whenever one is not found any more.
 type finder struct {
-	source *Source
-	client *http.Client
-	rest   *rest.RESTClient
-	kinds  []*watched
-	wake   chan struct{} // has a token when a kind is missing or has to be listed again
+	source    *Source
+	client    *http.Client
+	discovery *Discovery
+	kinds     []*watched
+	wake      chan struct{} // has a token when a kind is missing or has to be listed again
 
-	looked   time.Time
-	jitter   float64  // of the pause after the last look
-	found    []string // kinds of the last look without a failure
-	complete bool     // there was such a look
-	unspoken string   // why the kinds were not published
+	looked time.Time
+	jitter float64 // of the pause after the last look
 
 	news chan struct{} // has a token when announced has changed
 	mu   sync.Mutex
@@ -91,8 +81,6 @@ func (f *finder) run(ctx context.Context) {
 			failing = f.again(ctx)
 		case <-wake:
 			failing = f.again(ctx)
-		case <-f.source.elected:
-			failing = f.again(ctx)
 		case <-news:
 			f.adopt(ctx)
 			quiet = time.After(announcements)
@@ -106,7 +94,7 @@ func (f *finder) run(ctx context.Context) {
 // again looks, and watches what there is. It reports whether something could not be
 // looked at.
 func (f *finder) again(ctx context.Context) (failing bool) {
-	served, failed := f.look(ctx)
+	served, failed := f.discovery.look(ctx)
 	f.looked, f.jitter = time.Now(), rand.Float64()
 	if ctx.Err() != nil {
 		return false
@@ -122,35 +110,7 @@ func (f *finder) again(ctx context.Context) (failing bool) {
 			k.joint.Failed(k.resource, plain(err))
 		}
 	}
-	if len(failed) == 0 {
-		f.found, f.complete = nil, true
-		for _, k := range f.kinds {
-			for _, version := range served[k.resource] {
-				f.found = append(f.found, version+"/"+k.resource)
-			}
-		}
-		slices.Sort(f.found)
-		f.publish(ctx)
-	}
 	return len(failed) > 0
-}
-
-// publish passes on what was found, if this process looks for all, unless that was
-// published last.
-func (f *finder) publish(ctx context.Context) {
-	f.mu.Lock()
-	same := f.known && slices.Equal(f.announced, f.found)
-	f.mu.Unlock()
-	if !f.source.leads.Load() || f.source.Kinds == nil || !f.complete || same {
-		return
-	}
-	text := ""
-	if err := f.source.Kinds.Publish(ctx, f.found); err != nil {
-		if text = err.Error(); text != f.unspoken && ctx.Err() == nil {
-			f.source.log.Warn("nodes find new kinds of policy late", log.Err(err))
-		}
-	}
-	f.unspoken = text
 }
 
 // told takes what was published last.
@@ -167,7 +127,6 @@ func (f *finder) told(kinds []string, known bool) {
 // adopt watches kinds that were published in a better version than the watched one. A
 // kind that was not published may exist nevertheless: only the API server takes it away.
 func (f *finder) adopt(ctx context.Context) {
-	f.publish(ctx) // again, if something else was published
 	f.mu.Lock()
 	announced := f.announced
 	f.mu.Unlock()
@@ -196,9 +155,6 @@ func (f *finder) pause(failed bool) time.Duration {
 			wait = f.rescan()
 		}
 	}
-	if f.unspoken != "" {
-		wait = leading
-	}
 	return wait
 }
 
@@ -206,10 +162,7 @@ func (f *finder) pause(failed bool) time.Duration {
 func (f *finder) rescan() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	switch {
-	case f.source.leads.Load():
-		return leading
-	case f.known:
+	if f.known {
 		return published
 	}
 	return max(rescan, time.Duration(f.source.api.Nodes())*time.Second/10)
@@ -246,62 +199,4 @@ func (f *finder) settle(ctx context.Context, k *watched, served []string) {
 				"resource", k.resource, "policies", n)
 		}
 	}
-}
-
-// look says in which versions the API server has each resource of the groups
-// that have policies, those too that are not known here, and of which groups that
-// cannot be said.
-func (f *finder) look(ctx context.Context) (served map[string][]string, failed map[string]error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	served, failed = make(map[string][]string), make(map[string]error)
-	none := func(err error) {
-		for _, k := range f.kinds {
-			failed[k.group] = err
-		}
-	}
-	var all struct {
-		Groups []struct {
-			Name     string `json:"name"`
-			Versions []struct {
-				GroupVersion string `json:"groupVersion"`
-			} `json:"versions"`
-		} `json:"groups"`
-	}
-	if err := f.get(ctx, "/apis", &all); err != nil {
-		none(err)
-	}
-	for _, g := range all.Groups {
-		if !slices.ContainsFunc(f.kinds, func(k *watched) bool { return k.group == g.Name }) {
-			continue
-		}
-		for _, v := range g.Versions {
-			var list struct {
-				Resources []struct {
-					Name string `json:"name"`
-				} `json:"resources"`
-			}
-			if err := f.get(ctx, "/apis/"+v.GroupVersion, &list); err != nil {
-				failed[g.Name] = err
-			}
-			for _, r := range list.Resources {
-				served[r.Name] = append(served[r.Name], v.GroupVersion)
-			}
-		}
-	}
-	if len(failed) == 0 && len(served[Resource("NetworkPolicy")]) == 0 { // which every API server has
-		none(errors.New("the API server names no networkpolicies: that it has no other kind is not believed"))
-	}
-	return served, failed
-}
-
-func (f *finder) get(ctx context.Context, path string, into any) error {
-	body, err := f.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
-	if err != nil {
-		return fmt.Errorf("ask for the kinds: %w", err)
-	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("ask for the kinds: %s: %w", path, err)
-	}
-	return nil
 }

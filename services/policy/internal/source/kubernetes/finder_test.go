@@ -8,9 +8,8 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
-	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -61,10 +60,17 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimPrefix(r.URL.Path, "/apis/")
 	switch {
 	case r.URL.Path == "/apis":
-		var groups []object
+		versions := make(map[string][]object) // by group
 		for _, k := range kinds {
 			parts := strings.Split(k, "/")
-			groups = append(groups, object{"name": parts[0], "versions": []object{{"groupVersion": parts[0] + "/" + parts[1]}}})
+			version := parts[0] + "/" + parts[1]
+			if !slices.ContainsFunc(versions[parts[0]], func(v object) bool { return v["groupVersion"] == version }) {
+				versions[parts[0]] = append(versions[parts[0]], object{"groupVersion": version})
+			}
+		}
+		var groups []object
+		for _, name := range slices.Sorted(maps.Keys(versions)) {
+			groups = append(groups, object{"name": name, "versions": versions[name]})
 		}
 		answer(object{"groups": groups})
 	case strings.Count(path, "/") == 1:
@@ -99,8 +105,6 @@ type board struct {
 	published bool                         // guarded by mu
 	readers   map[int]func([]string, bool) // guarded by mu
 	next      int                          // guarded by mu
-	fault     error                        // guarded by mu
-	calls     int                          // guarded by mu
 }
 
 func (b *board) Watch(ctx context.Context, told func([]string, bool)) {
@@ -116,29 +120,12 @@ func (b *board) Watch(ctx context.Context, told func([]string, bool)) {
 	delete(b.readers, id)
 }
 
-func (b *board) Publish(_ context.Context, kinds []string) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.calls++
-	if b.fault != nil {
-		return b.fault
-	}
-	b.set(kinds, true)
-	return nil
-}
-
 // set is called with mu held.
 func (b *board) set(kinds []string, published bool) {
 	b.kinds, b.published = kinds, published
 	for _, told := range b.readers {
 		told(kinds, published)
 	}
-}
-
-func (b *board) have() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return fmt.Sprint(b.published, b.kinds)
 }
 
 // nothing implements Sink without policies.
@@ -204,68 +191,80 @@ func client(t *testing.T, server *httptest.Server) *kube.Client {
 	return c
 }
 
-// TestKindsThatOneProcessFindsAreWatchedByTheOthers runs the one that leads and one of a
-// node, which looks at the API server once.
+// TestKindsThatOneProcessFindsAreWatchedByTheOthers: a process looks at the API server once, and watches a kind that
+// another process publishes later.
 func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	const groups, networks = "cilium.io/v2/ciliumcidrgroups", "networking.k8s.io/v1/networkpolicies"
 	a := &api{}
 	a.set()
 	a.Server = httptest.NewTLSServer(a)
 	defer a.Close()
-	b := &board{readers: map[int]func([]string, bool){}, fault: errors.New("away")}
+	b := &board{readers: map[int]func([]string, bool){}, kinds: []string{networks}, published: true}
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer cancel()
-	clients := []*kube.Client{client(t, a.Server), client(t, a.Server)} // before any runs: the library has one log
-	start := func(of *kube.Client) (*Source, *logged) {
-		t.Helper()
-		l := &logged{}
-		s := New(of, nothing{}, l.logger())
-		s.Kinds = b
-		parts.Go(func() {
-			if err := s.Run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
-		return s, l
-	}
-	_, node := start(clients[0])
+	node := &logged{}
+	s := New(client(t, a.Server), nothing{}, node.logger())
+	s.Kinds = b
+	parts.Go(func() {
+		if err := s.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	servicetest.Eventually(t, "the node watches what there is", func() bool {
 		return node.has("watched", "networkpolicies")
 	})
-	leader, _ := start(clients[1])
-	parts.Go(func() { leader.Lead(ctx) })
-	servicetest.Eventually(t, "a publication fails", func() bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return b.calls > 0
-	})
-	b.mu.Lock()
-	b.fault = nil
-	b.mu.Unlock()
-	servicetest.Eventually(t, "the kinds are published", func() bool { return b.have() == "true ["+networks+"]" })
-	a.mu.Lock()
-	a.looks = 0
-	a.mu.Unlock()
 	a.set(groups)
-	both := "true [" + groups + " " + networks + "]"
-	servicetest.Eventually(t, "the new kind is published", func() bool { return b.have() == both })
-	servicetest.Eventually(t, "the node watches it", func() bool { return node.has("watched", "ciliumcidrgroups") })
+	b.mu.Lock()
+	b.set([]string{groups, networks}, true)
+	b.mu.Unlock()
+	servicetest.Eventually(t, "the node watches the new kind", func() bool { return node.has("watched", "ciliumcidrgroups") })
 	if !node.has("published", "ciliumcidrgroups") {
 		t.Error("the node has found the kind by itself")
 	}
-	// The leader writes again after etcd lost the kinds.
-	b.mu.Lock()
-	b.set(nil, false)
-	b.mu.Unlock()
-	servicetest.Eventually(t, "the kinds are published again", func() bool { return b.have() == both })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.looks != 1 {
+		t.Errorf("the node has looked %d times", a.looks)
+	}
+}
+
+// TestDiscoveryNamesTheKindsOfPolicy names those alone, and says when none is missing.
+func TestDiscoveryNamesTheKindsOfPolicy(t *testing.T) {
+	a := &api{}
+	a.set("apps/v1/deployments", "cilium.io/v2/ciliumcidrgroups", "cilium.io/v2/ciliumnodes")
+	a.Server = httptest.NewTLSServer(a)
+	defer a.Close()
+	d, err := NewDiscovery(client(t, a.Server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds, all, err := d.Look(t.Context())
+	want := []string{"cilium.io/v2/ciliumcidrgroups", "networking.k8s.io/v1/networkpolicies"}
+	if err != nil || all || !slices.Equal(kinds, want) {
+		t.Errorf("%q, all %t, %v; want %q", kinds, all, err, want)
+	}
+	var every []string
+	for _, kind := range policy.Kinds() {
+		every = append(every, policy.Versions(kind)[0]+"/"+Resource(kind))
+	}
+	a.set(every...)
+	if kinds, all, err = d.Look(t.Context()); err != nil || !all || len(kinds) < len(every) {
+		t.Errorf("%q, all %t, %v; want every kind", kinds, all, err)
+	}
+	a.mu.Lock()
+	a.kinds = nil // as an API server that starts
+	a.mu.Unlock()
+	if kinds, _, err = d.Look(t.Context()); err == nil {
+		t.Errorf("an API server without networkpolicies has %q", kinds)
+	}
 }
 
 func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {
 	s := New(client(t, nil), nothing{}, log.Discard())
 	missing := &watched{kind: "CiliumCIDRGroup"}
-	f := &finder{source: s, kinds: []*watched{missing}}
+	f := &finder{source: s, kinds: []*watched{missing}, news: make(chan struct{}, 1)}
 	want := func(what string, failed bool, want time.Duration) {
 		t.Helper()
 		if got := f.pause(failed); got != want {
@@ -277,10 +276,6 @@ func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {
 	want("a look failed", true, again)
 	f.told([]string{"g/v1/k"}, true)
 	want("one looks for all", false, published)
-	s.leads.Store(true)
-	want("this one does", false, leading)
 	missing.version = policy.Versions("CiliumCIDRGroup")[0]
 	want("every kind is watched", false, 0)
-	f.unspoken = "away"
-	want("and not published", false, leading)
 }

@@ -21,7 +21,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -46,45 +45,27 @@ type Source struct {
 	log  *slog.Logger
 	// Records has each object come with its record. It is set before Run.
 	Records bool
-	// Kinds passes on which kinds the API server has, so that one process looks often and
-	// the others do not; nil: this one looks alone. It is set before Run.
+	// Kinds says which kinds one process has found for all, which looks often; nil: this one looks alone. It
+	// is set before Run.
 	Kinds Kinds
-
-	leads   atomic.Bool
-	elected chan struct{} // has a token when Lead began
 
 	mu    sync.Mutex
 	again map[string]struct{} // guarded by mu; kinds to list again
 	wake  chan struct{}       // has a token when there is something to look at
 }
 
-// Kinds passes on which kinds the API server has, as group/version/resource.
+// Kinds says which kinds the API server has, as group/version/resource.
 type Kinds interface {
 	// Watch calls told with what was published last, and after every change, until ctx
 	// ends. published is false as long as that is not known.
 	Watch(ctx context.Context, told func(kinds []string, published bool))
-	// Publish passes the kinds on to Watch of every process.
-	Publish(ctx context.Context, kinds []string) error
 }
 
 // New returns a source. It reads objects as JSON.
 func New(api *kube.Client, sink Sink, l *slog.Logger) *Source {
 	return &Source{
-		api: api, sink: sink, log: l, elected: make(chan struct{}, 1), again: make(map[string]struct{}),
-		wake: make(chan struct{}, 1),
+		api: api, sink: sink, log: l, again: make(map[string]struct{}), wake: make(chan struct{}, 1),
 	}
-}
-
-// Lead makes Run look for kinds that appear, every few seconds, and publish which there
-// are, until ctx ends. One process of the cluster leads.
-func (s *Source) Lead(ctx context.Context) {
-	s.leads.Store(true)
-	select {
-	case s.elected <- struct{}{}:
-	default:
-	}
-	<-ctx.Done()
-	s.leads.Store(false)
 }
 
 // relistIn is the longest time until a kind is listed again on request. All nodes may
@@ -137,7 +118,7 @@ func (s *Source) Run(ctx context.Context) error {
 		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second, Log: s.log,
 	})
 	f := &finder{source: s, client: client, wake: s.wake, news: make(chan struct{}, 1)}
-	if f.rest, err = restFor(s.api.Config, client, policy.Versions("NetworkPolicy")[0], "NetworkPolicy"); err != nil {
+	if f.discovery, err = newDiscovery(s.api, client); err != nil {
 		return err
 	}
 	for _, kind := range policy.Kinds() {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package controller shows what sluice-controller does.
+package controller
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
+)
+
+// Command is `controller`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	return invocation.Group("controller", "Show what sluice-controller does for the cluster", statusCommand(inv))
+}
+
+func statusCommand(inv *invocation.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show which sluice-controller is elected, and what it has left to do",
+		Long: `Show whether this sluice-controller is elected, and how the requests of each of its
+subjects go. It serves no node: run this in its pod, with --run-dir. The exit code is 0
+whenever the process answers, so that a probe restarts none that waits for the API server.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := invocation.Ask(cmd.Context(), inv, invocation.Controller,
+				controllerv1.ControllerServiceClient.GetStatus, &controllerv1.GetStatusRequest{})
+			if err != nil {
+				return err
+			}
+			return inv.Show(message.Of(r), func(w io.Writer) { write(w, r) })
+		},
+	}
+}
+
+func write(w io.Writer, r *controllerv1.GetStatusResponse) {
+	e := r.GetElection()
+	switch {
+	case e.GetLeading():
+		output.Row(w, "Elected", "yes, for "+output.Since(output.When(e.GetElectedTime())))
+	case e.GetHolder() != "":
+		output.Row(w, "Elected", "no, "+e.GetHolder()+" is")
+	default:
+		output.Row(w, "Elected", "no")
+	}
+	output.Row(w, "Lease", e.GetNamespace()+"/"+e.GetLease())
+	output.Row(w, "Identity", e.GetIdentity())
+	output.Row(w, "Version", r.GetService().GetVersion())
+	for _, p := range r.GetService().GetProblems() {
+		output.Row(w, "Problem", p.GetText())
+	}
+	fmt.Fprintln(w)
+	output.Table(w, []output.Column[*controllerv1.Subject]{
+		{Header: "SUBJECT", Cell: func(s *controllerv1.Subject) any { return s.GetName() }},
+		{Header: "PENDING", Cell: func(s *controllerv1.Subject) any { return s.GetPending() }},
+		{Header: "REQUESTS", Cell: func(s *controllerv1.Subject) any { return s.GetRequests() }},
+		{Header: "FAILED", Cell: func(s *controllerv1.Subject) any { return s.GetFailedRequests() }},
+		{Header: "LAST ERROR", Cell: func(s *controllerv1.Subject) any { return s.GetError() }},
+	}, r.GetSubjects())
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"path/filepath"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/services/policy/evaluation"
+)
+
+// Config is this service's own part of the configuration.
+type Config struct {
+	StateDir            string         `config:"stateDir" help:"directory of the files that survive a restart"`
+	Identity            string         `config:"identity" help:"unix socket of the identity service"`
+	Kubernetes          kube.Settings  `config:"kubernetes"`
+	Election            ElectionConfig `config:"election"`
+	evaluation.Settings `config:",inline"`
+}
+
+// ElectionConfig says by which Lease one process of the cluster is elected.
+type ElectionConfig struct {
+	Namespace string `config:"namespace" help:"namespace of the Lease"`
+	Lease     string `config:"lease"     help:"name of the Lease"`
+}
+
+func defaults(p instance.Paths) Config {
+	return Config{
+		StateDir:   p.ServiceStateDir("controller"),
+		Identity:   p.Socket("identity"),
+		Kubernetes: kube.Defaults(),
+		// sluice-policy of earlier versions, which wrote the status of policies, has the same Lease: while
+		// both run, one of them is elected.
+		Election: ElectionConfig{Namespace: "sluice-system", Lease: "sluice-status"},
+		Settings: evaluation.DefaultSettings(),
+	}
+}
+
+// Validate implements the check of kit/config.
+func (c *Config) Validate() error {
+	var p config.Problems
+	if !filepath.IsAbs(c.StateDir) {
+		p.Addf("stateDir", "%q is not an absolute path", c.StateDir)
+	}
+	if !filepath.IsAbs(c.Identity) {
+		p.Addf("identity", "%q is not an absolute path", c.Identity)
+	}
+	if !c.Kubernetes.Enabled() {
+		p.Addf("kubernetes", "needs kubernetes.api or kubernetes.kubeconfig")
+	}
+	if c.Election.Namespace == "" || c.Election.Lease == "" {
+		p.Addf("election", "namespace and lease are needed")
+	}
+	return p.Err()
+}
+
+// Calls says what the service asks the kernel for beside what every service does.
+func (*Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: true} }
+
+// files are what the service opens after its start.
+func (c *Config) files() sandbox.Files { return sandbox.Files{Write: []string{c.StateDir}} }

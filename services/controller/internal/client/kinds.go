@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/log"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+)
+
+// Times of Kinds.
+const (
+	publishTimeout = 5 * time.Second
+	watchRetry     = time.Second
+	watchRetryMax  = 30 * time.Second
+)
+
+// Kinds passes on which kinds of policy the API server has, by the identity services
+// of the cluster. It is a kinds.Board.
+type Kinds struct {
+	client identityv1.ClusterServiceClient
+	log    *slog.Logger
+}
+
+// NewKinds uses a connection to the identity service's socket.
+func NewKinds(cc grpc.ClientConnInterface, l *slog.Logger) *Kinds {
+	return &Kinds{client: identityv1.NewClusterServiceClient(cc), log: l}
+}
+
+// Publish writes the kinds, as group/version/resource, for Watch of every node.
+func (k *Kinds) Publish(ctx context.Context, kinds []string) error {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if _, err := k.client.PublishKinds(ctx, &identityv1.PublishKindsRequest{Kinds: kinds}); err != nil {
+		return fmt.Errorf("publish the kinds of policy: %w", err)
+	}
+	return nil
+}
+
+// Watch calls told with the kinds that were published last, and after every change,
+// until ctx ends. published is false while no process has published, or the identity
+// service does not answer.
+func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published bool)) {
+	for pause := watchRetry; ; {
+		err := k.watch(ctx, func(kinds []string, published bool) {
+			pause = watchRetry
+			told(kinds, published)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		told(nil, false)
+		if status.Code(err) == codes.Unimplemented { // of an earlier version
+			pause = watchRetryMax
+		} else {
+			k.log.Debug("cannot watch which kinds of policy were published, trying again", log.Err(err))
+		}
+		select {
+		case <-time.After(pause + rand.N(pause)):
+		case <-ctx.Done():
+			return
+		}
+		pause = min(2*pause, watchRetryMax)
+	}
+}
+
+func (k *Kinds) watch(ctx context.Context, told func([]string, bool)) error {
+	stream, err := k.client.WatchKinds(ctx, &identityv1.WatchKindsRequest{})
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		told(m.GetKinds(), m.GetPublished())
+	}
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-net/sluice/kit/log"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	"github.com/sluice-net/sluice/services/controller/internal/nodereports"
+	"github.com/sluice-net/sluice/services/policy/evaluation"
+)
+
+// Reports follows what the nodes of the cluster report.
+type Reports struct {
+	client identityv1.ClusterServiceClient
+	log    *slog.Logger
+}
+
+// NewReports uses a connection to the identity service's socket.
+func NewReports(cc grpc.ClientConnInterface, l *slog.Logger) *Reports {
+	return &Reports{client: identityv1.NewClusterServiceClient(cc), log: l}
+}
+
+// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it
+// then returns nil. While the identity service is away the last reports stay.
+func (r *Reports) Follow(ctx context.Context, told func(nodereports.All)) error {
+	for pause := watchRetry; ; {
+		err := r.follow(ctx, func(all nodereports.All) {
+			pause = watchRetry
+			told(all)
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if status.Code(err) == codes.Unimplemented { // of an earlier version
+			pause = watchRetryMax
+		}
+		r.log.Debug("cannot watch which policies nodes refuse, trying again", log.Err(err))
+		select {
+		case <-time.After(pause + rand.N(pause)):
+		case <-ctx.Done():
+			return nil
+		}
+		pause = min(2*pause, watchRetryMax)
+	}
+}
+
+func (r *Reports) follow(ctx context.Context, told func(nodereports.All)) error {
+	stream, err := r.client.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{})
+	if err != nil {
+		return err
+	}
+	all, complete := make(nodereports.All), false
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		complete = complete || m.GetComplete()
+		if node := m.GetNode(); node != "" {
+			var list []nodereports.Refused
+			for _, x := range m.GetRefusals() {
+				k := evaluation.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
+				list = append(list, nodereports.Refused{Key: k, Reason: x.GetReason()})
+			}
+			if all[node] = list; len(list) == 0 {
+				delete(all, node)
+			}
+		}
+		if complete {
+			told(all)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package kubernetes writes the status of policies, and Events, to a Kubernetes API server, and follows its Nodes.
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/controller/internal/policystatus"
+	"github.com/sluice-net/sluice/services/controller/internal/poolevents"
+	"github.com/sluice-net/sluice/services/policy/evaluation"
+)
+
+// requestTimeout is of one request.
+const requestTimeout = 10 * time.Second
+
+// Writer is a policystatus.API and a poolevents.API. Its requests share the rate of its configuration, so
+// that many policies at once are no storm.
+type Writer struct {
+	client   *rest.RESTClient
+	instance string
+	log      *slog.Logger
+}
+
+// NewWriter returns a Writer with a client's configuration. Events name the instance.
+func NewWriter(config *rest.Config, instance string, l *slog.Logger) (*Writer, error) {
+	c := rest.CopyConfig(config)
+	c.GroupVersion, c.APIPath = &schema.GroupVersion{}, "/apis"
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	c.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, err
+	}
+	return &Writer{client: client, instance: instance, log: l}, nil
+}
+
+// SetConditions implements policystatus.API. It is a merge patch of the whole list,
+// bound to a resource version: server-side apply would merge by type only where a
+// schema says so, and replace the conditions of others elsewhere.
+func (w *Writer) SetConditions(ctx context.Context, o policystatus.Object, conditions []byte) error {
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": o.ResourceVersion, "uid": o.UID},
+		"status":   map[string]any{"conditions": json.RawMessage(conditions)},
+	})
+	if err != nil {
+		return err
+	}
+	gv, err := schema.ParseGroupVersion(o.APIVersion)
+	if err != nil {
+		return err
+	}
+	path := []string{"/apis", gv.Group, gv.Version}
+	if o.Namespace != "" {
+		path = append(path, "namespaces", o.Namespace)
+	}
+	path = append(path, evaluation.Resource(o.Kind), o.Name, "status")
+	request := w.client.Patch(types.MergePatchType).AbsPath(path...).Timeout(requestTimeout).Body(body)
+	return explained(request.Do(ctx).Error())
+}
+
+// Record implements policystatus.API.
+func (w *Writer) Record(ctx context.Context, o policystatus.Object, e policystatus.Event) error {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	return explained(w.post(ctx, &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: e.Name},
+		Type:       kind, Reason: e.Reason, Note: e.Note, Action: "Judge",
+		Regarding: corev1.ObjectReference{
+			APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name,
+			UID: types.UID(o.UID), ResourceVersion: o.ResourceVersion,
+		},
+	}))
+}
+
+// RecordOnNode implements poolevents.API. An Event that the API server does not take is
+// logged: it has no better answer soon.
+func (w *Writer) RecordOnNode(ctx context.Context, e poolevents.Event) error {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	err := explained(w.post(ctx, &eventsv1.Event{
+		// Where the API server wants Events on objects without a namespace.
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: e.Name},
+		Type:       kind, Reason: e.Reason, Note: e.Note, Action: e.Action(),
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.UID)},
+	}))
+	if errors.Is(err, policystatus.ErrRefused) {
+		w.log.Warn("an Event on a Node is refused", "node", e.Node, log.Err(err))
+		return nil
+	}
+	return err
+}
+
+// post makes an Event. One that exists by its name is kept as it is, and no error.
+func (w *Writer) post(ctx context.Context, e *eventsv1.Event) error {
+	e.TypeMeta = metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"}
+	e.EventTime, e.ReportingController, e.ReportingInstance = metav1.NowMicro(), "sluice.io/status", w.instance
+	body, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	path := []string{"/apis/events.k8s.io/v1/namespaces", e.Namespace, "events"}
+	err = w.client.Post().AbsPath(path...).Timeout(requestTimeout).Body(body).Do(ctx).Error()
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// explained gives the answer of an API server as an error of package policystatus.
+func explained(err error) error {
+	status, answered := err.(apierrors.APIStatus) //nolint:errorlint // as client-go returns it
+	if err == nil || !answered {
+		return err
+	}
+	s := status.Status()
+	var kind error
+	switch {
+	case s.Code == http.StatusNotFound && (s.Details == nil || s.Details.Kind == "" || s.Details.Name == ""):
+		kind = policystatus.ErrNoStatus // of an object, the answer names it
+	case s.Code == http.StatusNotFound:
+		kind = policystatus.ErrGone
+	case s.Code == http.StatusConflict:
+		kind = policystatus.ErrChanged
+	case s.Code == http.StatusTooManyRequests || s.Code >= http.StatusInternalServerError:
+		return err
+	default:
+		kind = policystatus.ErrRefused
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}

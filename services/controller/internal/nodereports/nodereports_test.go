@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package nodereports
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	"github.com/sluice-net/sluice/services/controller/internal/policystatus"
+	"github.com/sluice-net/sluice/services/policy/evaluation"
+)
+
+func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
+	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
+	other := evaluation.Key{Kind: "NetworkPolicy", Namespace: "b", Name: "q"}
+	reports := All{}
+	for i := range 12 {
+		reports[fmt.Sprintf("n%02d", i)] = []Refused{{Key: k, Reason: "too large"}}
+	}
+	reports["n03"] = append(reports["n03"], Refused{Key: other, Reason: "others"})
+	got := byPolicy(reports, 50)
+	want := policystatus.Nodes{
+		Names: "n00, n01, n02, n03, n04, n05, n06, n07, n08, n09, …", Count: 12, All: 50, Reason: "too large",
+	}
+	if got[k] != want {
+		t.Errorf("%+v, want %+v", got[k], want)
+	}
+	want = policystatus.Nodes{Names: "n03", Count: 1, All: 50, Reason: "others"}
+	if got[other] != want || len(got) != 2 {
+		t.Errorf("%+v, want %+v", got[other], want)
+	}
+}
+
+// TestDisksOfReportsAreNoPolicies takes a report about a disk and a policy.
+func TestDisksOfReportsAreNoPolicies(t *testing.T) {
+	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
+	reports := All{
+		"n1": {{Key: evaluation.NodeStorage, Reason: "full"}, {Key: k, Reason: "too large"}},
+		"n2": {{Key: k, Reason: "too large"}},
+	}
+	if got, want := disks(reports), map[string]string{"n1": "full"}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
+		t.Errorf("%+v, want one policy on two nodes", got)
+	}
+}

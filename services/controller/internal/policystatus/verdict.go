@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policystatus
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/services/policy/evaluation"
+)
+
+// Reasons of a verdict. They are an interface: scripts and alerts name them.
+const (
+	Accepted          = "Accepted"
+	ConvertedToClosed = "ConvertedToClosed"
+	Refused           = "Refused"
+	ExceedsShare      = "ExceedsShare"
+)
+
+// conditionType is Sluice's own: the types of others, such as Cilium's Valid, stay
+// as they are.
+const conditionType = "sluice.io/Accepted"
+
+// maxMessage is how many bytes a message has at most. The API server takes 32768.
+const maxMessage = 2048
+
+// Verdict is what Sluice makes of one object.
+type Verdict struct {
+	Reason  string
+	Message string // at most maxMessage bytes
+	// Partial says that some nodes do not enforce the policy as written.
+	Partial bool
+	// Figures says that the message has figures of all policies together, which
+	// change without the object: another message alone is no news.
+	Figures bool
+}
+
+// Judge says what the author of an object is told. The texts are those of
+// `sluice policy list`.
+func Judge(kind string, j evaluation.Outcome) Verdict {
+	var parts []string
+	for _, n := range j.Notes {
+		if n.Kind != evaluation.NoteIsolates { // Broken says it
+			parts = append(parts, n.String())
+		}
+	}
+	if n := j.Notes.Omitted(); n > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", n))
+	}
+	for _, path := range j.Dropped {
+		parts = append(parts, path+": no such field; it is ignored")
+	}
+	switch {
+	case j.Refused != "":
+		then := "nodes enforce what they had of it before, or nothing"
+		if kind == groupKind {
+			then = "policies that name it select what it had before, or nothing"
+		}
+		v := newVerdict(Refused, then, []string{j.Refused})
+		v.Figures = evaluation.ExceedsLimit(j.Refused)
+		return v
+	case j.Exceeds != "":
+		then := "what it selects is isolated"
+		if kind == groupKind {
+			then = closedGroup
+		}
+		return newVerdict(ExceedsShare, then, append([]string{j.Exceeds}, parts...))
+	case j.Broken != "":
+		then := "what it selects is isolated"
+		if kind == groupKind {
+			then = closedGroup
+		}
+		return newVerdict(Refused, then, append([]string{j.Broken}, parts...))
+	}
+	for _, n := range j.Notes {
+		if n.Kind == evaluation.NoteUnsupported {
+			return newVerdict(ConvertedToClosed, "accepted, with fields that are not supported", parts)
+		}
+	}
+	if kind == groupKind {
+		return newVerdict(Accepted, "policies select its addresses", parts)
+	}
+	return newVerdict(Accepted, "enforced as written", parts)
+}
+
+const closedGroup = "deny rules that name it apply to every address, allow rules to none of it"
+
+// groupKind has no rules: policies name it.
+const groupKind = "CiliumCIDRGroup"
+
+func newVerdict(reason, what string, parts []string) Verdict {
+	text := what
+	if len(parts) > 0 {
+		text += ": " + strings.Join(parts, "; ")
+	}
+	return Verdict{Reason: reason, Message: shorten(text, maxMessage)}
+}
+
+// Nodes are those that do not enforce a policy as written.
+type Nodes struct {
+	Names  string // of at most ten of them
+	Count  int
+	All    int // nodes of the cluster
+	Reason string
+}
+
+// on adds that some nodes do not enforce the policy as written.
+func (v Verdict) on(n Nodes) Verdict {
+	if n.Count == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
+		return v
+	}
+	text := fmt.Sprintf("enforced on %d of %d nodes; on the others (%s) what does not fit is closed: %s; %s",
+		max(0, n.All-n.Count), max(n.All, n.Count), n.Names, n.Reason, v.Message)
+	v.Message, v.Partial = shorten(text, maxMessage), true
+	return v
+}
+
+// status of the condition with a reason.
+func (v Verdict) status() string {
+	if v.Reason == Refused || v.Reason == ExceedsShare {
+		return "False"
+	}
+	return "True"
+}
+
+// condition is a metav1.Condition.
+type condition struct {
+	Type               string `json:"type"`
+	Status             string `json:"status"`
+	ObservedGeneration int64  `json:"observedGeneration,omitempty"`
+	LastTransitionTime string `json:"lastTransitionTime"`
+	Reason             string `json:"reason"`
+	Message            string `json:"message"`
+}
+
+// merge returns status.conditions of an object with the verdict on its generation,
+// or nil if they say it already. The conditions of others stay byte for byte.
+func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byte, error) {
+	var all []json.RawMessage
+	if len(conditions) > 0 {
+		if err := json.Unmarshal(conditions, &all); err != nil {
+			return nil, fmt.Errorf("status.conditions: %w", err)
+		}
+	}
+	next := condition{
+		Type: conditionType, Status: v.status(), ObservedGeneration: generation,
+		LastTransitionTime: now.UTC().Format(time.RFC3339), Reason: v.Reason, Message: v.Message,
+	}
+	at := len(all)
+	for i, raw := range all {
+		var c condition
+		if err := json.Unmarshal(raw, &c); err != nil || c.Type != conditionType {
+			continue // another's, whatever it is
+		}
+		at = i
+		if c.Status == next.Status {
+			next.LastTransitionTime = c.LastTransitionTime
+		}
+		// Cilium's schema has no observedGeneration: an API server with it drops the
+		// field, and a write for the field alone would be repeated for ever.
+		same := next
+		if c.ObservedGeneration == 0 {
+			same.ObservedGeneration = 0
+		}
+		if v.Figures {
+			same.Message = c.Message
+		}
+		if c == same {
+			return nil, nil
+		}
+		break
+	}
+	text, err := json.Marshal(next)
+	if err != nil {
+		return nil, err
+	}
+	if at == len(all) {
+		all = append(all, nil)
+	}
+	all[at] = text
+	out, err := json.Marshal(all)
+	if err == nil && bytes.Equal(out, conditions) {
+		return nil, nil
+	}
+	return out, err
+}

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policystatus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/evaluation"
+)
+
+// always is a Leadership of the only candidate.
+type always struct{}
+
+func (always) While(ctx context.Context, lead func(context.Context)) { lead(ctx) }
+
+// same is an evaluator with one outcome of every object.
+type same struct {
+	mu      sync.Mutex
+	opinion evaluation.Outcome // guarded by mu
+}
+
+func (s *same) say(opinion evaluation.Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opinion = opinion
+}
+
+func (*same) Apply(context.Context, watch.Changes[evaluation.Key, evaluation.Object]) error {
+	return nil
+}
+func (*same) Complete(context.Context, map[evaluation.Key]struct{}) error { return nil }
+func (*same) Failed(context.Context, error) error                         { return nil }
+func (*same) Run(ctx context.Context, _ evaluation.Sink) error            { <-ctx.Done(); return nil }
+func (*same) Held(context.Context) ([]evaluation.Key, error)              { return nil, nil }
+
+func (s *same) Outcomes(_ context.Context, keys []evaluation.Key) (map[evaluation.Key]evaluation.Outcome, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[evaluation.Key]evaluation.Outcome{}
+	for _, k := range keys {
+		out[k] = s.opinion
+	}
+	return out, nil
+}
+
+// server notes what is written, and answers as it is told, by the object's name.
+type server struct {
+	answers map[string]error
+
+	mu      sync.Mutex
+	written []string // guarded by mu
+}
+
+// take is what was written since the last time.
+func (s *server) take() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	written := s.written
+	s.written = nil
+	return written
+}
+
+func (s *server) note(what string, o Object, more string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written = append(s.written, fmt.Sprintf("%s %s@%s%s", what, o.Name, o.ResourceVersion, more))
+	return s.answers[o.Name]
+}
+
+func (s *server) SetConditions(_ context.Context, o Object, _ []byte) error {
+	return s.note("status", o, "")
+}
+
+func (s *server) Record(_ context.Context, o Object, e Event) error {
+	return s.note("event", o, " "+e.Reason)
+}
+
+// told is a change of one object.
+func told(kind, name, uid, version string, conditions string) watch.Changes[evaluation.Key, evaluation.Object] {
+	k := evaluation.Key{Kind: kind, Namespace: "shop", Name: name}
+	return watch.Changes[evaluation.Key, evaluation.Object]{Upserts: map[evaluation.Key]evaluation.Object{k: {
+		Key: k, APIVersion: "v1",
+		Record: &evaluation.Record{UID: uid, Generation: 1, ResourceVersion: version, Conditions: []byte(conditions)},
+	}}}
+}
+
+// steps runs a writer with a server, and wants after each step what was written in it.
+func steps(t *testing.T, opinion evaluation.Outcome, answers map[string]error,
+	run func(t *testing.T, w *Writer, wrote func(...string)),
+) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		api := &server{answers: answers}
+		w := newWriter(&same{opinion: opinion}, api, always{}, slog.New(slog.DiscardHandler))
+		run(t, w, func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if written := api.take(); !slices.Equal(written, want) {
+				t.Errorf("written %q, want %q", written, want)
+			}
+		})
+	})
+}
+
+// lead has a writer lead until the function that it returns is called.
+func lead(t *testing.T, w *Writer) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.lead(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+func apply(t *testing.T, w *Writer, c watch.Changes[evaluation.Key, evaluation.Object]) {
+	t.Helper()
+	if err := w.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const ciliumPolicy = "CiliumNetworkPolicy"
+
+// TestOnlyALeaderWritesWhatDiffers: a process writes while it leads, over the form that it has seen, and nothing that
+// the object says already.
+func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
+	steps(t, evaluation.Outcome{InForce: true}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
+		wrote()
+		stop := lead(t, w)
+		wrote("status web@7")
+		said, err := merge(nil, Judge(ciliumPolicy, evaluation.Outcome{InForce: true}), 1, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(t, w, told(ciliumPolicy, "web", "u", "8", string(said)))
+		wrote()
+		apply(t, w, told(ciliumPolicy, "web", "u", "9", "[]")) // another has replaced it
+		wrote("status web@9")
+		stop()
+		apply(t, w, told(ciliumPolicy, "web", "u", "10", ""))
+		wrote()
+		stop = lead(t, w)
+		wrote("status web@10")
+		k := evaluation.Key{Kind: ciliumPolicy, Namespace: "shop", Name: "web"}
+		apply(t, w, watch.Changes[evaluation.Key, evaluation.Object]{Deletes: map[evaluation.Key]struct{}{k: {}}})
+		time.Sleep(2 * refusedIn)
+		wrote()
+		stop()
+	})
+}
+
+// TestEventsAreMadeOncePerObject: a refusal is said once of each object; an accepted one is no news.
+func TestEventsAreMadeOncePerObject(t *testing.T) {
+	const kind = withoutStatus
+	steps(t, evaluation.Outcome{Refused: "it has no room"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		stop := lead(t, w)
+		apply(t, w, told(kind, "web", "u", "7", ""))
+		wrote("event web@7 PolicyRefused")
+		apply(t, w, told(kind, "web", "u", "8", ""))
+		wrote()
+		apply(t, w, told(kind, "web", "another", "9", ""))
+		wrote("event web@9 PolicyRefused")
+		w.evaluator.(*same).say(evaluation.Outcome{InForce: true})
+		apply(t, w, told(kind, "web", "another", "10", ""))
+		wrote("event web@10 PolicyAccepted")
+		apply(t, w, told(kind, "web", "third", "11", ""))
+		wrote()
+		stop()
+	})
+}
+
+// TestAnswersAreTriedAgainWhenThatHelps: what an API server answers to one object holds up no other, and is repeated
+// no sooner than it helps.
+func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
+	for what, c := range map[string]struct {
+		answer error
+		again  time.Duration // 0: not by itself
+		other  bool          // the other object is written nevertheless
+	}{
+		"a newer form":   {ErrChanged, firstPause, true},
+		"gone":           {ErrGone, 0, true},
+		"refused":        {ErrRefused, refusedIn, true},
+		"without status": {ErrNoStatus, refusedIn, false}, // of the kind
+		"no answer":      {errors.New("connection refused"), firstPause, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			answers := map[string]error{"a": c.answer}
+			steps(t, evaluation.Outcome{InForce: true}, answers, func(t *testing.T, w *Writer, wrote func(...string)) {
+				apply(t, w, told(ciliumPolicy, "a", "u", "1", ""))
+				apply(t, w, told(ciliumPolicy, "b", "u", "1", ""))
+				stop := lead(t, w)
+				first := []string{"status a@1"}
+				if c.other {
+					first = append(first, "status b@1")
+				}
+				wrote(first...)
+				if c.again == 0 {
+					time.Sleep(2 * refusedIn)
+					wrote()
+					stop()
+					return
+				}
+				time.Sleep(c.again - time.Millisecond)
+				wrote()
+				time.Sleep(2 * time.Millisecond)
+				wrote("status a@1")
+				stop()
+			})
+		})
+	}
+}
+
+// each is an evaluator with an outcome of each object. Complete forgets what is not
+// listed, as the owner of policies does.
+type each struct {
+	same
+	opinions map[string]evaluation.Outcome // by name; guarded by mu
+	listed   int
+}
+
+func (e *each) Outcomes(_ context.Context, keys []evaluation.Key) (map[evaluation.Key]evaluation.Outcome, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := map[evaluation.Key]evaluation.Outcome{}
+	for _, k := range keys {
+		out[k] = e.opinions[k.Name]
+	}
+	return out, nil
+}
+
+func (e *each) Complete(_ context.Context, listed map[evaluation.Key]struct{}) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.listed = len(listed)
+	return nil
+}
+
+// TestRefusedObjectsAreJudgedAgainWhenRoomComes changes the shares: what was refused has room, what
+// was in force exceeds its share, and nothing is written for an object that is judged as before.
+func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused, inForce := evaluation.Outcome{Refused: "no room"}, evaluation.Outcome{InForce: true}
+		o := &each{opinions: map[string]evaluation.Outcome{"a": refused, "b": inForce, "c": refused}}
+		api := &server{}
+		w := newWriter(o, api, always{}, slog.New(slog.DiscardHandler))
+		for _, name := range []string{"a", "b", "c"} {
+			apply(t, w, told(ciliumPolicy, name, name, "1", ""))
+		}
+		stop := lead(t, w)
+		defer stop()
+		synctest.Wait()
+		api.take()
+		o.mu.Lock()
+		o.opinions["a"], o.opinions["b"] = inForce, refused
+		o.mu.Unlock()
+		apply(t, w, watch.Changes[evaluation.Key, evaluation.Object]{})
+		synctest.Wait()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		written := api.take()
+		slices.Sort(written)
+		if !slices.Equal(written, []string{"status a@1", "status b@1"}) {
+			t.Errorf("written %q, want the statuses of a and b, whose verdict changed, and not that of c", written)
+		}
+	})
+}
+
+// TestObjectsThatAListingLacksAreForgotten forgets what a listing lacks, and keeps what it has.
+func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &each{opinions: map[string]evaluation.Outcome{"kept": {InForce: true}, "gone": {InForce: true}}}
+		api := &server{}
+		w := newWriter(o, api, always{}, slog.New(slog.DiscardHandler))
+		for _, name := range []string{"kept", "gone"} {
+			apply(t, w, told(ciliumPolicy, name, name, "1", ""))
+		}
+		kept := evaluation.Key{Kind: ciliumPolicy, Namespace: "shop", Name: "kept"}
+		if err := w.Complete(t.Context(), map[evaluation.Key]struct{}{kept: {}}); err != nil || o.listed != 1 {
+			t.Fatalf("%v, %d listed", err, o.listed)
+		}
+		defer lead(t, w)()
+		synctest.Wait()
+		if written := api.take(); !slices.Equal(written, []string{"status kept@1"}) {
+			t.Errorf("written %q, want that of the object that is listed", written)
+		}
+	})
+}
+
+// TestPolicyThatSomeNodesDoNotEnforceIsSaid holds that the condition stays true and names the nodes, and
+// that a NetworkPolicy gets an Event.
+func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
+	key := func(kind string) evaluation.Key { return evaluation.Key{Kind: kind, Namespace: "shop", Name: "web"} }
+	n := Nodes{Names: "node-7", Count: 1, All: 5000, Reason: "ingress of identity 301: rules of 1 policies are left out"}
+	steps(t, evaluation.Outcome{InForce: true}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		stop := lead(t, w)
+		defer stop()
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
+		apply(t, w, told(withoutStatus, "web", "v", "8", ""))
+		wrote("status web@7")
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n, key(withoutStatus): n})
+		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
+		const message = "enforced on 4999 of 5000 nodes; on the others (node-7) what does not fit is closed: "
+		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || v.status() != "True" ||
+			!strings.HasPrefix(v.Message, message+n.Reason) {
+			t.Errorf("%+v", v)
+		}
+		w.SetRefused(nil)
+		wrote("status web@7", "event web@8 PolicyAccepted")
+	})
+	// Each of both is said without the other's change.
+	exceeds := evaluation.Outcome{InForce: true, Exceeds: "exceeds the share"}
+	steps(t, exceeds, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
+		stop := lead(t, w)
+		defer stop()
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
+		wrote("event web@7 ExceedsShare", "status web@7")
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}) // all nodes isolate it anyway
+		wrote()
+	})
+}
+
+// TestNewLeaderAsksKindsWithoutAStatusAgain: what the last leader was told of a kind may be over.
+func TestNewLeaderAsksKindsWithoutAStatusAgain(t *testing.T) {
+	answers := map[string]error{"a": ErrNoStatus}
+	steps(t, evaluation.Outcome{InForce: true}, answers, func(t *testing.T, w *Writer, wrote func(...string)) {
+		apply(t, w, told(ciliumPolicy, "a", "u", "1", ""))
+		stop := lead(t, w)
+		wrote("status a@1")
+		stop()
+		stop = lead(t, w)
+		wrote("status a@1")
+		stop()
+	})
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package poolevents makes Events on Nodes whose pod ranges have no address for new
+// pods, on those that have some again, and on Nodes whose disks take no writes.
+//
+// A node says that it has no address in an annotation of its Node, which it may write anyway; this process
+// watches the metadata of all Nodes anyway, and makes Events. So no node needs the right
+// to make Events, which may be about anything.
+package poolevents
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/podrange"
+	"github.com/sluice-net/sluice/services/controller/internal/subject"
+)
+
+// Reasons of Events. They are an interface: scripts and alerts name them.
+const (
+	ReasonExhausted = "PodRangeExhausted"
+	ReasonAvailable = "PodRangeAvailable"
+	ReasonStorage   = "StorageFailed"
+	ReasonStored    = "StorageAvailable"
+)
+
+// Times of the Events.
+const (
+	// spacing is between two Events on one Node, whatever its annotation does.
+	spacing = 30 * time.Second
+	// newsFor is how long the end of a shortage is news. By default the API server keeps
+	// an Event as long.
+	newsFor      = time.Hour
+	firstPause   = time.Second
+	longestPause = 30 * time.Second
+)
+
+// maxMessage is how many bytes of a message are told. The API server takes 1024.
+const maxMessage = 1000
+
+// Event is what is told of a Node.
+type Event struct {
+	Node, UID string
+	// Name is the same for the same change of the same Node: a process that does not
+	// know whether it was said makes the Event again, and the API server keeps the one
+	// that there is.
+	Name    string
+	Reason  string
+	Note    string
+	Warning bool
+}
+
+// Action is what the node could not do, or can do again.
+func (e Event) Action() string {
+	if e.Reason == ReasonStorage || e.Reason == ReasonStored {
+		return "StoreState"
+	}
+	return "AllocateAddress"
+}
+
+// API makes Events. An error means that it may be made later; one that is refused for
+// good is none.
+type API interface {
+	RecordOnNode(ctx context.Context, e Event) error
+}
+
+// Nodes follows the annotations of Nodes.
+type Nodes struct {
+	api      API
+	leads    subject.Leadership
+	log      *slog.Logger
+	requests subject.Requests
+	now      func() time.Time
+
+	wake chan struct{} // has a token when an Event may be due
+
+	mu    sync.Mutex
+	nodes map[string]*node  // guarded by mu; those that have the annotation
+	uids  map[string]string // guarded by mu; of all Nodes
+	disks map[string]*disk  // guarded by mu; that take no writes, or did not in this run
+}
+
+// disk is what is known of the disk of a node.
+type disk struct {
+	reason  string    // empty: it takes writes again
+	said    string    // the name of the last Event
+	earlier time.Time // when that was made
+}
+
+// node is one with the annotation.
+type node struct {
+	uid     string
+	note    podrange.Note
+	said    string    // the name of the last Event
+	earlier time.Time // when that was made
+}
+
+// New returns Nodes that make their Events while the process is elected.
+func New(api API, leads subject.Leadership, l *slog.Logger) *Nodes {
+	return &Nodes{
+		api: api, leads: leads, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{},
+		uids: map[string]string{}, disks: map[string]*disk{},
+	}
+}
+
+// Upsert says that there is a Node, and what its annotation has; empty: it has none.
+func (n *Nodes) Upsert(name, uid, annotation string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.uids[name] != uid {
+		delete(n.disks, name) // another Node of the name
+	}
+	n.uids[name] = uid
+	if annotation == "" {
+		delete(n.nodes, name)
+		return
+	}
+	note, err := podrange.Parse(annotation)
+	if err != nil {
+		n.log.Debug("an annotation that is not understood makes no Event", "node", name, log.Err(err))
+		return
+	}
+	x := n.nodes[name]
+	if x == nil || x.uid != uid {
+		x = &node{uid: uid}
+		n.nodes[name] = x
+	}
+	x.note = note
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Delete says that a Node was deleted.
+func (n *Nodes) Delete(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.nodes, name)
+	delete(n.uids, name)
+	delete(n.disks, name)
+}
+
+// SetStorage says which nodes have disks that take no writes, and why.
+func (n *Nodes) SetStorage(reasons map[string]string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, reason := range reasons {
+		if n.disks[name] == nil {
+			n.disks[name] = &disk{}
+		}
+		n.disks[name].reason = reason
+	}
+	for name, d := range n.disks {
+		if _, ok := reasons[name]; !ok {
+			if d.reason = ""; d.said == "" {
+				delete(n.disks, name)
+			}
+		}
+	}
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run makes Events while the process is elected, until ctx ends; it then returns nil.
+func (n *Nodes) Run(ctx context.Context) error {
+	n.leads.While(ctx, n.lead)
+	return nil
+}
+
+// Status returns about how many Nodes an Event is due, and how the requests went.
+func (n *Nodes) Status() subject.Status {
+	n.mu.Lock()
+	pending := 0
+	for name, x := range n.nodes {
+		if e := event(name, x); e.Name != x.said && (e.Warning || n.now().Sub(x.note.Since) <= newsFor) {
+			pending++
+		}
+	}
+	for name, d := range n.disks {
+		if uid, ok := n.uids[name]; ok && storageEvent(name, uid, d).Name != d.said {
+			pending++
+		}
+	}
+	n.mu.Unlock()
+	return n.requests.Status("pool events", pending)
+}
+
+// lead makes Events until ctx ends.
+func (n *Nodes) lead(ctx context.Context) {
+	wait := firstPause
+	for ctx.Err() == nil {
+		e, next := n.due()
+		var timer <-chan time.Time
+		wake := n.wake
+		switch {
+		case e != nil:
+			err := n.requests.Do(ctx, func(ctx context.Context) error { return n.api.RecordOnNode(ctx, *e) })
+			if err == nil {
+				wait = firstPause
+				n.done(e)
+				continue
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			n.log.Warn("an Event on a Node is not made", "node", e.Node, log.Err(err), "again", wait)
+			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
+		case !next.IsZero():
+			timer = time.After(next.Sub(n.now()))
+		}
+		select {
+		case <-timer:
+		case <-wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// due returns an Event that is to be made now, or when the next one is.
+func (n *Nodes) due() (e *Event, next time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.now()
+	for name, x := range n.nodes {
+		e := event(name, x)
+		at := x.earlier.Add(spacing)
+		switch {
+		case e.Name == x.said:
+		case !e.Warning && now.Sub(x.note.Since) > newsFor:
+		case !at.After(now):
+			return &e, now
+		case next.IsZero() || at.Before(next):
+			next = at
+		}
+	}
+	for name, d := range n.disks {
+		uid, ok := n.uids[name]
+		if !ok {
+			continue
+		}
+		e := storageEvent(name, uid, d)
+		at := d.earlier.Add(spacing)
+		switch {
+		case e.Name == d.said:
+		case !at.After(now):
+			return &e, now
+		case next.IsZero() || at.Before(next):
+			next = at
+		}
+	}
+	return nil, next
+}
+
+// storageEvent is the Event about the disk of a node. The reason says since when, so that each
+// failure has an Event of its own.
+func storageEvent(name, uid string, d *disk) Event {
+	e := Event{Node: name, UID: uid, Reason: ReasonStored, Note: "the disk takes writes again"}
+	about := d.said
+	if d.reason != "" {
+		e.Reason, e.Warning, about = ReasonStorage, true, d.reason
+		e.Note = shorten(d.reason + ": changes are not stored, and what cannot be stored is closed")
+	}
+	e.Name = eventName(name, fmt.Sprintf("%s storage %s", uid, about))
+	if d.reason == "" {
+		e.Name += storedSuffix
+	}
+	return e
+}
+
+// storedSuffix ends the names of Events about disks that take writes again.
+const storedSuffix = ".stored"
+
+// eventName is a name for an Event on a Node, which differs by what it is about.
+func eventName(node, about string) string {
+	sum := sha256.Sum256([]byte(about))
+	const most = 200 // of the name, which has at most 253 with what follows
+	return fmt.Sprintf("%s.%x", strings.TrimRight(node[:min(len(node), most)], "-."), sum[:8])
+}
+
+func (n *Nodes) done(e *Event) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if e.Reason == ReasonStorage || e.Reason == ReasonStored {
+		if d := n.disks[e.Node]; d != nil && n.uids[e.Node] == e.UID {
+			d.said, d.earlier = e.Name, n.now()
+			if d.reason == "" && e.Reason == ReasonStored {
+				delete(n.disks, e.Node)
+			}
+		}
+		return
+	}
+	if x := n.nodes[e.Node]; x != nil && x.uid == e.UID {
+		x.said, x.earlier = e.Name, n.now()
+	}
+}
+
+// event is that of a node's annotation.
+func event(name string, x *node) Event {
+	e := Event{Node: name, UID: x.uid, Reason: ReasonAvailable, Note: shorten(x.note.Message)}
+	if x.note.State == podrange.Exhausted {
+		e.Reason, e.Warning = ReasonExhausted, true
+	}
+	if e.Note == "" {
+		e.Note = "the node does not say more"
+	}
+	e.Name = eventName(name, fmt.Sprintf("%s %s %d", x.uid, x.note.State, x.note.Since.Unix()))
+	return e
+}
+
+func shorten(text string) string {
+	if len(text) <= maxMessage {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxMessage], "") + "…"
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package evaluation says what the nodes of a cluster make of the policies of its Kubernetes API server.
+//
+// It is sluice-policy without endpoints: the same watch, the same decoders, and the same shares of tenants. So
+// sluice-controller, which writes what becomes of a policy into its status, says what each node says in
+// `sluice policy list`. It is the only package of sluice-policy that another process links.
+package evaluation
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/kube/tenants"
+	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
+)
+
+// The words of policies.
+type (
+	// Key names an object.
+	Key = policy.Key
+	// Object is the text of an object in one form.
+	Object = policy.Written
+	// Record is what the API server says of an object beside its manifest.
+	Record = policy.Record
+	// Notes are what the author of an accepted object should know.
+	Notes = manifest.Notes
+	// Note is one of them.
+	Note = manifest.Note
+	// Outcome is what became of an object.
+	Outcome = owner.Judged
+	// Sink takes the objects of the API server.
+	Sink = kubernetes.Sink
+	// Kinds says which kinds of policy one process has found for all.
+	Kinds = kubernetes.Kinds
+	// Discovery asks an API server which kinds of policy it has.
+	Discovery = kubernetes.Discovery
+)
+
+// The kinds of notes.
+const (
+	// NoteUnsupported: a field is not supported, and what it belongs to allows less than written.
+	NoteUnsupported = manifest.NoteUnsupported
+	// NoteCanonical: a value was taken in another spelling than it was written in.
+	NoteCanonical = manifest.NoteCanonical
+	// NoteIsolates: the object could not be converted; Outcome.Broken says so, too.
+	NoteIsolates = manifest.NoteIsolates
+	// NoteSelectsNothing: no endpoint is selected.
+	NoteSelectsNothing = manifest.NoteSelectsNothing
+	// NoteNoEffect: a field is not supported, and no verdict depends on it.
+	NoteNoEffect = manifest.NoteNoEffect
+)
+
+// NodeStorage is the key by which the report of a node names its disk beside policies.
+var NodeStorage = policy.NodeStorage
+
+// ExceedsLimit reports whether Outcome.Refused is about a limit. Its text has figures of all policies together.
+func ExceedsLimit(refused string) bool { return strings.HasPrefix(refused, failure.ErrLimit.Error()) }
+
+// Resource is the name of a kind in the paths of an API server.
+func Resource(kind string) string { return kubernetes.Resource(kind) }
+
+// NewDiscovery returns a Discovery of an API server.
+func NewDiscovery(api *kube.Client) (*Discovery, error) { return kubernetes.NewDiscovery(api) }
+
+// Evaluator has the policies of an API server, and what became of each. It is a Sink.
+type Evaluator struct {
+	owner   *owner.Owner
+	objects *owner.Objects
+	api     *kube.Client
+	tenants *tenants.Set
+	kinds   Kinds
+	log     *slog.Logger
+}
+
+// Open loads the state of an earlier run from dir. kinds says which kinds other processes have found; nil: the
+// evaluator looks alone.
+func Open(s Settings, dir string, api *kube.Client, kinds Kinds, l *slog.Logger) (*Evaluator, error) {
+	e := &Evaluator{api: api, kinds: kinds, log: l}
+	e.tenants = tenants.New(s.Shares.Settings(), func() { e.owner.TenantsChanged() }) // while Run runs
+	var err error
+	e.owner, err = owner.New(s.owner(e.tenants, l), dir, []string{owner.SourceKubernetes})
+	if err != nil {
+		return nil, err
+	}
+	e.objects = e.owner.Objects(owner.SourceKubernetes)
+	return e, nil
+}
+
+// Apply implements Sink. It belongs to one goroutine, as the other methods of Sink.
+func (e *Evaluator) Apply(ctx context.Context, c watch.Changes[Key, Object]) error {
+	return e.objects.Apply(ctx, c)
+}
+
+// Complete implements Sink.
+func (e *Evaluator) Complete(ctx context.Context, listed map[Key]struct{}) error {
+	return e.objects.Complete(ctx, listed)
+}
+
+// Failed implements Sink.
+func (e *Evaluator) Failed(ctx context.Context, why error) error { return e.objects.Failed(ctx, why) }
+
+// Held implements Sink.
+func (e *Evaluator) Held(ctx context.Context) ([]Key, error) { return e.objects.Held(ctx) }
+
+// Outcomes returns what became of objects that were applied.
+func (e *Evaluator) Outcomes(ctx context.Context, keys []Key) (map[Key]Outcome, error) {
+	return e.objects.Judged(ctx, keys)
+}
+
+// Ready is closed once every policy was listed, or when the state of an earlier run was loaded.
+func (e *Evaluator) Ready() <-chan struct{} { return e.owner.Ready() }
+
+// Run gives the objects of the API server, with their records, to a sink until ctx ends. The sink passes them on to
+// the Evaluator.
+func (e *Evaluator) Run(ctx context.Context, to Sink) error {
+	source := kubernetes.New(e.api, to, e.log)
+	source.Records, source.Kinds = true, e.kinds
+	e.owner.OnAgain(source.Again)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var parts sync.WaitGroup
+	failed := make(chan error, 3)
+	for _, run := range []func(context.Context) error{
+		e.owner.Run, source.Run, func(ctx context.Context) error { return e.tenants.Follow(ctx, e.api, e.log) },
+	} {
+		parts.Go(func() {
+			failed <- run(ctx)
+			stop()
+		})
+	}
+	parts.Wait()
+	for range cap(failed) {
+		if err := <-failed; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close gives the state directory back. Run must have returned.
+func (e *Evaluator) Close() error { return e.owner.Close() }
+
+var _ Sink = (*Evaluator)(nil)

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package evaluation
+
+import (
+	"log/slog"
+
+	"github.com/sluice-net/sluice/kit/config"
+	"github.com/sluice-net/sluice/kube/tenants"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+// Settings decide outcomes. They have the keys and the defaults of sluice-policy, and need the values that the nodes
+// of the cluster have.
+type Settings struct {
+	Cluster ClusterSettings `config:"cluster"`
+	Limits  LimitSettings   `config:"limits"`
+	Shares  tenants.Config  `config:"shares"`
+}
+
+// ClusterSettings are what manifests take for granted.
+type ClusterSettings struct {
+	Name             string `config:"name" help:"name of this cluster, which peers may name"`
+	LocalOnly        bool   `config:"localOnly" help:"peers that name no cluster are those of this one"`
+	CIDRSelectsNodes bool   `config:"cidrSelectsNodes" help:"Cilium's address rules apply to nodes too"`
+	NodeLabels       bool   `config:"nodeLabels" help:"identities of nodes carry the labels of the nodes"`
+}
+
+// LimitSettings are the limits that tenants share on each node.
+type LimitSettings struct {
+	Policies  int             `config:"policies" help:"policies that are enforced as written; those beyond a tenant's share isolate what they select"`
+	Manifests config.ByteSize `config:"manifests" help:"size of their manifests together"`
+}
+
+// DefaultSettings are the defaults of sluice-policy.
+func DefaultSettings() Settings {
+	return Settings{
+		Cluster: ClusterSettings{Name: "default"},
+		Limits:  LimitSettings{Policies: 40_000, Manifests: 256 << 20},
+		Shares:  tenants.Defaults(),
+	}
+}
+
+// Validate implements the check of kit/config.
+func (s *Settings) Validate() error {
+	var p config.Problems
+	if s.Cluster.Name == "" || len(s.Cluster.Name) > 63 {
+		p.Addf("cluster.name", "%q is not a name of 1 to 63 characters", s.Cluster.Name)
+	}
+	if n := s.Limits.Policies; n < 1 || n > 1_000_000 {
+		p.Addf("limits.policies", "%d is not between 1 and 1000000", n)
+	}
+	if s.Limits.Manifests < 1 {
+		p.Addf("limits.manifests", "%d is not positive", s.Limits.Manifests)
+	}
+	return p.Err()
+}
+
+// owner returns the configuration of an owner without endpoints.
+func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
+	return owner.Config{
+		Tenants: t,
+		Engine:  engine.Config{Cluster: s.Cluster.Name, Enforcement: engine.EnforceDefault, AllowHost: true},
+		Rules: rule.Options{
+			Cluster: s.Cluster.Name, LocalClusterOnly: s.Cluster.LocalOnly,
+			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels, WithoutDNSProxy: true,
+		},
+		MaxPolicies: s.Limits.Policies, MaxManifestBytes: int(s.Limits.Manifests),
+		MaxNames: 1, MaxAddresses: 1, // nothing learns names here
+		Stream: stream.Defaults(), Log: l,
+	}
+}

@@ -612,3 +612,15 @@ func (p apiProber) list(ctx context.Context, resource, parameter, value string, 
 	}
 	return nil
 }
+
+// sleep waits. It returns false when ctx has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -30,11 +30,13 @@ func TestVerdictsNameTheFieldAndWhatIsDone(t *testing.T) {
 		want       Verdict
 	}{
 		{
-			"as written", policies, evaluation.Outcome{InForce: true},
+			"as written", policies,
+			evaluation.Outcome{InForce: true},
 			Verdict{Reason: Accepted, Message: "enforced as written"},
 		},
 		{
-			"a group", groups, evaluation.Outcome{InForce: true},
+			"a group", groups,
+			evaluation.Outcome{InForce: true},
 			Verdict{Reason: Accepted, Message: "policies select its addresses"},
 		},
 		{

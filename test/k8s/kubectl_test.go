@@ -549,7 +549,8 @@ func (p kubectlSluice) dropsOf(out string) map[string]string {
 	seen := map[string]string{}
 	for decoder := json.NewDecoder(strings.NewReader(out)); ; {
 		var f struct {
-			NodeName, Verdict, DestinationAddress string
+			NodeName, Verdict string
+			Destination       struct{ Address string }
 		}
 		err := decoder.Decode(&f)
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -557,7 +558,7 @@ func (p kubectlSluice) dropsOf(out string) map[string]string {
 		}
 		p.must(err)
 		if f.Verdict == "dropped" {
-			seen[f.NodeName] = f.DestinationAddress
+			seen[f.NodeName] = f.Destination.Address
 		}
 	}
 }

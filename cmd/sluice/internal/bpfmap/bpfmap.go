@@ -72,7 +72,7 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 	call, request := datapathv1.DatapathServiceClient.DumpMap, &datapathv1.DumpMapRequest{Name: name, Limit: limit}
 	err := invocation.Stream(ctx, inv, invocation.Datapath, call, request, func(m *datapathv1.DumpMapResponse) error {
 		if inv.Format == "json" {
-			return message.Of(m).WriteLine(out)
+			return message.WriteLine(out, message.Of(m))
 		}
 		omitted = m.GetOmittedEntryCount()
 		_, err := fmt.Fprintf(out, "%s  =>  %s\n", output.Printable(m.GetKey()), output.Printable(m.GetValue()))

@@ -134,7 +134,8 @@ func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListC
 		func(m *datapathv1.ListConnectionsResponse) error {
 			omitted = m.GetOmittedConnectionCount()
 			if shown++; inv.Format == "json" {
-				return message.Of(m.GetConnection(), message.Fact{Key: "omittedConnectionCount", Value: omitted}).WriteLine(out)
+				line := message.Of(m.GetConnection(), message.Fact{Key: "omittedConnectionCount", Value: omitted})
+				return message.WriteLine(out, line)
 			}
 			if shown == 1 {
 				output.Header(table, columns)

@@ -6,6 +6,7 @@ package explain
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -13,15 +14,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
@@ -116,90 +118,45 @@ func resolveLocal(ctx context.Context, inv *invocation.Invocation, text, namespa
 
 // Explanation is the answer of one node, as `explain` prints it.
 type Explanation struct {
-	From       string             `json:"from"`
-	To         string             `json:"to"`
-	Protocol   string             `json:"protocol"`
-	Port       uint32             `json:"port"`
-	Verdict    string             `json:"verdict"`
-	Reason     string             `json:"reason"`
-	Source     explainedPeer      `json:"source"`
-	Dest       *explainedPeer     `json:"destination,omitempty"` // not set for a service that is translated
-	Egress     *explainedSide     `json:"egress,omitempty"`
-	Ingress    *explainedSide     `json:"ingress,omitempty"`
-	Connection *trackedConnection `json:"connection,omitempty"`
-	Service    *explainedService  `json:"service,omitempty"`
+	*datapathv1.ExplainResponse
+
+	asked
+}
+
+// asked is the connection, and what the node could not tell of it.
+type asked struct {
+	From     string `json:"from"`
+	To       string `json:"to"`
+	Protocol string `json:"protocol"`
+	Port     uint32 `json:"port"`
 	// NotAsked are the other nodes that decide on a side.
-	NotAsked []peer.NotAsked `json:"notAsked,omitempty"`
+	NotAsked []peer.NotAsked `json:"notAsked"`
 }
 
-type explainedPeer struct {
-	Identity      uint32          `json:"identity"`
-	Known         bool            `json:"known"`
-	IdentityClass uint32          `json:"identityClass"`
-	Owner         *workload.Owner `json:"owner,omitempty"`
-	EndpointID    uint32          `json:"endpointId"`
-	IPCachePrefix string          `json:"ipcachePrefix,omitempty"`
-	Labels        []string        `json:"labels,omitempty"`
-	Node          string          `json:"node,omitempty"`
+// MarshalJSON implements json.Marshaler.
+func (x Explanation) MarshalJSON() ([]byte, error) {
+	facts := []message.Fact{
+		{Key: "from", Value: x.From}, {Key: "to", Value: x.To}, {Key: "protocol", Value: x.Protocol},
+		{Key: "port", Value: x.Port},
+	}
+	if len(x.NotAsked) > 0 {
+		facts = append(facts, message.Fact{Key: "notAsked", Value: x.NotAsked})
+	}
+	return message.Of(x.ExplainResponse, facts...).MarshalJSON()
 }
 
-type explainedSide struct {
-	Verdict       verdict.Side `json:"verdict"`
-	IdentityClass uint32       `json:"identityClass"`
-	IdentityRow   bool         `json:"identityRow"`
-	AddressClass  uint32       `json:"addressClass"`
-	AddressPrefix string       `json:"addressPrefix,omitempty"`
-}
-
-type trackedConnection struct {
-	Initiator   string     `json:"initiator"`
-	Responder   string     `json:"responder"`
-	Protocol    string     `json:"protocol"`
-	State       []string   `json:"state"`
-	LastSeen    *time.Time `json:"lastSeen,omitempty"`
-	Current     bool       `json:"current"`
-	EgressRule  uint32     `json:"egressRule,omitempty"`
-	IngressRule uint32     `json:"ingressRule,omitempty"`
-	NextVerdict string     `json:"nextVerdict"`
-	NextReason  string     `json:"nextReason"`
-	InTransit   bool       `json:"inTransit,omitempty"`
-	Source      string     `json:"source,omitempty"` // of this node, that the responder sees in transit
+// UnmarshalJSON implements json.Unmarshaler.
+func (x *Explanation) UnmarshalJSON(data []byte) error {
+	x.ExplainResponse = &datapathv1.ExplainResponse{}
+	if err := json.Unmarshal(data, &x.asked); err != nil {
+		return err
+	}
+	return message.Unmarshal(data, x.ExplainResponse)
 }
 
 // endText is one end of a connection, "10.244.0.2:80".
 func endText(address string, port uint32) string {
 	return net.JoinHostPort(address, strconv.FormatUint(uint64(port), 10))
-}
-
-// explainedPeerOf shows an end; nil if there is none.
-func explainedPeerOf(p *datapathv1.ExplainedPeer) *explainedPeer {
-	if p == nil {
-		return nil
-	}
-	shown := &explainedPeer{
-		Identity: p.GetIdentity(), Known: p.GetKnown(), IdentityClass: p.GetIdentityClass(), EndpointID: p.GetEndpointIndex(),
-		IPCachePrefix: p.GetIpcachePrefix(), Labels: workload.LabelTextsInOrder(p.GetLabels()),
-		Node: p.GetNodeName(),
-	}
-	if p.GetOwner() != nil {
-		o := workload.OwnerOf(p.GetOwner())
-		shown.Owner = &o
-	}
-	return shown
-}
-
-func explainedSideOf(s *datapathv1.ExplainedSide) *explainedSide {
-	if s == nil {
-		return nil
-	}
-	shown := &explainedSide{
-		IdentityClass: s.GetIdentityClass(), IdentityRow: s.GetIdentityRow(),
-		AddressClass: s.GetAddressClass(), AddressPrefix: s.GetAddressPrefix(),
-	}
-	if v := verdict.SideOf(s.GetVerdict()); v != nil {
-		shown.Verdict = *v
-	}
-	return shown
 }
 
 func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
@@ -213,140 +170,130 @@ func run(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) 
 	if err != nil {
 		return err
 	}
-	x := Explanation{
+	x := Explanation{r, asked{
 		From: from.String(), To: to.String(), Protocol: ports.ProtocolText(conn.Protocol), Port: conn.Port,
-		Verdict: output.Enum(r.GetVerdict(), "VERDICT_"), Reason: output.Enum(r.GetReason(), "REASON_"),
-		Source: *explainedPeerOf(r.GetSource()), Dest: explainedPeerOf(r.GetDestination()),
-		Egress: explainedSideOf(r.GetEgress()), Ingress: explainedSideOf(r.GetIngress()),
-		Connection: connectionOf(r.GetConnection()), Service: explainedServiceOf(r.GetService(), conn.Protocol),
+	}}
+	switch r.GetVerdict() {
+	case datapathv1.Verdict_VERDICT_FORWARDED, datapathv1.Verdict_VERDICT_AUDITED:
+		x.NotAsked = peer.NotAskedOf(OtherNode(r.GetSource()), OtherNode(r.GetDestination()))
 	}
-	if x.Verdict == "forwarded" || x.Verdict == "audited" {
-		x.NotAsked = peer.NotAskedOf(x.Source.otherNode(), x.Dest.otherNode())
-	}
-	return inv.Show(x, func(w io.Writer) { x.lines(w, ports.ServiceText(conn.Protocol, conn.Port), conn.SourcePort) })
+	return inv.Show(x, func(w io.Writer) { x.lines(w, conn) })
 }
 
-func connectionOf(t *datapathv1.Connection) *trackedConnection {
-	if t == nil {
-		return nil
-	}
-	shown := &trackedConnection{
-		Initiator: endText(t.GetInitiatorAddress(), t.GetInitiatorPort()),
-		Responder: endText(t.GetResponderAddress(), t.GetResponderPort()),
-		Protocol:  ports.ProtocolText(uint32(t.GetProtocol())),
-		LastSeen:  output.When(t.GetLastSeenTime()),
-		Current:   t.GetCurrent(), EgressRule: t.GetEgressRule(), IngressRule: t.GetIngressRule(),
-		NextVerdict: output.Enum(t.GetNextVerdict(), "VERDICT_"), NextReason: output.Enum(t.GetNextReason(), "REASON_"),
-	}
-	for _, s := range t.GetStates() {
-		shown.State = append(shown.State, output.Enum(s, "CONNECTION_STATE_"))
-	}
-	shown.InTransit = t.GetInTransit()
-	if t.GetSourceAddress() != "" {
-		shown.Source = endText(t.GetSourceAddress(), t.GetSourcePort())
-	}
-	return shown
-}
-
-func (x Explanation) lines(w io.Writer, service string, sourcePort uint32) {
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, service, x.Headline())))
-	x.Service.lines(w)
+func (x Explanation) lines(w io.Writer, conn peer.Connection) {
+	what := ports.ServiceText(conn.Protocol, conn.Port)
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s", x.From, x.To, what, x.Headline())))
+	serviceLines(w, x.GetService(), conn.Protocol)
 	fmt.Fprintln(w)
 	output.Row(w, "END", "POD", "IDENTITY", "IDENTITY CLASS", "IPCACHE", "LABELS")
-	x.Source.row(w, "from")
-	x.Dest.row(w, "to")
-	if x.Service.Translated() {
-		for _, b := range x.Service.Backends {
-			b.Peer.row(w, "to "+b.text())
+	row(w, "from", x.GetSource())
+	row(w, "to", x.GetDestination())
+	if Translated(x.GetService()) {
+		for _, b := range x.GetService().GetBackends() {
+			row(w, "to "+service.AddressText(b.GetAddress(), b.GetPort()), b.GetPeer())
 		}
-		x.Service.verdicts(w, sourcePort != 0)
+		verdicts(w, x.GetService(), conn.SourcePort != 0)
 		return
 	}
-	x.Egress.lines(w, "Egress, what the sender's policy says")
-	x.Ingress.lines(w, "Ingress, what the receiver's policy says")
-	if x.Dest == nil || x.Verdict == "" {
+	sideLines(w, "Egress, what the sender's policy says", x.GetEgress())
+	sideLines(w, "Ingress, what the receiver's policy says", x.GetIngress())
+	if x.GetDestination() == nil || x.GetVerdict() == datapathv1.Verdict_VERDICT_UNSPECIFIED {
 		return // no packet was evaluated
 	}
 	fmt.Fprintln(w)
-	switch t := x.Connection; {
-	case t == nil && sourcePort == 0:
+	switch t := x.GetConnection(); {
+	case t == nil && conn.SourcePort == 0:
 		fmt.Fprintln(w, "Connection: not asked for; --source-port names one")
 	case t == nil:
 		fmt.Fprintln(w, "Connection: none is tracked")
 	default:
-		t.lines(w)
+		connectionLines(w, t)
 	}
 }
 
 // Headline returns the verdict of the node on the connection.
 func (x Explanation) Headline() string {
-	if x.Service != nil && x.Reason == "" {
-		return x.Service.headline(x.Verdict)
+	if x.GetService() != nil && x.GetReason() == datapathv1.Reason_REASON_UNSPECIFIED {
+		return serviceHeadline(x.GetService(), x.GetVerdict())
 	}
 	if len(x.NotAsked) > 0 {
-		return fmt.Sprintf("%s by this node (%s)%s", strings.ToUpper(x.Verdict), x.Reason, peer.NotAskedText(x.NotAsked))
+		return fmt.Sprintf("%s by this node (%s)%s", verdictText(x.GetVerdict()), reasonText(x.GetReason()),
+			peer.NotAskedText(x.NotAsked))
 	}
-	return fmt.Sprintf("%s (%s)", strings.ToUpper(x.Verdict), x.Reason)
+	return VerdictText(x.GetVerdict(), x.GetReason())
 }
 
-// otherNode is the other node that enforces the policies of the end; empty: this node does, or the end is no pod.
-func (p *explainedPeer) otherNode() string {
-	if p == nil || p.Owner != nil {
+// VerdictText is "DROPPED (policy-denied)".
+func VerdictText(v datapathv1.Verdict, r datapathv1.Reason) string {
+	return verdictText(v) + " (" + reasonText(r) + ")"
+}
+
+func verdictText(v datapathv1.Verdict) string { return strings.ToUpper(output.Enum(v, "VERDICT_")) }
+
+func reasonText(r datapathv1.Reason) string { return output.Enum(r, "REASON_") }
+
+// OtherNode is the other node that enforces the policies of an end; empty: this node does, or the end is no pod.
+func OtherNode(p *datapathv1.ExplainedPeer) string {
+	if p.GetOwner() != nil {
 		return ""
 	}
-	if id := identity.Numeric(p.Identity); id.OfNode() || id == identity.UnknownInCluster {
+	if id := identity.Numeric(p.GetIdentity()); id.OfNode() || id == identity.UnknownInCluster {
 		return ""
 	}
-	return p.Node
+	return p.GetNodeName()
 }
 
 // row is a line of the table of ends.
-func (p *explainedPeer) row(w io.Writer, end string) {
+func row(w io.Writer, end string, p *datapathv1.ExplainedPeer) {
 	if p == nil {
 		return
 	}
 	pod := "none of this node"
 	switch {
-	case p.Owner != nil:
-		pod = p.Owner.String()
-	case p.Identity == uint32(identity.Host):
+	case p.GetOwner() != nil:
+		pod = workload.OwnerOf(p.GetOwner()).String()
+	case p.GetIdentity() == uint32(identity.Host):
 		pod = "this node"
-	case p.Node != "":
-		pod = "on " + p.Node
+	case p.GetNodeName() != "":
+		pod = "on " + p.GetNodeName()
 	}
-	class := fmt.Sprint(p.IdentityClass)
-	if !p.Known {
+	number, class := fmt.Sprint(p.GetIdentity()), fmt.Sprint(p.GetIdentityClass())
+	switch {
+	case p.GetIdentity() == 0:
+		number, class = "not asked", "-"
+	case !p.GetKnown():
 		class = "not known"
 	}
-	number := fmt.Sprint(p.Identity)
-	if p.Identity == 0 {
-		number, class = "not asked", "-"
-	}
-	output.Row(w, end, pod, number, class, p.IPCachePrefix, workload.Text(p.Labels))
+	labels := workload.Text(workload.LabelTextsInOrder(p.GetLabels()))
+	output.Row(w, end, pod, number, class, p.GetIpcachePrefix(), labels)
 }
 
-func (t *trackedConnection) lines(w io.Writer) {
-	state := strings.Join(t.State, ", ")
-	if t.InTransit {
-		state += ", in transit"
+func connectionLines(w io.Writer, c *datapathv1.Connection) {
+	var states []string
+	for _, s := range c.GetStates() {
+		states = append(states, output.Enum(s, "CONNECTION_STATE_"))
 	}
-	line := fmt.Sprintf("Connection: %s -> %s %s, %s", t.Initiator, t.Responder, t.Protocol, state)
-	fmt.Fprintln(w, output.Printable(line))
-	if t.Source != "" {
-		output.Row(w, "  backend sees", t.Source)
+	if c.GetInTransit() {
+		states = append(states, "in transit")
 	}
-	output.Row(w, "  last packet", output.Since(t.LastSeen)+" ago")
-	standing := "stands: packets are not evaluated again"
-	if !t.Current {
-		standing = "outdated: the next packet is evaluated again"
+	fmt.Fprintln(w, output.Printable(fmt.Sprintf("Connection: %s -> %s %s, %s",
+		endText(c.GetInitiatorAddress(), c.GetInitiatorPort()), endText(c.GetResponderAddress(), c.GetResponderPort()),
+		ports.ProtocolText(uint32(c.GetProtocol())), strings.Join(states, ", "))))
+	if c.GetSourceAddress() != "" {
+		output.Row(w, "  backend sees", endText(c.GetSourceAddress(), c.GetSourcePort()))
 	}
-	next := fmt.Sprintf("%s (%s)", strings.ToUpper(t.NextVerdict), t.NextReason)
-	output.Row(w, "  next packet", output.Printable(next))
-	if t.InTransit {
+	output.Row(w, "  last packet", output.Since(output.When(c.GetLastSeenTime()))+" ago")
+	output.Row(w, "  next packet", VerdictText(c.GetNextVerdict(), c.GetNextReason()))
+	if c.GetInTransit() {
 		return // no policy was asked
 	}
+	standing := "stands: packets are not evaluated again"
+	if !c.GetCurrent() {
+		standing = "outdated: the next packet is evaluated again"
+	}
 	output.Row(w, "  verdict", standing)
-	output.Row(w, "  rules", fmt.Sprintf("egress %s, ingress %s", ruleNumber(t.EgressRule), ruleNumber(t.IngressRule)))
+	output.Row(w, "  rules", fmt.Sprintf("egress %s, ingress %s", ruleNumber(c.GetEgressRule()),
+		ruleNumber(c.GetIngressRule())))
 }
 
 func ruleNumber(n uint32) string {
@@ -356,30 +303,31 @@ func ruleNumber(n uint32) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
-func (s *explainedSide) lines(w io.Writer, title string) {
+func sideLines(w io.Writer, title string, s *datapathv1.ExplainedSide) {
 	if s == nil {
 		return
 	}
-	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s: %s %s", title, s.Verdict.Verdict, s.Verdict.Because())))
-	output.Row(w, "  table", verdict.TableText(s.Verdict.Table))
-	output.Row(w, "  epoch", s.Verdict.Epoch)
-	if s.Verdict.Revision != 0 {
-		output.Row(w, "  policy revision", s.Verdict.Revision)
+	v := s.GetVerdict()
+	fmt.Fprintf(w, "\n%s\n", output.Printable(title+": "+verdict.Text(v)))
+	output.Row(w, "  table", verdict.TableText(v.GetTable()))
+	output.Row(w, "  epoch", v.GetEpoch())
+	if v.GetRevision() != 0 {
+		output.Row(w, "  policy revision", v.GetRevision())
 	}
-	if s.Verdict.Table <= verdict.TableWaiting {
+	if v.GetTable() <= verdict.TableWaiting {
 		return
 	}
 	from := "by default for its kind"
-	if s.IdentityRow {
+	if s.GetIdentityRow() {
 		from = "by a row of the table"
 	}
-	output.Row(w, "  class by identity", fmt.Sprintf("%d, %s", s.IdentityClass, from))
-	if s.AddressPrefix != "" || s.AddressClass != 0 {
+	output.Row(w, "  class by identity", fmt.Sprintf("%d, %s", s.GetIdentityClass(), from))
+	if s.GetAddressPrefix() != "" || s.GetAddressClass() != 0 {
 		prefix := "in no prefix"
-		if s.AddressPrefix != "" {
-			prefix = "in " + s.AddressPrefix
+		if s.GetAddressPrefix() != "" {
+			prefix = "in " + s.GetAddressPrefix()
 		}
-		output.Row(w, "  class by address", fmt.Sprintf("%d, %s", s.AddressClass, prefix))
+		output.Row(w, "  class by address", fmt.Sprintf("%d, %s", s.GetAddressClass(), prefix))
 	}
-	output.Row(w, "  rule", ruleNumber(s.Verdict.Rule))
+	output.Row(w, "  rule", ruleNumber(v.GetRule()))
 }

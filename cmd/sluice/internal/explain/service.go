@@ -10,222 +10,152 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// explainedService is the service whose frontend the destination is.
-type explainedService struct {
-	Service  string `json:"service,omitempty"` // "shop/web"; empty: not known
-	PortName string `json:"portName,omitempty"`
-	Address  string `json:"address,omitempty"` // empty: every address of the node
-	Port     uint32 `json:"port"`
-	Protocol string `json:"protocol"`
-	Kind     string `json:"kind,omitempty"`
-	// List is "inside" or "outside": which one counts for the sender.
-	List         string             `json:"list"`
-	Outcome      string             `json:"outcome"`
-	BackendCount uint32             `json:"backendCount"`
-	Backends     []explainedBackend `json:"backends,omitempty"` // that were evaluated
-
-	frontend string
-}
-
-// explainedBackend is what becomes of the connection at one backend.
-type explainedBackend struct {
-	Address    string             `json:"address"`
-	Port       uint32             `json:"port"`
-	Path       string             `json:"path"`
-	Verdict    string             `json:"verdict,omitempty"`
-	Reason     string             `json:"reason,omitempty"`
-	Peer       *explainedPeer     `json:"peer"`
-	Egress     *explainedSide     `json:"egress,omitempty"`
-	Ingress    *explainedSide     `json:"ingress,omitempty"`
-	Connection *trackedConnection `json:"connection,omitempty"`
-	// Source is the address of this node that a backend elsewhere sees.
-	Source string `json:"source,omitempty"`
-}
-
-// explainedServiceOf shows a service; nil if there is none.
-func explainedServiceOf(s *datapathv1.ExplainedService, protocol uint32) *explainedService {
-	if s == nil {
-		return nil
-	}
-	name, portName, _ := strings.Cut(s.GetService(), ":")
-	shown := &explainedService{
-		Service: name, PortName: portName, Address: s.GetAddress(), Port: s.GetPort(),
-		Protocol: ports.ProtocolText(protocol), Kind: output.Enum(s.GetKind(), "FRONTEND_KIND_"), List: "inside",
-		Outcome: output.Enum(s.GetOutcome(), "SERVICE_OUTCOME_"), BackendCount: s.GetBackendCount(),
-	}
-	port := service.PortText(s.GetPort(), netv1.Protocol(protocol))
-	shown.frontend = service.AddressText(s.GetAddress(), s.GetPort()) + strings.TrimLeft(port, "0123456789")
-	switch s.GetKind() {
-	case datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT, datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT:
-		if a, err := netip.ParseAddr(s.GetAddress()); err != nil || a.IsUnspecified() {
-			shown.Address, shown.frontend = "", "node:"+port
-		}
-	}
-	if s.GetOutside() {
-		shown.List = "outside"
-	}
-	for _, b := range s.GetBackends() {
-		shown.Backends = append(shown.Backends, explainedBackend{
-			Address: b.GetAddress(), Port: b.GetPort(), Path: output.Enum(b.GetPath(), "BACKEND_PATH_"),
-			Verdict: output.Enum(b.GetVerdict(), "VERDICT_"), Reason: output.Enum(b.GetReason(), "REASON_"),
-			Peer: explainedPeerOf(b.GetPeer()), Egress: explainedSideOf(b.GetEgress()),
-			Ingress: explainedSideOf(b.GetIngress()), Connection: connectionOf(b.GetConnection()),
-			Source: b.GetSourceAddress(),
-		})
-	}
-	return shown
-}
-
 // Translated reports whether the connection goes to one of the backends.
-func (s *explainedService) Translated() bool { return s != nil && s.Outcome == "translated" }
+func Translated(s *datapathv1.ExplainedService) bool {
+	return s.GetOutcome() == datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED
+}
 
-// headline is what becomes of a connection of which the reasons do not tell it.
-func (s *explainedService) headline(verdict string) string {
-	switch s.Outcome {
-	case "no-backend":
+// serviceHeadline is what becomes of a connection of which the reasons do not tell it.
+func serviceHeadline(s *datapathv1.ExplainedService, v datapathv1.Verdict) string {
+	switch s.GetOutcome() {
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND:
 		return "REFUSED (no backend)"
-	case "no-local-backend":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_LOCAL_BACKEND:
 		return "DROPPED (no local backend)"
-	case "source-ranges":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES:
 		return "DROPPED (source ranges)"
-	case "inside-only":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY:
 		return "DROPPED (service-inside)"
-	case "no-port":
-		if s.List == "outside" {
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_PORT:
+		if s.GetOutside() {
 			return "DROPPED (no-service-port)"
 		}
 		return "REFUSED (no-service-port)"
-	case "not-translated":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED:
 		return "NOT TRANSLATED"
 	}
-	if verdict != "" {
-		return strings.ToUpper(verdict)
+	if v != datapathv1.Verdict_VERDICT_UNSPECIFIED {
+		return verdictText(v)
 	}
-	for _, b := range s.Backends {
-		if b.Path != "not-local" {
+	for _, b := range s.GetBackends() {
+		if b.GetPath() != datapathv1.BackendPath_BACKEND_PATH_NOT_LOCAL {
 			return "DEPENDS ON THE BACKEND"
 		}
 	}
 	return "NO POLICY OF THIS NODE IS ASKED"
 }
 
-// hostPort is the kind of a frontend that is of no service.
-const hostPort = "host-port"
+// frontendText is "10.96.0.1:80/TCP, cluster-ip", or "node:30080/TCP, node-port" of every address of the node.
+func frontendText(s *datapathv1.ExplainedService, protocol uint32) string {
+	port := service.PortText(s.GetPort(), netv1.Protocol(protocol))
+	text := service.AddressText(s.GetAddress(), s.GetPort()) + strings.TrimLeft(port, "0123456789")
+	switch s.GetKind() {
+	case datapathv1.FrontendKind_FRONTEND_KIND_UNSPECIFIED:
+		return text
+	case datapathv1.FrontendKind_FRONTEND_KIND_NODE_PORT, datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT:
+		if a, err := netip.ParseAddr(s.GetAddress()); err != nil || a.IsUnspecified() {
+			text = "node:" + port
+		}
+	}
+	return text + ", " + output.Enum(s.GetKind(), "FRONTEND_KIND_")
+}
 
-// lines name the service, its frontend and its list of backends.
-func (s *explainedService) lines(w io.Writer) {
+// serviceLines name the service, its frontend and its list of backends.
+func serviceLines(w io.Writer, s *datapathv1.ExplainedService, protocol uint32) {
 	if s == nil {
 		return
 	}
-	if s.Outcome == "no-port" {
-		fmt.Fprintln(w)
+	fmt.Fprintln(w)
+	if s.GetOutcome() == datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_PORT {
 		output.Row(w, "Service", "none at this port; the address is of services alone")
 		return
 	}
-	name := s.Service
+	name, port, _ := strings.Cut(s.GetService(), ":")
 	switch {
 	case name == "":
 		name = "not named by sluice-loadbalancer since sluice-datapath started"
-	case s.PortName != "":
-		name += ", port " + s.PortName
+	case port != "":
+		name += ", port " + port
 	}
-	frontend := s.frontend
-	if s.Kind != "" {
-		frontend += ", " + s.Kind
-	}
-	fmt.Fprintln(w)
 	label := "Service"
-	if s.Kind == hostPort {
+	if s.GetKind() == datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT {
 		label = "Host port of"
 	}
 	output.Row(w, label, name)
-	output.Row(w, "Frontend", frontend)
-	output.Row(w, "Backends", s.backendsText())
+	output.Row(w, "Frontend", frontendText(s, protocol))
+	output.Row(w, "Backends", backendsText(s))
 }
 
 // backendsText says how many backends there are, and what that means.
-func (s *explainedService) backendsText() string {
-	text := fmt.Sprintf("%d, for connections from %s", s.BackendCount,
-		map[string]string{"inside": "this node", "outside": "outside"}[s.List])
-	switch s.Outcome {
-	case "no-backend":
+func backendsText(s *datapathv1.ExplainedService) string {
+	from := "this node"
+	if s.GetOutside() {
+		from = "outside"
+	}
+	text := fmt.Sprintf("%d, for connections from %s", s.GetBackendCount(), from)
+	switch s.GetOutcome() {
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_BACKEND:
 		return text + "; refused: no backend"
-	case "no-local-backend":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NO_LOCAL_BACKEND:
 		return text + "; dropped: no local backend"
-	case "source-ranges":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_SOURCE_RANGES:
 		return "dropped: the sender is in none of its source ranges"
-	case "inside-only":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_INSIDE_ONLY:
 		return text + "; dropped: a cluster IP does not answer outside"
-	case "not-translated":
+	case datapathv1.ServiceOutcome_SERVICE_OUTCOME_NOT_TRANSLATED:
 		return text + "; not translated: the connection passes as if there were no service"
 	}
-	if n := int(s.BackendCount) - len(s.Backends); n > 0 {
+	if n := int(s.GetBackendCount()) - len(s.GetBackends()); n > 0 {
 		text += fmt.Sprintf("; %d of them are not evaluated", n)
 	}
 	return text
 }
 
-func (b explainedBackend) text() string { return service.AddressText(b.Address, b.Port) }
-
-// Headline returns the verdict of the node on the connection to the backend.
-func (b explainedBackend) Headline() string {
-	switch {
-	case b.Path == "own-namespace":
+// BackendHeadline returns the verdict of the node on the connection to a backend.
+func BackendHeadline(b *datapathv1.ExplainedBackend) string {
+	dropped := b.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED
+	switch path := b.GetPath(); {
+	case path == datapathv1.BackendPath_BACKEND_PATH_OWN_NAMESPACE:
 		return "FORWARDED inside the pod, where no policy is asked"
-	case b.Path == "not-local":
+	case path == datapathv1.BackendPath_BACKEND_PATH_NOT_LOCAL:
 		return "not evaluated: neither end is a pod of this node"
-	case b.Verdict == "dropped":
-	case b.Path == "in-transit":
-		return "FORWARDED in transit under " + b.Source + " of this node, which asks no policy"
-	case b.Path == "host-socket":
+	case dropped:
+	case path == datapathv1.BackendPath_BACKEND_PATH_IN_TRANSIT:
+		return "FORWARDED in transit under " + b.GetSourceAddress() + " of this node, which asks no policy"
+	case path == datapathv1.BackendPath_BACKEND_PATH_HOST_SOCKET:
 		return "FORWARDED to a socket of this node, which asks no policy"
 	}
-	text := fmt.Sprintf("%s (%s)", strings.ToUpper(b.Verdict), b.Reason)
-	if node := b.Peer.otherNode(); node != "" && b.Verdict != "dropped" {
-		text = fmt.Sprintf("%s by this node (%s); %s, which has the backend, was not asked", strings.ToUpper(b.Verdict),
-			b.Reason, node)
+	if node := OtherNode(b.GetPeer()); node != "" && !dropped {
+		return fmt.Sprintf("%s by this node (%s); %s, which has the backend, was not asked", verdictText(b.GetVerdict()),
+			reasonText(b.GetReason()), node)
 	}
-	return text
-}
-
-// OtherNode is the other node that enforces the policies of the backend; empty: the node that answers does, or the
-// backend is no pod.
-func (b explainedBackend) OtherNode() string { return b.Peer.otherNode() }
-
-// Because names the rule or default that decided on a side; empty if the side was not evaluated.
-func (s *explainedSide) Because() string {
-	if s == nil {
-		return ""
-	}
-	return s.Verdict.Verdict + " " + s.Verdict.Because()
+	return VerdictText(b.GetVerdict(), b.GetReason())
 }
 
 // verdicts say what becomes of the connection, once for all backends of which the
 // same is to be said by the same rules.
-func (s *explainedService) verdicts(w io.Writer, connections bool) {
+func verdicts(w io.Writer, s *datapathv1.ExplainedService, connections bool) {
 	type outcome struct{ headline, egress, ingress string }
 	var order []outcome
-	groups := map[outcome][]explainedBackend{}
-	for _, b := range s.Backends {
-		o := outcome{b.Headline(), b.Egress.Because(), b.Ingress.Because()}
-		if groups[o] == nil {
+	at := map[outcome][]string{}
+	for _, b := range s.GetBackends() {
+		o := outcome{
+			BackendHeadline(b), verdict.Text(b.GetEgress().GetVerdict()), verdict.Text(b.GetIngress().GetVerdict()),
+		}
+		if at[o] == nil {
 			order = append(order, o)
 		}
-		groups[o] = append(groups[o], b)
+		at[o] = append(at[o], service.AddressText(b.GetAddress(), b.GetPort()))
 	}
 	for _, o := range order {
 		fmt.Fprintln(w)
-		var at []string
-		for _, b := range groups[o] {
-			at = append(at, b.text())
-		}
-		fmt.Fprintln(w, output.Printable(strings.Join(at, ", ")+": "+o.headline))
+		fmt.Fprintln(w, output.Printable(strings.Join(at[o], ", ")+": "+o.headline))
 		for _, side := range []struct{ name, because string }{{"  egress", o.egress}, {"  ingress", o.ingress}} {
 			if side.because != "" {
 				output.Row(w, side.name, side.because)
@@ -236,11 +166,11 @@ func (s *explainedService) verdicts(w io.Writer, connections bool) {
 		return
 	}
 	tracked := false
-	for _, b := range s.Backends {
-		if b.Connection != nil {
+	for _, b := range s.GetBackends() {
+		if b.GetConnection() != nil {
 			tracked = true
 			fmt.Fprintln(w)
-			b.Connection.lines(w)
+			connectionLines(w, b.GetConnection())
 		}
 	}
 	if !tracked {

@@ -234,11 +234,15 @@ func TestExplainOfAServiceFindsTheConnectionOfABackend(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &x); err != nil {
 		t.Fatal(err)
 	}
-	if s := x.Service; s == nil || s.Service != "shop/web" || s.PortName != "http" || s.Kind != "cluster-ip" ||
-		s.List != "inside" || s.Outcome != "translated" || s.BackendCount != 2 || len(s.Backends) != 2 || x.Dest != nil ||
-		s.Backends[1].Verdict != "dropped" || s.Backends[1].Ingress.Verdict.Rule != 2 ||
-		s.Backends[1].Connection.Responder != "10.244.0.4:8080" || s.Backends[0].Source != "10.244.0.1" ||
-		!s.Backends[0].Connection.InTransit || s.Backends[0].Connection.Source != "10.244.0.1:24711" {
+	first, second := &datapathv1.ExplainedBackend{}, &datapathv1.ExplainedBackend{}
+	if all := x.GetService().GetBackends(); len(all) == 2 {
+		first, second = all[0], all[1]
+	}
+	if s := x.GetService(); s.GetService() != "shop/web:http" || s.GetOutside() || s.GetBackendCount() != 2 ||
+		s.GetKind() != datapathv1.FrontendKind_FRONTEND_KIND_CLUSTER_IP || !Translated(s) || x.GetDestination() != nil ||
+		second.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED || second.GetIngress().GetVerdict().GetRule() != 2 ||
+		second.GetConnection().GetResponderAddress() != "10.244.0.4" || first.GetSourceAddress() != "10.244.0.1" ||
+		!first.GetConnection().GetInTransit() || first.GetConnection().GetSourcePort() != 24711 {
 		t.Errorf("JSON\n%s", out)
 	}
 }

@@ -45,7 +45,7 @@ func BenchmarkEventsAsJSON(b *testing.B) {
 	lines := newLines(&invocation.Invocation{Out: io.Discard, Format: "json"})
 	for b.Loop() {
 		for range 10_000 {
-			if err := lines.Write(flowOf(event)); err != nil {
+			if err := lines.Write(Event{ObserveResponse: event}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"reflect"
 	"strconv"
 	"syscall"
 	"time"
@@ -19,11 +18,12 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 )
 
 // Output takes events.
 type Output interface {
-	Write(f Flow) error
+	Write(e Event) error
 	Close() error
 }
 
@@ -72,25 +72,20 @@ func (o *Flags) ToFile() bool { return o.file != "" }
 // lines writes events to standard output as they come.
 type lines struct {
 	out   io.Writer
-	json  *json.Encoder // nil: for people
+	json  bool
 	today time.Time
 }
 
 func newLines(inv *invocation.Invocation) *lines {
-	l := &lines{out: inv.Out, today: time.Now()}
 	// JSON comes one object a line: a stream has no end to close a list at.
-	if inv.Format == "json" {
-		l.json = json.NewEncoder(inv.Out)
-		l.json.SetEscapeHTML(false)
-	}
-	return l
+	return &lines{out: inv.Out, json: inv.Format == "json", today: time.Now()}
 }
 
-func (l *lines) Write(f Flow) error {
-	if l.json != nil {
-		return l.json.Encode(f)
+func (l *lines) Write(e Event) error {
+	if l.json {
+		return message.WriteLine(l.out, e)
 	}
-	_, err := fmt.Fprintln(l.out, f.Line(l.today))
+	_, err := fmt.Fprintln(l.out, e.Line(l.today))
 	return err
 }
 
@@ -192,15 +187,19 @@ func isEvent(line []byte, whole bool) bool {
 		return bytes.HasPrefix(line, []byte(`{"time":"`)) || bytes.HasPrefix(line, []byte(`{"lost`)) ||
 			bytes.HasPrefix([]byte(`{"time":"`), line)
 	}
-	var f Flow
+	var f struct {
+		missing
+
+		UUID, Verdict, Reason string
+	}
 	if json.Unmarshal(line, &f) == nil && (f.UUID != "" || f.LostBy != "" || f.Verdict != "" && f.Reason != "") {
 		return true
 	}
-	// Events without these have no field that events do not have: logs of others have a time and a note, too.
+	// Notes have no field that notes do not have: logs of others have a time and a note, too.
 	strict := json.NewDecoder(bytes.NewReader(line))
 	strict.DisallowUnknownFields()
-	f = Flow{}
-	return strict.Decode(&f) == nil && !reflect.ValueOf(f).IsZero()
+	var note missing
+	return strict.Decode(&note) == nil && note != missing{}
 }
 
 // checkOlder refuses older files that are somebody else's, which a rotation would rename or replace.
@@ -233,14 +232,12 @@ func (w *file) checkOlder() error {
 func (w *file) older(n int) string { return w.path + "." + strconv.Itoa(n) }
 
 // Write implements Output. It gives no error: what is lost is counted, and said.
-func (w *file) Write(f Flow) error {
-	var line bytes.Buffer
-	encoder := json.NewEncoder(&line)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(f); err != nil {
+func (w *file) Write(e Event) error {
+	line, err := e.Append(nil)
+	if err != nil {
 		return err
 	}
-	err := w.append(line.Bytes())
+	err = w.append(append(line, '\n'))
 	switch {
 	case err != nil:
 		if w.lost == 0 {

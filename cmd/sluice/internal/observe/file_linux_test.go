@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
 // newFile opens an output file, and collects its notes.
@@ -29,8 +30,21 @@ func newFile(t *testing.T, path string, most int64, keep int) (*file, *[]string)
 	return w, &notes
 }
 
+// repairOf is an event that is short.
+func repairOf(endpoint uint32) Event {
+	return Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{
+		Repair: &datapathv1.AttachmentRepair{EndpointIndex: endpoint, Uuid: "u"},
+	}}}
+}
+
+func flowOf(uuid string) Event {
+	return Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{
+		Flow: &datapathv1.Flow{Uuid: uuid},
+	}}}
+}
+
 // numbers are those of the events in a file, in which every line must be one.
-func numbers(t *testing.T, path string) (slots []uint32, lost uint64) {
+func numbers(t *testing.T, path string) (all []uint32, lost uint64) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -38,24 +52,24 @@ func numbers(t *testing.T, path string) (slots []uint32, lost uint64) {
 	}
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
-		var flow Flow
-		if err := json.Unmarshal(s.Bytes(), &flow); err != nil {
+		var e Event
+		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
 			t.Fatalf("%s: %q: %v", path, s.Text(), err)
 		}
-		if flow.LostBy != "" {
-			lost += flow.Lost
+		if e.GetLost() != nil {
+			lost += e.GetLost().GetCount()
 			continue
 		}
-		slots = append(slots, flow.EndpointID)
+		all = append(all, e.GetRepair().GetEndpointIndex())
 	}
-	return slots, lost
+	return all, lost
 }
 
 func TestOutputFilesAreBoundedAndInOrder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flows.json")
 	w, _ := newFile(t, path, 2000, 3)
 	for n := range uint32(1000) {
-		if err := w.Write(Flow{EndpointID: n + 1, Reason: "policy-denied"}); err != nil {
+		if err := w.Write(repairOf(n + 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,7 +106,7 @@ func TestOneOutputFileBeginsAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flows.json")
 	w, _ := newFile(t, path, 300, 1)
 	for n := range uint32(100) {
-		if err := w.Write(Flow{EndpointID: n + 1}); err != nil {
+		if err := w.Write(repairOf(n + 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -122,7 +136,7 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 	path := filepath.Join(dir, "flows.json")
 	w, notes := newFile(t, path, 1<<20, 2)
 	for n := range uint32(10000) {
-		if err := w.Write(Flow{EndpointID: n + 1, Reason: "policy-denied"}); err != nil {
+		if err := w.Write(repairOf(n + 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -134,7 +148,7 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range uint32(10) {
-		if err := w.Write(Flow{EndpointID: 20000 + n}); err != nil {
+		if err := w.Write(repairOf(20000 + n)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -153,15 +167,16 @@ func TestEventsOfAFullDiskAreCounted(t *testing.T) {
 func TestOutputFileIsOnesOwn(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "flows.json")
-	if err := os.WriteFile(path, []byte(`{"endpointId":1}`+"\n"+`{"end`), 0o644); err != nil { //nolint:gosec // meant
+	if err := os.WriteFile(path, []byte(`{"uuid":"1"}`+"\n"+`{"end`), 0o644); err != nil { //nolint:gosec // meant
 		t.Fatal(err)
 	}
 	w, _ := newFile(t, path, 1<<20, 2)
-	if err := w.Write(Flow{EndpointID: 2}); err != nil {
+	if err := w.Write(repairOf(2)); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)
-	if err != nil || string(content) != "{\"endpointId\":1}\n{\"end\n{\"endpointId\":2}\n" {
+	if begun := "{\"uuid\":\"1\"}\n{\"end\n{\"identity\":0,"; err != nil || !strings.HasPrefix(string(content), begun) ||
+		!strings.Contains(string(content), `"endpointId":2,"type":"repair"}`) {
 		t.Errorf("after half a line: %q, %v", content, err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
@@ -232,7 +247,7 @@ func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 	// A rotation does not replace a file that appeared meanwhile at the path of an older file.
 	w, _ := newFile(t, path, 200, 2)
 	for range 2 {
-		if err := w.Write(Flow{UUID: strings.Repeat("a", 150)}); err != nil {
+		if err := w.Write(flowOf(strings.Repeat("a", 150))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -240,7 +255,7 @@ func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 	if err := os.WriteFile(late, []byte("precious"), 0o644); err != nil { //nolint:gosec // meant
 		t.Fatal(err)
 	}
-	if err := w.Write(Flow{UUID: strings.Repeat("b", 150)}); err != nil {
+	if err := w.Write(flowOf(strings.Repeat("b", 150))); err != nil {
 		t.Fatal(err)
 	}
 	if content, err := os.ReadFile(late); err != nil || string(content) != "precious" {
@@ -262,8 +277,8 @@ func TestObserveWritesToAFile(t *testing.T) {
 		t.Errorf("standard output %q, file %q, %v", out, content, err)
 	}
 	for line := range strings.Lines(string(content)) {
-		var f Flow
-		if err := json.Unmarshal([]byte(line), &f); err != nil || f.Time != nil && f.Time.Before(time.Unix(1, 0)) {
+		var e Event
+		if err := json.Unmarshal([]byte(line), &e); err != nil || !e.At().IsZero() && e.At().Before(time.Unix(1, 0)) {
 			t.Errorf("%q: %v", line, err)
 		}
 	}

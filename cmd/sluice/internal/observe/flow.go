@@ -5,276 +5,250 @@ package observe
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// Flow is what is shown of one packet.
-type Flow struct {
-	Time                *time.Time      `json:"time,omitempty"`
-	UUID                string          `json:"uuid,omitempty"`
-	Node                string          `json:"nodeName,omitempty"`
-	Verdict             string          `json:"verdict,omitempty"`
-	Reason              string          `json:"reason,omitempty"`
-	Direction           string          `json:"direction,omitempty"`
-	Owner               *workload.Owner `json:"owner,omitempty"`
-	EndpointID          uint32          `json:"endpointId,omitempty"`
-	Source              string          `json:"sourceAddress,omitempty"`
-	SourcePort          uint32          `json:"sourcePort,omitempty"`
-	SourceIdentity      uint32          `json:"sourceIdentity,omitempty"`
-	SourceOwner         *workload.Owner `json:"sourceOwner,omitempty"`
-	SourcePod           string          `json:"sourcePod,omitempty"`
-	SourceNode          string          `json:"sourceNode,omitempty"` // another than this one
-	Destination         string          `json:"destinationAddress,omitempty"`
-	DestinationPort     uint32          `json:"destinationPort,omitempty"`
-	DestinationIdentity uint32          `json:"destinationIdentity,omitempty"`
-	DestinationOwner    *workload.Owner `json:"destinationOwner,omitempty"`
-	DestinationPod      string          `json:"destinationPod,omitempty"`
-	DestinationNode     string          `json:"destinationNode,omitempty"`
-	// Original is what the packet asked for before it was led to a backend of a service.
-	Original          string        `json:"originalDestinationAddress,omitempty"`
-	OriginalPort      uint32        `json:"originalDestinationPort,omitempty"`
-	Service           string        `json:"service,omitempty"` // "shop/web"
-	ServicePort       string        `json:"servicePortName,omitempty"`
-	ICMP              *icmp         `json:"icmp,omitempty"`
-	Protocol          string        `json:"protocol,omitempty"`
-	Length            uint32        `json:"length,omitempty"`
-	SourceMAC         string        `json:"sourceMac,omitempty"`
-	Ethertype         uint32        `json:"ethertype,omitempty"`
-	Type              string        `json:"type,omitempty"`
-	Egress            *verdict.Side `json:"egress,omitempty"`
-	Ingress           *verdict.Side `json:"ingress,omitempty"`
-	SourceLabels      []string      `json:"sourceLabels,omitempty"`
-	DestinationLabels []string      `json:"destinationLabels,omitempty"`
-	TCPFlags          string        `json:"tcpFlags,omitempty"`
-	Reply             bool          `json:"reply,omitempty"`
-	// Repair is a program that was put back on an endpoint's device; the packet is empty then.
-	Repair *repair `json:"repair,omitempty"`
-	// Lost is how many events are missing here, 0 with LostBy if that is not known; the rest is empty then.
-	Lost   uint64 `json:"lost,omitempty"`
-	LostBy string `json:"lostBy,omitempty"`
-	// Note says what became of the stream; besides the time the rest is empty then.
-	Note string `json:"note,omitempty"`
+// Event is what a node reports: a packet, a repair, that events were lost, or a note about the stream.
+type Event struct {
+	*datapathv1.ObserveResponse
+	// Note says what became of the stream, and Noted when. There is no message then.
+	Note  string
+	Noted time.Time
+	// Node is the node of a note or of lost events, if several nodes are shown.
+	Node string
 }
 
-// repair is what was wrong with the programs of an endpoint.
-type repair struct {
-	Device string `json:"device"`
-	Want   string `json:"want,omitempty"`
-	Have   string `json:"have,omitempty"`
-	Error  string `json:"error,omitempty"` // why it could not be put back
+// missing is the JSON of lost events and notes, and what tells the kinds of events apart.
+type missing struct {
+	Type   string     `json:"type,omitempty"`
+	Time   *time.Time `json:"time,omitempty"`
+	Node   string     `json:"nodeName,omitempty"`
+	Lost   uint64     `json:"lost,omitempty"` // 0 with LostBy: it is not known how many
+	LostBy string     `json:"lostBy,omitempty"`
+	Note   string     `json:"note,omitempty"`
 }
 
-func repairOf(r *datapathv1.AttachmentRepair) Flow {
-	owner := workload.OwnerOf(r.GetOwner())
-	return Flow{
-		Time: output.When(r.GetTime()), UUID: r.GetUuid(), Node: r.GetNodeName(), Type: "repair", Owner: &owner,
-		EndpointID: r.GetEndpointIndex(), SourceIdentity: r.GetIdentity(), SourcePod: podText(r.GetPod()),
-		Repair: &repair{
-			Device: r.GetDifference().GetKey(), Want: r.GetDifference().GetWant(), Have: r.GetDifference().GetHave(),
-			Error: r.GetError(),
-		},
+// typeRepair is the type of a repair in JSON, beside those of packets.
+const typeRepair = "repair"
+
+// Append appends the JSON of the event to b.
+func (e Event) Append(b []byte) ([]byte, error) {
+	switch {
+	case e.GetFlow() != nil:
+		return message.Of(e.GetFlow()).Append(b)
+	case e.GetRepair() != nil:
+		return message.Of(e.GetRepair(), message.Fact{Key: "type", Value: typeRepair}).Append(b)
 	}
+	m := missing{Node: e.Node, Note: e.Note, Lost: e.GetLost().GetCount()}
+	if !e.Noted.IsZero() {
+		m.Time = &e.Noted
+	}
+	if e.GetLost() != nil {
+		m.LostBy = output.Enum(e.GetLost().GetSource(), "LOSS_SOURCE_")
+	}
+	text, err := json.Marshal(m)
+	return append(b, text...), err
 }
 
-func flowOf(m *datapathv1.ObserveResponse) Flow {
-	if l := m.GetLost(); l != nil {
-		return Flow{Lost: l.GetCount(), LostBy: output.Enum(l.GetSource(), "LOSS_SOURCE_")}
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *Event) UnmarshalJSON(data []byte) error {
+	var m missing
+	if err := json.Unmarshal(data, &m); err != nil {
+		return err
 	}
-	if r := m.GetRepair(); r != nil {
-		return repairOf(r)
-	}
-	f := m.GetFlow()
-	source, destination := f.GetSource(), f.GetDestination()
-	shown := Flow{
-		Time: output.When(f.GetTime()), UUID: f.GetUuid(), Node: f.GetNodeName(),
-		Type:    output.Enum(f.GetType(), "FLOW_TYPE_"),
-		Verdict: output.Enum(f.GetVerdict(), "VERDICT_"), Reason: output.Enum(f.GetReason(), "REASON_"),
-		Direction: output.Enum(f.GetDirection(), "DIRECTION_"), Reply: f.GetReply(),
-		Source: source.GetAddress(), SourcePort: source.GetPort(), SourceIdentity: source.GetIdentity(),
-		SourceLabels: workload.LabelTextsInOrder(source.GetLabels()),
-		SourceOwner:  ownerOf(source), SourcePod: podText(source.GetPod()),
-		Destination: destination.GetAddress(), DestinationPort: destination.GetPort(),
-		DestinationIdentity: destination.GetIdentity(),
-		DestinationLabels:   workload.LabelTextsInOrder(destination.GetLabels()),
-		DestinationOwner:    ownerOf(destination), DestinationPod: podText(destination.GetPod()),
-		Protocol: ports.ProtocolText(uint32(f.GetProtocol())), TCPFlags: tcpFlagsText(f.GetTcpFlags()),
-		Length: f.GetLength(), Ethertype: f.GetEthertype(), SourceMAC: f.GetSourceMac(),
-		SourceNode: source.GetNodeName(), DestinationNode: destination.GetNodeName(),
-		Egress: verdict.SideOf(f.GetEgress()), Ingress: verdict.SideOf(f.GetIngress()),
-	}
-	shown.Original, shown.OriginalPort = f.GetOriginalDestinationAddress(), f.GetOriginalDestinationPort()
-	shown.Service, shown.ServicePort, _ = strings.Cut(f.GetService(), ":")
-	if h := f.GetIcmp(); h != nil {
-		shown.ICMP = &icmp{Type: h.GetType(), Code: h.GetCode()}
-	}
-	at := destination
-	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
-		at = source
-	}
-	shown.Owner, shown.EndpointID = ownerOf(at), at.GetEndpointIndex()
-	return shown
-}
-
-// icmp is the beginning of an ICMP message.
-type icmp struct {
-	Type uint32 `json:"type"`
-	Code uint32 `json:"code"`
-}
-
-// ownerOf is the endpoint at an end of a flow; nil if there is none.
-func ownerOf(e *datapathv1.FlowEnd) *workload.Owner {
-	if e.GetOwner() == nil {
-		return nil
-	}
-	o := workload.OwnerOf(e.GetOwner())
-	return &o
-}
-
-// podText is "namespace/name"; empty without a pod.
-func podText(p *workloadv1.PodReference) string {
-	if p == nil {
-		return ""
-	}
-	return p.GetNamespace() + "/" + p.GetName()
-}
-
-// tcpFlagsText are the flags of a TCP header, the lowest bit first.
-func tcpFlagsText(flags uint32) string {
-	var set []string
-	for i, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"} {
-		if flags&(1<<i) != 0 {
-			set = append(set, name)
+	r := &datapathv1.ObserveResponse{}
+	*e = Event{ObserveResponse: r}
+	switch {
+	case m.Note != "":
+		e.Note, e.Node = m.Note, m.Node
+		if m.Time != nil {
+			e.Noted = *m.Time
 		}
+		return nil
+	case m.LostBy != "":
+		e.Node = m.Node
+		lost := &datapathv1.LostEvents{}
+		r.Event = &datapathv1.ObserveResponse_Lost{Lost: lost}
+		return message.Unmarshal(fmt.Appendf(nil, `{"source":%q,"count":%d}`, m.LostBy, m.Lost), lost)
+	case m.Type == typeRepair:
+		repair := &datapathv1.AttachmentRepair{}
+		r.Event = &datapathv1.ObserveResponse_Repair{Repair: repair}
+		return message.Unmarshal(data, repair)
 	}
-	return strings.Join(set, ",")
+	flow := &datapathv1.Flow{}
+	r.Event = &datapathv1.ObserveResponse_Flow{Flow: flow}
+	return message.Unmarshal(data, flow)
 }
 
-// toBackend is the way to the destination past the service that the packet asked
-// for; only the destination if it asked for none. A packet that was led to no backend
-// has the address that it asked for as its destination.
-func (f Flow) toBackend(destination string) string {
-	if f.Original == "" {
-		return destination
+// SetNode names the node that reported the event.
+func (e *Event) SetNode(node string) {
+	switch {
+	case e.GetFlow() != nil:
+		e.GetFlow().NodeName = node
+	case e.GetRepair() != nil:
+		e.GetRepair().NodeName = node
+	default:
+		e.Node = node
 	}
-	name := "service"
-	if f.Service != "" {
-		name += " " + f.Service
-	}
-	if f.ServicePort != "" {
-		name += ":" + f.ServicePort
-	}
-	if f.Original == f.Destination && f.OriginalPort == f.DestinationPort {
-		return fmt.Sprintf("%s (%s)", destination, name)
-	}
-	return fmt.Sprintf("%s (%s) -> %s", service.AddressText(f.Original, f.OriginalPort), name, destination)
 }
 
-// at is the time of an event. The date is there if it is not that of a day.
-func (f Flow) at(today time.Time) string {
-	if f.Time == nil {
+// At returns the time of the event. It is zero for lost events.
+func (e Event) At() time.Time {
+	var at *timestamppb.Timestamp
+	switch {
+	case e.GetFlow() != nil:
+		at = e.GetFlow().GetTime()
+	case e.GetRepair() != nil:
+		at = e.GetRepair().GetTime()
+	}
+	if at == nil {
+		return e.Noted
+	}
+	return at.AsTime()
+}
+
+// uuid is the id by which a stream goes on behind the event; empty if it has none.
+func (e Event) uuid() string { return cmp.Or(e.GetFlow().GetUuid(), e.GetRepair().GetUuid()) }
+
+// Line is an event for people. Lines come one by one, so no table aligns them.
+func (e Event) Line(today time.Time) string {
+	at, lost, r := timeText(e.At(), today), e.GetLost(), e.GetRepair()
+	switch {
+	case lost.GetSource() == datapathv1.LossSource_LOSS_SOURCE_RESTART:
+		return "--- events from before the restart of the datapath may be missing ---"
+	case lost != nil:
+		return fmt.Sprintf("--- %d events were lost by the %s ---", lost.GetCount(),
+			output.Enum(lost.GetSource(), "LOSS_SOURCE_"))
+	case e.Note != "":
+		return output.Printable(fmt.Sprintf("--- %s %s ---", at, e.Note))
+	case r != nil:
+		d := r.GetDifference()
+		line := fmt.Sprintf("%s  %-9s %s  program of %s: want %s, have %s", at, "repaired", workload.OwnerOf(r.GetOwner()),
+			d.GetKey(), d.GetWant(), d.GetHave())
+		if r.GetError() != "" {
+			line += "; not repaired: " + r.GetError()
+		}
+		return output.Printable(line)
+	}
+	return output.Printable(packetLine(e.GetFlow(), at))
+}
+
+// timeText is the time of an event. The date is there if it is not today's.
+func timeText(t, today time.Time) string {
+	if t.IsZero() {
 		return ""
 	}
-	t := f.Time.Local()
+	t = t.Local()
 	if t.Format(time.DateOnly) != today.Local().Format(time.DateOnly) {
 		return t.Format("2006-01-02 15:04:05.000")
 	}
 	return t.Format("15:04:05.000")
 }
 
-// Line is a flow for people. Lines come one by one, so no table aligns them.
-func (f Flow) Line(today time.Time) string {
-	switch at := f.at(today); {
-	case f.LostBy == "restart":
-		return "--- events from before the restart of the datapath may be missing ---"
-	case f.LostBy != "":
-		return fmt.Sprintf("--- %d events were lost by the %s ---", f.Lost, f.LostBy)
-	case f.Note != "":
-		return output.Printable(fmt.Sprintf("--- %s %s ---", at, f.Note))
-	case f.Repair != nil:
-		line := fmt.Sprintf("%s  %-9s %s  program of %s: want %s, have %s", at, "repaired", f.Owner, f.Repair.Device,
-			f.Repair.Want, f.Repair.Have)
-		if f.Repair.Error != "" {
-			line += "; not repaired: " + f.Repair.Error
-		}
-		return output.Printable(line)
+// endText is one end of a packet: address and port, labels or identity, and the node if it is another.
+func endText(e *datapathv1.FlowEnd, ports bool) string {
+	s := cmp.Or(e.GetAddress(), "-")
+	if a, err := netip.ParseAddr(e.GetAddress()); err == nil && ports {
+		s = netip.AddrPortFrom(a, uint16(e.GetPort())).String()
 	}
-	return output.Printable(f.packetLine(f.at(today)))
+	switch {
+	case len(e.GetLabels()) > 0:
+		s += " (" + workload.Text(workload.LabelTextsInOrder(e.GetLabels())) + ")"
+	case e.GetIdentity() != 0:
+		s += fmt.Sprintf(" (identity %d)", e.GetIdentity())
+	}
+	if e.GetNodeName() != "" {
+		s += " on " + e.GetNodeName()
+	}
+	return s
 }
 
-// packetLine is a flow with its time.
-func (f Flow) packetLine(at string) string {
-	who := "-"
-	if f.Owner != nil {
-		who = f.Owner.String()
+// destinationText is the way to the destination past the service that the packet asked for; only the destination if it
+// asked for none. A packet that was led to no backend has the address that it asked for as its destination.
+func destinationText(f *datapathv1.Flow, ports bool) string {
+	to := endText(f.GetDestination(), ports)
+	asked, port := f.GetOriginalDestinationAddress(), f.GetOriginalDestinationPort()
+	if asked == "" {
+		return to
 	}
-	side := func(address string, port, identity uint32, labels []string, node string, ports bool) string {
-		s := cmp.Or(address, "-")
-		if ports && address != "" {
-			if a, err := netip.ParseAddr(address); err == nil {
-				s = netip.AddrPortFrom(a, uint16(port)).String()
-			}
-		}
-		switch {
-		case len(labels) > 0:
-			s += " (" + workload.Text(labels) + ")"
-		case identity != 0:
-			s += fmt.Sprintf(" (identity %d)", identity)
-		}
-		if node != "" {
-			s += " on " + node
-		}
-		return s
+	name := strings.TrimSpace("service " + f.GetService())
+	if asked == f.GetDestination().GetAddress() && port == f.GetDestination().GetPort() {
+		return fmt.Sprintf("%s (%s)", to, name)
 	}
-	ports := f.Protocol == "tcp" || f.Protocol == "udp" || f.Protocol == "sctp"
-	what := f.Protocol
+	return fmt.Sprintf("%s (%s) -> %s", service.AddressText(asked, port), name, to)
+}
+
+// packetText is the protocol of a packet and what is known of its headers.
+func packetText(f *datapathv1.Flow, protocol string) string {
+	what := protocol
 	switch {
-	case f.ICMP != nil:
-		what = fmt.Sprintf("%s type %d code %d", f.Protocol, f.ICMP.Type, f.ICMP.Code)
-	case f.Protocol == "":
-		what = fmt.Sprintf("ethertype %#04x", f.Ethertype)
-	case f.TCPFlags != "":
-		what += " " + f.TCPFlags
+	case f.GetIcmp() != nil:
+		what = fmt.Sprintf("%s type %d code %d", what, f.GetIcmp().GetType(), f.GetIcmp().GetCode())
+	case what == "":
+		what = fmt.Sprintf("ethertype %#04x", f.GetEthertype())
+	case f.GetTcpFlags() != 0:
+		names := message.FlagTexts(message.Flags["sluice.datapath.v1.Flow.tcp_flags"], uint64(f.GetTcpFlags()))
+		what += " " + strings.ToUpper(strings.Join(names, ","))
 	}
-	if f.Length > 0 {
-		what += fmt.Sprintf(", %d bytes", f.Length)
+	if f.GetLength() > 0 {
+		what += fmt.Sprintf(", %d bytes", f.GetLength())
 	}
 	// The sender is known by more than its hardware address, if it is known.
-	if f.SourceMAC != "" && f.SourceNode == "" && (f.SourceIdentity == 0 || strings.HasPrefix(f.Reason, "spoofed")) {
-		what += ", from " + f.SourceMAC
+	spoofed := strings.HasPrefix(f.GetReason().String(), "REASON_SPOOFED")
+	if s := f.GetSource(); f.GetSourceMac() != "" && s.GetNodeName() == "" && (s.GetIdentity() == 0 || spoofed) {
+		what += ", from " + f.GetSourceMac()
 	}
-	outcome := f.Verdict
-	if f.Type == "connection-closed" {
+	return what
+}
+
+// packetLine is a packet with its time.
+func packetLine(f *datapathv1.Flow, at string) string {
+	here := f.GetDestination()
+	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
+		here = f.GetSource()
+	}
+	who := "-"
+	if here.GetOwner() != nil {
+		who = workload.OwnerOf(here.GetOwner()).String()
+	}
+	closed := f.GetType() == datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED
+	outcome := output.Enum(f.GetVerdict(), "VERDICT_")
+	if closed {
 		outcome = "closed"
 	}
 	arrow := "->"
-	if f.Reply {
+	if f.GetReply() {
 		arrow = "-> (reply)"
 	}
-	to := side(f.Destination, f.DestinationPort, f.DestinationIdentity, f.DestinationLabels, f.DestinationNode, ports)
-	line := fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s %s %s  %s", at, outcome, f.Reason, f.Direction, who,
-		side(f.Source, f.SourcePort, f.SourceIdentity, f.SourceLabels, f.SourceNode, ports), arrow,
-		f.toBackend(to), what)
+	protocol, hasPorts := ports.ProtocolText(uint32(f.GetProtocol())), ports.HasPorts(uint32(f.GetProtocol()))
+	line := fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s %s %s  %s", at, outcome, output.Enum(f.GetReason(), "REASON_"),
+		output.Enum(f.GetDirection(), "DIRECTION_"), who, endText(f.GetSource(), hasPorts), arrow,
+		destinationText(f, hasPorts), packetText(f, protocol))
 	for _, s := range []struct {
 		name string
-		said *verdict.Side
-	}{{"egress", f.Egress}, {"ingress", f.Ingress}} {
+		said *datapathv1.SideVerdict
+	}{{"egress", f.GetEgress()}, {"ingress", f.GetIngress()}} {
 		// Of a dropped packet only the side that dropped it matters, and at the
 		// end of a connection only rules.
-		matters := s.said != nil && (f.Verdict != "dropped" || s.said.Verdict != "forwarded")
-		if matters && (f.Type != "connection-closed" || s.said.Rule != 0) {
-			line += fmt.Sprintf("; %s %s %s", s.name, s.said.Verdict, s.said.Because())
+		matters := s.said != nil && (f.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED ||
+			s.said.GetVerdict() != datapathv1.Verdict_VERDICT_FORWARDED)
+		if matters && (!closed || s.said.GetRule() != 0) {
+			line += fmt.Sprintf("; %s %s", s.name, verdict.Text(s.said))
 		}
 	}
 	return line

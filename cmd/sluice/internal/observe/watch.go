@@ -4,6 +4,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,13 +151,11 @@ func (w *watch) show(stream grpc.ServerStreamingClient[datapathv1.ObserveRespons
 		if err != nil {
 			return inFlags(err)
 		}
-		f := flowOf(m)
-		if err := w.out.Write(f); err != nil {
+		e := Event{ObserveResponse: m}
+		if err := w.out.Write(e); err != nil {
 			return &outputError{err}
 		}
-		if f.UUID != "" {
-			w.last = f.UUID
-		}
+		w.last = cmp.Or(e.uuid(), w.last)
 	}
 }
 
@@ -182,10 +181,7 @@ func reasonOf(err error) string {
 }
 
 // noteOf is a line about the stream and no packet.
-func noteOf(text string) Flow {
-	now := time.Now()
-	return Flow{Time: &now, Note: text}
-}
+func noteOf(text string) Event { return Event{Note: text, Noted: time.Now()} }
 
 // Drops shows what is dropped of one endpoint's packets, until ctx ends.
 func Drops(ctx context.Context, inv *invocation.Invocation, owner *workloadv1.Owner) error {

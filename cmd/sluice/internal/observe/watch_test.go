@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -90,13 +91,13 @@ type shown struct {
 	news  chan struct{} // one for each
 }
 
-func (s *shown) Write(f Flow) error {
-	text := f.UUID
+func (s *shown) Write(e Event) error {
+	text := e.uuid()
 	switch {
-	case f.Note != "":
-		text = f.Note
-	case f.LostBy != "":
-		text = "lost by " + f.LostBy
+	case e.Note != "":
+		text = e.Note
+	case e.GetLost() != nil:
+		text = "lost by " + output.Enum(e.GetLost().GetSource(), "LOSS_SOURCE_")
 	}
 	s.mu.Lock()
 	s.texts = append(s.texts, text)

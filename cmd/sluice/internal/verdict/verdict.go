@@ -11,62 +11,44 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
 
-// Side is what one side's policy said.
-type Side struct {
-	Verdict   string   `json:"verdict"`
-	DecidedBy string   `json:"decidedBy"`
-	Proxy     string   `json:"proxy,omitempty"`
-	Rule      uint32   `json:"rule,omitempty"`
-	Sources   []string `json:"ruleSources,omitempty"`
-	Table     uint32   `json:"table"`
-	Epoch     uint32   `json:"epoch"`
-	Revision  uint64   `json:"revision"`
-}
-
-// SideOf shows a verdict of the datapath; nil if there is none.
-func SideOf(v *datapathv1.SideVerdict) *Side {
+// Text is what one side's policy said and what decided, in words; empty if it was not asked.
+func Text(v *datapathv1.SideVerdict) string {
 	if v == nil {
-		return nil
+		return ""
 	}
-	return &Side{
-		Verdict: output.Enum(v.GetVerdict(), "VERDICT_"), DecidedBy: output.Enum(v.GetDecidedBy(), "DECIDED_BY_"),
-		Proxy: output.Enum(v.GetProxy(), "PROXY_"), Rule: v.GetRule(),
-		Sources: v.GetRuleSources(),
-		Table:   v.GetTable(), Epoch: v.GetEpoch(), Revision: v.GetRevision(),
-	}
+	return output.Enum(v.GetVerdict(), "VERDICT_") + " " + because(v)
 }
 
-// Because is what decided, in words.
-func (v Side) Because() string {
-	switch v.DecidedBy {
-	case "rule":
-		if len(v.Sources) > 0 {
-			return "by " + strings.Join(v.Sources, " and ")
+// because is what decided, in words.
+func because(v *datapathv1.SideVerdict) string {
+	switch v.GetDecidedBy() {
+	case netv1.DecidedBy_DECIDED_BY_RULE:
+		if len(v.GetRuleSources()) > 0 {
+			return "by " + strings.Join(v.GetRuleSources(), " and ")
 		}
-		return fmt.Sprintf("by rule %d of table %d", v.Rule, v.Table)
-	case "default":
-		if v.Verdict == "forwarded" {
+		return fmt.Sprintf("by rule %d of table %d", v.GetRule(), v.GetTable())
+	case netv1.DecidedBy_DECIDED_BY_DEFAULT:
+		if v.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED {
 			return "because no rule denies it"
 		}
 		return "because no rule allows it"
-	case "host-allow":
+	case netv1.DecidedBy_DECIDED_BY_HOST_ALLOW:
 		return "because the local node may"
-	case "unknown-identity":
+	case netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
 		return "because the identity is not known"
-	case "no-policy":
-		switch v.Table {
+	case netv1.DecidedBy_DECIDED_BY_NO_POLICY:
+		switch v.GetTable() {
 		case TableAllow:
 			return "because no policy selects it"
 		case TableWaiting:
 			return "because its policy is not known yet"
-		default:
-			return "because it has no table"
 		}
-	default:
-		return strings.TrimSpace(v.DecidedBy)
+		return "because it has no table"
 	}
+	return output.Enum(v.GetDecidedBy(), "DECIDED_BY_")
 }
 
 // Numbers of tables that are no tables.

@@ -42,20 +42,26 @@ func PodText(p *workloadv1.PodReference) string {
 
 // LabelTexts writes labels as SOURCE:KEY=VALUE, sorted.
 func LabelTexts(labels []*workloadv1.Label) []string {
-	texts := append([]string{}, LabelTextsInOrder(labels)...)
+	texts := LabelTextsInOrder(labels)
+	if texts == nil {
+		return []string{}
+	}
 	slices.Sort(texts)
 	return texts
 }
 
 // LabelTextsInOrder writes labels as SOURCE:KEY=VALUE; nil if there are none.
 func LabelTextsInOrder(labels []*workloadv1.Label) []string {
-	var texts []string
-	for _, l := range labels {
-		text := l.GetSource() + ":" + l.GetKey()
+	if len(labels) == 0 {
+		return nil
+	}
+	texts := make([]string, len(labels))
+	for i, l := range labels {
+		sign := ""
 		if l.GetValue() != "" {
-			text += "=" + l.GetValue()
+			sign = "="
 		}
-		texts = append(texts, text)
+		texts[i] = l.GetSource() + ":" + l.GetKey() + sign + l.GetValue()
 	}
 	return texts
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
 const forms = "a pod NAMESPACE/NAME, or an address"
@@ -246,12 +248,13 @@ func (q *query) follow(one question, answer Answer) {
 	for _, n := range x.NotAsked {
 		q.add(question{node: n.Node, has: n.Has, from: one.from, to: one.to, port: one.port})
 	}
-	if !x.Service.Translated() {
+	if !nodeexplain.Translated(x.GetService()) {
 		return
 	}
-	for _, b := range x.Service.Backends {
-		if node := b.OtherNode(); node != "" && b.Verdict != "dropped" {
-			q.add(question{node: node, has: "backend", from: one.from, to: b.Address, port: b.Port})
+	for _, b := range x.GetService().GetBackends() {
+		node := nodeexplain.OtherNode(b.GetPeer())
+		if node != "" && b.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED {
+			q.add(question{node: node, has: "backend", from: one.from, to: b.GetAddress(), port: b.GetPort()})
 		}
 	}
 }
@@ -276,39 +279,40 @@ func (x *Explanation) rows() (rows []row) {
 		switch {
 		case e == nil:
 			rows = append(rows, row{a.Node, a.Has, a.To, "unknown", "NO ANSWER", a.Error})
-		case e.Service.Translated():
-			for _, b := range e.Service.Backends {
-				rows = append(rows, row{
-					a.Node, a.Has, b.Address, b.Verdict, word(b.Verdict, b.Reason, b.Headline()),
-					because(b.Egress.Because(), b.Ingress.Because()),
-				})
+		case nodeexplain.Translated(e.GetService()):
+			for _, b := range e.GetService().GetBackends() {
+				rows = append(rows, rowOf(a, b.GetAddress(), b, nodeexplain.BackendHeadline(b)))
 			}
 		default:
-			rows = append(rows, row{
-				a.Node, a.Has, a.To, e.Verdict, word(e.Verdict, e.Reason, e.Headline()),
-				because(e.Egress.Because(), e.Ingress.Because()),
-			})
+			rows = append(rows, rowOf(a, a.To, e, e.Headline()))
 		}
 	}
 	return rows
 }
 
-// word is a verdict with its reason; without a verdict the headline says more.
-func word(verdict, reason, headline string) string {
-	if verdict == "" || reason == "" {
-		return headline
-	}
-	return fmt.Sprintf("%s (%s)", strings.ToUpper(verdict), reason)
+// outcome is what a node says of the connection, or of the connection to one backend.
+type outcome interface {
+	GetVerdict() datapathv1.Verdict
+	GetReason() datapathv1.Reason
+	GetEgress() *datapathv1.ExplainedSide
+	GetIngress() *datapathv1.ExplainedSide
 }
 
-func because(egress, ingress string) string {
-	var parts []string
-	for _, side := range []struct{ name, text string }{{"egress", egress}, {"ingress", ingress}} {
-		if side.text != "" {
-			parts = append(parts, side.name+" "+side.text)
-		}
+// rowOf has the verdict with its reason; without one of them the headline says more.
+func rowOf(a Answer, to string, o outcome, headline string) row {
+	r := row{node: a.Node, has: a.Has, to: to, verdict: output.Enum(o.GetVerdict(), "VERDICT_"), text: headline}
+	if r.verdict != "" && o.GetReason() != datapathv1.Reason_REASON_UNSPECIFIED {
+		r.text = nodeexplain.VerdictText(o.GetVerdict(), o.GetReason())
 	}
-	return strings.Join(parts, "; ")
+	var parts []string
+	if text := verdict.Text(o.GetEgress().GetVerdict()); text != "" {
+		parts = append(parts, "egress "+text)
+	}
+	if text := verdict.Text(o.GetIngress().GetVerdict()); text != "" {
+		parts = append(parts, "ingress "+text)
+	}
+	r.because = strings.Join(parts, "; ")
+	return r
 }
 
 // verdict is what becomes of the connection past all nodes: a drop at one of them is one.

@@ -107,13 +107,13 @@ func (c cluster) run(args ...string) (code int, out, errOut string, executed []s
 
 const (
 	forwards = `{"verdict": "forwarded", "reason": "forwarded-overlay", "source": {"identity": 300},
-		"destination": {"identity": 301, "node": "node2"}, "egress": {"verdict": {"verdict": "forwarded",
+		"destination": {"identity": 301, "nodeName": "node2"}, "egress": {"verdict": {"verdict": "forwarded",
 			"decidedBy": "no-policy", "table": 1}},
 		"notAsked": [{"node": "node2", "has": "receiver"}]}`
-	drops = `{"verdict": "dropped", "reason": "policy-denied", "source": {"identity": 300, "node": "node1"},
+	drops = `{"verdict": "dropped", "reason": "policy-denied", "source": {"identity": 300, "nodeName": "node1"},
 		"destination": {"identity": 301}, "ingress": {"verdict": {"verdict": "dropped", "decidedBy": "rule", "rule": 2,
 		"ruleSources": ["NetworkPolicy shop/web isolation"]}}}`
-	lets = `{"verdict": "forwarded", "reason": "forwarded-from-stack", "source": {"identity": 300, "node": "node1"},
+	lets = `{"verdict": "forwarded", "reason": "forwarded-from-stack", "source": {"identity": 300, "nodeName": "node1"},
 		"destination": {"identity": 301}, "ingress": {"verdict": {"verdict": "forwarded", "decidedBy": "rule", "rule": 1,
 		"ruleSources": ["NetworkPolicy shop/web spec.ingress[0]"]}}, "notAsked": [{"node": "node1", "has": "sender"}]}`
 )
@@ -160,7 +160,7 @@ func TestBothNodesAreAskedAndADropOfEitherIsTheVerdict(t *testing.T) {
 	}
 	var x Explanation
 	if err := json.Unmarshal([]byte(out), &x); err != nil || x.Verdict != "forwarded" || len(x.Answers) != 2 ||
-		x.Answers[0].Has != "sender" || x.Answers[1].Explanation.Ingress.Verdict.Rule != 1 {
+		x.Answers[0].Has != "sender" || x.Answers[1].Explanation.GetIngress().GetVerdict().GetRule() != 1 {
 		t.Errorf("%v, %+v", err, x)
 	}
 }
@@ -208,7 +208,7 @@ func TestTheNodeOfEachBackendIsAsked(t *testing.T) {
 	backend := func(address, node, verdict string) string {
 		return fmt.Sprintf(`{"address": %q, "port": 8080, "path": "evaluated", "verdict": %q, "reason": "r", "peer": `+
 			`{"identity": 301,
-			"node": %q}}`, address, verdict, node)
+			"nodeName": %q}}`, address, verdict, node)
 	}
 	c.answer("node1", "10.96.0.10", `{"reason": "", "verdict": "", "source": {"identity": 300}, "service": {"service": `+
 		`"shop/web",

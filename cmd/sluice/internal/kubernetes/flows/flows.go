@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 )
 
 const (
@@ -192,7 +193,7 @@ func parse(node string, line []byte) (*event, error) {
 	if err := json.Unmarshal(line, &e.flow); err != nil {
 		return e, fmt.Errorf("an event cannot be read: %w", err)
 	}
-	e.flow.Node = node
+	e.flow.SetNode(node)
 	return e, nil
 }
 
@@ -212,9 +213,7 @@ func (o *observer) show(events []*event) error {
 			continue
 		}
 		if o.inv.Format == "json" {
-			encoder := json.NewEncoder(o.inv.Out)
-			encoder.SetEscapeHTML(false)
-			if err := encoder.Encode(e.flow); err != nil {
+			if err := message.WriteLine(o.inv.Out, e.flow); err != nil {
 				return err
 			}
 			continue
@@ -353,7 +352,7 @@ func (f *following) stream(ctx context.Context, node string, after time.Time, ar
 		if err != nil {
 			return err
 		}
-		if replays = replays && (e.flow.Time == nil || !e.flow.Time.After(after)); replays {
+		if replays = replays && !e.flow.At().After(after); replays {
 			return nil
 		}
 		select {

@@ -22,10 +22,9 @@ var epoch = time.Unix(1e9, 0)
 
 // of makes the event of a node at a second; without a time if the second is negative.
 func of(node string, second int) *event {
-	e := &event{node: node, flow: observe.Flow{Node: node}}
+	e := &event{node: node}
 	if second >= 0 {
-		at := epoch.Add(time.Duration(second) * time.Second)
-		e.flow.Time = &at
+		e.flow.Noted = epoch.Add(time.Duration(second) * time.Second)
 	}
 	return e
 }
@@ -72,7 +71,7 @@ func TestAnEventWithoutATimeFollowsTheOneBeforeItOnItsNode(t *testing.T) {
 	m.push(of("a", 4), epoch)
 	m.push(of("b", 1), epoch)
 	m.push(of("b", -1), epoch)
-	if got := text(m.held); got != "b1 b1 a4" || m.held[1].flow.Time != nil {
+	if got := text(m.held); got != "b1 b1 a4" || !m.held[1].flow.At().IsZero() {
 		t.Errorf("got %q, want what b lost after b1", got)
 	}
 }
@@ -204,7 +203,7 @@ func TestLinesNameTheirNode(t *testing.T) {
 	var out, errOut bytes.Buffer
 	o := observer{inv: &invocation.Invocation{Format: "table", Out: &out, ErrOut: &errOut}, width: 8}
 	e, err := parse("node1", []byte(`{"time":"2026-11-27T10:00:00Z","nodeName":"other","verdict":"dropped",`+
-		`"reason":"policy-denied","direction":"ingress","sourceAddress":"10.244.0.2","destinationAddress":"10.244.0.3",`+
+		`"reason":"policy-denied","direction":"ingress","source":{"address":"10.244.0.2"},"destination":{"address":"10.244.0.3"},`+
 		`"protocol":"icmp"}`+"\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +223,7 @@ func TestLinesNameTheirNode(t *testing.T) {
 	// Of another day the date is shown, and what a stream says of itself.
 	out.Reset()
 	at := time.Date(2026, 11, 26, 10, 0, 0, 0, time.Local)
-	noted := &event{node: "node1", flow: observe.Flow{Time: &at, Note: "datapath is away"}}
+	noted := &event{node: "node1", flow: observe.Event{Noted: at, Note: "datapath is away"}}
 	if err := o.show([]*event{noted}); err != nil ||
 		out.String() != "node1     --- 2026-11-26 10:00:00.000 datapath is away ---\n" {
 		t.Errorf("got %q, %v", out.String(), err)

@@ -13,7 +13,7 @@ import (
 // event is what one node reported, or that events of it are missing.
 type event struct {
 	node    string
-	flow    observe.Flow
+	flow    observe.Event
 	at      time.Time // of the event; that of the one before it, if it has none
 	arrived time.Time
 }
@@ -22,9 +22,8 @@ type event struct {
 type clock map[string]time.Time // node → time of its last event
 
 func (c clock) set(e *event) {
-	e.at = c[e.node]
-	if e.flow.Time != nil {
-		e.at = *e.flow.Time
+	if e.at = e.flow.At(); e.at.IsZero() {
+		e.at = c[e.node]
 	}
 	c[e.node] = e.at
 }

@@ -120,12 +120,22 @@ func (o Object) Append(b []byte) ([]byte, error) {
 	return appendFields(b, o.Message.ProtoReflect(), o.Facts)
 }
 
-// WriteLine writes the object as one line, for lists without an end.
-func (o Object) WriteLine(w io.Writer) error {
-	b, err := o.Append(nil)
-	if err == nil {
-		_, err = w.Write(append(b, '\n'))
+// Appender is what has JSON.
+type Appender interface{ Append(b []byte) ([]byte, error) }
+
+// buffers are for lines.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// WriteLine writes the JSON of one value as a line, for lists without an end.
+func WriteLine(w io.Writer, v Appender) error {
+	buffer, _ := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	b, err := v.Append((*buffer)[:0])
+	if err != nil {
+		return err
 	}
+	*buffer = append(b, '\n')
+	_, err = w.Write(*buffer)
 	return err
 }
 
@@ -269,8 +279,10 @@ func appender(f protoreflect.FieldDescriptor) func([]byte, protoreflect.Value) (
 	case protoreflect.MessageKind, protoreflect.GroupKind:
 		return appendMessage
 	case protoreflect.EnumKind:
-		e := f.Enum()
-		return func(b []byte, v protoreflect.Value) ([]byte, error) { return appendText(b, EnumText(e, v.Enum())), nil }
+		texts := textsOf(f.Enum())
+		return func(b []byte, v protoreflect.Value) ([]byte, error) {
+			return appendText(b, enumText(texts, v.Enum())), nil
+		}
 	case protoreflect.BytesKind:
 		if Text[name] {
 			return func(b []byte, v protoreflect.Value) ([]byte, error) { return appendText(b, string(v.Bytes())), nil }
@@ -351,8 +363,10 @@ func textsOf(e protoreflect.EnumDescriptor) map[protoreflect.EnumNumber]string {
 
 // EnumText is the name of a value in lower case without the prefix of its enum: "ready" for ENDPOINT_STATE_READY. It
 // is the number of a value that this program does not know.
-func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	if text, ok := textsOf(e)[n]; ok {
+func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string { return enumText(textsOf(e), n) }
+
+func enumText(texts map[protoreflect.EnumNumber]string, n protoreflect.EnumNumber) string {
+	if text, ok := texts[n]; ok {
 		return text
 	}
 	return strconv.Itoa(int(n))

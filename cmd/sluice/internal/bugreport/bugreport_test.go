@@ -300,7 +300,8 @@ func TestReportGoesToStandardOutput(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "bugreport", "--log-lines=0")
 }
 
-// TestReportOfAFullDisk: a report that goes elsewhere needs no disk of the node, and one that cannot be written says so.
+// TestReportOfAFullDisk: a report that goes elsewhere needs no disk of the node, and one that cannot be written says
+// so.
 func TestReportOfAFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

@@ -34,7 +34,8 @@ func TestConnectionsAreListedWithWhatTheyAskedFor(t *testing.T) {
 	out, errOut = n.Want(t, 0, "conntrack", "list", "--limit", "1", "-o", "json")
 	c := &datapathv1.TrackedConnection{}
 	if err := message.Unmarshal([]byte(out), c); err != nil || c.GetInitiator().GetPod().GetName() != "web-0" ||
-		c.GetAskedAddress() != "10.96.0.1" || !strings.Contains(out, `"omittedConnectionCount":2`) || errOut != "note: --limit leaves out 2 more\n" {
+		c.GetAskedAddress() != "10.96.0.1" || !strings.Contains(out, `"omittedConnectionCount":2`) ||
+		errOut != "note: --limit leaves out 2 more\n" {
 		t.Errorf("%v: %s%s", err, out, errOut)
 	}
 }

@@ -136,7 +136,9 @@ type asked struct {
 // MarshalJSON implements json.Marshaler.
 func (x Explanation) MarshalJSON() ([]byte, error) {
 	facts := []message.Fact{
-		{Key: "from", Value: x.From}, {Key: "to", Value: x.To}, {Key: "protocol", Value: x.Protocol},
+		{Key: "from", Value: x.From},
+		{Key: "to", Value: x.To},
+		{Key: "protocol", Value: x.Protocol},
 		{Key: "port", Value: x.Port},
 	}
 	if len(x.NotAsked) > 0 {

@@ -211,7 +211,8 @@ func TestListsAndOtherKindsAreRead(t *testing.T) {
 	nodetest.WantLines(t, errOut, "sluice: "+list+
 		": document 1, item 2 (line 7): NetworkPolicy shop/b: spec.refuse: is no port")
 	typed := nodetest.Write(t, dir, "typed.json",
-		`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicyList", "items": [{"metadata": {"name": "c", "namespace": "shop"}}]}`)
+		`{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicyList", `+
+			`"items": [{"metadata": {"name": "c", "namespace": "shop"}}]}`)
 	out, _ := n.Want(t, 0, "policy", "apply", "-f", typed)
 	nodetest.WantLines(t, out, "NetworkPolicy shop/c created")
 

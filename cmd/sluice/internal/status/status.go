@@ -561,7 +561,8 @@ func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
 		output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
 	}
 	output.Row(w, "Kernel", d.Kernel)
-	output.Row(w, "Repairs", fmt.Sprintf("attachments %d, devices %d, node %d", d.AttachmentRepair, d.DeviceRepairs, d.NodeRepairs))
+	output.Row(w, "Repairs",
+		fmt.Sprintf("attachments %d, devices %d, node %d", d.AttachmentRepair, d.DeviceRepairs, d.NodeRepairs))
 	if d.PendingReleases > 0 {
 		output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
 	}

@@ -521,7 +521,8 @@ func TestClassesCountForTheTenantThatSplitsThem(t *testing.T) {
 				few = append(few, exists(fmt.Sprint("k", k)))
 			}
 			changes := []Change{
-				{UpsertPolicies: []policy.Object{admission("b", policytable.Allow, few...)}}, c,
+				{UpsertPolicies: []policy.Object{admission("b", policytable.Allow, few...)}},
+				c,
 				{UpsertPolicies: []policy.Object{admission("a", policytable.Allow, each...)}},
 			}
 			if !first {

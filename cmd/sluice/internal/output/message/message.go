@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package message writes messages of the services as JSON for programs, and reads it. The JSON of protobuf itself is not
-// used: it leaves zero values out, has every 64-bit number as text, and promises no stable bytes.
+// Package message writes messages of the services as JSON for programs, and reads it. The JSON of protobuf itself is
+// not used: it leaves zero values out, has every 64-bit number as text, and promises no stable bytes.
 //
 //   - Keys are the fields' names in lower camel case, in the order of the message. endpoint_index is endpointId.
 //   - Zero values are present. A message, an optional field or a member of a oneof that is not set is absent, and so
@@ -121,7 +121,9 @@ func (o Object) Append(b []byte) ([]byte, error) {
 }
 
 // Appender is what has JSON.
-type Appender interface{ Append(b []byte) ([]byte, error) }
+type Appender interface {
+	Append(b []byte) ([]byte, error)
+}
 
 // buffers are for lines.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
@@ -363,7 +365,9 @@ func textsOf(e protoreflect.EnumDescriptor) map[protoreflect.EnumNumber]string {
 
 // EnumText is the name of a value in lower case without the prefix of its enum: "ready" for ENDPOINT_STATE_READY. It
 // is the number of a value that this program does not know.
-func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string { return enumText(textsOf(e), n) }
+func EnumText(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
+	return enumText(textsOf(e), n)
+}
 
 func enumText(texts map[protoreflect.EnumNumber]string, n protoreflect.EnumNumber) string {
 	if text, ok := texts[n]; ok {

@@ -163,7 +163,9 @@ func TestMessagesAreReadAsTheyAreWritten(t *testing.T) {
 			t.Errorf("%s was read as %v, %v", text, got, err)
 		}
 	}
-	for _, wrong := range []string{"[]", `{"length":"x"}`, `{"length":-1}`, `{"time":"x"}`, `{"source":1}`, `{"tcpFlags":["x"]}`} {
+	for _, wrong := range []string{
+		"[]", `{"length":"x"}`, `{"length":-1}`, `{"time":"x"}`, `{"source":1}`, `{"tcpFlags":["x"]}`,
+	} {
 		if err := message.Unmarshal([]byte(wrong), &datapathv1.Flow{}); err == nil {
 			t.Errorf("%s was read", wrong)
 		}

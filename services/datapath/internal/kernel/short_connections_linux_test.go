@@ -132,14 +132,14 @@ func connectFromPort(port uint16, to netip.AddrPort) error {
 		return err
 	}
 	defer unix.Close(fd)
-	any := netip.IPv4Unspecified()
+	everywhere := netip.IPv4Unspecified()
 	if to.Addr().Is6() {
-		any = netip.IPv6Unspecified()
+		everywhere = netip.IPv6Unspecified()
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return err
 		}
 	}
-	if err := unix.Bind(fd, sockaddr(familyOf(to), netip.AddrPortFrom(any, port))); err != nil {
+	if err := unix.Bind(fd, sockaddr(familyOf(to), netip.AddrPortFrom(everywhere, port))); err != nil {
 		return fmt.Errorf("bind port %d: %w", port, err)
 	}
 	// a few repetitions of the first packet, and not two minutes of them

@@ -151,12 +151,12 @@ test-kernels: ## Run the kernel tests on Debian's 6.1, 6.12 and newest kernels, 
 
 .PHONY: test-vectors-kernel
 test-vectors-kernel: ## Ask the programs what the policy vectors ask (of POLICY_VECTORS, if set), figures per file (root)
-	@SLUICE_EQUIVALENCE_EVERY=1 go -C services/datapath test -count=1 -v -timeout 60m -run '^TestKernelTablesDecideTheVectorsAsTheEngine$$' ./internal/equivalence
+	@SLUICE_EQUIVALENCE_EVERY=1 go -C services/datapath test -count=1 -v -timeout 60m -run '^TestKernelTablesDecideTheVectorsAsTheEngine$$' ./internal/policy/equivalence
 
 .PHONY: test-equivalence
 test-equivalence: ## Compare the programs with the policy engine on 1,000,000 random pairs (root; PAIRS and SEED, if set)
 	@SLUICE_EQUIVALENCE_PAIRS=$(or $(PAIRS),1000000) SLUICE_EQUIVALENCE_SEED=$(SEED) go -C services/datapath test -count=1 -v -timeout 120m \
-		-run '^TestKernelTablesDecideRandomPoliciesAsTheEngine$$' ./internal/equivalence
+		-run '^TestKernelTablesDecideRandomPoliciesAsTheEngine$$' ./internal/policy/equivalence
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)

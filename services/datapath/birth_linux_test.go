@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
 // linkEvents hears of devices in a namespace. The function that it returns gives

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
 // TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain: neither ADD nor DEL is at

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod: the programs hand what needs an ICMP error to the stack. The walls around

@@ -27,11 +27,11 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
-	"github.com/sluice-net/sluice/services/datapath/internal/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
 // The addresses of the node at its uplink.

@@ -15,13 +15,13 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/kernelmaps"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
-	"github.com/sluice-net/sluice/services/datapath/internal/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
 // await gives the first event that is wanted.
@@ -145,19 +145,19 @@ func (w *world) findings(repair bool, subject string) (found []endpoint.Finding)
 func TestKernelAuditPutsPolicyTablesRight(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
-	if found := w.findings(false, endpointmap.SubjectTable); len(found) > 0 {
+	if found := w.findings(false, kernelmaps.SubjectTable); len(found) > 0 {
 		t.Fatalf("before: %+v", found)
 	}
 	if err := w.pinned("sl_id").Put(uint32(300), uint32(1<<31|7)); err != nil {
 		t.Fatal(err)
 	}
-	if found := w.findings(false, endpointmap.SubjectTable); len(found) != 1 || !strings.Contains(found[0].Key, "300") || found[0].Repaired {
+	if found := w.findings(false, kernelmaps.SubjectTable); len(found) != 1 || !strings.Contains(found[0].Key, "300") || found[0].Repaired {
 		t.Errorf("a word that nobody wrote: %+v", found)
 	}
-	if found := w.findings(true, endpointmap.SubjectTable); len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
+	if found := w.findings(true, kernelmaps.SubjectTable); len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
 		t.Errorf("repaired: %+v", found)
 	}
-	if found := w.findings(false, endpointmap.SubjectTable); len(found) > 0 {
+	if found := w.findings(false, kernelmaps.SubjectTable); len(found) > 0 {
 		t.Errorf("afterwards: %+v", found)
 	}
 }

@@ -30,11 +30,11 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 

@@ -22,9 +22,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
-	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
 // mirror tells whoever asks, line by line, which address and port it sees. It

@@ -7,8 +7,8 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/kit/mountinfo"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
 )
 
 // probeMounts says which mount is missing without which no container could be

@@ -17,36 +17,36 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/workload"
-	"github.com/sluice-net/sluice/services/datapath/internal/audit"
-	"github.com/sluice-net/sluice/services/datapath/internal/auditmode"
-	"github.com/sluice-net/sluice/services/datapath/internal/belief"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/audit"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/kernelmaps"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpointmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/fabric"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
-	"github.com/sluice-net/sluice/services/datapath/internal/guard"
-	"github.com/sluice-net/sluice/services/datapath/internal/host"
-	"github.com/sluice-net/sluice/services/datapath/internal/hostport"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/socketend"
-	"github.com/sluice-net/sluice/services/datapath/internal/learned"
-	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
-	"github.com/sluice-net/sluice/services/datapath/internal/netdev/underlay"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
-	"github.com/sluice-net/sluice/services/datapath/internal/observe"
-	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
-	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync"
-	"github.com/sluice-net/sluice/services/datapath/internal/policysync/unenforce"
-	"github.com/sluice-net/sluice/services/datapath/internal/probe"
-	"github.com/sluice-net/sluice/services/datapath/internal/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/belief"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/learned"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync/unenforce"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
-	"github.com/sluice-net/sluice/services/datapath/internal/xfrm"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/hostport"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/socketend"
 )
 
 // publisher says when other nodes can know the addresses of an endpoint.
@@ -582,7 +582,7 @@ func (n *node) openCore(cfg Config) (err error) {
 		}
 	}
 	n.mtu = cfg.MTU
-	maps := endpointmap.Maps{
+	maps := kernelmaps.Maps{
 		Endpoints: n.Kernel.Endpoints, Tables: n.Kernel.Tables, IPCache: n.Kernel.IPCache, Policy: n.Policy,
 		Services: n.Kernel.Services,
 	}
@@ -608,7 +608,7 @@ func (n *node) openCore(cfg Config) (err error) {
 		c.HostPorts = n.HostPorts
 	}
 	if n.Policy != nil {
-		c.Policies = endpointmap.Policies{Policy: n.Policy}
+		c.Policies = kernelmaps.Policies{Policy: n.Policy}
 	}
 	if !cfg.ValidateOnly { // its maps are its own, and have no pins
 		c.Tables, n.Host.Pins = maps.AuditTables, n.Kernel.Pins

@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
-	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
 // newProber prepares the probes of other nodes from the node's network namespace;

@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
-	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // announced is a source of ranges in this process.

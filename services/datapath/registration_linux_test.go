@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
 // registered keeps what was registered last.

@@ -21,10 +21,10 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/netdev/underlay"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
 )
 
 // routed is a node that exchanges packets with another one.

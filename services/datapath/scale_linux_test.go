@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
 // sizes are how many endpoints a node of the benchmarks has.

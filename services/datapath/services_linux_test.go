@@ -21,8 +21,8 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 // balancer is a sluice-loadbalancer that sends one snapshot to each subscriber and

@@ -16,13 +16,13 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
-	"github.com/sluice-net/sluice/services/datapath/internal/netdev"
-	"github.com/sluice-net/sluice/services/datapath/internal/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
 // cgroup is the directory at which the programs of sockets are attached. Beside the

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
 // silentBalancer is a sluice-loadbalancer that says nothing.

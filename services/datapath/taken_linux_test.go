@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/process"
-	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
 // takenEnv has the test binary be a datapath that somebody has taken over: it

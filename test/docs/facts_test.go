@@ -114,11 +114,11 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 	}
 }
 
-// TestMapsHaveTheOwnersThatTheDocumentsSay compares the table of packages below internal/kernel
-// with the directories that there are, and with the maps that each of them opens.
+// TestMapsHaveTheOwnersThatTheDocumentsSay compares the table of packages that have maps with
+// the packages of the datapath that open some, and says which maps each of them opens.
 func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
-	const dir = "services/datapath/internal/kernel"
-	generated, err := os.ReadFile(filepath.Join(root, "services/datapath/internal/bpf/maps_bpfel.go"))
+	const dir = "services/datapath/internal"
+	generated, err := os.ReadFile(filepath.Join(root, dir, "bpf/maps_bpfel.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,36 +129,105 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 	if len(names) < 50 {
 		t.Fatalf("the programs have %d maps", len(names))
 	}
-	table := rows(t, "docs/datapath.md", "## Rooms")
-	entries, err := os.ReadDir(filepath.Join(root, dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if !e.IsDir() || e.Name() == "kerneltest" {
-			continue
-		}
-		row := strings.Join(table["`"+e.Name()+"`"], " ")
-		if row == "" {
-			t.Errorf("docs/datapath.md has no row for %s/%s", dir, e.Name())
-			continue
-		}
-		opened := regexp.MustCompile(`\.(?:Map|Memory)\(bpf\.(MapsMapSl\w+)`)
-		for _, m := range opened.FindAllStringSubmatch(code(t, dir+"/"+e.Name()), -1) {
-			if !strings.Contains(row, "`"+names[m[1]]+"`") {
-				t.Errorf("%s/%s opens %s, and its row does not say so: %s", dir, e.Name(), names[m[1]], row)
+	table := rows(t, "docs/datapath.md", "## Maps and their packages")
+	opened := regexp.MustCompile(`\.(?:Map|Memory)\(bpf\.(MapsMapSl\w+)`)
+	for _, name := range packages(t, dir) {
+		row := strings.Join(table["`"+name+"`"], " ")
+		for _, m := range opened.FindAllStringSubmatch(direct(t, dir+"/"+name), -1) {
+			if name != "kernel" && !strings.Contains(row, "`"+names[m[1]]+"`") {
+				t.Errorf("%s/%s opens %s, and its row in docs/datapath.md does not say so: %q", dir, name, names[m[1]], row)
 			}
+		}
+		delete(table, "`"+name+"`")
+	}
+	for name := range table {
+		if strings.Contains(name, "/") {
+			t.Errorf("docs/datapath.md has a row for %s, and there is no such package below %s", name, dir)
 		}
 	}
 	content, err := os.ReadFile(filepath.Join(root, "docs/datapath.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(content), "\n## Rooms\n")
+	_, section, _ := strings.Cut(string(content), "\n## Maps and their packages\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, name := range slices.Sorted(maps.Values(names)) {
 		if !strings.Contains(section, "`"+name+"`") && !strings.HasPrefix(name, "sl_prev") {
 			t.Errorf("docs/datapath.md does not say who writes %s", name)
+		}
+	}
+}
+
+// direct is the Go code of one package, without tests.
+func direct(t *testing.T, dir string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		content, err := os.ReadFile(path) //nolint:gosec // a file of the repository
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(content)
+	}
+	return b.String()
+}
+
+// packages are the directories below dir that have Go files, relative to it.
+func packages(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		name, err := filepath.Rel(filepath.Join(root, dir), filepath.Dir(path))
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// TestSubjectsOfTheDatapathImportWhatTheArchitectureSays compares the table of subjects with the
+// folders of the datapath and with what their packages import. Package kernel itself opens all
+// maps and programs; every other package is bound by its folder's row.
+func TestSubjectsOfTheDatapathImportWhatTheArchitectureSays(t *testing.T) {
+	const dir = "services/datapath/internal"
+	imported := regexp.MustCompile(`"github\.com/sluice-net/sluice/` + dir + `/([a-z0-9]+)`)
+	table := rows(t, "docs/architecture.md", "### Subjects of the datapath")
+	seen := make(map[string]bool)
+	for _, name := range packages(t, dir) {
+		subject, _, _ := strings.Cut(name, "/")
+		seen["`"+subject+"`"] = true
+		row := table["`"+subject+"`"]
+		if len(row) == 0 {
+			t.Errorf("docs/architecture.md has no row for %s/%s", dir, subject)
+			continue
+		}
+		cells := strings.Split(row[0], " | ")
+		may := cells[len(cells)-1]
+		if name == "kernel" || may == "all" {
+			continue
+		}
+		for _, m := range imported.FindAllStringSubmatch(direct(t, dir+"/"+name), -1) {
+			if m[1] != subject && !strings.Contains(may, "`"+m[1]+"`") {
+				t.Errorf("%s/%s imports %s, and the row of %s allows %q", dir, name, m[1], subject, may)
+			}
+		}
+	}
+	for subject := range table {
+		if strings.HasPrefix(subject, "`") && !seen[subject] {
+			t.Errorf("docs/architecture.md has a row for %s, and %s has no such folder", subject, dir)
 		}
 	}
 }

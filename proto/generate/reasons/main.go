@@ -20,7 +20,7 @@ import (
 // The files that are written, from the root of the repository.
 const (
 	header = "bpf/include/sluice/reason.h"
-	names  = "services/datapath/internal/kernel/event/reasons.go"
+	names  = "services/datapath/internal/observation/event/reasons.go"
 	page   = "docs/reference/reasons.md"
 )
 

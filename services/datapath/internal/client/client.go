@@ -31,7 +31,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
 // Health remembers how the last call of a service ended.

@@ -22,8 +22,8 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
-	"github.com/sluice-net/sluice/services/datapath/internal/belief"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/belief"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
 // Cluster implements cluster.Source and cluster.Registry by the identity service.

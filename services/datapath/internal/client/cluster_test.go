@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
 // scriptedCluster sends messages to the first watch, refuses the token of the next

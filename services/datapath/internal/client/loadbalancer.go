@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	"github.com/sluice-net/sluice/proto/wire/frontendwire"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
 // LoadBalancer implements frontendstream.Service.

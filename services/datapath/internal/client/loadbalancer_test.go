@@ -26,8 +26,8 @@ import (
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
 // scriptedLoadBalancer hands each stream to the test, which ends it.

@@ -19,8 +19,8 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
-	"github.com/sluice-net/sluice/services/datapath/internal/learned"
-	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/learned"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
 // Policy implements policystream.Service.

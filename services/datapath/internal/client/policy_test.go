@@ -23,7 +23,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/policystream"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
 // scriptedPolicy sends one message, hears six, and ends.

@@ -15,8 +15,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 	"golang.org/x/sys/unix"
 )
 

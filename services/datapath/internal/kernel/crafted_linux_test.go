@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // crafted is a packet as somebody hostile makes it.

@@ -16,16 +16,16 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/translation"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
 // MapNames lists the maps, sorted.

@@ -11,13 +11,13 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/tracked"
-	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
 )
 
 func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {

@@ -24,12 +24,12 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	homens "github.com/sluice-net/sluice/services/datapath/internal/netns"
-	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
+	homens "github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // trackConnections has the stack of a namespace track connections, and so put fragments

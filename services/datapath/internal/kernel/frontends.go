@@ -9,10 +9,10 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 type serviceMaps = servicemap.Maps

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/sockets"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
 // TestKernelFirstEndpointOfANamespaceHasItsSockets: another one in the same namespace

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendtx"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
 // TestKernelUDPFlowLeavesABackendOfAnotherService: a flow by packets moves to another backend when

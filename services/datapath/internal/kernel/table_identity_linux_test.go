@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
 // TestKernelABumpedAddressIsEvaluatedAgain checks that both sides agree on the

@@ -20,7 +20,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/tracked"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
 )
 
 // table is a table of connections, and what it was asked.

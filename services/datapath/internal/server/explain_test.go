@@ -22,15 +22,15 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/explain"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/policymap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/replica"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
-	"github.com/sluice-net/sluice/services/datapath/internal/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/replica"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 // fakeMaps answer what they were given.

@@ -13,9 +13,9 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 // Services are what the kernel translates.

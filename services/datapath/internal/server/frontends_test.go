@@ -21,9 +21,9 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 // translated are the frontends of a kernel.

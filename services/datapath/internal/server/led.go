@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 // backends says which addresses are backends of some services. A socket is led to a backend

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/servicemap"
-	"github.com/sluice-net/sluice/services/datapath/internal/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
 // TestBackendsOfAServiceAreThoseThatItHasNow: the list is read again after its pause, and

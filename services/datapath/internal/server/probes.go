@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
 // Bounds of what is reported of the paths to other nodes.

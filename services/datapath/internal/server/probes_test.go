@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
 // probed is a node of each kind: well, behind a black hole, away, and new.

@@ -14,12 +14,12 @@ import (
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
-	"github.com/sluice-net/sluice/services/datapath/internal/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
-	"github.com/sluice-net/sluice/services/datapath/internal/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // surroundings are the services and the disk, and how each of them fails.

@@ -32,7 +32,7 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/places"
-	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
 // Config is what the core has to know.

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
 // step is one act of a creation and how to take it back. Taking back must also

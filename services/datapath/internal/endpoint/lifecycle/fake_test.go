@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

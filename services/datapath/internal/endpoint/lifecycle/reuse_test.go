@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/reaper"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
 // replaceNamespace gives the path a new namespace with the number of the old

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 )
 
 // Local is an endpoint as connections name it. A slot is used again, so that its

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
 func TestMain(m *testing.M) {

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package audit keeps the node as the records say: it compares from time to time,
+// looks at once at what the kernel says has changed, and reports what was found.
+package audit
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
+)
+
+// Auditor compares and reports.
+type Auditor struct {
+	Core    *lifecycle.Core // knows how endpoints and host should be
+	Host    *host.Host      // what belongs to no endpoint
+	Changes *netdev.Netdev  // says what changes in the kernel
+	Log     *slog.Logger
+}
+
+// Restore is the Core's, and reports what it did.
+func (a *Auditor) Restore(ctx context.Context) error { return a.Core.Restore(ctx, a.emit) }
+
+// Compare compares everything, devices too, which Restore leaves out, and repairs it.
+func (a *Auditor) Compare(ctx context.Context) error { return a.Core.Audit(ctx, true, a.emit) }
+
+func (a *Auditor) emit(f endpoint.Finding) error {
+	a.report(f)
+	return nil
+}
+
+func (a *Auditor) report(f endpoint.Finding) {
+	args := []any{"subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have}
+	switch {
+	case f.Err != nil:
+		a.Log.Error("difference not repaired", append(args, log.Err(f.Err))...)
+	case f.Repaired:
+		a.Log.Info("difference repaired", args...)
+	default:
+		a.Log.Warn("difference found", args...)
+	}
+}
+
+// Audit does one comparison, and looks for what an operator is warned of.
+func (a *Auditor) Audit(ctx context.Context, repair bool) error {
+	err := a.Core.Audit(ctx, repair, a.emit)
+	if a.Host.Changed != nil {
+		a.Host.Changed()
+	}
+	return errors.Join(err, a.Host.Look())
+}
+
+// Watch looks at once at what the kernel says has changed, until ctx ends.
+// With repair, host ends and what the node has for all of them are put back as
+// they should be; the host's addresses are always kept up to date.
+func (a *Auditor) Watch(ctx context.Context, repair bool) error {
+	// What an operator is warned of, no start compares.
+	if err := a.Host.Look(); err != nil {
+		a.Log.Error("warnings about the node not looked for", log.Err(err))
+	}
+	failing := map[netdev.Change]bool{}
+	return a.Changes.Watch(ctx, func(c netdev.Change) (again bool) {
+		var err error
+		if c.Node && a.Host.Changed != nil {
+			a.Host.Changed() // it may be a default route
+		}
+		switch {
+		case c.Addresses:
+			err = a.Host.SyncAddrs()
+		case c.Everything:
+			// no audit compares all of the host's addresses
+			err = a.Host.SyncAddrs()
+			if repair {
+				err = errors.Join(err, a.Audit(ctx, true))
+			}
+		case c.Node && repair:
+			again, err = a.Core.HostChanged(a.emit)
+		case c.Ifindex != 0 && repair:
+			again, err = a.Core.LinkChanged(ctx, c.Ifindex, a.emit)
+		case c.Addr.IsValid() && repair:
+			again, err = a.Core.AddrChanged(ctx, c.Addr, a.emit)
+		}
+		if err == nil {
+			delete(failing, c)
+			return again
+		}
+		if ctx.Err() == nil && !failing[c] {
+			failing[c] = true
+			a.Log.Error("change of the kernel not handled, trying again", log.Err(err))
+		}
+		// The kernel does not tell of it a second time.
+		return true
+	})
+}

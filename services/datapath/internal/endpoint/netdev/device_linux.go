@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package netdev
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
+)
+
+// device is a device as the kernel describes it.
+type device struct {
+	index, peer uint32 // peer: of the other end, in its own namespace
+	flags       uint32
+	mtu, group  uint32
+	state       uint8 // IF_OPER of linux/if.h
+	name, kind  string
+	qdisc       string // at the root
+	addr        []byte
+	// The device's sysctls of each family; nil if it has none of the family.
+	conf4, conf6 []byte
+}
+
+// Attributes within IFLA_AF_SPEC (linux/if_link.h), and what leaves counters out of
+// an answer (linux/rtnetlink.h).
+const (
+	inetConf  = 1 // IFLA_INET_CONF
+	inet6Conf = 2 // IFLA_INET6_CONF
+	skipStats = 8 // RTEXT_FILTER_SKIP_STATS
+)
+
+// infomsg is struct ifinfomsg.
+func infomsg(index, flags, change uint32) []byte {
+	m := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(m[4:], index)
+	binary.NativeEndian.PutUint32(m[8:], flags)
+	binary.NativeEndian.PutUint32(m[12:], change)
+	return m
+}
+
+// getLink asks for the device with an index, or with a name if the index is 0.
+func getLink(b *rtnl.Batch, index uint32, name string) int {
+	i := b.Add(unix.RTM_GETLINK, 0, infomsg(index, 0, 0))
+	b.Uint32(unix.IFLA_EXT_MASK, skipStats)
+	if index == 0 {
+		b.String(unix.IFLA_IFNAME, name)
+	}
+	return i
+}
+
+// deviceOf reads the answer to getLink.
+func deviceOf(m []byte) device {
+	var l device
+	if len(m) < unix.SizeofIfInfomsg {
+		return l
+	}
+	l.index, l.flags = binary.NativeEndian.Uint32(m[4:]), binary.NativeEndian.Uint32(m[8:])
+	rtnl.Attrs(m, unix.SizeofIfInfomsg, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.IFLA_IFNAME:
+			l.name = unix.ByteSliceToString(v)
+		case unix.IFLA_LINK:
+			l.peer = rtnl.Number(v)
+		case unix.IFLA_OPERSTATE:
+			if len(v) > 0 {
+				l.state = v[0]
+			}
+		case unix.IFLA_MTU:
+			l.mtu = rtnl.Number(v)
+		case unix.IFLA_GROUP:
+			l.group = rtnl.Number(v)
+		case unix.IFLA_ADDRESS:
+			l.addr = v
+		case unix.IFLA_QDISC:
+			l.qdisc = unix.ByteSliceToString(v)
+		case unix.IFLA_LINKINFO:
+			rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
+				if kind == unix.IFLA_INFO_KIND {
+					l.kind = unix.ByteSliceToString(v)
+				}
+			})
+		case unix.IFLA_AF_SPEC:
+			rtnl.Attrs(v, 0, func(family uint16, v []byte) {
+				rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
+					switch {
+					case family == unix.AF_INET && kind == inetConf:
+						l.conf4 = v
+					case family == unix.AF_INET6 && kind == inet6Conf:
+						l.conf6 = v
+					}
+				})
+			})
+		}
+	})
+	return l
+}
+
+// setting is a sysctl of a device, which the kernel tells with the device.
+type setting struct {
+	name string
+	v6   bool
+	at   int // in the device's array
+	want uint32
+}
+
+func (s setting) path(device string) string {
+	if s.v6 {
+		return "ipv6/conf/" + device + "/" + s.name
+	}
+	return "ipv4/conf/" + device + "/" + s.name
+}
+
+// of reads the setting of a device; false if the device has none of the family.
+func (s setting) of(l device) (uint32, bool) {
+	conf := l.conf4
+	if s.v6 {
+		conf = l.conf6
+	}
+	if len(conf) < 4*(s.at+1) {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(conf[4*s.at:]), true
+}
+
+// Places in the arrays: IPV4_DEVCONF of linux/ip.h less 1, DEVCONF of
+// linux/ipv6.h.
+var (
+	// hostSettings are those of an endpoint's host end.
+	hostSettings = []setting{
+		{"forwarding", false, 0, 1},
+		// a packet whose source is not routed to this device is dropped: the
+		// stack's own anti-spoofing, in case the program is gone
+		{"rp_filter", false, 7, 1},
+		// That check looks for the way back. Without the packet's mark it would
+		// meet the rule that prohibits unmarked packets from the pod range, and
+		// what the programs hand over for an ICMP error would vanish.
+		{"src_valid_mark", false, 23, 1},
+		{"accept_local", false, 22, 0},
+		{"proxy_arp", false, 2, 0},
+		{"send_redirects", false, 5, 0},
+		{"disable_ipv6", true, 26, 0},
+		{"forwarding", true, 0, 1},
+		{"accept_ra", true, 3, 0},
+		{"accept_redirects", true, 4, 0},
+	}
+	// containerSettings are those inside.
+	containerSettings = []setting{
+		{"accept_ra", true, 3, 0},
+		{"disable_ipv6", true, 26, 0},
+	}
+)
+
+// has6 says whether an endpoint has an IPv6 address. One without may be on a node
+// without IPv6.
+func has6(d endpoint.Device) bool { return len(d.Addrs) > 0 && d.Addrs[len(d.Addrs)-1].Is6() }
+
+func checkSettings(ds *differences, l device, list []setting, has6 bool) {
+	for _, s := range list {
+		have, ok := s.of(l)
+		switch key := "net/" + s.path(l.name); {
+		case !ok && s.v6 && !has6:
+		case !ok:
+			ds.add("sysctl", key, strconv.Itoa(int(s.want)), "")
+		case have != s.want:
+			value := strconv.Itoa(int(int32(have))) //nolint:gosec // the kernel's numbers are signed
+			ds.add("sysctl", key, strconv.Itoa(int(s.want)), value)
+		}
+	}
+}
+
+// addSettings adds the IPv4 settings that differ to a request about the device.
+// The kernel takes no IPv6 setting that way: applySettings writes those.
+func addSettings(b *rtnl.Batch, l device, list []setting) {
+	b.Nest(unix.AF_INET, nil, func() {
+		b.Nest(inetConf, nil, func() {
+			for _, s := range list {
+				if have, _ := s.of(l); !s.v6 && have != s.want {
+					b.Uint32(uint16(s.at+1), s.want) //nolint:gosec // a place in an array
+				}
+			}
+		})
+	})
+}
+
+// applySettings writes the IPv6 settings that differ below the directory conf in
+// dir, which is one of the calling thread's namespace.
+func applySettings(dir int, conf string, l device, list []setting) error {
+	for _, s := range list {
+		if have, ok := s.of(l); !s.v6 || ok && have == s.want {
+			continue
+		}
+		value := strconv.Itoa(int(s.want))
+		if err := writeAt(dir, filepath.Join(conf, l.name, s.name), value); err != nil {
+			return fmt.Errorf("sysctl net/%s=%s: %w", s.path(l.name), value, err)
+		}
+	}
+	return nil
+}
+
+func writeAt(dir int, path, value string) error {
+	fd, err := unix.Openat(dir, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, []byte(value))
+	return errors.Join(err, unix.Close(fd))
+}
+
+func checkDevice(ds *differences, l device, name string, mac endpoint.MAC, mtu uint16) {
+	if l.flags&unix.IFF_UP == 0 {
+		ds.add("device state", name, "up", "down")
+	}
+	if !bytes.Equal(l.addr, mac[:]) {
+		ds.add("device address", name, mac.String(), net.HardwareAddr(l.addr).String())
+	}
+	if l.mtu != uint32(mtu) {
+		ds.add("device mtu", name, strconv.Itoa(int(mtu)), strconv.Itoa(int(l.mtu)))
+	}
+}
+
+// getRoute asks by which device and from which address the node would reach one.
+func getRoute(b *rtnl.Batch, a netip.Addr) int {
+	m := make([]byte, unix.SizeofRtMsg)
+	m[0], m[1] = byte(family(a)), byte(a.BitLen())
+	i := b.Add(unix.RTM_GETROUTE, 0, m)
+	b.Attr(unix.RTA_DST, a.AsSlice())
+	return i
+}
+
+// checkRoute reads the answer to getRoute.
+func (n *Netdev) checkRoute(ds *differences, r rtnl.Reply, d endpoint.Device, a netip.Addr) {
+	want := "by " + d.HostName
+	src, hasSrc := n.nodeAddr(a)
+	if hasSrc {
+		want += " from " + src.String()
+	}
+	if r.Err != nil || r.Data == nil {
+		ds.add("route", a.String(), want, fmt.Sprint(r.Err))
+		return
+	}
+	var oif uint32
+	var from netip.Addr
+	rtnl.Attrs(r.Data, unix.SizeofRtMsg, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.RTA_OIF:
+			oif = rtnl.Number(v)
+		case unix.RTA_PREFSRC:
+			from, _ = netip.AddrFromSlice(v)
+		}
+	})
+	if oif != d.HostIndex || hasSrc && from.Unmap() != src {
+		ds.add("route", a.String(), want, fmt.Sprintf("by device %d from %v", oif, from))
+	}
+}
+
+// Offsets in struct ndmsg, and its size.
+const (
+	sizeofNdmsg = 12
+	ndmIfindex  = 4
+	ndmState    = 8
+)
+
+func ndmsg(ifindex uint32, a netip.Addr, state uint16) []byte {
+	m := make([]byte, sizeofNdmsg)
+	m[0] = byte(family(a))
+	binary.NativeEndian.PutUint32(m[ndmIfindex:], ifindex)
+	binary.NativeEndian.PutUint16(m[ndmState:], state)
+	return m
+}
+
+// getNeighbour asks for one neighbour, where a listing would be of all devices.
+func getNeighbour(b *rtnl.Batch, ifindex uint32, a netip.Addr) int {
+	i := b.Add(unix.RTM_GETNEIGH, 0, ndmsg(ifindex, a, 0))
+	b.Attr(unix.NDA_DST, a.AsSlice())
+	return i
+}
+
+// checkNeighbour reads the answer to getNeighbour.
+func checkNeighbour(ds *differences, r rtnl.Reply, device string, a netip.Addr, mac endpoint.MAC) error {
+	if r.Err != nil && !errors.Is(r.Err, unix.ENOENT) {
+		return fmt.Errorf("neighbour %v on %s: %w", a, device, r.Err)
+	}
+	var addr []byte
+	permanent := len(r.Data) >= sizeofNdmsg && binary.NativeEndian.Uint16(r.Data[ndmState:])&unix.NUD_PERMANENT != 0
+	rtnl.Attrs(r.Data, sizeofNdmsg, func(kind uint16, v []byte) {
+		if kind == unix.NDA_LLADDR {
+			addr = v
+		}
+	})
+	if !permanent || !bytes.Equal(addr, mac[:]) {
+		ds.add("neighbour", a.String()+" on "+device, mac.String(), "")
+	}
+	return nil
+}

@@ -1,0 +1,650 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package slotmap
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Slot is an index into the table of endpoints.
+type Slot = uint16
+
+const (
+	// HostSlot is the node itself.
+	HostSlot Slot = 0
+	// NoSlot means that an address or device belongs to no local endpoint.
+	NoSlot Slot = 0xFFFF
+	// MaxEndpoints is how many endpoints fit on a node; slot 0 is the host.
+	MaxEndpoints = 4096 - 1
+)
+
+// Policy is the word that evaluates an endpoint's packets.
+type Policy struct {
+	Egress, Ingress nodetable.ID
+	// Epoch is the endpoint's number from the node-wide counter; it changes with
+	// every change of the word, and no two endpoints ever share one.
+	Epoch uint32
+}
+
+// Deliver says how a packet from another local pod reaches the endpoint.
+type Deliver uint8
+
+const (
+	// DeliverPeer moves the packet into the pod's namespace without passing
+	// the host end's queues.
+	DeliverPeer Deliver = 1
+	// DeliverRedirect sends it out of the host end, for devices with a root
+	// qdisc that must see the traffic.
+	DeliverRedirect Deliver = 2
+)
+
+// Endpoint is one local pod as the programs see it.
+type Endpoint struct {
+	// Slot is set by Publish.
+	Slot Slot
+	// Ifindex of the host end, in the node's network namespace.
+	Ifindex uint32
+	// Identity, 256 to 0xFEFFFF: neither reserved nor local to the node.
+	Identity identity.Numeric
+	// IPv4 and IPv6 are the pod's addresses; one of them may be invalid.
+	IPv4, IPv6 netip.Addr
+	// MAC is the pod's own address, HostMAC that of the host end. The programs
+	// accept no other source address from the pod.
+	MAC, HostMAC [6]byte
+	// MTU of both ends of the device, 576 to 65535 bytes, at least 1280 with
+	// IPv6.
+	MTU uint16
+	// Deliver is DeliverPeer or DeliverRedirect.
+	Deliver Deliver
+	// Policy that evaluates the endpoint's first packet. Epoch is set by Publish.
+	Policy Policy
+	// Audit is set by At, Lookup and List: what the policy denies passes and is
+	// reported.
+	Audit bool
+	// Incomplete is set by Lookup and List if some of the keys that should lead to
+	// the slot are missing: a process was killed between two writes. Unpublish
+	// it, or unpublish and publish it anew.
+	Incomplete bool
+}
+
+// ErrNotFound says that the slot belongs to no endpoint.
+var ErrNotFound = errors.New("no such endpoint")
+
+// record is the endpoint as the map holds it. Its word still denies
+// everything.
+func (e Endpoint) record() bpf.MapsSlEndpoint {
+	r := bpf.MapsSlEndpoint{
+		Ifindex:  e.Ifindex,
+		Identity: uint32(e.Identity),
+		Mtu:      e.MTU,
+		Deliver:  uint8(e.Deliver),
+		Mac:      e.MAC,
+		Hmac:     e.HostMAC,
+	}
+	if e.IPv4.IsValid() {
+		a := e.IPv4.As4()
+		r.Ip4 = binary.NativeEndian.Uint32(a[:])
+	}
+	if e.IPv6.IsValid() {
+		r.Ip6 = e.IPv6.As16()
+	}
+	return r
+}
+
+// EndpointOf is the endpoint that a record of sl_ep says; its policy's word says
+// which of the two identities counts.
+func EndpointOf(s Slot, r *bpf.MapsSlEndpoint) Endpoint {
+	e := Endpoint{
+		Slot:     s,
+		Ifindex:  r.Ifindex,
+		Identity: identity.Numeric(r.Identity),
+		MAC:      r.Mac,
+		HostMAC:  r.Hmac,
+		MTU:      r.Mtu,
+		Deliver:  Deliver(r.Deliver),
+		Policy:   policyOf(r.Pol),
+		Audit:    r.Flags&AuditBit != 0,
+	}
+	if r.Pol&secondIdentity != 0 {
+		e.Identity = identity.Numeric(binary.NativeEndian.Uint32(r.Second[:]))
+	}
+	if r.Ip4 != 0 {
+		var a [4]byte
+		binary.NativeEndian.PutUint32(a[:], r.Ip4)
+		e.IPv4 = netip.AddrFrom4(a)
+	}
+	if r.Ip6 != [16]byte{} {
+		e.IPv6 = netip.AddrFrom16(r.Ip6)
+	}
+	return e
+}
+
+func (p Policy) word() uint64 {
+	return uint64(p.Egress) | uint64(p.Ingress)<<16 | uint64(p.Epoch)<<32
+}
+
+func policyOf(word uint64) Policy {
+	return Policy{Egress: nodetable.ID(word &^ secondIdentity), Ingress: nodetable.ID(word >> 16), Epoch: uint32(word >> 32)}
+}
+
+// Addrs are the endpoint's addresses.
+func (e Endpoint) Addrs() []netip.Addr {
+	var as []netip.Addr
+	for _, a := range []netip.Addr{e.IPv4, e.IPv6} {
+		if a.IsValid() {
+			as = append(as, a)
+		}
+	}
+	return as
+}
+
+func (e Endpoint) validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...)
+	}
+	if e.Ifindex == 0 {
+		return bad("Ifindex is 0")
+	}
+	if err := ipmap.CheckIdentity(e.Identity); err != nil {
+		return err
+	}
+	if len(e.Addrs()) == 0 {
+		return bad("the endpoint has neither IPv4 nor IPv6 address")
+	}
+	if e.IPv4.IsValid() && (!e.IPv4.Is4() || !unicast(e.IPv4)) {
+		return bad("IPv4: %v is not a unicast IPv4 address", e.IPv4)
+	}
+	if e.IPv6.IsValid() && (!e.IPv6.Is6() || e.IPv6.Is4In6() || e.IPv6.Zone() != "" ||
+		!unicast(e.IPv6) || e.IPv6.IsLinkLocalUnicast()) {
+		return bad("IPv6: %v is not a global unicast IPv6 address", e.IPv6)
+	}
+	if !unicastMAC(e.MAC) {
+		return bad("MAC: %x is not a unicast Ethernet address", e.MAC)
+	}
+	if !unicastMAC(e.HostMAC) {
+		return bad("HostMAC: %x is not a unicast Ethernet address", e.HostMAC)
+	}
+	if e.MTU < 576 || e.IPv6.IsValid() && e.MTU < 1280 {
+		return bad("MTU: %d is below 576 (IPv4) or 1280 (IPv6)", e.MTU)
+	}
+	if e.Deliver != DeliverPeer && e.Deliver != DeliverRedirect {
+		return bad("Deliver: %d is neither peer nor redirect", e.Deliver)
+	}
+	return nil
+}
+
+// ofEndpoint says whether an endpoint may have the identity. Reserved ones mean
+// the host or the world to every table, except init, which is that of isolated
+// endpoints; node-local ones are those of addresses.
+func ofEndpoint(id identity.Numeric) error {
+	if id == identity.Init {
+		return nil
+	}
+	if id < 256 || id >= identity.MinNodeLocal {
+		return fmt.Errorf("%w: Identity: %d is not between 256 and %d", pin.ErrInvalid, id, identity.MinNodeLocal-1)
+	}
+	return nil
+}
+
+// mayBeEndpoint is ofEndpoint, unless the options leave it out.
+func (eps *Maps) mayBeEndpoint(id identity.Numeric) error {
+	if eps.reserved {
+		return ipmap.CheckIdentity(id)
+	}
+	return ofEndpoint(id)
+}
+
+func unicast(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+func unicastMAC(m [6]byte) bool { return m != [6]byte{} && m[0]&1 == 0 }
+
+const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
+
+// word is the slot's pol, the only part of a published slot that changes but
+// for its identity.
+func (eps *Maps) word(s Slot) *uint64 {
+	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
+}
+
+func (eps *Maps) slotRecord(s Slot) *bpf.MapsSlEndpoint {
+	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&eps.mem[int(s)*slotSize]))
+}
+
+// At reads a slot, that of the host too, whether a device leads to it or not.
+func (eps *Maps) At(s Slot) (Endpoint, error) {
+	if s > MaxEndpoints {
+		return Endpoint{}, fmt.Errorf("%w: slot %d is none", pin.ErrInvalid, s)
+	}
+	if err := eps.gate.RLock(); err != nil {
+		return Endpoint{}, err
+	}
+	defer eps.gate.RUnlock()
+	return eps.at(s), nil
+}
+
+// at reads a slot.
+func (eps *Maps) at(s Slot) Endpoint {
+	r := eps.slotRecord(s)
+	c := bpf.MapsSlEndpoint{
+		Second:   r.Second,
+		Ifindex:  r.Ifindex,
+		Identity: atomic.LoadUint32(&r.Identity),
+		Ip4:      r.Ip4,
+		Mtu:      r.Mtu,
+		Deliver:  r.Deliver,
+		Mac:      r.Mac,
+		Hmac:     r.Hmac,
+		Ip6:      r.Ip6,
+		Pol:      atomic.LoadUint64(eps.word(s)),
+		Flags:    uint8(atomic.LoadUint32(eps.flagsWord(s)) >> 24),
+	}
+	return EndpointOf(s, &c)
+}
+
+// setPolicy stores a slot's word and leaves the identity.
+func (eps *Maps) setPolicy(s Slot, p Policy) {
+	atomic.StoreUint64(eps.word(s), p.word()|atomic.LoadUint64(eps.word(s))&secondIdentity)
+}
+
+// nextEpoch counts on the node-wide counter. 0 is nobody's, and the greatest says
+// that a program is changing a connection.
+func (eps *Maps) nextEpoch() uint32 {
+	for {
+		if g := uint32(atomic.AddUint64(pin.Word(eps.counter, 0), 1)); g != 0 && g != math.MaxUint32 {
+			return g
+		}
+	}
+}
+
+// initHost gives slot 0 its record: the host itself, which nothing evaluates yet.
+func (eps *Maps) initHost() error {
+	if atomic.LoadUint64(eps.word(HostSlot)) != 0 {
+		return nil
+	}
+	eps.slotRecord(HostSlot).Identity = uint32(identity.Host)
+	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow, Epoch: eps.nextEpoch()}.word())
+	return nil
+}
+
+// addrMap is the hash that leads from an address to its slot, and the key.
+func (eps *Maps) addrMap(a netip.Addr) (*ebpf.Map, any) {
+	if a.Is4() {
+		return eps.ip4, a.As4()
+	}
+	return eps.ip6, a.As16()
+}
+
+// SlotOf is the slot that an address leads to: HostSlot for one of the host,
+// NoSlot if none.
+func (eps *Maps) SlotOf(a netip.Addr) (Slot, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return NoSlot, err
+	}
+	defer eps.gate.RUnlock()
+	return eps.slotOf(a)
+}
+
+// slotOf is the slot that an address leads to, NoSlot if none.
+func (eps *Maps) slotOf(a netip.Addr) (Slot, error) {
+	m, key := eps.addrMap(a)
+	return lookupSlot(m, key)
+}
+
+func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
+	var s uint32
+	switch err := m.Lookup(key, &s); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return NoSlot, nil
+	case err != nil:
+		return NoSlot, err
+	}
+	return Slot(s), nil
+}
+
+// Publish makes e visible to the programs and returns its slot. All fields of
+// the slot are written before the first key that leads to it; e.Policy's epoch
+// is replaced by a new one. e.Slot is ignored. The ipcache learns the identity
+// of its addresses last.
+//
+// pin.ErrExists says that the device or one of the addresses already belongs to
+// another slot; pin.ErrFull that all MaxEndpoints slots are taken. On any error
+// nothing of e remains visible.
+func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
+	if err := e.validate(); err != nil {
+		return NoSlot, err
+	}
+	if err := eps.mayBeEndpoint(e.Identity); err != nil {
+		return NoSlot, err
+	}
+	s, err := eps.takeSlot(ctx)
+	if err != nil {
+		return NoSlot, err
+	}
+	defer eps.gate.Unlock()
+
+	e.Slot = s
+	e.Policy.Epoch = eps.nextEpoch()
+	delete(eps.renamed, s)
+	eps.clearHeld(s)
+	*eps.slotRecord(s) = e.record()
+	atomic.StoreUint64(eps.word(s), e.Policy.word())
+
+	undo, err := eps.insertKeys(e)
+	if err != nil {
+		atomic.StoreUint64(eps.word(s), Policy{Epoch: eps.nextEpoch()}.word())
+		for i := len(undo) - 1; i >= 0; i-- {
+			err = errors.Join(err, undo[i]())
+		}
+		if len(undo) == 0 {
+			eps.slots.giveBack(s)
+		} else {
+			eps.slots.retire(s)
+		}
+		return NoSlot, err
+	}
+	return s, nil
+}
+
+// clearHeld forgets what the last endpoint of the slot had of the bounds of the node: entries of
+// an endpoint that is gone are nobody's.
+func (eps *Maps) clearHeld(s Slot) {
+	const size = int(unsafe.Sizeof(bpf.MapsSlHeld{}))
+	for at := int(s) * size; at < int(s+1)*size; at += 4 {
+		atomic.StoreUint32(pin.Word32(eps.held, at), 0)
+	}
+}
+
+// takeSlot returns with the lock held if it returns no error.
+func (eps *Maps) takeSlot(ctx context.Context) (Slot, error) {
+	for {
+		if err := eps.gate.Lock(); err != nil {
+			return NoSlot, err
+		}
+		if s, ok := eps.slots.take(); ok {
+			return s, nil
+		}
+		waiting := len(eps.slots.draining) > 0
+		eps.gate.Unlock()
+		if !waiting {
+			return NoSlot, fmt.Errorf("%w: all %d endpoint slots are taken", pin.ErrFull, MaxEndpoints)
+		}
+		if err := eps.Barrier(ctx); err != nil {
+			return NoSlot, err
+		}
+	}
+}
+
+// insertKeys writes the keys that lead to e's slot, and how to take them back.
+func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
+	slot := uint32(e.Slot)
+	if err := pin.InsertOnce(eps.devices, e.Ifindex, slot); err != nil {
+		return undo, fmt.Errorf("device %d: %w", e.Ifindex, err)
+	}
+	undo = append(undo, func() error { return pin.DeleteKey(eps.devices, e.Ifindex) })
+	for _, a := range e.Addrs() {
+		m, key := eps.addrMap(a)
+		if err := pin.InsertOnce(m, key, slot); err != nil {
+			return undo, fmt.Errorf("address %v: %w", a, err)
+		}
+		undo = append(undo, func() error { return pin.DeleteKey(m, key) })
+	}
+	for _, a := range e.Addrs() {
+		if err := eps.addresses.SetLocal(a, e.Identity); err != nil {
+			return undo, fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		undo = append(undo, func() error { return eps.addresses.RemoveLocal(a) })
+	}
+	return undo, nil
+}
+
+// SetPolicy replaces both tables of the endpoint and its epoch by one 64-bit
+// store, so that a packet sees wholly the old word or wholly the new one. A
+// table that was retired is nodetable.ErrNoTable.
+func (eps *Maps) SetPolicy(s Slot, egress, ingress nodetable.ID) (epoch uint32, err error) {
+	if err := eps.gate.Lock(); err != nil {
+		return 0, err
+	}
+	defer eps.gate.Unlock()
+	if err := eps.maySet(s, egress, ingress); err != nil {
+		return 0, err
+	}
+	epoch = eps.nextEpoch()
+	eps.setPolicy(s, Policy{Egress: egress, Ingress: ingress, Epoch: epoch})
+	return epoch, nil
+}
+
+// maySet checks that s is a published pod's, and that no table is retired.
+func (eps *Maps) maySet(s Slot, tables ...nodetable.ID) error {
+	if err := eps.mustLead(s); err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if eps.withdrawn[t] {
+			return fmt.Errorf("table %d: %w: it is retired", t, nodetable.ErrNoTable)
+		}
+	}
+	return nil
+}
+
+// Cut denies the endpoint everything in both directions by one store. It is
+// the first step of a deletion, and may be repeated.
+func (eps *Maps) Cut(s Slot) error {
+	_, err := eps.SetPolicy(s, nodetable.Deny, nodetable.Deny)
+	return err
+}
+
+// Unpublish cuts the endpoint and deletes every key that leads to its slot,
+// the device last. A slot that no device leads to is ErrNotFound. The number
+// is not given out again before a grace period has passed (see Barrier).
+//
+// After an error the endpoint is cut, and the call may be repeated.
+func (eps *Maps) Unpublish(s Slot) error {
+	if err := eps.gate.Lock(); err != nil {
+		return err
+	}
+	defer eps.gate.Unlock()
+	if err := eps.mustLead(s); err != nil {
+		return err
+	}
+	eps.setPolicy(s, Policy{Epoch: eps.nextEpoch()})
+	e := eps.at(s)
+	for _, a := range e.Addrs() {
+		owner, err := eps.slotOf(a)
+		if err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+		if owner != s {
+			continue
+		}
+		if err := eps.addresses.RemoveLocal(a); err != nil {
+			return fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		m, key := eps.addrMap(a)
+		if err := pin.DeleteKey(m, key); err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	if err := pin.DeleteKey(eps.devices, e.Ifindex); err != nil {
+		return fmt.Errorf("device %d: %w", e.Ifindex, err)
+	}
+	eps.slots.retire(s)
+	return nil
+}
+
+// mustLead checks that s is a pod's slot and published.
+func (eps *Maps) mustLead(s Slot) error {
+	if s == HostSlot || s > MaxEndpoints {
+		return fmt.Errorf("%w: slot %d is no pod's", pin.ErrInvalid, s)
+	}
+	owner, err := lookupSlot(eps.devices, eps.slotRecord(s).Ifindex)
+	if err != nil {
+		return fmt.Errorf("slot %d: %w", s, err)
+	}
+	if owner != s {
+		return fmt.Errorf("slot %d: %w", s, ErrNotFound)
+	}
+	return nil
+}
+
+// Lookup returns the endpoint of one slot as the maps hold it. ErrNotFound
+// says that no device leads to the slot.
+func (eps *Maps) Lookup(s Slot) (Endpoint, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return Endpoint{}, err
+	}
+	defer eps.gate.RUnlock()
+	if err := eps.mustLead(s); err != nil {
+		return Endpoint{}, err
+	}
+	return eps.check(s)
+}
+
+// List lists what the kernel's maps hold, by slot, without the host. It
+// is read from the maps at each call, never from memory.
+func (eps *Maps) List() ([]Endpoint, error) {
+	if err := eps.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer eps.gate.RUnlock()
+	slots, err := eps.usedSlots()
+	if err != nil {
+		return nil, err
+	}
+	var es []Endpoint
+	for _, s := range slots {
+		e, err := eps.check(s)
+		if err != nil {
+			return nil, err
+		}
+		es = append(es, e)
+	}
+	return es, nil
+}
+
+// check reads a slot and whether all keys lead to it.
+func (eps *Maps) check(s Slot) (Endpoint, error) {
+	e := eps.at(s)
+	for _, a := range e.Addrs() {
+		owner, err := eps.slotOf(a)
+		if err != nil {
+			return e, fmt.Errorf("address %v: %w", a, err)
+		}
+		info, found, err := eps.addresses.Match(a)
+		if err != nil {
+			return e, fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+		if owner != s || !found || info.Identity != e.Identity {
+			e.Incomplete = true
+		}
+	}
+	return e, nil
+}
+
+// usedSlots are the slots that a device leads to, in order.
+func (eps *Maps) usedSlots() ([]Slot, error) {
+	var used []Slot
+	var ifindex, slot uint32
+	it := eps.devices.Iterate()
+	for it.Next(&ifindex, &slot) {
+		if slot > 0 && slot <= MaxEndpoints && eps.slotRecord(Slot(slot)).Ifindex == ifindex {
+			used = append(used, Slot(slot))
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	slices.Sort(used)
+	return used, nil
+}
+
+// dropStrayKeys deletes keys that lead to a slot which does not know them: a
+// process was killed while it undid or deleted.
+func (eps *Maps) dropStrayKeys() error {
+	used, err := eps.usedSlots()
+	if err != nil {
+		return err
+	}
+	published := map[Slot]Endpoint{}
+	for _, s := range used {
+		published[s] = eps.at(s)
+	}
+
+	var strayDevices []uint32
+	var ifindex, slot uint32
+	it := eps.devices.Iterate()
+	for it.Next(&ifindex, &slot) {
+		if e, ok := published[Slot(slot)]; !ok || e.Ifindex != ifindex {
+			strayDevices = append(strayDevices, ifindex)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	owners, err := eps.addrOwners()
+	if err != nil {
+		return err
+	}
+	var strayAddrs []netip.Addr
+	for a, s := range owners {
+		if e, ok := published[s]; s != HostSlot && (!ok || !slices.Contains(e.Addrs(), a)) {
+			strayAddrs = append(strayAddrs, a)
+		}
+	}
+
+	for _, a := range strayAddrs {
+		eps.log.Info("stray address removed", "address", a)
+		m, key := eps.addrMap(a)
+		if err := pin.DeleteKey(m, key); err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	for _, ifindex := range strayDevices {
+		eps.log.Info("stray device removed", "ifindex", ifindex)
+		if err := pin.DeleteKey(eps.devices, ifindex); err != nil {
+			return fmt.Errorf("device %d: %w", ifindex, err)
+		}
+	}
+	return nil
+}
+
+// addrOwners is every local address with its slot.
+func (eps *Maps) addrOwners() (map[netip.Addr]Slot, error) {
+	owners := map[netip.Addr]Slot{}
+	var slot uint32
+	var a4 [4]byte
+	it := eps.ip4.Iterate()
+	for it.Next(&a4, &slot) {
+		owners[netip.AddrFrom4(a4)] = Slot(slot)
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list IPv4 addresses: %w", err)
+	}
+	var a16 [16]byte
+	it = eps.ip6.Iterate()
+	for it.Next(&a16, &slot) {
+		owners[netip.AddrFrom16(a16)] = Slot(slot)
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list IPv6 addresses: %w", err)
+	}
+	return owners, nil
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package slotmap
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// secondIdentity is SL_POL_SECOND: a bit of an endpoint's word that makes the
+// second of its two identities count.
+const secondIdentity = 0x8000
+
+// The places between the writes of a change of identity.
+var (
+	faultFlipped   = fault.Register("datapath/relabel/flipped")
+	faultPublished = fault.Register("datapath/relabel/published")
+)
+
+// SetIdentity gives a published endpoint another identity and its tables, by the
+// one store that SetPolicy does: a packet is evaluated by the tables of the
+// identity that it is known by, the old one or the new one. Then the ipcache
+// learns it. The epochs of the endpoint and of its addresses are bumped, so that
+// all of its connections are evaluated again, on both sides.
+//
+// The epoch is that of the endpoint, and not 0 if it has the new identity,
+// whatever the error. The call may be repeated, after Settled.
+func (eps *Maps) SetIdentity(
+	ctx context.Context, s Slot, id identity.Numeric, egress, ingress nodetable.ID,
+) (epoch uint32, err error) {
+	if err := eps.mayBeEndpoint(id); err != nil {
+		return 0, err
+	}
+	if err := eps.gate.Lock(); err != nil {
+		return 0, err
+	}
+	defer eps.gate.Unlock()
+	if err := eps.maySet(s, egress, ingress); err != nil {
+		return 0, err
+	}
+	if _, ok := eps.renamed[s]; ok {
+		return 0, fmt.Errorf("%w: slot %d: a program may still read its former identity", pin.ErrInvalid, s)
+	}
+	epoch = eps.nextEpoch()
+	binary.NativeEndian.PutUint32(eps.slotRecord(s).Second[:], uint32(id))
+	eps.renamed[s] = epoch
+	atomic.StoreUint64(eps.word(s), Policy{Egress: egress, Ingress: ingress, Epoch: epoch}.word()|secondIdentity)
+	if err := faultFlipped.Hit(ctx); err != nil {
+		return epoch, err
+	}
+	if err := eps.publishIdentity(s); err != nil {
+		return epoch, err
+	}
+	return epoch, faultPublished.Hit(ctx)
+}
+
+// publishIdentity has the ipcache say the identity of a slot's addresses.
+func (eps *Maps) publishIdentity(s Slot) error {
+	e := eps.at(s)
+	for _, a := range e.Addrs() {
+		if err := eps.addresses.SetLocal(a, e.Identity); err != nil {
+			return fmt.Errorf("ipcache of %v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// Settled returns when a change of a slot's identity is over: the programs that
+// may know the former one have ended, and the first of its two identities counts
+// again. It waits for two grace periods if there was a change, else not at all.
+func (eps *Maps) Settled(ctx context.Context, s Slot) error {
+	epoch, ok, err := eps.changing(s)
+	if err != nil || !ok {
+		return err
+	}
+	if err := pin.GracePeriod(ctx); err != nil {
+		return err
+	}
+	if err := eps.gate.Lock(); err != nil {
+		return err
+	}
+	same := eps.renamed[s] == epoch // else the slot is another endpoint's
+	if same {
+		eps.useFirst(s)
+	}
+	eps.gate.Unlock()
+	if !same {
+		return nil
+	}
+	if err := pin.GracePeriod(ctx); err != nil {
+		return err
+	}
+	if err := eps.gate.Lock(); err != nil {
+		return err
+	}
+	defer eps.gate.Unlock()
+	if eps.renamed[s] == epoch {
+		delete(eps.renamed, s)
+	}
+	return nil
+}
+
+func (eps *Maps) changing(s Slot) (epoch uint32, ok bool, err error) {
+	if err := eps.gate.RLock(); err != nil {
+		return 0, false, err
+	}
+	defer eps.gate.RUnlock()
+	epoch, ok = eps.renamed[s]
+	return epoch, ok, nil
+}
+
+// useFirst makes the first identity of a slot the one that counts. No program may
+// run that read the word before the second one counted. Nothing changes by it.
+func (eps *Maps) useFirst(s Slot) {
+	word := atomic.LoadUint64(eps.word(s))
+	if word&secondIdentity == 0 {
+		return
+	}
+	r := eps.slotRecord(s)
+	atomic.StoreUint32(&r.Identity, binary.NativeEndian.Uint32(r.Second[:]))
+	atomic.StoreUint64(eps.word(s), word&^secondIdentity)
+}
+
+// settleIdentities completes the changes of identities that a killed process has
+// begun.
+func (eps *Maps) settleIdentities(used []Slot) error {
+	changing := false
+	for _, s := range used {
+		changing = changing || atomic.LoadUint64(eps.word(s))&secondIdentity != 0
+		e := eps.at(s)
+		for _, a := range e.Addrs() {
+			owner, err := eps.slotOf(a)
+			if err != nil {
+				return fmt.Errorf("address %v: %w", a, err)
+			}
+			info, found, err := eps.addresses.Match(a)
+			if err != nil {
+				return fmt.Errorf("ipcache of %v: %w", a, err)
+			}
+			if owner == s && found && info.Identity != e.Identity {
+				if err := eps.publishIdentity(s); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if !changing {
+		return nil
+	}
+	if err := pin.GracePeriod(context.Background()); err != nil {
+		return err
+	}
+	for _, s := range used {
+		eps.useFirst(s)
+	}
+	return pin.GracePeriod(context.Background())
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package hook
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
+)
+
+// parents are the hooks of a device as tc numbers them.
+var parents = map[program.Hook]uint32{
+	program.Ingress: netlink.HANDLE_MIN_INGRESS,
+	program.Egress:  netlink.HANDLE_MIN_EGRESS,
+}
+
+// Place of our filters on a device: first of all, and where we find them again.
+const (
+	filterPriority = 1
+	filterHandle   = 1
+)
+
+// filter is one of a device's hook.
+type filter struct {
+	kind, name       string
+	priority, handle uint32
+	direct           bool
+	program          uint32
+}
+
+// tcmsg is struct tcmsg.
+func tcmsg(ifindex, handle, parent, info uint32) []byte {
+	m := make([]byte, nl.SizeofTcMsg)
+	for i, v := range []uint32{ifindex, handle, parent, info} {
+		binary.NativeEndian.PutUint32(m[4*(i+1):], v)
+	}
+	return m
+}
+
+// filtersAt lists the filters of a hook in the order in which they run.
+func filtersAt(c *rtnl.Conn, ifindex, parent uint32) ([]filter, error) {
+	return whole(func() (list []filter, err error) {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETTFILTER, 0, tcmsg(ifindex, 0, parent, 0))
+		err = c.Dump(&b, func(m []byte) {
+			if len(m) < nl.SizeofTcMsg {
+				return
+			}
+			f := filter{handle: binary.NativeEndian.Uint32(m[8:]), priority: binary.NativeEndian.Uint32(m[16:]) >> 16}
+			detailed := false // the other messages are about a priority
+			rtnl.Attrs(m, nl.SizeofTcMsg, func(kind uint16, v []byte) {
+				switch kind {
+				case nl.TCA_KIND:
+					f.kind = unix.ByteSliceToString(v)
+				case nl.TCA_OPTIONS:
+					detailed = true
+					rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
+						switch kind {
+						case nl.TCA_BPF_NAME:
+							f.name = unix.ByteSliceToString(v)
+						case nl.TCA_BPF_FLAGS:
+							f.direct = rtnl.Number(v)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
+						case nl.TCA_BPF_ID:
+							f.program = rtnl.Number(v)
+						}
+					})
+				}
+			})
+			if detailed {
+				list = append(list, f)
+			}
+		})
+		return slices.Clip(list), err
+	})
+}
+
+// AddClsact gives a device the qdisc that has the hooks; EEXIST if it has one.
+func AddClsact(b *rtnl.Batch, ifindex uint32) {
+	body := tcmsg(ifindex, netlink.HANDLE_INGRESS&0xffff0000, netlink.HANDLE_CLSACT, 0)
+	b.Add(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+	b.For("qdisc clsact")
+	b.String(nl.TCA_KIND, "clsact")
+}
+
+// setFilter puts a program first at its hook of a device.
+func setFilter(b *rtnl.Batch, ifindex uint32, p *program.Program) {
+	info := uint32(filterPriority)<<16 | uint32(nl.Swap16(unix.ETH_P_ALL))
+	b.Add(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
+	b.For("filter %s at %s", p.Name, p.Hook)
+	b.String(nl.TCA_KIND, "bpf")
+	b.Nest(nl.TCA_OPTIONS, nil, func() {
+		b.Uint32(nl.TCA_BPF_FD, uint32(p.Prog.FD())) //nolint:gosec // a descriptor
+		b.String(nl.TCA_BPF_NAME, p.Name)
+		b.Uint32(nl.TCA_BPF_FLAGS, nl.TCA_BPF_FLAG_ACT_DIRECT)
+	})
+}
+
+// delFilter removes what setFilter made.
+func delFilter(b *rtnl.Batch, ifindex uint32, p program.Spec) {
+	info := uint32(filterPriority)<<16 | uint32(nl.Swap16(unix.ETH_P_ALL))
+	b.Add(unix.RTM_DELTFILTER, 0, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
+}
+
+// ingressQdisc is the kind of the qdisc that has a device's ingress hook; "": there is
+// none. It lists those of all devices: the answer about one would go to everybody who
+// listens for changes.
+func ingressQdisc(c *rtnl.Conn, ifindex uint32) (string, error) {
+	return whole(func() (kind string, err error) {
+		var b rtnl.Batch
+		b.Add(unix.RTM_GETQDISC, 0, tcmsg(0, 0, 0, 0))
+		err = c.Dump(&b, func(m []byte) {
+			if len(m) < nl.SizeofTcMsg || binary.NativeEndian.Uint32(m[4:]) != ifindex ||
+				binary.NativeEndian.Uint32(m[12:]) != netlink.HANDLE_CLSACT {
+				return
+			}
+			rtnl.Attrs(m, nl.SizeofTcMsg, func(attr uint16, v []byte) {
+				if attr == nl.TCA_KIND {
+					kind = unix.ByteSliceToString(v)
+				}
+			})
+		})
+		return kind, err
+	})
+}
+
+// mostLists is how often something is listed that changes all the while.
+const mostLists = 100
+
+// whole lists again what changed while it was listed.
+func whole[T any](list func() (T, error)) (all T, err error) {
+	for range mostLists {
+		if all, err = list(); !errors.Is(err, rtnl.ErrInterrupted) {
+			return all, err
+		}
+	}
+	return all, err
+}

@@ -1,0 +1,685 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
+)
+
+// Options of a Fabric. All but Port, Holders and Devices are needed.
+type Options struct {
+	Mode cluster.Mode // None: the fabric keeps the programs of uplinks alone
+	Port uint16       // UDP, of the tunnel
+	MTU  uint16       // of the node's pods, and of the tunnel device
+	// Addresses are those by which other nodes reach this one.
+	Addresses func() ([]netip.Addr, error)
+	// Overlay are the node's own addresses inside its ranges, at most one of a family. While
+	// they are not known, what an earlier process wrote of them stays in the maps.
+	Overlay func() (addrs []netip.Addr, known bool)
+	// Services has uplinks look for services in what comes from outside.
+	Services bool
+	// Place is how programs name an address of this node, 0: they do not know it yet.
+	Place func(netip.Addr) (uint16, error)
+	// Limited says that uplinks are the devices of a setting and no others.
+	Limited bool
+	// Holders are the numbers of the nodes that have a range, as an earlier process
+	// left them.
+	Holders map[netip.Prefix]uint16
+	// Name of the node with a number, as far as it is known.
+	Name func(number uint16) string
+	// Repair has changes by others put right as soon as the kernel tells of them.
+	Repair bool
+	Maps   Maps
+	Links  Links
+	// Policies are asked with native routing alone; nil: there are none.
+	Policies Policies
+	Log      *slog.Logger
+}
+
+// Fabric leads packets to other nodes. What it decides depends on the nodes that it
+// was told of and on what the kernel says; what is there differs from that until the
+// next look, which comes at once when either changes, and every second: the kernel
+// says nothing when it learns that a path takes smaller packets, or forgets it.
+//
+// Nothing of an earlier process is removed before Complete. What it left of nodes
+// that were not named yet keeps working, and follows devices and routes as the rest.
+type Fabric struct {
+	o    Options
+	wake chan struct{}
+
+	mu       sync.Mutex
+	peers    map[string]*peer         // guarded by mu; by name
+	adopted  map[uint16]*peer         // guarded by mu; by number; those that were not named yet
+	holders  map[netip.Prefix]uint16  // guarded by mu; numbers of the nodes that have a range
+	leaving  map[uint16]bool          // guarded by mu; numbers that others replaced, until Leave
+	complete bool                     // guarded by mu
+	written  map[uint16]nodemap.Entry // guarded by mu; what the maps have
+	local    *nodemap.Local           // guarded by mu; what was written last; nil: nothing yet
+	world                             // guarded by mu
+}
+
+// world is what the last look has found.
+type world struct {
+	situation
+	known   bool                // the addresses of this node are
+	device  endpoint.HostDevice // of the tunnel
+	overlay []netip.Addr
+	byStack bool   // packets between pods of two nodes go by the stack
+	why     string // they do
+	sources [nodemap.Sources]uint16
+	uplinks []endpoint.HostDevice
+	routes  map[netip.Prefix]Route // of ours
+	foreign map[netip.Prefix]string
+	failed  map[string]error // by what was tried
+}
+
+// New takes over what the maps have of an earlier process. It changes nothing.
+func New(o Options) (*Fabric, error) {
+	f := &Fabric{
+		o: o, wake: make(chan struct{}, 1),
+		peers: map[string]*peer{}, adopted: map[uint16]*peer{}, holders: map[netip.Prefix]uint16{},
+		leaving: map[uint16]bool{},
+	}
+	f.mode, f.port, f.mtu, f.failed = o.Mode, o.Port, o.MTU, map[string]error{}
+	maps.Copy(f.holders, o.Holders)
+	var err error
+	if f.written, err = o.Maps.Nodes(); err != nil {
+		return nil, fmt.Errorf("read what the maps have of other nodes: %w", err)
+	}
+	for number, e := range f.written {
+		f.adopted[number] = adopt(o, number, e)
+	}
+	return f, nil
+}
+
+// adopt makes a peer of what the maps have.
+func adopt(o Options, number uint16, e nodemap.Entry) *peer {
+	p := &peer{adopted: true, Member: cluster.Member{Name: o.Name(number), Number: number}}
+	if p.Name == "" {
+		p.Name = fmt.Sprintf("number %d", number)
+	}
+	for _, a := range slices.Concat([]netip.Addr{e.IPv4, e.IPv6}, e.Addrs) {
+		if a.IsValid() && !slices.Contains(p.Addresses, a) {
+			p.Addresses = append(p.Addresses, a)
+		}
+	}
+	for _, w := range e.Ways {
+		switch {
+		case w.Flags&nodemap.Overlay != 0:
+			// Its MTU may be that of the other node, which is not known yet.
+			p.Mode, p.TunnelPort, p.MTU = cluster.Overlay, o.Port, w.MTU
+		case w.Flags&(nodemap.Hop|nodemap.Lookup) != 0:
+			p.Mode = cluster.Native
+		}
+	}
+	p.ways = e.Ways // until it can be decided anew
+	return p
+}
+
+// Pauses of Run.
+const (
+	// pollInterval bounds how long a lowered MTU of a path, or a program that was taken
+	// off, is not noticed.
+	pollInterval = 500 * time.Millisecond
+	// wholePolls is how many polls come to one look at everything.
+	wholePolls = 60
+	// lookPause is at least between two looks at everything.
+	lookPause = 50 * time.Millisecond
+	// watchPause is before news of the kernel are asked for again.
+	watchPause = time.Second
+)
+
+// Run keeps everything as decided until ctx ends. It then leaves it as it is.
+func (f *Fabric) Run(ctx context.Context) error {
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() { f.watch(ctx, "changes of devices and routes", f.o.Links.Watch) })
+	if f.o.Mode == cluster.Native && f.o.Policies != nil {
+		watch.Go(func() { f.watch(ctx, "changes of IPsec policies", f.o.Policies.Watch) })
+	}
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for polls := 1; ; polls++ {
+		whole := polls%wholePolls == 0
+		select {
+		case <-f.wake:
+			whole = true
+		case <-poll.C:
+			whole = whole || f.disturbed()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		f.look(whole)
+		if whole {
+			select {
+			case <-time.After(lookPause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}
+
+// watch wakes Run when the kernel reports changes.
+func (f *Fabric) watch(ctx context.Context, what string, watch func(context.Context, func()) error) {
+	for ctx.Err() == nil {
+		err := watch(ctx, f.poke)
+		if ctx.Err() != nil {
+			return
+		}
+		if !errors.Is(err, xfrm.ErrAbsent) {
+			f.o.Log.Error("changes in the kernel not watched, trying again", "changes", what, log.Err(err))
+		}
+		select {
+		case <-time.After(watchPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// poke has Run look at everything.
+func (f *Fabric) poke() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// look brings everything about, or only what depends on the MTU of paths.
+func (f *Fabric) look(whole bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if whole || len(f.failed) > 0 {
+		f.ensure(f.o.Repair || f.local == nil)
+	}
+	f.follow(whole || len(f.failed) > 0)
+}
+
+// disturbed says whether something happened to the programs without any news.
+func (f *Fabric) disturbed() bool {
+	disturbed, err := f.o.Links.Disturbed()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.try("look at the programs of the fabric", err) && disturbed
+}
+
+// try notes how an attempt ended, and logs it where that is new.
+func (f *Fabric) try(what string, err error) bool {
+	was := f.failed[what]
+	switch {
+	case err == nil:
+		delete(f.failed, what)
+		if was != nil {
+			f.o.Log.Info("work done that had failed", "work", what)
+		}
+		return true
+	case was == nil || was.Error() != err.Error():
+		f.o.Log.Error("work incomplete, trying again", "work", what, log.Err(err))
+	}
+	f.failed[what] = err
+	return false
+}
+
+// ensure brings about what belongs to no node: the tunnel device, and what the
+// programs know of this node. The lock is held.
+func (f *Fabric) ensure(repair bool) {
+	if f.o.Mode == cluster.Overlay && repair {
+		d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
+		f.device, f.tunnel, f.noTunnel = d, d.Index, ""
+		if !f.try("make the tunnel device", err) {
+			f.noTunnel = err.Error()
+		}
+	}
+	if f.o.Mode != cluster.Overlay && f.local == nil {
+		f.try("remove the tunnel device", f.o.Links.RemoveTunnel())
+	}
+	if !f.find() {
+		return
+	}
+	l := f.self()
+	if f.local == nil || *f.local != l {
+		if f.try("write what this node is into the maps", f.o.Maps.SetLocal(l)) {
+			f.local = &l
+		}
+	}
+}
+
+// find finds the addresses of this node, and those that packets to backends elsewhere come
+// from. It reports whether self may be written. The lock is held.
+func (f *Fabric) find() bool {
+	addrs, err := f.o.Addresses()
+	if f.try("find the addresses of this node", err) {
+		f.addrs, f.known = addrs, true
+	}
+	f.findPolicies()
+	overlay, overlayKnown := f.o.Overlay()
+	f.overlay = overlay
+	if !f.o.Services {
+		f.sources = [nodemap.Sources]uint16{}
+		return true
+	}
+	have, err := f.o.Maps.Local()
+	if !f.try("read what the maps have of this node", err) {
+		return false
+	}
+	f.sources = have.Sources
+	f.findSource(nodemap.SourceOverlay, f.overlay, overlayKnown)
+	f.findSource(nodemap.SourceUplink, f.addrs, f.known)
+	return true
+}
+
+// self is what the programs are to know of this node. The lock is held.
+func (f *Fabric) self() nodemap.Local {
+	return nodemap.Local{
+		Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, ByStack: f.byStack,
+		TunnelIfindex: f.tunnel, Sources: f.sources,
+	}
+}
+
+// findPolicies decides whether packets between pods of two nodes go by the stack, which
+// alone applies IPsec policies. While the policies cannot be read, the last decision stays;
+// without one, packets go by the stack. The lock is held.
+func (f *Fabric) findPolicies() {
+	if f.o.Mode != cluster.Native || f.o.Policies == nil {
+		return
+	}
+	p, err := f.o.Policies.Policies()
+	if !f.try("read IPsec policies", err) {
+		if f.why == "" {
+			f.byStack, f.why = f.left(), "IPsec policies have not been read yet"
+		}
+		return
+	}
+	if was := f.byStack; p.Any() != was || f.why == "" {
+		f.o.Log.Info("path of packets between pods of two nodes", "by_stack", p.Any(), "why", p.String())
+	}
+	f.byStack, f.why = p.Any(), p.String()
+}
+
+// left is what an earlier process has decided, true if none has. The lock is held.
+func (f *Fabric) left() bool {
+	l, err := f.o.Maps.Local()
+	return err != nil || !l.Native || l.ByStack
+}
+
+// findSource finds the address of each family that packets to backends elsewhere come from:
+// the first one. Where it is not known, or where the programs do not know it yet, the
+// address stays that an earlier process or an earlier look has found: without one the
+// programs refuse new connections. The lock is held.
+func (f *Fabric) findSource(kind int, addrs []netip.Addr, known bool) {
+	for family := range families {
+		first := slices.IndexFunc(addrs, func(a netip.Addr) bool { return at(a) == family })
+		if first < 0 {
+			if known {
+				f.sources[kind+family] = 0
+			}
+			continue
+		}
+		place, err := f.o.Place(addrs[first])
+		if err == nil && place == 0 {
+			err = errors.New("it is not known yet as one of the node's")
+		}
+		if f.try(fmt.Sprintf("have packets to backends elsewhere come from %v", addrs[first]), err) {
+			f.sources[kind+family] = place
+		}
+	}
+}
+
+// all are the peers, adopted ones too. The lock is held.
+func (f *Fabric) all() []*peer {
+	all := slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return int(a.Number) - int(b.Number) })
+	for _, number := range slices.Sorted(maps.Keys(f.adopted)) {
+		all = append(all, f.adopted[number])
+	}
+	return all
+}
+
+// follow decides anew for all nodes, and brings that about. The lock is held.
+func (f *Fabric) follow(whole bool) {
+	all := f.all()
+	if !f.decide(all) {
+		return // nothing is known about the paths: everything stays
+	}
+	changed := false
+	for _, p := range all {
+		changed = f.write(p, whole) || changed
+	}
+	if whole {
+		f.ensureUplinks(all)
+	}
+	if whole || changed {
+		f.ensureRoutes(all, whole)
+	}
+	f.try("resolve next hops", f.o.Links.Resolve(f.hops(all)))
+}
+
+// decide decides for some nodes; false if that is not possible. The lock is held.
+func (f *Fabric) decide(some []*peer) bool {
+	if !f.known {
+		return false
+	}
+	var addrs []netip.Addr
+	for _, p := range some {
+		for _, a := range f.asks(p) {
+			if a.IsValid() {
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	found, err := f.o.Links.Paths(addrs)
+	if !f.try("look up paths", err) {
+		return false
+	}
+	with := map[uint16][2]bool{}
+	for r, number := range f.holders {
+		has := with[number]
+		has[at(r.Addr())] = true
+		with[number] = has
+	}
+	for _, p := range some {
+		p.ranges = with[p.Number]
+		var paths [2]Path
+		for i, a := range f.asks(p) {
+			if a.IsValid() {
+				paths[i], found = found[0], found[1:]
+			}
+		}
+		d := f.situation.decide(p, paths)
+		if d.why != p.why && !(p.why == "" && d.why == "") {
+			f.report(p, d)
+		}
+		p.decision = d
+	}
+	return true
+}
+
+func (f *Fabric) report(p *peer, d decision) {
+	if d.why == "" {
+		f.o.Log.Info("node reachable", "node", p.Name)
+		return
+	}
+	f.o.Log.Warn("node not reachable", "node", p.Name, "why", d.why)
+}
+
+// write has the maps say what was decided for a node; true if that was something
+// new. What failed is tried again with again. The lock is held.
+func (f *Fabric) write(p *peer, again bool) (changed bool) {
+	if p.Number == cluster.NoNumber {
+		return false
+	}
+	have, ok := f.written[p.Number]
+	if want := f.node(p); (!ok || !sameNode(have.Node, want)) && (again || p.err == nil) {
+		p.err = f.setNode(p.Number, want, ok && (have.IPv4 != want.IPv4 || have.IPv6 != want.IPv6))
+		have, ok = f.written[p.Number]
+		changed = true
+	}
+	if !ok || have.Ways == p.ways {
+		return changed
+	}
+	if err := f.o.Maps.SetWays(p.Number, p.ways[0], p.ways[1]); err != nil {
+		p.err = err
+		return changed
+	}
+	have.Ways = p.ways
+	f.written[p.Number] = have
+	return true
+}
+
+// setNode writes an entry. Other addresses under the number are those of a node that
+// an earlier process knew. The lock is held.
+func (f *Fabric) setNode(number uint16, n nodemap.Node, other bool) error {
+	if other {
+		if err := f.o.Maps.RemoveNode(number); err != nil {
+			return err
+		}
+		delete(f.written, number)
+	}
+	err := f.o.Maps.SetNode(number, n)
+	if err == nil {
+		f.written[number] = nodemap.Entry{Node: n, Ways: f.written[number].Ways}
+		return nil
+	}
+	// An address may still be that of a number that leaves: the maps have the rest.
+	have, lerr := f.o.Maps.Nodes()
+	if e, ok := have[number]; ok {
+		f.written[number] = e
+	}
+	return errors.Join(err, lerr)
+}
+
+func sameNode(a, b nodemap.Node) bool {
+	sorted := func(n nodemap.Node) []netip.Addr {
+		return slices.SortedFunc(slices.Values(n.Addrs), netip.Addr.Compare)
+	}
+	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && slices.Equal(sorted(a), sorted(b))
+}
+
+// hops are the neighbours to which packets for all nodes are handed. The lock is
+// held.
+func (f *Fabric) hops(all []*peer) []Nexthop {
+	seen := map[netip.Addr]bool{}
+	var hops []Nexthop
+	for _, p := range all {
+		for _, h := range p.hops(f.asks(p)) {
+			if !seen[h.Via] {
+				seen[h.Via] = true
+				hops = append(hops, h)
+			}
+		}
+	}
+	return hops
+}
+
+// ensureUplinks finds the uplinks and gives them what they need. The lock is held.
+func (f *Fabric) ensureUplinks(all []*peer) {
+	if f.findUplinks(all) {
+		f.try("prepare the uplinks", f.o.Links.EnsureUplinks(f.uplinks, f.programmed()))
+	}
+}
+
+// findUplinks finds the uplinks; false: that is not possible. The lock is held.
+func (f *Fabric) findUplinks(all []*peer) bool {
+	var used []uint32
+	for _, p := range all {
+		for _, path := range p.paths {
+			for _, h := range path.Hops {
+				used = append(used, h.Ifindex)
+			}
+		}
+	}
+	uplinks, err := f.o.Links.Uplinks(f.addrs, used)
+	if !f.try("find the uplinks", err) {
+		return false
+	}
+	f.uplinks, f.limited = uplinks, nil
+	if f.o.Limited {
+		f.limited = []uint32{}
+		for _, d := range uplinks {
+			f.limited = append(f.limited, d.Index)
+		}
+	}
+	return true
+}
+
+// programmed says whether uplinks have programs.
+func (f *Fabric) programmed() bool { return f.o.Mode == cluster.Native || f.o.Services }
+
+// wanted are the routes that there should be. The lock is held.
+func (f *Fabric) wanted(all []*peer) map[netip.Prefix]Route {
+	numbered := map[uint16]*peer{}
+	for _, p := range all {
+		numbered[p.Number] = p
+	}
+	routes := map[netip.Prefix]Route{}
+	for r, number := range f.holders {
+		p := numbered[number]
+		if p == nil || number == cluster.NoNumber {
+			continue
+		}
+		if route, ok := f.route(p.decision, r, f.asks(p), f.overlay); ok {
+			routes[r] = route
+		}
+	}
+	return routes
+}
+
+// ensureRoutes makes what is missing and, once every node was named, removes the
+// rest. The lock is held.
+func (f *Fabric) ensureRoutes(all []*peer, whole bool) {
+	if whole || f.routes == nil {
+		routes, err := f.o.Links.Routes()
+		if !f.try("list routes to other nodes", err) {
+			return
+		}
+		f.routes = routes
+	}
+	want := f.wanted(all)
+	var errs []error
+	for p, r := range want {
+		if have, ok := f.routes[p]; ok && have.equal(r) {
+			continue
+		}
+		err := f.o.Links.SetRoute(r)
+		if err == nil {
+			f.routes[p] = r
+		}
+		errs = append(errs, err)
+	}
+	for p := range f.routes {
+		if _, ok := want[p]; ok || !f.complete {
+			continue
+		}
+		err := f.o.Links.RemoveRoute(p)
+		if err == nil {
+			delete(f.routes, p)
+		}
+		errs = append(errs, err)
+	}
+	if f.try("make routes to other nodes", errors.Join(errs...)) && whole {
+		foreign, err := f.o.Links.Foreign(slices.Collect(maps.Keys(want)))
+		if f.try("compare routes to other nodes", err) {
+			f.foreign = foreign
+		}
+	}
+}
+
+// Join implements cluster.Fabric.
+func (f *Fabric) Join(members []cluster.Member) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(members) == 0 {
+		return
+	}
+	joined := make([]*peer, 0, len(members))
+	for _, m := range members {
+		p := &peer{Member: m}
+		if a, ok := f.adopted[m.Number]; ok {
+			p.decision = a.decision // what is reported is what changes
+			delete(f.adopted, m.Number)
+		} else if was, ok := f.peers[m.Name]; ok {
+			p.decision = was.decision
+			if was.Number != m.Number {
+				f.leaving[was.Number] = true
+			}
+		}
+		f.peers[m.Name] = p
+		joined = append(joined, p)
+	}
+	if f.local == nil {
+		f.ensure(true)
+	}
+	// Whatever is wrong with paths, the entries come before what names them.
+	f.decide(joined)
+	for _, p := range joined {
+		f.write(p, true)
+	}
+	f.poke()
+}
+
+// Hold implements cluster.Fabric.
+func (f *Fabric) Hold(holders map[netip.Prefix]uint16) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for p, number := range holders {
+		if number == 0 {
+			delete(f.holders, p)
+		} else {
+			f.holders[p] = number
+		}
+	}
+	f.poke()
+}
+
+// Leave implements cluster.Fabric.
+func (f *Fabric) Leave(numbers []uint16) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leave(numbers)
+}
+
+func (f *Fabric) leave(numbers []uint16) {
+	for _, number := range numbers {
+		maps.DeleteFunc(f.peers, func(_ string, p *peer) bool { return p.Number == number && number != cluster.NoNumber })
+		delete(f.adopted, number)
+		delete(f.leaving, number)
+		if _, ok := f.written[number]; !ok {
+			continue
+		}
+		if err := f.o.Maps.RemoveNode(number); err != nil {
+			f.o.Log.Error("entry of a node not removed", "number", number, log.Err(err))
+			continue
+		}
+		delete(f.written, number)
+	}
+	if len(numbers) > 0 {
+		f.poke() // another number may have waited for an address
+	}
+}
+
+// Complete implements cluster.Fabric.
+func (f *Fabric) Complete() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.complete = true
+	kept := map[uint16]bool{}
+	for _, p := range f.peers {
+		kept[p.Number] = true
+	}
+	var gone []uint16
+	for number := range f.written {
+		if !kept[number] {
+			gone = append(gone, number)
+		}
+	}
+	f.leave(gone)
+	clear(f.adopted)
+	maps.DeleteFunc(f.holders, func(_ netip.Prefix, number uint16) bool { return !kept[number] })
+	f.poke()
+}
+
+// Remove takes away what a Fabric made, for a node without packets to others. What
+// is not there is no error.
+func Remove(links interface{ RemoveAll() error }, m Maps) error {
+	errs := []error{m.SetLocal(nodemap.Local{}), links.RemoveAll()}
+	nodes, err := m.Nodes()
+	errs = append(errs, err)
+	for number := range nodes {
+		errs = append(errs, m.RemoveNode(number))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,786 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fabric
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
+)
+
+func fields(text string) []string { return strings.Fields(text) }
+
+// member is a node with the ranges 10.NUMBER.0.0/24 and fd00:NUMBER::/64.
+func member(name string, number uint16, addresses string) cluster.Member {
+	return cluster.Member{Name: name, Number: number, Node: cluster.Node{
+		Addresses: addrs(addresses), Mode: cluster.Overlay, TunnelPort: 4789,
+	}}
+}
+
+var (
+	range4 = netip.MustParsePrefix("10.2.0.0/24")
+	range6 = netip.MustParsePrefix("fd00:2::/64")
+)
+
+// join is what a follower does with a node that has both ranges.
+func (r *rig) join(m cluster.Member) {
+	r.Join([]cluster.Member{m})
+	r.Hold(map[netip.Prefix]uint16{range4: m.Number, range6: m.Number})
+	r.look(true)
+}
+
+// ways fails unless the entry of a number has these.
+func (r *rig) ways(number uint16, want4, want6 nodemap.Way) {
+	r.t.Helper()
+	if got := r.maps.nodes[number].Ways; got != [2]nodemap.Way{want4, want6} {
+		r.t.Errorf("ways of number %d: %+v, want %+v and %+v", number, got, want4, want6)
+	}
+}
+
+func (r *rig) why(name string) string {
+	for _, p := range r.State().Peers {
+		if p.Name == name {
+			return p.Why
+		}
+	}
+	return "no such node"
+}
+
+func TestEntryIsThereWhenJoinReturns(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.Join([]cluster.Member{member("two", 2, "192.0.2.2")})
+	want := nodemap.Way{Ifindex: 11, MTU: 1450, Flags: overlay}
+	r.ways(2, want, want)
+	if got := r.maps.nodes[2].Node; got.IPv4 != addrs("192.0.2.2")[0] || got.IPv6.IsValid() || len(got.Addrs) != 1 {
+		t.Errorf("entry %+v", got)
+	}
+	if r.maps.local != (nodemap.Local{Overlay: true, TunnelIfindex: 11}) {
+		t.Errorf("local %+v", r.maps.local)
+	}
+}
+
+func TestWaysOfAnOverlay(t *testing.T) {
+	six := Path{Hops: []Nexthop{{Ifindex: 3, Device: "six"}}, MTU: 9000, Source: own6}
+	for name, c := range map[string]struct {
+		change func(*cluster.Member)
+		paths  map[string]Path
+		want   nodemap.Way
+		why    string
+	}{
+		"IPv4 is preferred": {want: way(11, 1450, overlay)},
+		"IPv6 alone":        {change: only("2001:db8::2"), want: way(11, 1430, overlay|underlay6)},
+		"IPv6 has its own path": {
+			change: only("2001:db8::2"), paths: map[string]Path{"2001:db8::2": six},
+			want: way(11, 8930, overlay|underlay6),
+		},
+		"no path of IPv4": {
+			paths: map[string]Path{"192.0.2.2": {Err: errors.New("unreachable")}}, want: way(11, 1430, overlay|underlay6),
+		},
+		"the MTU of the other":   {change: func(m *cluster.Member) { m.MTU = 1400 }, want: way(11, 1400, overlay)},
+		"a larger one is no use": {change: func(m *cluster.Member) { m.MTU = 8950 }, want: way(11, 1450, overlay)},
+		"another mode": {
+			change: func(m *cluster.Member) { m.Mode = cluster.Native }, why: "mode native, this node has overlay",
+		},
+		"another port": {
+			change: func(m *cluster.Member) { m.TunnelPort = 8472 }, why: "tunnel port 8472, this node has 4789",
+		},
+		"no address":            {change: only(""), why: "no usable address among []"},
+		"our own address":       {change: only("192.0.2.1"), why: "no usable address among [192.0.2.1]"},
+		"no address to send to": {change: only("127.0.0.1 fe80::1"), why: "no usable address among [127.0.0.1 fe80::1]"},
+		"no path at all": {
+			change: only("192.0.2.2"), paths: map[string]Path{"192.0.2.2": {Err: errors.New("unreachable")}},
+			why: "unreachable",
+		},
+		"errors say less": {
+			paths: map[string]Path{"192.0.2.2": {MTU: 1500, Learned: 1330, Hops: six.Hops}}, want: way(11, 1280, overlay),
+		},
+		"errors say less than IPv6 needs": {
+			paths: map[string]Path{"192.0.2.2": {MTU: 1500, Learned: 1329, Hops: six.Hops}},
+			want:  way(11, 1280, overlay|nodemap.Pieces),
+		},
+		"errors say less of a path that is too narrow for IPv6": {
+			paths: map[string]Path{"192.0.2.2": {MTU: 1000, Learned: 100, Hops: six.Hops}},
+			want:  way(11, 950, overlay|nodemap.Pieces),
+		},
+		"a path that is too narrow": {
+			change: only("192.0.2.2"), paths: map[string]Path{"192.0.2.2": {MTU: 100, Hops: six.Hops}},
+			why: "the path to 192.0.2.2 takes packets of 100 bytes only",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, cluster.Overlay)
+			for a, p := range c.paths {
+				r.links.paths[netip.MustParseAddr(a)] = p
+			}
+			m := member("two", 2, "192.0.2.2 2001:db8::2")
+			if c.change != nil {
+				c.change(&m)
+			}
+			r.join(m)
+			r.ways(2, c.want, c.want)
+			if got := r.why("two"); got != c.why {
+				t.Errorf("why %q, want %q", got, c.why)
+			}
+			routes := 2
+			if c.why != "" {
+				routes = 0
+			}
+			if len(r.links.routes) != routes {
+				t.Errorf("routes %v, want %d", r.links.routes, routes)
+			}
+			for p, route := range r.links.routes {
+				source := addrs("10.1.0.1")[0]
+				if p == range6 {
+					source = addrs("fd00:1::1")[0]
+				}
+				if route.Hops[0].Ifindex != 11 || route.MTU != c.want.MTU || route.Source != source {
+					t.Errorf("route %v", route)
+				}
+			}
+		})
+	}
+}
+
+func only(addresses string) func(*cluster.Member) {
+	return func(m *cluster.Member) { m.Addresses = addrs(addresses) }
+}
+
+func native(name string, number uint16, addresses string) cluster.Member {
+	m := member(name, number, addresses)
+	m.Mode, m.TunnelPort = cluster.Native, 0
+	return m
+}
+
+func TestWaysOfNativeRouting(t *testing.T) {
+	gateway := addrs("192.0.2.254")[0]
+	// of packets to the node itself; those to its pods have other destinations
+	routed := Path{Hops: []Nexthop{{Ifindex: 2, Device: "uplink", Via: gateway}}, MTU: 1500, Learned: 1300}
+	two := Path{MTU: 1400, Hops: []Nexthop{
+		{Ifindex: 2, Via: gateway, Weight: 2}, {Ifindex: 3, Via: addrs("198.51.100.1")[0]},
+	}}
+	for name, c := range map[string]struct {
+		addresses string
+		path4     *Path
+		want      [2]nodemap.Way
+		why       string
+		route4    []Nexthop
+	}{
+		"on the link": {
+			addresses: "192.0.2.2 2001:db8::2", want: [2]nodemap.Way{way(2, 1500, hop), way(2, 1500, hop)},
+			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
+		},
+		"by a router": {
+			addresses: "192.0.2.2 2001:db8::2", path4: &routed,
+			want: [2]nodemap.Way{way(2, 1500, lookup), way(2, 1500, hop)}, route4: routed.Hops,
+		},
+		"by two routers": {
+			addresses: "192.0.2.2 2001:db8::2", path4: &two,
+			want: [2]nodemap.Way{way(2, 1400, lookup), way(2, 1500, hop)}, route4: two.Hops,
+		},
+		"without IPv6": {
+			addresses: "192.0.2.2", want: [2]nodemap.Way{way(2, 1500, hop), {}}, why: "no IPv6 address, but a range",
+			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
+		},
+		"without a path of IPv4": {
+			addresses: "192.0.2.2 2001:db8::2", path4: &Path{Err: errors.New("unreachable")},
+			want: [2]nodemap.Way{{}, way(2, 1500, hop)}, why: "unreachable",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, cluster.Native)
+			if c.path4 != nil {
+				r.links.paths[addrs("192.0.2.2")[0]] = *c.path4
+			}
+			r.join(native("two", 2, c.addresses))
+			r.ways(2, c.want[0], c.want[1])
+			if got := r.why("two"); got != c.why {
+				t.Errorf("why %q, want %q", got, c.why)
+			}
+			got, ok := r.links.routes[range4]
+			if ok != (c.route4 != nil) || ok && !got.equal(Route{Range: range4, Hops: c.route4, MTU: c.want[0].MTU}) {
+				t.Errorf("route %v, want by %v", got, c.route4)
+			}
+			if r.maps.local != (nodemap.Local{Native: true}) || r.links.tunnel != 0 {
+				t.Errorf("local %+v, tunnel %d", r.maps.local, r.links.tunnel)
+			}
+			for _, h := range r.links.kept {
+				if !h.Via.IsValid() {
+					t.Errorf("next hop %+v is none", h)
+				}
+			}
+		})
+	}
+}
+
+// scenes are states of a cluster, each a list of nodes.
+func scenes() map[string][]cluster.Member {
+	moved := member("two", 12, "192.0.2.22")
+	foreign := member("two", 2, "192.0.2.2")
+	foreign.Mode = cluster.Native
+	narrow := member("two", 2, "192.0.2.2")
+	narrow.MTU = 1300
+	return map[string][]cluster.Member{
+		"none":           {},
+		"one node":       {member("two", 2, "192.0.2.2")},
+		"two nodes":      {member("two", 2, "192.0.2.2"), member("three", 3, "192.0.2.3 2001:db8::3")},
+		"another mode":   {foreign},
+		"a smaller MTU":  {narrow},
+		"moved":          {moved},
+		"replaced":       {member("two", 13, "192.0.2.2")}, // another installation at the same address
+		"more addresses": {member("two", 2, "192.0.2.2 198.51.100.2")},
+		"other more":     {member("two", 2, "192.0.2.2 198.51.100.22")}, // as many, and not the same
+		"IPv6 too":       {member("two", 2, "192.0.2.2 2001:db8::2")},
+		"other IPv6":     {member("two", 2, "192.0.2.2 2001:db8::22")},
+		"other node":     {member("three", 3, "192.0.2.2")},
+		"no address":     {member("two", 14, "")},
+	}
+}
+
+// enter makes a cluster as it is to be by what a follower says.
+func (r *rig) enter(from, to []cluster.Member, listing bool) {
+	var left []uint16
+	numbers := map[uint16]bool{}
+	holders := map[netip.Prefix]uint16{}
+	for _, m := range to {
+		numbers[m.Number] = true
+		holders[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(m.Number)}), 24)] = m.Number
+	}
+	for _, m := range from {
+		if p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(m.Number)}), 24); holders[p] == 0 {
+			holders[p] = 0
+		}
+		if !numbers[m.Number] {
+			left = append(left, m.Number)
+		}
+	}
+	r.Join(to)
+	r.Hold(holders)
+	if !listing {
+		r.Leave(left)
+	} else {
+		r.Complete()
+	}
+	r.look(true)
+}
+
+// what is what a fabric has brought about.
+func (r *rig) what() (map[uint16]nodemap.Entry, map[netip.Prefix]Route) {
+	return maps.Clone(r.maps.nodes), maps.Clone(r.links.routes)
+}
+
+// TestOnlyTheFinalStateCounts, from every scene to every other, by changes and by a
+// listing after a restart.
+func TestOnlyTheFinalStateCounts(t *testing.T) {
+	for fromName, from := range scenes() {
+		for toName, to := range scenes() {
+			for _, restart := range []bool{false, true} {
+				fresh := newRig(t, cluster.Overlay)
+				fresh.Complete()
+				fresh.enter(nil, to, false)
+				nodes, routes := fresh.what()
+
+				r := newRig(t, cluster.Overlay)
+				r.Complete()
+				r.enter(nil, from, false)
+				if restart {
+					r.restart(cluster.Overlay)
+					r.look(true)
+				}
+				r.enter(from, to, restart)
+				if restart {
+					r.Complete()
+				}
+				r.look(true)
+				gotNodes, gotRoutes := r.what()
+				if !reflect.DeepEqual(gotNodes, nodes) {
+					t.Errorf("from %s to %s, restart %t: entries %+v, want %+v", fromName, toName, restart, gotNodes, nodes)
+				}
+				if !maps.EqualFunc(gotRoutes, routes, Route.equal) {
+					t.Errorf("from %s to %s, restart %t: routes %v, want %v", fromName, toName, restart, gotRoutes, routes)
+				}
+				if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
+					t.Errorf("from %s to %s, restart %t: differences %v, %v", fromName, toName, restart, diffs, err)
+				}
+				writes, changes := r.maps.writes, r.links.changes
+				r.Join(to)
+				r.look(true)
+				r.look(false)
+				if r.maps.writes != writes || r.links.changes != changes {
+					t.Errorf("from %s to %s, restart %t: the same again writes", fromName, toName, restart)
+				}
+			}
+		}
+	}
+}
+
+// TestNothingOfAnEarlierProcessIsRemovedBeforeTheListingIsComplete, and it follows a
+// tunnel device that is made again although no node was named.
+func TestNothingOfAnEarlierProcessIsRemovedBeforeTheListingIsComplete(t *testing.T) {
+	for _, holders := range []bool{true, false} {
+		adopted(t, holders)
+	}
+}
+
+// adopted is the above; holders says whether the ranges of nodes are known.
+func adopted(t *testing.T, holders bool) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.join(member("three", 3, "192.0.2.3"))
+	nodes, routes := r.what()
+	if !holders {
+		r.holders = nil
+	}
+	r.restart(cluster.Overlay)
+	r.look(true)
+	r.Join([]cluster.Member{member("three", 3, "192.0.2.3")})
+	r.look(true)
+	gotNodes, gotRoutes := r.what()
+	if !reflect.DeepEqual(gotNodes, nodes) || !maps.EqualFunc(gotRoutes, routes, Route.equal) {
+		t.Errorf("entries %+v, routes %v; want all of before: %+v, %v", gotNodes, gotRoutes, nodes, routes)
+	}
+	r.links.tunnel = 0
+	r.look(true)
+	want := way(12, 1450, overlay)
+	r.ways(2, want, want)
+	r.ways(3, want, want)
+	if got := r.links.routes[range4]; holders && got.Hops[0].Ifindex != 12 {
+		t.Errorf("route %v, want by the device made again", got)
+	}
+	r.Complete()
+	r.look(true)
+	if len(r.maps.nodes) != 1 || !holders && len(r.links.routes) != 0 {
+		t.Errorf("entries %+v, routes %v; want that of the node that was listed", r.maps.nodes, r.links.routes)
+	}
+}
+
+// TestAddressOfANumberThatLeavesIsTakenOver by the number that replaces it.
+func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
+	r.Join([]cluster.Member{member("two", 5, "192.0.2.2")})
+	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.Ways[0] == (nodemap.Way{}) || len(r.maps.nodes) != 2 {
+		t.Errorf("entries %+v, want both, each with its ways", r.maps.nodes)
+	}
+	if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, func(d endpoint.Difference) bool {
+		return strings.Contains(d.String(), "number 2:")
+	}) {
+		t.Errorf("differences %v, %v; the number that leaves is none", diffs, err)
+	}
+	// mappings name it until Leave
+	if err := r.Repair(); err != nil || len(r.maps.nodes) != 2 {
+		t.Errorf("a repair leaves %+v, %v, want both", r.maps.nodes, err)
+	}
+	r.Leave([]uint16{2})
+	r.look(true)
+	if e := r.maps.nodes[5]; len(e.Addrs) != 1 || len(r.maps.nodes) != 1 {
+		t.Errorf("entries %+v, want one with its address", r.maps.nodes)
+	}
+	if notes := r.State().Peers[0].Notes; len(notes) > 0 {
+		t.Errorf("notes %v, want none", notes)
+	}
+}
+
+// TestNodesWithoutANumberLeaveAlone: the others that have none yet stay.
+func TestNodesWithoutANumberLeaveAlone(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	none := member("two", cluster.NoNumber, "192.0.2.2")
+	r.Join([]cluster.Member{none, member("three", 3, "192.0.2.3")})
+	r.Leave([]uint16{cluster.NoNumber})
+	if got := len(r.State().Peers); got != 2 {
+		t.Errorf("%d nodes, want both", got)
+	}
+	r.Leave([]uint16{3})
+	if got := r.State().Peers; len(got) != 1 || got[0].Name != "two" {
+		t.Errorf("nodes %+v, want that without a number", got)
+	}
+}
+
+// TestRangesOfNodesThatLeftMeanwhileAreForgotten: a node that gets the number of one that left
+// while the process was away does not get its ranges.
+func TestRangesOfNodesThatLeftMeanwhileAreForgotten(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.restart(cluster.Overlay)
+	r.Complete()
+	r.look(true)
+	r.Join([]cluster.Member{member("other", 2, "192.0.2.9")})
+	r.look(true)
+	if len(r.links.routes) != 0 {
+		t.Errorf("routes %v of a node without ranges", r.links.routes)
+	}
+}
+
+// TestStartMakesTheTunnelWithoutRepair: the setting that leaves changes by others alone does not
+// keep a start from making the device.
+func TestStartMakesTheTunnelWithoutRepair(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.o.Repair = false
+	r.look(true)
+	if r.links.made != 1 || r.maps.local != (nodemap.Local{Overlay: true, TunnelIfindex: 11}) {
+		t.Errorf("%d devices made, local %+v", r.links.made, r.maps.local)
+	}
+	r.links.tunnel = 0
+	r.look(true)
+	if r.links.made != 1 {
+		t.Error("a device that others have removed was made again")
+	}
+}
+
+// TestChangedRoutingRemovesTheTunnel when a process begins with native routing.
+func TestChangedRoutingRemovesTheTunnel(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.look(true)
+	r.restart(cluster.Native)
+	r.look(true)
+	if r.links.tunnel != 0 || r.maps.local != (nodemap.Local{Native: true}) {
+		t.Errorf("tunnel device %d, local %+v", r.links.tunnel, r.maps.local)
+	}
+}
+
+// TestRunNoticesWhatTheKernelDoesNotTell: a program that was taken off at the next poll, and
+// anything else some polls later.
+func TestRunNoticesWhatTheKernelDoesNotTell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, cluster.Overlay)
+		r.Join([]cluster.Member{member("two", 2, "192.0.2.2")})
+		r.Hold(map[netip.Prefix]uint16{range4: 2})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		wait := func(d time.Duration) {
+			time.Sleep(d)
+			synctest.Wait()
+		}
+		disturb := func(by bool) {
+			r.links.mu.Lock()
+			defer r.links.mu.Unlock()
+			r.links.disturbed = by
+		}
+		prepared := func() int {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.links.prepared
+		}
+		wait(time.Second)
+		before := prepared()
+		disturb(true)
+		wait(pollInterval + lookPause)
+		if prepared() == before {
+			t.Error("the programs of the uplinks were not attached again")
+		}
+		disturb(false)
+		wait(pollInterval + lookPause)
+		r.mu.Lock()
+		delete(r.links.routes, range4)
+		r.mu.Unlock()
+		wait(wholePolls*pollInterval + time.Second)
+		r.mu.Lock()
+		if _, ok := r.links.routes[range4]; !ok {
+			t.Error("the route was not made again")
+		}
+		r.mu.Unlock()
+		cancel()
+		<-ended
+	})
+}
+
+func TestMTUIsFollowedDownAndUp(t *testing.T) {
+	for _, mode := range []cluster.Mode{cluster.Overlay, cluster.Native} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, mode)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- r.Run(ctx) }()
+			m, less := member("two", 2, "192.0.2.2"), uint16(50)
+			if mode == cluster.Native {
+				m, less = native("two", 2, "192.0.2.2"), 0
+			}
+			r.Join([]cluster.Member{m})
+			r.Hold(map[netip.Prefix]uint16{range4: 2})
+			for _, mtu := range []uint16{1500, 1300, 1400, 1500} {
+				r.links.mu.Lock()
+				r.links.mtu = mtu
+				r.links.mu.Unlock()
+				time.Sleep(time.Second)
+				synctest.Wait()
+				r.mu.Lock()
+				way, route := r.maps.nodes[2].Ways[0], r.links.routes[range4]
+				r.mu.Unlock()
+				if way.MTU != mtu-less || route.MTU != mtu-less {
+					t.Errorf("%s, path of %d: way %+v, route %v", mode, mtu, way, route)
+				}
+			}
+			cancel()
+			<-done
+		})
+	}
+}
+
+// TestTunnelThatCannotBeMadeIsNamedAndTriedAgain, and nothing is sent until then.
+func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.links.broken = errors.New("port taken by vxlan0")
+	r.join(member("two", 2, "192.0.2.2"))
+	r.ways(2, nodemap.Way{}, nodemap.Way{})
+	if why := r.why("two"); !strings.Contains(why, "vxlan0") || r.maps.local.TunnelIfindex != 0 {
+		t.Errorf("why %q, local %+v", why, r.maps.local)
+	}
+	if w := r.Warnings(); len(w) != 2 {
+		t.Errorf("warnings %q, want one of the device and one of the node", w)
+	}
+	r.links.broken = nil
+	r.look(false)
+	want := way(11, 1450, overlay)
+	r.ways(2, want, want)
+	if w := r.Warnings(); len(w) != 0 {
+		t.Errorf("warnings %q, want none", w)
+	}
+}
+
+func TestForeignRouteIsAWarning(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.links.theirs = map[netip.Prefix]string{range4: "via 192.0.2.9 proto 12"}
+	r.join(member("two", 2, "192.0.2.2"))
+	if w := r.Warnings(); len(w) != 1 || !strings.Contains(w[0], "192.0.2.9") {
+		t.Errorf("warnings %q, want the route", w)
+	}
+}
+
+func TestAddressThatIsNotRegisteredIsAWarning(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.links.paths[addrs("192.0.2.2")[0]] = Path{
+		Hops: []Nexthop{{Ifindex: 2, Device: "uplink"}}, MTU: 1500, Source: addrs("203.0.113.7")[0],
+	}
+	r.join(member("two", 2, "192.0.2.2"))
+	if w := r.Warnings(); len(w) != 1 || !strings.Contains(w[0], "203.0.113.7") {
+		t.Errorf("warnings %q, want the address", w)
+	}
+}
+
+// TestNodeThatHasNoAddressYetIsNoDifference: a node is registered with its ranges before its datapath says its
+// addresses, and a look in between finds nothing that a repair could put right.
+func TestNodeThatHasNoAddressYetIsNoDifference(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, ""))
+	if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
+		t.Errorf("differences %v, %v, want none", diffs, err)
+	}
+	r.join(member("two", 2, "192.0.2.2"))
+	delete(r.maps.nodes, 2)
+	if diffs, err := r.Check(); err != nil || len(diffs) == 0 {
+		t.Errorf("differences %v, %v, want its entry", diffs, err)
+	}
+}
+
+func TestRepairPutsRightWhatCheckFinds(t *testing.T) {
+	for name, damage := range map[string]func(*rig){
+		"entry removed":   func(r *rig) { delete(r.maps.nodes, 2) },
+		"way changed":     func(r *rig) { _ = r.maps.SetWays(2, nodemap.Way{}, way(7, 7, hop)) },
+		"entry of nobody": func(r *rig) { _ = r.maps.SetNode(9, nodemap.Node{IPv4: addrs("192.0.2.9")[0]}) },
+		"device removed":  func(r *rig) { r.links.tunnel = 0 },
+		"route removed":   func(r *rig) { delete(r.links.routes, range4) },
+		"route changed":   func(r *rig) { r.links.routes[range6] = Route{Range: range6, Hops: []Nexthop{{Ifindex: 9}}} },
+		"route of nobody": func(r *rig) { r.links.routes[netip.MustParsePrefix("10.9.0.0/24")] = Route{} },
+	} {
+		r := newRig(t, cluster.Overlay)
+		r.join(member("two", 2, "192.0.2.2"))
+		r.Complete()
+		r.look(true)
+		damage(r)
+		if diffs, err := r.Check(); err != nil || len(diffs) == 0 {
+			t.Errorf("%s: differences %v, %v; want some", name, diffs, err)
+		}
+		if err := r.Repair(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
+			t.Errorf("%s: differences %v, %v after the repair", name, diffs, err)
+		}
+	}
+}
+
+// TestKernelIsAskedOnceAPoll however many nodes there are.
+func TestKernelIsAskedOnceAPoll(t *testing.T) {
+	r := newRig(t, cluster.Native)
+	var members []cluster.Member
+	for i := range 500 {
+		a := netip.AddrFrom4([4]byte{192, 0, byte(3 + i/250), byte(i % 250)}).String()
+		members = append(members, native(a, uint16(i+1), a))
+	}
+	r.Join(members)
+	r.look(true)
+	asked, writes := r.links.asked, r.maps.writes
+	r.look(false)
+	if r.links.asked != asked+1 || r.maps.writes != writes {
+		t.Errorf("asked %d times, wrote %d times", r.links.asked-asked, r.maps.writes-writes)
+	}
+}
+
+// TestSourcesStayWhileTheyAreNotKnown: without a source, new connections to backends
+// elsewhere are refused. A start before anything said the addresses of the node, and one
+// that cannot read them, leaves what an earlier process has found.
+func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.services = true
+	r.places = map[netip.Addr]uint16{
+		own4: 3, own6: 4, netip.MustParseAddr("10.1.0.1"): 5, netip.MustParseAddr("fd00:1::1"): 6,
+	}
+	r.restart(cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
+	r.look(true)
+	before := r.maps.local
+	if before.Sources != [nodemap.Sources]uint16{5, 6, 3, 4} {
+		t.Fatalf("this node is %+v", before)
+	}
+
+	places := r.places
+	for name, forget := range map[string]func(){
+		"the ranges are not known":    func() { r.overlay, r.silent = nil, true },
+		"the addresses are not read":  func() { r.away = errors.New("no buffer space available") },
+		"the programs know them late": func() { r.places = map[netip.Addr]uint16{} },
+	} {
+		r.overlay, r.silent, r.away, r.places = addrs("10.1.0.1 fd00:1::1"), false, nil, places
+		forget()
+		r.restart(cluster.Overlay)
+		writes := r.maps.writes
+		ofNodes := func(d endpoint.Difference) bool { return d.Subject == "sl_node" }
+		if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, ofNodes) {
+			t.Errorf("%s: the first look finds %v, %v", name, diffs, err)
+		}
+		if r.maps.writes != writes {
+			t.Errorf("%s: a look writes", name)
+		}
+		_ = r.Repair()
+		r.look(true)
+		if r.maps.local != before {
+			t.Errorf("%s: this node is %+v, and was %+v", name, r.maps.local, before)
+		}
+	}
+
+	r.overlay, r.silent, r.away, r.places = addrs("fd00:1::1"), false, nil, places
+	r.look(true)
+	if want := [nodemap.Sources]uint16{0, 6, 3, 4}; r.maps.local.Sources != want {
+		t.Errorf("without an IPv4 range the sources are %v, want %v", r.maps.local.Sources, want)
+	}
+	r.services = false
+	r.restart(cluster.Overlay)
+	r.look(true)
+	if r.maps.local.Sources != [nodemap.Sources]uint16{} {
+		t.Errorf("without services the sources are %v", r.maps.local.Sources)
+	}
+}
+
+// TestFirstCheckOfAStartFindsNothing: what an earlier process left is compared with what the
+// kernel says now, not with a fabric that has not looked yet.
+func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
+	for _, mode := range []cluster.Mode{cluster.Overlay, cluster.Native} {
+		r := newRig(t, mode)
+		m := member("two", 2, "192.0.2.2")
+		m.Mode = mode
+		r.join(m)
+		r.Complete()
+		r.look(true)
+		r.restart(mode)
+		if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
+			t.Errorf("%v: the first check of a start finds %v, %v", mode, diffs, err)
+		}
+	}
+}
+
+// fakePolicies are IPsec policies, or why they cannot be read.
+type fakePolicies struct {
+	xfrm.Policies
+	err     error
+	changed func()
+}
+
+func (p *fakePolicies) Watch(ctx context.Context, changed func()) error {
+	p.changed = changed
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// readPolicies implements Policies; its field has the name of a method of that.
+type readPolicies struct{ *fakePolicies }
+
+func (p readPolicies) Policies() (xfrm.Policies, error) { return p.fakePolicies.Policies, p.err }
+
+// TestPacketsGoByTheStackWhileItHasIPsecPolicies shows that with native routing packets go
+// by the stack while there are policies, and while nobody knows whether there are: then
+// what an earlier process decided stays.
+func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
+	p := &fakePolicies{err: errors.New("not now")}
+	r := newRig(t, cluster.Native)
+	r.o.Policies = readPolicies{p}
+	wants := func(when string, by bool) {
+		t.Helper()
+		r.look(true)
+		if l := r.maps.local; l.ByStack != by || !l.Native {
+			t.Errorf("%s: %+v, want by the stack %t", when, l, by)
+		}
+		if s := r.State(); s.ByStack != by || s.Why == "" {
+			t.Errorf("%s: state %t because %q, want %t", when, s.ByStack, s.Why, by)
+		}
+	}
+	wants("never read", true)
+	p.err = nil
+	wants("there are none", false)
+	p.Out = 1
+	wants("there is one", true)
+	p.err = errors.New("not now")
+	wants("not read again", true)
+	p.err, p.Out = nil, 0
+	wants("gone", false)
+	p.err, p.Forward = errors.New("not now"), 1
+	wants("not read again", false)
+
+	r.restart(cluster.Native)
+	r.o.Policies = readPolicies{p}
+	wants("a process that cannot read what the last one has read", false)
+	p.err = nil
+	wants("a policy of what is forwarded", true)
+
+	r = newRig(t, cluster.Overlay)
+	r.o.Policies = readPolicies{p}
+	r.look(true)
+	if r.maps.local.ByStack || r.State().Why != "" {
+		t.Errorf("overlay: %+v, %q", r.maps.local, r.State().Why)
+	}
+}
+
+// TestChangedIPsecPoliciesCountAtOnce shows that Run looks when policies change.
+func TestChangedIPsecPoliciesCountAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakePolicies{}
+		r := newRig(t, cluster.Native)
+		r.o.Policies = readPolicies{p}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		synctest.Wait()
+		p.Out = 1
+		p.changed()
+		time.Sleep(lookPause + time.Millisecond)
+		synctest.Wait()
+		if !r.State().ByStack {
+			t.Error("packets do not go by the stack")
+		}
+		cancel()
+		<-ended
+	})
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package fabric
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+)
+
+// State is what leads to other nodes at a moment.
+type State struct {
+	Mode    cluster.Mode
+	Tunnel  string   // name of the device; "": there is none
+	Port    uint16   // of the tunnel
+	MTU     uint16   // of this node's pods, bytes
+	Uplinks []string // names
+	// ByStack says that packets between pods of two nodes go by the host's stack, and Why
+	// they do or do not; "" in modes in which they never do.
+	ByStack bool
+	Why     string
+	Peers   []PeerState
+	Failed  []string // what was tried and did not work, and why
+	// Foreign are ranges of other nodes that the node's own stack reaches by a route
+	// of others, and that route.
+	Foreign map[netip.Prefix]string
+}
+
+// PeerState is how another node is reached.
+type PeerState struct {
+	Name      string
+	Number    uint16
+	Addresses []netip.Addr
+	Mode      cluster.Mode
+	// Paths of IPv4 and of IPv6 packets.
+	Paths [2]PeerPath
+	// Why packets of a family do not travel although the node has ranges of it; "":
+	// they do.
+	Why string
+	// Notes are what may keep packets from arriving.
+	Notes []string
+	// Adopted says that the cluster has not named the node since the start.
+	Adopted bool
+}
+
+// PeerPath is how packets of one family travel to a node; the zero PeerPath: they do
+// not.
+type PeerPath struct {
+	Device   string // by which the node sends, or the tunnel
+	Nexthops []Nexthop
+	MTU      uint16 // of what pods send, bytes
+	Flags    nodemap.Flags
+}
+
+// State says what there is.
+func (f *Fabric) State() State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := State{
+		Mode: f.mode, Tunnel: f.device.Name, Port: f.port, MTU: f.o.MTU, Foreign: maps.Clone(f.foreign),
+		ByStack: f.byStack, Why: f.why,
+	}
+	for _, d := range f.uplinks {
+		s.Uplinks = append(s.Uplinks, d.Name)
+	}
+	for what, err := range f.failed {
+		s.Failed = append(s.Failed, what+": "+err.Error())
+	}
+	slices.Sort(s.Failed)
+	for _, p := range f.all() {
+		s.Peers = append(s.Peers, f.peerState(p))
+	}
+	return s
+}
+
+func (f *Fabric) peerState(p *peer) PeerState {
+	ps := PeerState{
+		Name: p.Name, Number: p.Number, Addresses: slices.Clone(p.Addresses), Mode: p.Mode,
+		Why: p.why, Notes: slices.Clone(p.notes), Adopted: p.adopted,
+	}
+	if p.err != nil {
+		ps.Notes = append(ps.Notes, p.err.Error())
+	}
+	for i, w := range p.ways {
+		if w == (nodemap.Way{}) {
+			continue
+		}
+		path := p.path(i)
+		ps.Paths[i] = PeerPath{Nexthops: slices.Clone(path.Hops), MTU: w.MTU, Flags: w.Flags, Device: f.device.Name}
+		// What an earlier process decided is known by its way alone until the first look.
+		if w.Flags&nodemap.Overlay == 0 && len(path.Hops) > 0 {
+			ps.Paths[i].Device = path.Hops[0].Device
+		}
+	}
+	return ps
+}
+
+// Warnings are for an operator: what does not work, or may not.
+func (f *Fabric) Warnings() []string {
+	s := f.State()
+	warnings := s.Failed
+	for _, p := range s.Peers {
+		if p.Why != "" {
+			warnings = append(warnings, fmt.Sprintf("node %s is not reachable: %s", p.Name, p.Why))
+		}
+		for _, n := range p.Notes {
+			warnings = append(warnings, fmt.Sprintf("node %s: %s", p.Name, n))
+		}
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(s.Foreign), netip.Prefix.Compare) {
+		warnings = append(warnings, fmt.Sprintf(
+			"this node's own packets to %v do not take the route of Sluice but %s; remove that route", r, s.Foreign[r]))
+	}
+	return warnings
+}
+
+// Check says what Repair would put right.
+func (f *Fabric) Check() ([]endpoint.Difference, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var diffs []endpoint.Difference
+	first := f.local == nil // nothing was looked at yet
+	if f.mode == cluster.Overlay {
+		d, ds, err := f.o.Links.CheckTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
+		if err != nil {
+			return nil, err
+		}
+		if first {
+			f.device, f.tunnel = d, d.Index
+		}
+		diffs = append(diffs, ds...)
+	}
+	if first {
+		all := f.all()
+		if !f.find() || !f.decide(all) || !f.findUplinks(all) {
+			return diffs, nil // what should be there is not known, so nothing differs
+		}
+	}
+	ds, err := f.o.Links.CheckUplinks(f.uplinks, f.programmed())
+	if err != nil {
+		return nil, err
+	}
+	diffs = append(diffs, ds...)
+	if ds, err = f.checkMaps(); err != nil {
+		return nil, err
+	}
+	diffs = append(diffs, ds...)
+	ds, err = f.checkRoutes()
+	return append(diffs, ds...), err
+}
+
+// checkMaps compares the maps with what is decided. The lock is held.
+func (f *Fabric) checkMaps() (diffs []endpoint.Difference, err error) {
+	have, err := f.o.Maps.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	add := func(key, want, have string) {
+		diffs = append(diffs, endpoint.Difference{Subject: "sl_node", Key: key, Want: want, Have: have})
+	}
+	wanted := map[uint16]bool{}
+	for _, p := range f.all() {
+		if p.Number == cluster.NoNumber {
+			continue
+		}
+		wanted[p.Number] = true
+		e, ok := have[p.Number]
+		key := fmt.Sprintf("node %s, number %d", p.Name, p.Number)
+		switch want := (nodemap.Entry{Node: f.node(p), Ways: p.ways}); {
+		case !ok && empty(want): // its datapath has not said its addresses yet
+		case !ok:
+			add(key, describe(want), "")
+		case !sameNode(e.Node, want.Node) || e.Ways != want.Ways:
+			add(key, describe(want), describe(e))
+		}
+	}
+	local, err := f.o.Maps.Local()
+	if err != nil {
+		return nil, err
+	}
+	if want := f.self(); local != want {
+		diffs = append(diffs, endpoint.Difference{
+			Subject: "sl_node", Key: "this node", Want: fmt.Sprintf("%+v", want), Have: fmt.Sprintf("%+v", local),
+		})
+	}
+	for _, number := range slices.Sorted(maps.Keys(have)) {
+		if !wanted[number] && !f.leaving[number] && f.complete {
+			add(fmt.Sprintf("number %d", number), "", describe(have[number]))
+		}
+	}
+	return diffs, nil
+}
+
+// empty says that the maps have nothing of an entry, and do not list it.
+func empty(e nodemap.Entry) bool {
+	return sameNode(e.Node, nodemap.Node{}) && e.Ways == [2]nodemap.Way{}
+}
+
+func describe(e nodemap.Entry) string {
+	var texts []string
+	for _, a := range e.Addrs {
+		texts = append(texts, a.String())
+	}
+	text := "at " + strings.Join(texts, " ")
+	for i, family := range families {
+		if w := e.Ways[i]; w != (nodemap.Way{}) {
+			text += fmt.Sprintf(", %s by %v", family, w)
+		}
+	}
+	return text
+}
+
+// checkRoutes compares the routes of the node's stack. The lock is held.
+func (f *Fabric) checkRoutes() (diffs []endpoint.Difference, err error) {
+	have, err := f.o.Links.Routes()
+	if err != nil {
+		return nil, err
+	}
+	add := func(r netip.Prefix, want, have string) {
+		diffs = append(diffs, endpoint.Difference{Subject: "route", Key: r.String(), Want: want, Have: have})
+	}
+	want := f.wanted(f.all())
+	for _, r := range slices.SortedFunc(maps.Keys(want), netip.Prefix.Compare) {
+		switch h, ok := have[r]; {
+		case !ok:
+			add(r, want[r].String(), "")
+		case !h.equal(want[r]):
+			add(r, want[r].String(), h.String())
+		}
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(have), netip.Prefix.Compare) {
+		if _, ok := want[r]; !ok && f.complete {
+			add(r, "", have[r].String())
+		}
+	}
+	return diffs, nil
+}
+
+// Repair puts right what Check finds.
+func (f *Fabric) Repair() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	written, err := f.o.Maps.Nodes()
+	if err != nil {
+		return err
+	}
+	f.written = written
+	f.local = nil
+	f.ensure(true)
+	f.follow(true)
+	if f.complete {
+		wanted := map[uint16]bool{}
+		for _, p := range f.all() {
+			wanted[p.Number] = true
+		}
+		for number := range f.written {
+			if wanted[number] || f.leaving[number] {
+				continue
+			}
+			if f.try(fmt.Sprintf("remove the entry of number %d", number), f.o.Maps.RemoveNode(number)) {
+				delete(f.written, number)
+			}
+		}
+	}
+	return f.errs()
+}
+
+// errs are what was tried last and did not work. The lock is held.
+func (f *Fabric) errs() error {
+	var errs []error
+	for _, what := range slices.Sorted(maps.Keys(f.failed)) {
+		errs = append(errs, fmt.Errorf("%s: %w", what, f.failed[what]))
+	}
+	return errors.Join(errs...)
+}

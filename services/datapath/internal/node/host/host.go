@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package host keeps what the node has for all endpoints and none of them owns:
+// rules, routes, sysctls, the firewall, the pins of maps, and the host's own
+// addresses in the maps. It changes nothing of an endpoint.
+package host
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
+)
+
+// Devices are the rules, routes and sysctls of the node.
+type Devices interface {
+	CheckNode() ([]endpoint.Difference, error)
+	RepairNode() error
+	// RemoveRange takes away what the node has for a former pod range.
+	RemoveRange(p netip.Prefix) error
+	// AddrIn finds an address of another device in a pod range.
+	AddrIn(p netip.Prefix) (a netip.Addr, device string, err error)
+	// HostAddrs lists the addresses that are the host's.
+	HostAddrs() ([]netip.Addr, error)
+}
+
+// Firewall is the node's table of packet filter rules.
+type Firewall interface {
+	Check() ([]endpoint.Difference, error)
+	Repair() error
+	// MarkRules names the rules of others that may change bits of the packet mark
+	// other than free.
+	MarkRules(free uint32) ([]string, error)
+	// Closed names the chains of others that stop what the node forwards.
+	Closed() ([]string, error)
+}
+
+// Addresses are those of the host in the maps.
+type Addresses interface {
+	HostAddrs() ([]netip.Addr, error)
+	SyncHostAddrs(addrs []netip.Addr) error
+}
+
+// Fabric is what leads to other nodes.
+type Fabric interface {
+	Check() ([]endpoint.Difference, error)
+	Repair() error
+	// Warnings name what keeps packets from other nodes, or may.
+	Warnings() []string
+}
+
+// Pins lead from the file system to the maps.
+type Pins interface {
+	// Audit names the pins that do not lead to the map in use, and with repair puts
+	// them back.
+	Audit(repair bool) ([]string, error)
+}
+
+// Host implements endpoint.Host.
+type Host struct {
+	Devices   Devices
+	Firewall  Firewall
+	Addresses Addresses
+	Fabric    Fabric // nil: no packets travel to other nodes
+	Pins      Pins   // nil: the maps have none
+	Ranges    *podrange.Set
+	// Changed is called when addresses or default routes of the node may be others;
+	// nil: it is not.
+	Changed func()
+	Log     *slog.Logger
+
+	warnings atomic.Pointer[[]string] // nil before the first look
+}
+
+// Check implements endpoint.Host.
+func (h *Host) Check() ([]endpoint.Difference, error) {
+	diffs, err := h.Devices.CheckNode()
+	if err != nil {
+		return nil, err
+	}
+	fw, err := h.Firewall.Check()
+	if err != nil {
+		return nil, err
+	}
+	diffs = append(diffs, fw...)
+	if h.Fabric != nil {
+		ds, err := h.Fabric.Check()
+		if err != nil {
+			return nil, err
+		}
+		diffs = append(diffs, ds...)
+	}
+	have, err := h.Addresses.HostAddrs()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range h.Ranges.NodeAddrs() {
+		if !slices.Contains(have, a) {
+			diffs = append(diffs, endpoint.Difference{Subject: "sl_ip", Key: a.String(), Want: "the host"})
+		}
+	}
+	if h.Pins == nil {
+		return diffs, nil
+	}
+	pins, err := h.Pins.Audit(false)
+	for _, p := range pins {
+		diffs = append(diffs, endpoint.Difference{Subject: "pin", Key: p, Want: "the map in use"})
+	}
+	return diffs, err
+}
+
+// Repair implements endpoint.Host.
+func (h *Host) Repair() error {
+	errs := []error{h.Devices.RepairNode(), h.SyncAddrs()}
+	fw, err := h.Firewall.Check()
+	if err == nil && len(fw) > 0 {
+		err = h.Firewall.Repair()
+	}
+	errs = append(errs, err)
+	if h.Fabric != nil {
+		errs = append(errs, h.Fabric.Repair())
+	}
+	if h.Pins != nil {
+		_, err := h.Pins.Audit(true)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// SyncAddrs brings the host's addresses into the maps.
+func (h *Host) SyncAddrs() error {
+	if h.Changed != nil {
+		defer h.Changed()
+	}
+	addrs, err := h.Devices.HostAddrs()
+	if err != nil {
+		return err
+	}
+	return h.Addresses.SyncHostAddrs(addrs)
+}
+
+// RemoveRange takes away what the node has for a former pod range.
+func (h *Host) RemoveRange(p netip.Prefix) error {
+	return errors.Join(h.Devices.RemoveRange(p), h.SyncAddrs())
+}
+
+// AddrIn implements podrange.Host.
+func (h *Host) AddrIn(p netip.Prefix) (netip.Addr, string, error) { return h.Devices.AddrIn(p) }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+)
+
+// realtimeFile says "1" on a kernel with PREEMPT_RT, and is missing elsewhere.
+const realtimeFile = "/sys/kernel/realtime"
+
+// Warnings name what others have set up on the node that limits what the
+// programs can guarantee, one line each, as of the last audit, and what keeps
+// packets from other nodes, as of now.
+func (h *Host) Warnings() []string {
+	warnings := h.limits()
+	if h.Fabric != nil {
+		warnings = append(warnings, h.Fabric.Warnings()...)
+	}
+	return warnings
+}
+
+// limits are what the last Look has found.
+func (h *Host) limits() []string {
+	if w := h.warnings.Load(); w != nil {
+		return slices.Clone(*w)
+	}
+	return nil
+}
+
+// Look looks for what Warnings names, and logs what is new.
+func (h *Host) Look() error {
+	list, err := h.Firewall.MarkRules(netdev.MarkFree)
+	if err != nil {
+		return fmt.Errorf("look for firewall rules that change the packet mark: %w", err)
+	}
+	closed, err := h.Firewall.Closed()
+	if err != nil {
+		return fmt.Errorf("look for firewall chains that stop what is forwarded: %w", err)
+	}
+	list = append(list, closed...)
+	rt, err := realtime(realtimeFile)
+	if err != nil {
+		return err
+	}
+	if rt {
+		list = append(list, "the kernel is built with PREEMPT_RT, where a program may be interrupted by another "+
+			"on the same CPU; the programs are not tested there")
+	}
+	before := h.limits()
+	h.warnings.Store(&list)
+	for _, w := range list {
+		if !slices.Contains(before, w) {
+			h.Log.Warn("the node limits what the programs guarantee", "why", w)
+		}
+	}
+	return nil
+}
+
+func realtime(path string) (bool, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return strings.TrimSpace(string(b)) == "1", err
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policymap
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// openTableMaps finds the maps of tables among all.
+func openTableMaps(pm *pin.Maps) tableMaps {
+	return tableMaps{
+		tableKeys: pm.Map(bpf.MapsMapSlTableKey),
+		classKeys: pm.Map(bpf.MapsMapSlClassKey),
+		ports:     pm.Map(bpf.MapsMapSlPorts),
+		rules:     pm.Map(bpf.MapsMapSlRule),
+		peers:     pm.Map(bpf.MapsMapSlPeer),
+		cidr4:     pm.Map(bpf.MapsMapSlCidr4),
+		cidr6:     pm.Map(bpf.MapsMapSlCidr6),
+		tableMem:  pm.Memory(bpf.MapsMapSlTable),
+		classMem:  pm.Memory(bpf.MapsMapSlClass),
+		idMem:     pm.Memory(bpf.MapsMapSlId),
+	}
+}
+
+// contents is what the maps of tables hold, but for the mapped ones, and for
+// sl_rule: that is large, and read only where tables have their rules.
+type contents struct {
+	tableKeys []bpf.MapsSlTableKey
+	classKeys []bpf.MapsSlClassKey
+	ports     []bpf.MapsSlPortNode
+	peers     map[uint32]map[uint32]uint32 // set, identity class, class
+	prefixes  map[uint32]map[netip.Prefix]bpf.MapsSlCidr
+	rows      int
+}
+
+func (m *tableMaps) read() (*contents, error) {
+	c := &contents{
+		peers:    map[uint32]map[uint32]uint32{},
+		prefixes: map[uint32]map[netip.Prefix]bpf.MapsSlCidr{},
+	}
+	var errs [5]error
+	c.tableKeys, errs[0] = pin.AllElements[bpf.MapsSlTableKey](m.tableKeys)
+	c.classKeys, errs[1] = pin.AllElements[bpf.MapsSlClassKey](m.classKeys)
+	c.ports, errs[2] = pin.AllElements[bpf.MapsSlPortNode](m.ports)
+	errs[3] = m.eachPeer(func(set, nc, class uint32) {
+		if c.peers[set] == nil {
+			c.peers[set] = map[uint32]uint32{}
+		}
+		c.peers[set][nc] = class
+		c.rows++
+	})
+	errs[4] = m.eachPrefix(func(set uint32, p netip.Prefix, v bpf.MapsSlCidr) {
+		if c.prefixes[set] == nil {
+			c.prefixes[set] = map[netip.Prefix]bpf.MapsSlCidr{}
+		}
+		c.prefixes[set][p] = v
+	})
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("read the maps of tables: %w", err)
+	}
+	return c, nil
+}
+
+// adopt rebuilds what is known of tables from the maps alone. Tables that are
+// complete, or that a word names, are taken over as they are. Nothing is
+// written; what is left over is kept as garbage, which Settle removes.
+func (m *Maps) adopt() error {
+	s := m.store
+	c, err := s.read()
+	if err != nil {
+		return err
+	}
+	m.left = c
+	named := m.endpoints.Named()
+	for i := firstTable; i < len(c.tableKeys); i++ {
+		t := nodetable.ID(i)
+		if c.tableKeys[i].Hash == [32]byte{} && !named[t] {
+			continue
+		}
+		if lt, err := s.adopt(t, c); err != nil {
+			m.log.Warn("table is damaged and not adopted", "table", t, "named", named[t], "error", err)
+			if named[t] {
+				// it will deny everything, and be nobody else's until the next start
+				s.ids.takeAt(i)
+			}
+		} else {
+			s.tables[t] = lt
+			s.ids.takeAt(i)
+		}
+	}
+	for i, key := range c.classKeys {
+		if key.Key != [16]byte{} && i > 0 {
+			s.identityClass[key.Key], s.classKey[nodetable.IdentityClass(i)] = nodetable.IdentityClass(i), key.Key
+			s.identityNumber.takeAt(i)
+		}
+	}
+	// a number that something names rests, whether it has a key or not
+	for i := range s.identities {
+		if s.identities[i] = s.identity(i); s.identities[i] != 0 {
+			s.identityNumber.takeAt(int(unpacked(s.identities[i]).Class))
+		}
+	}
+	for _, lt := range s.tables {
+		for nc := range lt.peers {
+			s.identityNumber.takeAt(int(nc))
+		}
+	}
+	return nil
+}
+
+// adopt takes over one table, if its parts are where they can be.
+func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error) {
+	h := s.header(t)
+	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[nodetable.IdentityClass]uint16{}}
+	if h.PeerSet != uint32(t) {
+		return nil, fmt.Errorf("its rows are those of %d", h.PeerSet)
+	}
+	if h.ClassBase < classHead || int(h.ClassBase) >= s.classRoom.size {
+		return nil, fmt.Errorf("class base %d", h.ClassBase)
+	}
+	head := int(h.ClassBase) - classHead
+	place, room := s.class(head), int(s.class(head+1))
+	lt.classSpan = span{head, classHead + room}
+	lt.nodeSpan = span{int(place >> 16), int(place & 0xffff)}
+	if h.N_rule > 0 {
+		lt.ruleSpan = span{int(h.RuleBase), int(h.N_rule)}
+	}
+	if room == 0 || int(h.N_class) > room {
+		return nil, fmt.Errorf("room for %d classes of %d", room, h.N_class)
+	}
+	taken := []struct {
+		room *rangeRoom
+		span span
+	}{{&s.classRoom, lt.classSpan}, {&s.nodeRoom, lt.nodeSpan}, {&s.ruleRoom, lt.ruleSpan}}
+	for i, x := range taken {
+		if x.room.takeAt(x.span) {
+			continue
+		}
+		for _, y := range taken[:i] {
+			y.room.give(y.span)
+		}
+		return nil, fmt.Errorf("its elements %d to %d are another table's", x.span.base, x.span.end()-1)
+	}
+	defer func() {
+		if err != nil {
+			for _, x := range taken {
+				x.room.give(x.span)
+			}
+		}
+	}()
+
+	rules, err := s.readRules(lt.ruleSpan)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
+		lt.rules = append(lt.rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect)})
+	}
+	for _, n := range c.ports[lt.nodeSpan.base:lt.nodeSpan.end()] {
+		if n == (bpf.MapsSlPortNode{}) {
+			break
+		}
+		lt.nodes = append(lt.nodes, nodeOf(n, lt.nodeSpan.base))
+	}
+	for i := range room {
+		root := s.class(lt.classSpan.base + classHead + i)
+		if root == noRoot {
+			break
+		}
+		lt.classes = append(lt.classes, root-uint32(lt.nodeSpan.base))
+	}
+	if err := checkTrees(lt.classes, lt.nodes, len(lt.rules)); err != nil {
+		return nil, err
+	}
+	// nodes that no class leads to are what a killed process began to append
+	lt.nodes = lt.nodes[:reached(lt.classes, lt.nodes)]
+	for nc, class := range c.peers[h.PeerSet] {
+		if nc == 0 || nc > uint32(nodetable.MaxIdentityClass) || class > 0xffff {
+			return nil, fmt.Errorf("row %d to %d", nc, class)
+		}
+		lt.peers[nodetable.IdentityClass(nc)] = uint16(class)
+	}
+	if h.CidrSet != 0 {
+		if lt.addresses = s.adoptSet(h.CidrSet, c); lt.addresses == nil {
+			return nil, fmt.Errorf("address set %d", h.CidrSet)
+		}
+		lt.addresses.refs++
+	}
+	s.rows += len(lt.peers)
+	// a process may have been killed between two stores of a move
+	lt.header.N_class = uint16(room)
+	return lt, nil
+}
+
+// readRules reads a run of sl_rule.
+func (m *tableMaps) readRules(sp span) ([]bpf.MapsSlRule, error) {
+	rules := make([]bpf.MapsSlRule, sp.n)
+	for i := range rules {
+		r, err := element[bpf.MapsSlRule](m.rules, bpf.MapsMapSlRule, uint32(sp.base+i))
+		if err != nil {
+			return nil, err
+		}
+		rules[i] = r
+	}
+	return rules, nil
+}
+
+// reached is the number of nodes up to the last one that a root leads to.
+func reached(roots []uint32, nodes []portNode) int {
+	n := 0
+	seen := make([]bool, len(nodes))
+	var walk func(i uint32)
+	walk = func(i uint32) {
+		if seen[i] {
+			return
+		}
+		seen[i] = true
+		n = max(n, int(i)+1)
+		for _, v := range nodes[i].value {
+			if v&childBit != 0 {
+				walk(v &^ childBit)
+			}
+		}
+	}
+	for _, root := range roots {
+		walk(root)
+	}
+	return n
+}
+
+func nodeOf(n bpf.MapsSlPortNode, base int) portNode {
+	pn := portNode{high: n.Hi, value: n.Val}
+	for j, v := range n.Val {
+		if v&childBit != 0 {
+			pn.value[j] = v - uint32(base)
+		}
+	}
+	return pn
+}
+
+// adoptSet takes over a set of prefixes; nil: its number cannot be.
+func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
+	if a := s.sets[id]; a != nil {
+		return a
+	}
+	if int(id) > s.setIDs.last {
+		return nil
+	}
+	s.setIDs.takeAt(int(id))
+	a := &addressSet{id: id, prefixes: map[netip.Prefix]policytable.PrefixClasses{}}
+	for p, v := range c.prefixes[id] {
+		a.prefixes[p] = v.Class
+		a.count[family(p)]++
+		a.sum += s.sumOf(p, v.Class)
+	}
+	s.keep(a)
+	return a
+}
+
+// Settle removes what no table accounts for: what a process left that was
+// killed while it defined, moved, copied or freed. No program run may be older
+// than the Open.
+func (m *Maps) Settle() error {
+	c := m.left
+	m.left = nil
+	if c == nil {
+		return nil
+	}
+	differences, err := m.store.audit(c, true)
+	for _, d := range differences {
+		m.log.Info("left by an earlier process, removed", "what", d)
+	}
+	return err
+}

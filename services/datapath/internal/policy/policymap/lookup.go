@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policymap
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// Tables lists the tables that were made from policies, by number, those of an
+// earlier process too. Retired ones are left out.
+func (m *Maps) Tables() ([]nodetable.Info, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	s := m.store
+	var infos []nodetable.Info
+	for _, t := range slices.Sorted(maps.Keys(s.tables)) {
+		lt := s.tables[t]
+		info := nodetable.Info{
+			ID: t, Hash: lt.hash,
+			Rules: len(lt.rules), Classes: len(lt.classes), Nodes: len(lt.nodes), Peers: len(lt.peers),
+		}
+		if lt.addresses != nil {
+			info.Prefixes = len(lt.addresses.prefixes)
+		}
+		infos = append(infos, info)
+	}
+	return infos, nil
+}
+
+// TableSize returns what a table takes of the maps, with the room that is kept for it to grow.
+// The prefixes of a set that tables share are divided among them.
+func (m *Maps) TableSize(t nodetable.ID) nodetable.Size {
+	var size nodetable.Size
+	if m.gate.RLock() != nil {
+		return size
+	}
+	defer m.gate.RUnlock()
+	lt := m.store.tables[t]
+	if lt == nil {
+		return size
+	}
+	size[nodetable.LimitTables] = 1
+	size[nodetable.LimitRules] = lt.ruleSpan.n
+	size[nodetable.LimitPortNodes] = lt.nodeSpan.n
+	size[nodetable.LimitPeerClasses] = lt.classSpan.n
+	size[nodetable.LimitPeerRows] = len(lt.peers)
+	if a := lt.addresses; a != nil {
+		share := func(n int) int { return (n + a.refs - 1) / max(1, a.refs) }
+		size[nodetable.LimitPrefixes4], size[nodetable.LimitPrefixes6] = share(a.count[0]), share(a.count[1])
+	}
+	return size
+}
+
+// SizeOf returns what a new table would take of the maps at most.
+func (m *Maps) SizeOf(c nodetable.Content) nodetable.Size {
+	trees := newTreeBuilder(nil)
+	trees.addAll(c.Classes)
+	nodes, classes := len(trees.nodes), len(c.Classes)
+	size := nodetable.Size{
+		nodetable.LimitTables:      1,
+		nodetable.LimitRules:       len(c.Rules),
+		nodetable.LimitPortNodes:   nodes + headroom(nodes, 1),
+		nodetable.LimitPeerClasses: classHead + classes + headroom(classes, 2),
+		nodetable.LimitPeerRows:    len(c.Peers),
+	}
+	for p := range c.Prefixes {
+		size[nodetable.LimitPrefixes4+nodetable.MapLimit(family(p))]++
+	}
+	return size
+}
+
+// MapSizes returns how much there is in the maps for all tables.
+func (m *Maps) MapSizes() nodetable.Size {
+	s := m.store
+	return nodetable.Size{
+		nodetable.LimitTables:      len(s.ids.used) - firstTable,
+		nodetable.LimitRules:       s.ruleRoom.size,
+		nodetable.LimitPortNodes:   s.nodeRoom.size,
+		nodetable.LimitPeerClasses: s.classRoom.size,
+		nodetable.LimitPeerRows:    s.rowRoom,
+		nodetable.LimitPrefixes4:   s.prefixRoom,
+		nodetable.LimitPrefixes6:   s.prefixRoom,
+	}
+}
+
+// TableContent reads a table back from the maps. Rows and prefixes are looked up
+// by the keys that were written; Audit finds others.
+func (m *Maps) TableContent(t nodetable.ID) (nodetable.Content, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nodetable.Content{}, err
+	}
+	defer m.gate.RUnlock()
+	s := m.store
+	lt, err := s.live(t)
+	if err != nil {
+		return nodetable.Content{}, err
+	}
+	c, err := s.readBack(lt)
+	if err != nil {
+		return nodetable.Content{}, fmt.Errorf("table %d: %w", t, err)
+	}
+	return c, nil
+}
+
+func (s *tableStore) readBack(lt *liveTable) (nodetable.Content, error) {
+	h := s.header(lt.id)
+	var key bpf.MapsSlTableKey
+	if err := s.tableKeys.Lookup(uint32(lt.id), &key); err != nil {
+		return nodetable.Content{}, fmt.Errorf("key: %w", err)
+	}
+	c := nodetable.NewContent(policytable.Table{
+		Hash:           key.Hash,
+		DefaultAllow:   h.Flags&flagDefaultAllow != 0,
+		HostAllow:      h.Flags&flagHostAllow != 0,
+		HasAddresses:   h.Flags&flagAddresses != 0,
+		DefaultClasses: h.DefClass,
+		AddressClasses: h.AddrDef,
+	}, len(lt.peers))
+	for i := range int(h.N_rule) {
+		r, err := element[bpf.MapsSlRule](s.tableMaps.rules, bpf.MapsMapSlRule, h.RuleBase+uint32(i))
+		if err != nil {
+			return c, err
+		}
+		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect)})
+	}
+	nodes, roots := make([]portNode, len(lt.nodes)), make([]uint32, len(lt.classes))
+	for i := range lt.nodes {
+		n, err := element[bpf.MapsSlPortNode](s.ports, bpf.MapsMapSlPorts, uint32(lt.nodeSpan.base+i))
+		if err != nil {
+			return c, err
+		}
+		nodes[i] = nodeOf(n, lt.nodeSpan.base)
+	}
+	for i := range lt.classes {
+		at := int(h.ClassBase) + i
+		if at >= s.classRoom.size {
+			return c, fmt.Errorf("class base %d leads nowhere", h.ClassBase)
+		}
+		roots[i] = s.class(at) - uint32(lt.nodeSpan.base)
+	}
+	if err := checkTrees(roots, nodes, len(c.Rules)); err != nil {
+		return c, err
+	}
+	c.Classes = make([]policytable.Ranges, len(roots))
+	for i, root := range roots {
+		c.Classes[i] = rangesOf(nodes, root)
+	}
+	for nc := range lt.peers {
+		class, ok, err := s.peer(h.PeerSet, nc)
+		if err != nil {
+			return c, err
+		}
+		if ok {
+			c.Peers[nc] = uint16(class)
+		}
+	}
+	if lt.addresses == nil {
+		return c, nil
+	}
+	for p := range lt.addresses.prefixes {
+		v, ok, err := s.prefix(h.CidrSet, p)
+		if err != nil {
+			return c, err
+		}
+		if ok {
+			c.Prefixes[p] = v.Class
+		}
+	}
+	return c, nil
+}
+
+// element reads one element of an array.
+func element[V any](m *ebpf.Map, mapName string, i uint32) (v V, err error) {
+	if err := m.Lookup(i, &v); err != nil {
+		return v, fmt.Errorf("map %s: element %d: %w", mapName, i, err)
+	}
+	return v, nil
+}
+
+// Place is where a table has a peer.
+type Place struct {
+	// IdentityClass is the peer's class by its identity; IdentityRow says
+	// whether a row of the table gives it, and not the default of its kind.
+	IdentityClass policytable.Class
+	IdentityRow   bool
+	// AddressClass is the peer's class by its address if the table asks for it,
+	// and AddressPrefix the prefix that gives it; not valid: a default does.
+	AddressClass  policytable.Class
+	AddressPrefix netip.Prefix
+}
+
+// Place finds a peer in a table; w is what is known of its identity. It is
+// empty in a table that is not made from a policy.
+func (m *Maps) Place(t nodetable.ID, w nodetable.Identity, addr netip.Addr) (Place, error) {
+	if err := m.gate.RLock(); err != nil {
+		return Place{}, err
+	}
+	defer m.gate.RUnlock()
+	p, err := m.store.place(t, w, addr)
+	if err != nil {
+		return p, fmt.Errorf("table %d: %w", t, err)
+	}
+	return p, nil
+}
+
+func (s *tableStore) place(t nodetable.ID, w nodetable.Identity, addr netip.Addr) (p Place, err error) {
+	lt := s.tables[t]
+	if lt == nil {
+		return Place{}, nil
+	}
+	h := s.header(t)
+	if !w.Known {
+		w.Kind, w.Scope = identity.KindUnknown, 0
+	}
+	p.IdentityClass = h.DefClass[w.Kind]
+	if w.Known {
+		class, ok, err := s.peer(h.PeerSet, w.Class)
+		if err != nil {
+			return p, err
+		}
+		if ok {
+			p.IdentityClass, p.IdentityRow = policytable.Class(class), true
+		}
+	}
+	if h.Flags&flagAddresses == 0 || w.Scope >= identity.PeerScopes {
+		return p, nil
+	}
+	p.AddressClass = h.AddrDef[w.Scope]
+	b, block, found, err := s.longest(h.CidrSet, addr)
+	if err != nil || !found {
+		return p, err
+	}
+	p.AddressClass, p.AddressPrefix = b.Class[w.Scope], block
+	return p, nil
+}
+
+// longest finds the prefix of a set that counts for an address. The map says
+// its value; which prefix it was is known from what was written.
+func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlCidr, p netip.Prefix, found bool, err error) {
+	v, found, err = s.prefix(set, ipmap.HostPrefix(addr))
+	if err != nil || !found {
+		return v, p, false, err
+	}
+	if a := s.sets[set]; a != nil {
+		for bits := addr.BitLen(); bits >= 0; bits-- {
+			if p, err := addr.Prefix(bits); err == nil {
+				if _, ok := a.prefixes[p]; ok {
+					return v, p, true, nil
+				}
+			}
+		}
+	}
+	return v, p, true, nil
+}
+
+// Usage is how many entries of each map of tables are in use. Maps that hold a
+// value for every index count those that mean something.
+func (m *Maps) Usage() (map[string]int, error) {
+	if err := m.gate.RLock(); err != nil {
+		return nil, err
+	}
+	defer m.gate.RUnlock()
+	return m.store.usage(), nil
+}
+
+// usage counts what the maps of tables hold.
+func (s *tableStore) usage() map[string]int {
+	known := 0
+	for i := range s.identities {
+		if s.identity(i) != 0 {
+			known++
+		}
+	}
+	return map[string]int{
+		bpf.MapsMapSlTable:    s.ids.n,
+		bpf.MapsMapSlTableKey: s.ids.n,
+		bpf.MapsMapSlClass:    s.classRoom.size - s.classRoom.available(),
+		bpf.MapsMapSlPorts:    s.nodeRoom.size - s.nodeRoom.available(),
+		bpf.MapsMapSlRule:     s.ruleRoom.size - s.ruleRoom.available(),
+		bpf.MapsMapSlPeer:     s.rows,
+		bpf.MapsMapSlCidr4:    s.prefixes[0],
+		bpf.MapsMapSlCidr6:    s.prefixes[1],
+		bpf.MapsMapSlClassKey: s.identityNumber.n,
+		bpf.MapsMapSlId:       known,
+	}
+}

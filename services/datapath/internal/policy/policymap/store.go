@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policymap
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// firstTable is the first number that is made from a policy.
+const firstTable = 16
+
+// noRoot fills the spare elements of a table's classes: it leads nowhere, so
+// that a class that does not exist is damage and no other table's verdict.
+const noRoot = ^uint32(0)
+
+// childBit marks a node's value as the index of another node.
+const childBit = 1 << 31
+
+// tableStore knows what is in the maps of tables and what is free. It is
+// guarded by the gate of Maps.
+//
+// What is free is zero in the maps, but for sl_rule after a start. Whatever
+// else lies there was written by somebody else, or by a process that was killed.
+type tableStore struct {
+	tableMaps
+
+	tables map[nodetable.ID]*liveTable
+	ids    numbers
+
+	classRoom, nodeRoom, ruleRoom rangeRoom
+
+	sets    map[uint32]*addressSet
+	bySum   map[uint64][]*addressSet
+	setIDs  numbers
+	sumSeed maphash.Seed
+
+	rows           int // of sl_peer
+	rowRoom        int
+	prefixes       [2]int // of sl_cidr4, sl_cidr6
+	prefixRoom     int
+	identities     []uint32 // words of sl_id as they were written
+	identityClass  map[policytable.ClassKey]nodetable.IdentityClass
+	classKey       map[nodetable.IdentityClass]policytable.ClassKey
+	identityNumber numbers // of identity classes
+
+	// draining is what the next grace period will free, underWay what one that
+	// is under way will.
+	draining, underWay []*retired
+}
+
+// retired is something that a program run may still be using.
+type retired struct {
+	what string
+	free func() error
+	lt   *liveTable // the table, or the place that it has left; nil: another thing
+}
+
+// liveTable is a table as it should be in the maps.
+type liveTable struct {
+	id     nodetable.ID
+	hash   [32]byte
+	header bpf.MapsSlTable
+
+	rules     []policytable.Rule
+	classes   []uint32   // indices into nodes
+	nodes     []portNode // indices of children into nodes
+	peers     map[nodetable.IdentityClass]uint16
+	addresses *addressSet // nil: none
+
+	ruleSpan  span
+	classSpan span // with the range's head
+	nodeSpan  span
+}
+
+// classHead is how many elements lie before class 0 of a table: they say where
+// its nodes are and how much room it has, so that one store of class_base
+// moves everything that may grow.
+const classHead = 2
+
+// classCap and nodeCap are how many fit.
+func (t *liveTable) classCap() int { return t.classSpan.n - classHead }
+func (t *liveTable) nodeCap() int  { return t.nodeSpan.n }
+
+// addressSet is a set of prefixes, shared by tables with equal ones.
+type addressSet struct {
+	id       uint32
+	prefixes map[netip.Prefix]policytable.PrefixClasses
+	count    [2]int // by family
+	sum      uint64 // of the prefixes, whatever their order
+	refs     int
+}
+
+func family(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return 0
+	}
+	return 1
+}
+
+var familyMap = [2]string{bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6}
+
+func newTableStore(tm tableMaps) *tableStore {
+	return &tableStore{
+		tableMaps:      tm,
+		tables:         map[nodetable.ID]*liveTable{},
+		ids:            newNumbers(firstTable, len(tm.tableMem)/tableSize-1),
+		classRoom:      newRangeRoom(len(tm.classMem) / wordStride),
+		nodeRoom:       newRangeRoom(int(tm.ports.MaxEntries())),
+		ruleRoom:       newRangeRoom(int(tm.rules.MaxEntries())),
+		sets:           map[uint32]*addressSet{},
+		bySum:          map[uint64][]*addressSet{},
+		setIDs:         newNumbers(1, 1<<16-1),
+		sumSeed:        maphash.MakeSeed(),
+		rowRoom:        int(tm.peers.MaxEntries()),
+		prefixRoom:     int(tm.cidr4.MaxEntries()),
+		identities:     make([]uint32, clusterWide+identity.NodeLocalSize),
+		identityClass:  map[policytable.ClassKey]nodetable.IdentityClass{},
+		classKey:       map[nodetable.IdentityClass]policytable.ClassKey{},
+		identityNumber: newNumbers(1, int(nodetable.MaxIdentityClass)),
+	}
+}
+
+// quarter is what one table may have of a map.
+func quarter(size int) int { return size / 4 }
+
+// reserve is kept free for changes of tables that are in use.
+func reserve(size int) int { return (size + 9) / 10 }
+
+// fitsRange checks a run that a new table needs.
+func fitsRange(mapName string, r *rangeRoom, need int) error {
+	free := min(r.available()-reserve(r.size), r.largest())
+	return fits(mapName, need, need, max(free, 0), r.size)
+}
+
+// fits compares the entries that are needed now, and those that the table has
+// with them, with what there is.
+func fits(mapName string, need, total, free, size int) error {
+	if need > free || total > quarter(size) {
+		return &nodetable.NoCapacityError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
+	}
+	return nil
+}
+
+// live returns a table that may be changed.
+func (s *tableStore) live(t nodetable.ID) (*liveTable, error) {
+	if lt := s.tables[t]; lt != nil {
+		return lt, nil
+	}
+	return nil, fmt.Errorf("table %d: %w", t, nodetable.ErrNoTable)
+}
+
+// leaving is everything that is retired and not free yet.
+func (s *tableStore) leaving() []*retired { return slices.Concat(s.draining, s.underWay) }
+
+// beginDrain returns what a grace period beginning now will free.
+func (s *tableStore) beginDrain() []*retired {
+	rs := s.draining
+	s.draining, s.underWay = nil, append(s.underWay, rs...)
+	return rs
+}
+
+// endDrain ends the grace period: what was retired is freed, or waits for the
+// next one if it failed or cannot be freed.
+func (s *tableStore) endDrain(rs []*retired, passed bool) error {
+	var errs []error
+	for _, r := range rs {
+		s.underWay = slices.DeleteFunc(s.underWay, func(u *retired) bool { return u == r })
+		if !passed {
+			s.draining = append(s.draining, r)
+		} else if err := r.free(); err != nil {
+			s.draining = append(s.draining, r)
+			errs = append(errs, fmt.Errorf("free %s: %w", r.what, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ruleValues, nodeValues and classValues turn contents into what the maps hold.
+
+func ruleValues(rules []policytable.Rule) []bpf.MapsSlRule {
+	vs := make([]bpf.MapsSlRule, len(rules))
+	for i, r := range rules {
+		vs[i] = bpf.MapsSlRule{Action: uint8(r.Action), Tier: uint8(r.Tier), Redirect: uint16(r.Proxy)}
+	}
+	return vs
+}
+
+func nodeValues(nodes []portNode, base int) []bpf.MapsSlPortNode {
+	vs := make([]bpf.MapsSlPortNode, len(nodes))
+	for i, n := range nodes {
+		vs[i] = bpf.MapsSlPortNode{Hi: n.high, Val: n.value}
+		for j, v := range n.value {
+			if v&childBit != 0 {
+				vs[i].Val[j] = v + uint32(base)
+			}
+		}
+	}
+	return vs
+}
+
+// classValues is a whole range of sl_class: its head, the roots, and nothing.
+func (t *liveTable) classValues() []uint32 {
+	vs := make([]uint32, t.classSpan.n)
+	vs[0], vs[1] = uint32(t.nodeSpan.base)<<16|uint32(t.nodeCap()), uint32(t.classCap())
+	for i := range vs[classHead:] {
+		if i < len(t.classes) {
+			vs[classHead+i] = t.classes[i] + uint32(t.nodeSpan.base)
+		} else {
+			vs[classHead+i] = noRoot
+		}
+	}
+	return vs
+}
+
+// fillHeader points the header to the ranges and the set.
+func (t *liveTable) fillHeader() {
+	t.header.PeerSet = uint32(t.id)
+	t.header.CidrSet = 0
+	if t.addresses != nil {
+		t.header.CidrSet = t.addresses.id
+	}
+	t.header.ClassBase = uint32(t.classSpan.base + classHead)
+	t.header.RuleBase = uint32(t.ruleSpan.base)
+	t.header.N_class = uint16(t.classCap())
+	t.header.N_rule = uint16(len(t.rules))
+}
+
+// flags of sl_table.flags.
+const (
+	flagDefaultAllow = 1
+	flagHostAllow    = 2
+	flagAddresses    = 4
+)
+
+func flags(c *nodetable.Content) uint16 {
+	var f uint16
+	for _, b := range []struct {
+		on  bool
+		bit uint16
+	}{{c.DefaultAllow, flagDefaultAllow}, {c.HostAllow, flagHostAllow}, {c.HasAddresses, flagAddresses}} {
+		if b.on {
+			f |= b.bit
+		}
+	}
+	return f
+}
+
+// sumOf is the part of a prefix in the sum of a set.
+func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) uint64 {
+	return maphash.Comparable(s.sumSeed, struct {
+		prefix  netip.Prefix
+		classes policytable.PrefixClasses
+	}{p, classes})
+}
+
+// newSet numbers a set. Nothing is written.
+func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (*addressSet, error) {
+	id, ok := s.setIDs.take()
+	if !ok {
+		return nil, &nodetable.NoCapacityError{Map: familyMap[0], Need: 1, Limit: 1}
+	}
+	a := &addressSet{id: uint32(id), prefixes: blocks}
+	for p, classes := range blocks {
+		a.count[family(p)]++
+		a.sum += s.sumOf(p, classes)
+	}
+	return a, nil
+}
+
+// keep lists a set that is in the maps, or will be.
+func (s *tableStore) keep(a *addressSet) {
+	s.sets[a.id] = a
+	s.bySum[a.sum] = append(s.bySum[a.sum], a)
+	for f, n := range a.count {
+		s.prefixes[f] += n
+	}
+}
+
+// forget is the reverse of keep.
+func (s *tableStore) forget(a *addressSet) {
+	delete(s.sets, a.id)
+	s.unlist(a)
+	for f, n := range a.count {
+		s.prefixes[f] -= n
+	}
+	s.setIDs.give(int(a.id))
+}
+
+func (s *tableStore) unlist(a *addressSet) {
+	left := slices.DeleteFunc(s.bySum[a.sum], func(b *addressSet) bool { return a == b })
+	if len(left) == 0 {
+		delete(s.bySum, a.sum)
+	} else {
+		s.bySum[a.sum] = left
+	}
+}
+
+// equalSet finds a set with just these prefixes.
+func (s *tableStore) equalSet(blocks map[netip.Prefix]policytable.PrefixClasses) *addressSet {
+	var sum uint64
+	for p, classes := range blocks {
+		sum += s.sumOf(p, classes)
+	}
+next:
+	for _, a := range s.bySum[sum] {
+		if a.refs == 0 || len(a.prefixes) != len(blocks) {
+			continue
+		}
+		for p, classes := range blocks {
+			if got, ok := a.prefixes[p]; !ok || got != classes {
+				continue next
+			}
+		}
+		return a
+	}
+	return nil
+}
+
+// writeSet writes all prefixes of a set that nothing names. After an error none
+// of them remains.
+func (s *tableStore) writeSet(a *addressSet) error {
+	for p, classes := range a.prefixes {
+		if err := s.putPrefix(a.id, p, classes); err != nil {
+			return errors.Join(err, s.clearSet(a))
+		}
+	}
+	return nil
+}
+
+func (s *tableStore) clearSet(a *addressSet) error {
+	var errs []error
+	for p := range a.prefixes {
+		errs = append(errs, s.deletePrefix(a.id, p))
+	}
+	return errors.Join(errs...)
+}
+
+// release ends a table's use of a set once no program run can still be on it
+// for that table's sake: until then nobody changes the set in place.
+func (s *tableStore) release(a *addressSet) {
+	s.draining = append(s.draining, &retired{
+		what: fmt.Sprintf("a use of address set %d", a.id),
+		free: func() error { return s.unref(a) },
+	})
+}
+
+// unref ends a use of a set. The last one takes it out of the maps.
+func (s *tableStore) unref(a *addressSet) error {
+	if a == nil {
+		return nil
+	}
+	if a.refs == 1 {
+		if err := s.clearSet(a); err != nil {
+			return err
+		}
+		s.forget(a)
+	}
+	a.refs--
+	return nil
+}
+
+// fitsSet checks the room for prefixes of both families.
+func (s *tableStore) fitsSet(count [2]int, kept int) error {
+	for f, n := range count {
+		if err := fits(familyMap[f], n, n, max(s.prefixRoom-kept-s.prefixes[f], 0), s.prefixRoom); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
+)
+
+// Adopt reads what the kernel holds: tables, classes, identities, endpoints and
+// their words, all of which stay in force until the service speaks. trusted
+// says whether an endpoint's tables came from a policy service, so that a new
+// endpoint of the same identity may have them too. audited says which endpoints are in
+// audit mode.
+func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audited) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.past.Recall()
+	infos, err := a.cfg.Kernel.Tables()
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	for _, info := range infos {
+		id := info.ID
+		c, err := a.cfg.Kernel.TableContent(id)
+		if err == nil {
+			err = c.Validate()
+		}
+		if err != nil {
+			// It stays for those that use it, and nobody else will.
+			a.log.Error("table is not adopted", "table", id, log.Err(err))
+			c = nodetable.Content{Table: policytable.Table{Classes: []policytable.Ranges{nil}}}
+		}
+		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
+	}
+	maps.Copy(a.numbers, a.cfg.Kernel.IdentityClasses())
+	entries, err := a.cfg.Kernel.Identities()
+	if err != nil {
+		return fmt.Errorf("list identities: %w", err)
+	}
+	for id, w := range entries {
+		a.setEntry(id, w)
+	}
+	if err := a.gate(); err != nil {
+		return err
+	}
+	endpoints, err := a.cfg.Kernel.Bindings()
+	if err != nil {
+		return fmt.Errorf("list endpoints: %w", err)
+	}
+	for _, e := range endpoints {
+		if e.Blocked() {
+			continue // whoever publishes it again attaches it
+		}
+		a.slots[e.Slot] = &slot{Binding: e}
+		s := a.subject(e.Identity)
+		s.users++
+		if a.evaluated(e.Egress) && a.evaluated(e.Ingress) && trusted(e.Slot) {
+			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
+		}
+	}
+	// of every endpoint: what the process before has left is not known
+	a.auditAll = audited.All
+	if err := a.enforceAudit(context.Background(), audited, slices.Sorted(maps.Keys(a.slots))); err != nil {
+		return err
+	}
+	a.left()
+	return nil
+}
+
+// gate says which identities the tables of the process before know.
+func (a *Applier) gate() error {
+	if a.cfg.Addresses == nil {
+		return nil
+	}
+	known := make([]identity.Numeric, 0, len(a.entries))
+	for id := range a.entries {
+		known = append(known, identity.Numeric(id))
+	}
+	if err := a.cfg.Addresses.Gate(known); err != nil {
+		return fmt.Errorf("addresses whose identity no table knows: %w", err)
+	}
+	return nil
+}
+
+// evaluated says whether a table is one that a policy service gave.
+func (a *Applier) evaluated(t nodetable.ID) bool {
+	_, ok := a.tables[t]
+	return ok || t == nodetable.Allow
+}
+
+func (a *Applier) setEntry(id uint32, w nodetable.Identity) {
+	if old, ok := a.entries[id]; ok {
+		if a.members[old.Class]--; a.members[old.Class] == 0 {
+			delete(a.members, old.Class)
+		}
+		delete(a.entries, id)
+	}
+	if w != (nodetable.Identity{}) {
+		a.entries[id] = w
+		a.members[w.Class]++
+	}
+}
+
+// number is the kernel's number of an identity class, 0 if there is no room for one.
+func (a *Applier) number(key policytable.ClassKey) (nodetable.IdentityClass, error) {
+	if nc, ok := a.numbers[key]; ok {
+		return nc, nil
+	}
+	nc, err := a.cfg.Kernel.DefineIdentityClass(key)
+	if errors.Is(err, nodetable.ErrNoCapacity) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("number of an identity class: %w", err)
+	}
+	a.numbers[key] = nc
+	return nc, nil
+}

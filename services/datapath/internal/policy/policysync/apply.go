@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
+)
+
+// work is what one message changes beyond its writes.
+type work struct {
+	ctx     context.Context
+	bump    map[uint16]struct{} // slots whose connections have to be evaluated again
+	flips   []uint16            // slots whose policy has changed
+	nacks   []policystream.Nack
+	entries []uint32 // identities whose words may change
+	checks  bool     // tables or identity classes may have become unused
+	leveled bool     // the maps were divided for a table of the message
+	// keepClosed says that identities may still have the entries of before, of which rows
+	// are missing: tables go on treating peers without a row as unknown.
+	keepClosed bool
+}
+
+// maxSnapshot bounds the steps of a snapshot.
+const maxSnapshot = 1 << 20
+
+func newWork(ctx context.Context) *work { return &work{ctx: ctx, bump: map[uint16]struct{}{}} }
+
+// apply carries out a message. After an error that is not the service's fault
+// the kernel may have part of it; the next snapshot puts that right.
+func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []policystream.Nack, err error) {
+	w := newWork(ctx)
+	a.mu.Lock()
+	defer func() {
+		if err != nil {
+			a.forgetStream()
+		}
+		a.mu.Unlock()
+		if len(w.flips) > 0 && a.cfg.Changed != nil {
+			a.cfg.Changed(w.flips)
+		}
+	}()
+	if nacks, err = a.refuse(w, m); a.refused != "" {
+		return nacks, err
+	}
+	a.expect(m)
+	for i, st := range m.Steps {
+		if a.next != nil {
+			err = a.collect(w, st, m.Seq)
+		} else {
+			err = a.carryOut(w, st, m.Seq)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("message %d, steps[%d]: %w", m.Seq, i, err)
+		}
+	}
+	if a.nextComplete && a.held == "" { // of a service that sends no barrier
+		if err := a.decide(w, policytable.Barrier{}); err != nil {
+			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
+		}
+	}
+	if a.next == nil {
+		if err := a.settle(w); err != nil {
+			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
+		}
+		a.incarnation, a.seq = m.Incarnation, m.Seq
+	}
+	return w.nacks, nil
+}
+
+// forgetStream has the next stream begin with everything.
+func (a *Applier) forgetStream() {
+	a.model, a.incarnation, a.seq = nil, "", 0
+	a.dropNext()
+}
+
+// dropNext forgets a snapshot that was not taken over.
+func (a *Applier) dropNext() { a.next, a.nextSteps, a.nextComplete, a.held = nil, 0, false, "" }
+
+// collect remembers a step of a snapshot. Nothing is written before the
+// snapshot is complete, because a service that began anew may have changed
+// everything at once. What follows belongs to it for as long as it is held.
+func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
+	if a.nextSteps++; a.nextSteps > maxSnapshot && !a.nextComplete {
+		return policytable.Invalid("more than %d steps before snapshot_complete", maxSnapshot)
+	}
+	if err := a.next.take(st, seq, a.number); err != nil {
+		return err
+	}
+	switch st := st.(type) {
+	case policytable.SnapshotComplete:
+		if a.nextComplete {
+			return policytable.Invalid("snapshot_complete in the middle of a stream")
+		}
+		a.nextComplete = true
+	case policytable.Barrier:
+		if a.nextComplete {
+			return a.decide(w, st)
+		}
+	case policytable.SetIdentity:
+		if a.held != "" && st.IdentityClass == 0 {
+			return a.makeUnknown(w, []uint32{uint32(st.Identity)})
+		}
+	}
+	return nil
+}
+
+// carryOut does one step.
+func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
+	m := a.model
+	var retired *serviceTable
+	grants := false
+	if _, ok := st.(policytable.SetIdentity); !ok {
+		if err := a.flushEntries(w); err != nil {
+			return err
+		}
+	}
+	switch st := st.(type) {
+	case policytable.SnapshotComplete:
+		return policytable.Invalid("snapshot_complete in the middle of a stream")
+	case policytable.RetireTable:
+		retired = m.tables[st.Table]
+	case policytable.SetPrefix:
+		if t := m.tables[st.Table]; t != nil && t.content.ValidatePrefix(st.Prefix, st.Classes) == nil {
+			grants = t.content.Grants(st.Prefix, st.Classes)
+		}
+	}
+	if err := m.take(st, seq, a.number); err != nil {
+		return err
+	}
+	if t := m.forgotten(st); t != nil {
+		if t.kernel != nil {
+			err := t.err
+			a.withdraw(t)
+			t.err = err
+		}
+		a.rooms.forget(t)
+		return nil
+	}
+	switch st := st.(type) {
+	case policytable.SetIdentity:
+		w.entries = append(w.entries, uint32(st.Identity))
+	case policytable.RetireIdentityClass:
+		w.checks = true
+	case policytable.DefineTable:
+		t := m.tables[st.Table]
+		if bind, ok := a.expected[st.Table]; ok {
+			t.charge.payer, t.charge.subject, t.charge.direction = bind.Tenant, bind.Subject, bind.Direction
+		}
+		return a.place(w, t)
+	case policytable.GrowTable:
+		return a.grow(w, m.tables[st.Table])
+	case policytable.SetPeer:
+		return a.peer(w, m.tables[st.Table], m.classes[st.Row.IdentityClass].number, false)
+	case policytable.DeletePeer:
+		return a.peer(w, m.tables[st.Table], m.classes[st.IdentityClass].number, true)
+	case policytable.SetPrefix:
+		return a.prefix(w, m.tables[st.Table], st.Prefix, grants)
+	case policytable.DeletePrefix:
+		return a.prefix(w, m.tables[st.Table], st.Prefix, false)
+	case policytable.BindSubject:
+		if s := a.subjects[uint32(st.Subject)]; s != nil { // else it was let go meanwhile
+			s.dirty = true
+		}
+	case policytable.RemoveSubject:
+		if err := a.flip(w); err != nil {
+			return err
+		}
+		a.gone(uint32(st.Subject))
+	case policytable.RetireTable:
+		if err := a.flip(w); err != nil {
+			return err
+		}
+		if retired.kernel != nil {
+			retired.kernel.owner = nil
+		}
+		w.checks = true
+	case policytable.Barrier:
+		a.past.Note(st)
+		return a.flip(w)
+	}
+	return nil
+}
+
+// forgotten returns the table that a step changes, if its content is forgotten.
+func (m *model) forgotten(st policytable.Step) *serviceTable {
+	var t *serviceTable
+	switch st := st.(type) {
+	case policytable.DefineTable:
+		t = m.tables[st.Table]
+	case policytable.GrowTable:
+		t = m.tables[st.Table]
+	case policytable.SetPeer:
+		t = m.tables[st.Table]
+	case policytable.DeletePeer:
+		t = m.tables[st.Table]
+	case policytable.SetPrefix:
+		t = m.tables[st.Table]
+	case policytable.DeletePrefix:
+		t = m.tables[st.Table]
+	}
+	if t == nil || !t.forgotten {
+		return nil
+	}
+	return t
+}
+
+// settle ends a message: what was collected is done.
+func (a *Applier) settle(w *work) error {
+	if err := a.flushEntries(w); err != nil {
+		return err
+	}
+	if err := a.flip(w); err != nil {
+		return err
+	}
+	if err := a.bumpAffected(w); err != nil {
+		return err
+	}
+	if w.checks {
+		if err := a.sweep(w); err != nil {
+			return err
+		}
+	}
+	a.revise()
+	close(a.changed)
+	a.changed = make(chan struct{})
+	return nil
+}

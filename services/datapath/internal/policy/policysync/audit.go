@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// Subjects of differences.
+const (
+	SubjectEndpoint = "policy-word"   // the tables of an endpoint; the key is its slot
+	SubjectIdentity = "identity-word" // what the tables know of an identity
+)
+
+// Difference is what the kernel holds otherwise than this process has written.
+type Difference struct {
+	Subject string
+	Key     string
+	Want    string
+	Have    string
+}
+
+// Check compares the entries of endpoints and of identities with what was written,
+// and with repair writes them again.
+func (a *Applier) Check(repair bool) ([]Difference, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	endpoints, err := a.cfg.Kernel.Bindings()
+	if err != nil {
+		return nil, fmt.Errorf("list endpoints: %w", err)
+	}
+	var diffs []Difference
+	var errs []error
+	for _, have := range endpoints {
+		want := a.slots[have.Slot]
+		if want == nil || have.Egress == want.Egress && have.Ingress == want.Ingress {
+			continue
+		}
+		diffs = append(diffs, Difference{SubjectEndpoint, fmt.Sprint(have.Slot), want.Binding.String(), have.String()})
+		if repair {
+			errs = append(errs, a.setPolicy(want, &subject{egress: want.Egress, ingress: want.Ingress}))
+		}
+	}
+	entries, err := a.cfg.Kernel.Identities()
+	if err != nil {
+		return diffs, fmt.Errorf("list identities: %w", err)
+	}
+	changes := map[uint32]nodetable.Identity{}
+	for id := range entries {
+		changes[id] = a.entries[id]
+	}
+	maps.Copy(changes, a.entries)
+	maps.DeleteFunc(changes, func(id uint32, w nodetable.Identity) bool { return entries[id] == w })
+	for _, id := range slices.Sorted(maps.Keys(changes)) {
+		diffs = append(diffs, Difference{SubjectIdentity, fmt.Sprint(id), fmt.Sprintf("%+v", changes[id]), fmt.Sprintf("%+v", entries[id])})
+	}
+	if repair && len(changes) > 0 {
+		errs = append(errs, a.cfg.Kernel.SetIdentities(changes))
+	}
+	if repair && len(diffs) > 0 {
+		// whoever was let through meanwhile is looked at again
+		errs = append(errs, a.cfg.Kernel.BumpEpochs())
+	}
+	return diffs, errors.Join(errs...)
+}

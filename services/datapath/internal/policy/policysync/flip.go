@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
+)
+
+// flip gives endpoints the tables that their subjects are bound to.
+func (a *Applier) flip(w *work) error {
+	for _, id := range slices.Sorted(maps.Keys(a.subjects)) {
+		s := a.subjects[id]
+		if !s.dirty {
+			continue
+		}
+		s.dirty = false
+		if err := a.flipSubject(w, id, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
+	list := a.model.binds[id]
+	if list == nil || !list[policytable.Egress].heard || !list[policytable.Ingress].heard {
+		return nil
+	}
+	refusal, lacks := "", false
+	var tables [2]nodetable.ID
+	for d, b := range list {
+		if b.table != nil && a.model.tables[b.id] != b.table {
+			return nil // it has ended: the subject is about to be bound anew, or to go
+		}
+		if b.table == nil || b.table.kernel != nil && !b.table.allowsTooMuch() {
+			tables[d] = kernelID(b)
+			s.rules[d], s.proxies[d] = b.table.named(b.rules), b.proxies()
+			if b.table != nil && b.table.part != nil {
+				lacks = true
+				reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
+				w.nacks = append(w.nacks, policystream.Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
+			}
+			continue
+		}
+		// The table that the subject had may allow what the new one denies.
+		tables[d] = nodetable.Pending
+		s.rules[d], s.proxies[d] = nil, nil
+		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
+		w.nacks = append(w.nacks, policystream.Nack{Seq: b.seq, Subject: id, Table: b.id, Reason: reason})
+		refusal = reason
+	}
+	switch {
+	case refusal != "" && s.refusal != refusal:
+		a.log.Warn("policy refused: its endpoints are isolated in that direction", "subject", id, "reason", refusal)
+	case refusal == "" && s.refusal != "":
+		a.log.Info("policy in force that had been refused", "subject", id)
+	}
+	w.checks = true
+	s.refusal, s.ready, s.lacks = refusal, refusal == "", lacks
+	s.egress, s.ingress = tables[policytable.Egress], tables[policytable.Ingress]
+	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
+	for _, n := range a.slotsOf(id) {
+		e := a.slots[n]
+		if e.Egress != s.egress || e.Ingress != s.ingress {
+			if err := a.setPolicy(e, s); err != nil {
+				return err
+			}
+			delete(w.bump, n)
+			if err := faultFlip.Hit(w.ctx); err != nil {
+				return err
+			}
+		}
+	}
+	a.refreshView(w, id)
+	return nil
+}
+
+// slotsOf returns the slots of the endpoints of a subject, in order.
+func (a *Applier) slotsOf(id uint32) (list []uint16) {
+	for n, e := range a.slots {
+		if e.Identity == id {
+			list = append(list, n)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// setPolicy flips one endpoint.
+func (a *Applier) setPolicy(e *slot, s *subject) error {
+	return a.History.Flip(e.Slot, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
+		epoch, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
+		if err != nil {
+			return p, fmt.Errorf("policy of slot %d: %w", e.Slot, err)
+		}
+		e.Egress, e.Ingress, e.Epoch = s.egress, s.ingress, epoch
+		return a.policyOf(e.Slot), nil
+	})
+}
+
+// isolate closes the direction that a table evaluates for its endpoints.
+func (a *Applier) isolate(k *kernelTable) error {
+	closed := func(t nodetable.ID) nodetable.ID {
+		if t == k.id {
+			return nodetable.Pending
+		}
+		return t
+	}
+	for _, s := range a.subjects {
+		s.egress, s.ingress = closed(s.egress), closed(s.ingress)
+	}
+	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
+		e := a.slots[n]
+		if e.Egress != k.id && e.Ingress != k.id {
+			continue
+		}
+		if err := a.setPolicy(e, &subject{egress: closed(e.Egress), ingress: closed(e.Ingress)}); err != nil {
+			return err
+		}
+		if err := faultFlip.Hit(context.Background()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kernelID(b binding) nodetable.ID {
+	if b.table == nil {
+		return nodetable.Allow
+	}
+	return b.table.kernel.id
+}
+
+// proxies are the kinds of proxy of the rules that redirect, by rule from 1 on.
+func (b binding) proxies() (kinds map[uint16]uint16) {
+	if b.table == nil {
+		return nil
+	}
+	rules := b.table.content.Rules
+	if b.table.part != nil {
+		rules = b.table.kernel.content.Rules
+	}
+	for i, r := range rules {
+		if r.Action == policytable.Redirect {
+			if kinds == nil {
+				kinds = make(map[uint16]uint16)
+			}
+			kinds[uint16(i+1)] = uint16(r.Proxy) //nolint:gosec // at most MaxRules
+		}
+	}
+	return kinds
+}
+
+// maxRefusal is how long a refusal may be; the API takes 1,024 characters.
+const maxRefusal = 1000
+
+// refused says why a table is not in the kernel, and whose rules it is made of.
+func refused(d policytable.Direction, b binding) string {
+	shares := map[string]int{}
+	for _, sources := range b.rules {
+		for _, src := range sources {
+			shares[src.Policy()]++
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(shares), func(x, y string) int {
+		return cmp.Or(cmp.Compare(shares[y], shares[x]), cmp.Compare(x, y))
+	})
+	text := fmt.Sprintf("%s: %v", d, b.table.err)
+	const shown = 3
+	for i, n := range names {
+		switch {
+		case i == 0:
+			text += fmt.Sprintf("; of its %d rules %s has the most, %d", len(b.rules), n, shares[n])
+		case i < shown:
+			text += fmt.Sprintf(", %s %d", n, shares[n])
+		}
+	}
+	if len(text) > maxRefusal {
+		text = strings.ToValidUTF8(text[:maxRefusal], "") + "…"
+	}
+	return text
+}
+
+// policyOf is what evaluates a slot.
+func (a *Applier) policyOf(n uint16) policyhistory.Policy {
+	e := a.slots[n]
+	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Epoch: e.Epoch, Audit: e.audit}
+	if s := a.subjects[e.Identity]; s != nil {
+		p.Refusal = s.refusal
+		if (s.ready || s.refusal != "") && s.egress == e.Egress && s.ingress == e.Ingress {
+			p.Rules, p.Proxies = s.rules, s.proxies
+			if s.ready {
+				p.Revision = s.revision
+			}
+		}
+	}
+	return p
+}
+
+// refreshView tells the history of everything but a flip: names, revision, refusal.
+func (a *Applier) refreshView(w *work, id uint32) {
+	for _, n := range a.slotsOf(id) {
+		a.History.Set(n, a.policyOf(n), a.cfg.Now())
+		w.flips = append(w.flips, n)
+	}
+}
+
+// revise brings the summary up to date after a message.
+func (a *Applier) revise() {
+	if a.pendingCapacity || len(a.model.missingRows) > 0 || a.model.unnumbered > 0 {
+		a.left()
+	}
+	var refusals []string
+	for _, id := range slices.Sorted(maps.Keys(a.subjects)) {
+		if s := a.subjects[id]; s.refusal != "" {
+			refusals = append(refusals, fmt.Sprintf("subject %d: %s", id, s.refusal))
+		}
+	}
+	for _, t := range a.model.sortedTables() {
+		if t.kernel != nil && t.err != nil {
+			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d prefixes are missing", t.kernel.id, t.err, len(t.missing), len(t.missingPrefixes)))
+		}
+	}
+	lost := a.behind()
+	a.view.mu.Lock()
+	defer a.view.mu.Unlock()
+	if len(refusals) == 0 {
+		a.view.revision = a.model.revision
+	}
+	if lost != "" {
+		refusals = append(refusals, lost)
+	}
+	a.view.refusals, a.view.waiting = refusals, a.waiting
+}
+
+// behind says so if the service's policies are older than those that it sent
+// before. A service keeps its revision over restarts, so it has lost what it
+// kept, and what it says now may be that there are no policies: that is carried
+// out like any other revision, but not in silence.
+func (a *Applier) behind() string {
+	if a.model.named {
+		a.lost, a.highest = false, a.model.revision // decide has looked at it
+		return ""
+	}
+	lost := a.model.revision < a.highest
+	if lost && !a.lost {
+		a.log.Error("policy service has lost policies", "revision", a.model.revision, "enforced", a.highest)
+	}
+	a.lost, a.highest = lost, max(a.highest, a.model.revision)
+	if !lost {
+		return ""
+	}
+	return fmt.Sprintf("policies up to revision %d: the policy service has lost them and is at revision %d; apply them again", a.highest, a.model.revision)
+}
+
+// gone is a subject that the service has no more. Endpoints that have the
+// identity all the same keep their tables.
+func (a *Applier) gone(id uint32) {
+	s := a.subjects[id]
+	if s == nil {
+		return
+	}
+	s.ready, s.dirty, s.refusal, s.lacks = false, false, "", false
+	if s.users == 0 && s.until.IsZero() {
+		delete(a.subjects, id)
+	}
+}

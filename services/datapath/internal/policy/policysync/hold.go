@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"slices"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// minPodIdentity is the first number that the identity service gives out. Those
+// below have a meaning that never changes.
+const minPodIdentity = 256
+
+// decide takes a complete snapshot over, or keeps the tables as they are.
+func (a *Applier) decide(w *work, b policytable.Barrier) error {
+	why := a.past.Lags(b)
+	if why == "" {
+		if a.held != "" {
+			a.log.Warn("policies taken over that were behind what the kernel enforced",
+				"revision", b.PolicyRevision, "enforced", a.past.Revision())
+		}
+		a.held = ""
+		a.setHeld("")
+		a.past.Note(b)
+		next := a.next
+		a.next, a.nextSteps, a.nextComplete = nil, 0, false
+		return a.replace(w, next)
+	}
+	if a.held == "" {
+		a.log.Error("policies not taken over",
+			"revision", b.PolicyRevision, "enforced", a.past.Revision(), "incomplete", b.Incomplete)
+	}
+	a.held = why
+	a.setHeld(why)
+	select {
+	case <-a.synced:
+	default:
+		close(a.synced) // the service has said everything; nothing better comes by itself
+	}
+	if slices.Contains(b.Incomplete, "identity") {
+		return nil
+	}
+	// A number without an identity may be another one's soon.
+	var gone []uint32
+	for id := range a.entries {
+		if _, ok := a.next.wants[id]; !ok && id >= minPodIdentity {
+			gone = append(gone, id)
+		}
+	}
+	return a.makeUnknown(w, gone)
+}
+
+func (a *Applier) setHeld(why string) {
+	a.view.mu.Lock()
+	defer a.view.mu.Unlock()
+	a.view.held = why
+}
+
+// makeUnknown makes identities unknown while the tables stay: to them a number means
+// what it meant, also if another label set gets it.
+func (a *Applier) makeUnknown(w *work, gone []uint32) error {
+	want := make(map[uint32]nodetable.Identity, len(gone))
+	for _, id := range gone {
+		if _, ok := a.entries[id]; ok && id >= minPodIdentity {
+			want[id] = nodetable.Identity{}
+		}
+	}
+	if len(want) == 0 {
+		return nil
+	}
+	if err := a.storeEntries(w, want); err != nil {
+		return err
+	}
+	return a.bumpAffected(w)
+}
+
+// holding is the revision that the kernel goes on enforcing, and why.
+func (a *Applier) holding() (revision uint64, why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.past.Revision(), a.held
+}

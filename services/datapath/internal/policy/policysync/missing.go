@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// A row without room concerns only the table that lacks it. The table treats the peers of
+// the row as unknown ones: every deny rule of a selector matches them, and no allow rule of
+// a selector does. Programs find no row and use the class of the peer's kind, so that the
+// table uses the class of unknown peers for that kind. Peers of the kind that need no row
+// are then unknown to the table, too.
+
+// lacksRow notes that a table has no room for a row.
+func (m *model) lacksRow(t *serviceTable, nc nodetable.IdentityClass) {
+	if t.missing == nil {
+		t.missing = map[nodetable.IdentityClass]struct{}{}
+	}
+	t.missing[nc] = struct{}{}
+	m.missingRows[t] = struct{}{}
+}
+
+// hasRow notes that a table has a row, or does not need it any more.
+func (m *model) hasRow(t *serviceTable, nc nodetable.IdentityClass) {
+	if delete(t.missing, nc); len(t.missing) == 0 {
+		delete(m.missingRows, t)
+	}
+}
+
+// lacks notes which rows a table in the kernel lacks.
+func (m *model) lacks(t *serviceTable, there map[nodetable.IdentityClass]policytable.Class) {
+	for nc := range t.content.Peers {
+		if _, ok := there[nc]; !ok {
+			m.lacksRow(t, nc)
+		}
+	}
+	_, t.unsafe = m.defaults(t)
+}
+
+// reduced returns the content of a table with room for so many rows. Rows whose peers may do
+// more without them come first.
+func (m *model) reduced(t *serviceTable, room int) nodetable.Content {
+	c := t.content.Clone()
+	unknown := c.DefaultClasses[identity.KindUnknown]
+	unsafe := make(map[policytable.Class]bool)
+	for _, class := range c.Peers {
+		if _, ok := unsafe[class]; !ok {
+			unsafe[class] = !c.AtMost(unknown, class)
+		}
+	}
+	all := slices.SortedFunc(maps.Keys(c.Peers), func(x, y nodetable.IdentityClass) int {
+		if a, b := unsafe[c.Peers[x]], unsafe[c.Peers[y]]; a != b {
+			if a {
+				return -1
+			}
+			return 1
+		}
+		return int(x) - int(y)
+	})
+	for _, nc := range all[min(max(room, 0), len(all)):] {
+		for kind := range c.DefaultClasses {
+			if m.kinds[nc]>>kind&1 != 0 {
+				c.DefaultClasses[kind] = unknown
+			}
+		}
+		delete(c.Peers, nc)
+	}
+	return c
+}
+
+// defaults returns the classes that a table in the kernel shall have for peers without a
+// row, and whether the peers of some missing rows may do more with them than with the rows.
+func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.Class, unsafe bool) {
+	classes = t.content.DefaultClasses
+	unknown := classes[identity.KindUnknown]
+	safe := make(map[policytable.Class]bool)
+	var closed [identity.Kinds]bool
+	for nc := range t.missing {
+		kinds := m.kinds[nc]
+		if kinds == 0 {
+			continue // no identity has the class
+		}
+		for kind := range classes {
+			if kinds>>kind&1 != 0 {
+				classes[kind], closed[kind] = unknown, true
+			}
+		}
+		class := t.content.Peers[nc]
+		if _, ok := safe[class]; !ok {
+			safe[class] = t.content.AtMost(unknown, class)
+		}
+		unsafe = unsafe || !safe[class]
+	}
+	return classes, unsafe || len(t.missing) > 0 && m.unsafeRows(t, closed)
+}
+
+// alignDefaults makes a table treat the peers of its missing rows as unknown ones, and no
+// others. If that would allow too much, the subjects of the table become dirty: flip isolates
+// them.
+func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
+	k := t.kernel
+	if k == nil {
+		return nil
+	}
+	classes, unsafe := a.model.defaults(t)
+	if t.unsafe != unsafe {
+		before := t.allowsTooMuch()
+		if t.unsafe = unsafe; before != t.allowsTooMuch() {
+			a.flipUsers(t)
+		}
+	}
+	want := k.content.DefaultClasses
+	for kind, class := range classes {
+		closes := class == classes[identity.KindUnknown]
+		at := t.classes[class]
+		if at != nodetable.Absent && (closes || !w.keepClosed) && !k.content.Alike(want[kind], at) {
+			want[kind] = at
+		}
+	}
+	if want == k.content.DefaultClasses {
+		return nil
+	}
+	if err := a.cfg.Kernel.SetDefaults(k.id, want); err != nil {
+		return fmt.Errorf("peers without a row in table %d: %w", t.id, err)
+	}
+	k.content.DefaultClasses = want
+	a.affect(w, k)
+	return faultRows.Hit(w.ctx)
+}
+
+// alignFor prepares tables that lack the row of an identity for its new entry.
+func (a *Applier) alignFor(w *work, want map[uint32]nodetable.Identity) error {
+	if a.model == nil || len(a.model.missingRows) == 0 {
+		return nil
+	}
+	concerned := map[policytable.ID]*serviceTable{}
+	for _, entry := range want {
+		for t := range a.model.missingRows {
+			if _, ok := t.missing[entry.Class]; ok && entry.Known {
+				concerned[t.id] = t
+			}
+		}
+	}
+	closes := false
+	for _, id := range slices.Sorted(maps.Keys(concerned)) {
+		t := concerned[id]
+		before := t.allowsTooMuch()
+		if err := a.alignDefaults(w, t); err != nil {
+			return err
+		}
+		closes = closes || !before && t.allowsTooMuch()
+	}
+	if !closes {
+		return nil
+	}
+	return a.flip(w)
+}

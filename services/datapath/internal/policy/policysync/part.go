@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// A table without room in the share of its tenant is in the kernel with the rules that fit.
+// The part denies the connections that the other rules decide, so that it allows nothing that
+// the whole table denies. It omits rows and prefixes that equal their surroundings.
+
+// part describes the part of a table that is in the kernel.
+type part struct {
+	*nodetable.Part
+	rules int // of the whole table
+	// rows and prefixes of the table that the kernel's table does not need.
+	rows     map[nodetable.IdentityClass]struct{}
+	prefixes map[netip.Prefix]struct{}
+}
+
+// definition is a part that can be written.
+type definition struct {
+	content nodetable.Content
+	part    *part
+	classes []uint16 // the classes of the whole table → those of the part
+	size    nodetable.Size
+}
+
+// unbounded is room without an end.
+var unbounded = nodetable.Size{
+	math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt,
+}
+
+// limitOf returns the limit that a map of the kernel is.
+func limitOf(name string) (nodetable.MapLimit, bool) {
+	limit, ok := map[string]nodetable.MapLimit{
+		"sl_table": nodetable.LimitTables, "sl_rule": nodetable.LimitRules,
+		nodetable.PortMap: nodetable.LimitPortNodes,
+		"sl_class":        nodetable.LimitPeerClasses, nodetable.PeerMap: nodetable.LimitPeerRows,
+		"sl_cidr4": nodetable.LimitPrefixes4, "sl_cidr6": nodetable.LimitPrefixes6,
+	}[name]
+	return limit, ok
+}
+
+// within reports whether a size is at most another one.
+func within(size, most nodetable.Size) bool {
+	for l, n := range size {
+		if n > most[l] {
+			return false
+		}
+	}
+	return true
+}
+
+// partOf makes the content of a part of a table.
+func (m *model) partOf(t *serviceTable, p *nodetable.Part) *definition {
+	c := &t.content
+	d := &definition{content: p.Header(c), classes: make([]uint16, len(c.Classes))}
+	d.part = &part{
+		Part: p, rules: len(c.Rules),
+		rows: make(map[nodetable.IdentityClass]struct{}), prefixes: make(map[netip.Prefix]struct{}),
+	}
+	known := make(map[policytable.Meaning]uint16)
+	for i, ranges := range c.Classes {
+		ranges = p.Ranges(uint16(i), ranges) //nolint:gosec // at most MaxClasses
+		what := ranges.Meaning()
+		at, ok := known[what]
+		if !ok {
+			at = uint16(len(d.content.Classes)) //nolint:gosec // at most MaxClasses
+			d.content.Classes, known[what] = append(d.content.Classes, ranges), at
+		}
+		d.classes[i] = at
+	}
+	for kind, class := range c.DefaultClasses {
+		d.content.DefaultClasses[kind] = d.classes[class]
+	}
+	d.content.AddressClasses = d.prefixClasses(c.AddressClasses)
+	d.content.Peers = make(map[nodetable.IdentityClass]policytable.Class)
+	for ic, class := range c.Peers {
+		at, needed := d.classes[class], m.kinds[ic] == 0
+		for kind := range d.content.DefaultClasses {
+			needed = needed || m.kinds[ic]>>kind&1 != 0 && at != d.content.DefaultClasses[kind]
+		}
+		if needed {
+			d.content.Peers[ic] = at
+		} else {
+			d.part.rows[ic] = struct{}{}
+		}
+	}
+	d.content.Prefixes = make(map[netip.Prefix]policytable.PrefixClasses)
+	var around []netip.Prefix // the prefixes around the next one, the widest first
+	for _, p := range slices.SortedFunc(maps.Keys(c.Prefixes), netip.Prefix.Compare) {
+		for n := len(around); n > 0 && !around[n-1].Contains(p.Addr()); n-- {
+			around = around[:n-1]
+		}
+		outer := d.content.AddressClasses
+		if n := len(around); n > 0 {
+			outer = d.prefixClasses(c.Prefixes[around[n-1]])
+		}
+		if classes := d.prefixClasses(c.Prefixes[p]); classes != outer {
+			d.content.Prefixes[p] = classes
+		} else {
+			d.part.prefixes[p] = struct{}{}
+		}
+		around = append(around, p)
+	}
+	return d
+}
+
+func (d *definition) prefixClasses(classes policytable.PrefixClasses) policytable.PrefixClasses {
+	for i, class := range classes {
+		classes[i] = d.classes[class]
+	}
+	return classes
+}
+
+// namespaces returns the namespace of the policy of each rule of a table, by number.
+func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
+	var rules [][]policytable.Source
+	if bind, ok := a.expected[t.id]; ok {
+		rules = bind.Rules
+	} else if list := a.model.binds[uint32(t.charge.subject)]; list != nil && list[t.charge.direction].table == t {
+		rules = list[t.charge.direction].rules
+	}
+	return func(rule int) string {
+		if rule > len(rules) || len(rules[rule-1]) == 0 {
+			return ""
+		}
+		return rules[rule-1][0].Namespace
+	}
+}
+
+// fitPart returns the largest part of a table for which the shares of its tenants have room,
+// charges it, and requests the rest. It returns nil if not even a part without rules fits. Then
+// it requests the whole table.
+func (a *Applier) fitPart(t *serviceTable, most nodetable.Size) *definition {
+	hosts := t.content.HostClasses(func(ic nodetable.IdentityClass) uint8 { return a.model.kinds[ic] })
+	a.rooms.ledger.Delete(ask{t, true})
+	try := func(list []uint16, n int) *definition {
+		d := a.model.partOf(t, t.content.Part(list[:n], hosts))
+		if d.size = a.cfg.Kernel.SizeOf(d.content); within(d.size, most) && a.rooms.fits(t, d.size) {
+			return d
+		}
+		return nil
+	}
+	var best *definition
+	for _, together := range []bool{true, false} {
+		list, least := t.content.Order(together, a.namespaces(t))
+		if least >= len(list) && together {
+			continue // every rule restricts
+		}
+		if best = try(list, least); best == nil {
+			continue
+		}
+		for end := len(list); end-least > 1; { // the whole table does not fit
+			middle := least + (end-least)/2
+			if d := try(list, middle); d != nil {
+				best, least = d, middle
+			} else {
+				end = middle
+			}
+		}
+		break
+	}
+	whole := a.cfg.Kernel.SizeOf(t.content)
+	if best == nil {
+		a.rooms.fits(t, whole)
+		return nil
+	}
+	a.rooms.fits(t, best.size)
+	var lacks nodetable.Size
+	for l := range lacks {
+		lacks[l] = max(0, whole[l]-best.size[l])
+	}
+	a.rooms.admits(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
+	return best
+}
+
+// placePart writes the part of a table for which there is room. why says why the whole table
+// has none, and most bounds what the part may take. Without room for any part, the table is
+// not in the kernel.
+func (a *Applier) placePart(w *work, t *serviceTable, why error, most nodetable.Size) error {
+	if written, err := a.writePart(w, t, why, most); written || err != nil {
+		return err
+	}
+	if t.kernel != nil {
+		a.withdraw(t)
+	}
+	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
+	t.err = why
+	return nil
+}
+
+// writePart writes a part and charges it. Without room for any part it changes only the charge.
+func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.Size) (bool, error) {
+	for range nodetable.MapLimits {
+		d := a.fitPart(t, most)
+		if d == nil {
+			return false, nil
+		}
+		id, err := a.reuse(d)
+		if id == 0 {
+			id, err = a.cfg.Kernel.DefineTable(d.content)
+		}
+		if full, ok := errors.AsType[*nodetable.NoCapacityError](err); ok {
+			limit, known := limitOf(full.Map)
+			if !known {
+				return false, nil
+			}
+			most[limit] = min(most[limit]-1, full.Free, full.Limit)
+			continue
+		}
+		if errors.Is(err, nodetable.ErrNoCapacity) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("define a part of table %d: %w", t.id, err)
+		}
+		former := t.kernel
+		a.unplace(t)
+		k := a.tables[id]
+		if k == nil {
+			k = &kernelTable{id: id, content: d.content.Clone()}
+			a.tables[id] = k
+		}
+		k.owner = t
+		t.kernel, t.part, t.same, t.classes = k, d.part, false, d.classes
+		t.err = fmt.Errorf("%w; %d of its %d rules are in force, and what the others decide is denied",
+			why, d.part.Rules(), d.part.rules)
+		a.rooms.take(t, a.cfg.Kernel.TableSize(id))
+		if _, used := a.used()[former]; former != nil && former != k && !used {
+			a.discard(former.id)
+		}
+		w.checks = true
+		return true, faultDefine.Hit(w.ctx)
+	}
+	return false, nil
+}
+
+// maxYields bounds the parts that are made smaller for one table.
+const maxYields = 4
+
+// yield makes parts of other tables of the tenant smaller, the largest first, until a table of
+// the given size fits, or has as much room as the largest part. It reports whether the table
+// fits, and charges it then.
+func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, error) {
+	var least nodetable.Size
+	for range maxYields {
+		limit, refused := a.rooms.refused(t)
+		if !refused {
+			return false, nil
+		}
+		largest := a.largestPart(t, limit)
+		if largest == nil {
+			return false, nil
+		}
+		if least == (nodetable.Size{}) {
+			least = a.cfg.Kernel.SizeOf(a.model.partOf(t, t.content.Part(nil, nil)).content)
+		}
+		most, former := unbounded, largest.charge.units
+		most[limit] = former[limit] / 2
+		if most[limit] < least[limit] {
+			return false, nil
+		}
+		a.rooms.fits(largest, a.cfg.Kernel.SizeOf(largest.content))
+		written, err := a.writePart(w, largest, a.rooms.exceeds(largest, false), most)
+		if err != nil {
+			return false, err
+		}
+		if !written {
+			a.rooms.take(largest, former)
+			return false, nil
+		}
+		a.flipUsers(largest)
+		if a.rooms.fits(t, size) {
+			return true, nil
+		}
+		if size[limit] >= former[limit] {
+			return false, nil
+		}
+	}
+	return false, nil
+}
+
+// largestPart returns the table of the same tenant of which the kernel has the part that
+// takes most of a limit; nil: there is none.
+func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (largest *serviceTable) {
+	for _, o := range a.model.sortedTables() {
+		if o == t || o.part == nil || o.charge.payer != t.charge.payer {
+			continue
+		}
+		if largest == nil || o.charge.units[limit] > largest.charge.units[limit] {
+			largest = o
+		}
+	}
+	return largest
+}
+
+// reuse finds a table of the kernel without an owner that equals the part, as after a restart.
+// It changes the classes of the definition to the classes of that table. 0: there is none.
+func (a *Applier) reuse(d *definition) (nodetable.ID, error) {
+	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
+		k := a.tables[id]
+		if k.owner != nil || k.content.Hash != d.content.Hash || len(k.content.Peers) != len(d.content.Peers) ||
+			len(k.content.Prefixes) != len(d.content.Prefixes) {
+			continue
+		}
+		match := k.content.Match(&d.content, k.known)
+		if match == nil || match.Rows > 0 || slices.Contains(match.Classes, nodetable.Absent) {
+			continue
+		}
+		alike := true
+		for kind, class := range d.content.DefaultClasses {
+			alike = alike && k.content.Alike(k.content.DefaultClasses[kind], match.Classes[class])
+		}
+		for p, classes := range d.content.Prefixes {
+			for i, class := range classes {
+				alike = alike && k.content.Alike(k.content.Prefixes[p][i], match.Classes[class])
+			}
+		}
+		if !alike {
+			continue
+		}
+		for i, class := range d.classes {
+			d.classes[i] = match.Classes[class]
+		}
+		return id, nil
+	}
+	return 0, nil
+}
+
+// unplace separates a table from its table in the kernel, which stays until no endpoint uses
+// it.
+func (a *Applier) unplace(t *serviceTable) {
+	if t.kernel != nil {
+		t.kernel.owner = nil
+	}
+	t.kernel, t.part = nil, nil
+	t.missing, t.missingPrefixes, t.unsafe = nil, nil, false
+	delete(a.model.missingRows, t)
+}
+
+// discard retires a table that was just written and that nothing uses.
+func (a *Applier) discard(id nodetable.ID) {
+	if err := a.cfg.Kernel.RetireTables(id); err != nil {
+		a.log.Error("table not retired", "table", id, log.Err(err)) // the next sweep tries again
+		return
+	}
+	delete(a.tables, id)
+	a.draining()
+}
+
+// refit replaces the part of a table when the whole table fits, or a part with an eighth more
+// of its rules. It also replaces a part that lacks rows or prefixes.
+func (a *Applier) refit(w *work, t *serviceTable) error {
+	before, units := t.kernel, t.charge.units
+	a.rooms.ledger.Delete(ask{t, true})
+	if a.rooms.fits(t, a.cfg.Kernel.SizeOf(t.content)) {
+		old := *t
+		a.unplace(t)
+		if err := a.define(w, t, len(t.content.Peers)); err != nil || t.kernel != nil {
+			a.flipUsers(t)
+			return err
+		}
+		// It has no room in the maps.
+		*t = old
+		before.owner = t
+		a.model.lacksAgain(t)
+	}
+	why := a.rooms.exceeds(t, false)
+	grown := t.part.Rules() + max(1, (t.part.rules-t.part.Rules())/8)
+	lacks := len(t.missing)+len(t.missingPrefixes) > 0
+	if d := a.fitPart(t, unbounded); d == nil || !lacks && d.part.Rules() < grown {
+		a.rooms.take(t, units)
+		return nil
+	}
+	err := a.placePart(w, t, why, unbounded)
+	a.flipUsers(t)
+	return err
+}
+
+// lacksAgain notes the rows that a table lacks.
+func (m *model) lacksAgain(t *serviceTable) {
+	if len(t.missing) > 0 {
+		m.missingRows[t] = struct{}{}
+	}
+}
+
+// spread writes the omitted prefixes within p before p changes, because they will differ from
+// it afterwards.
+func (a *Applier) spread(w *work, t *serviceTable, p netip.Prefix) error {
+	_, left := t.part.prefixes[p]
+	delete(t.part.prefixes, p)
+	if _, wanted := t.content.Prefixes[p]; left && !wanted {
+		return nil // nothing changes for what is within
+	}
+	for _, q := range slices.SortedFunc(maps.Keys(t.part.prefixes), netip.Prefix.Compare) {
+		if _, left := t.part.prefixes[q]; !left || p.Bits() >= q.Bits() || !p.Contains(q.Addr()) {
+			continue
+		}
+		if err := a.prefix(w, t, q, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unsafeRows reports whether the peers of rows that a part omits may do more as unknown peers
+// than with their rows. The part treats peers of the given kinds as unknown.
+func (m *model) unsafeRows(t *serviceTable, kinds [identity.Kinds]bool) bool {
+	if t.part == nil {
+		return false
+	}
+	unknown := t.content.DefaultClasses[identity.KindUnknown]
+	for ic := range t.part.rows {
+		for kind, is := range kinds {
+			if is && m.kinds[ic]>>kind&1 != 0 && !t.content.AtMost(unknown, t.content.Peers[ic]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// named returns the sources of the rules of a table by the numbers of the rules in the kernel.
+func (t *serviceTable) named(rules [][]policytable.Source) [][]policytable.Source {
+	if t == nil || t.part == nil {
+		return rules
+	}
+	out := make([][]policytable.Source, len(t.part.Former))
+	for i, former := range t.part.Former {
+		if former == 0 {
+			out[i] = []policytable.Source{{Kind: "rules", Name: "beyond the share of the tenant"}}
+		} else if int(former) <= len(rules) {
+			out[i] = rules[former-1]
+		}
+	}
+	return out
+}

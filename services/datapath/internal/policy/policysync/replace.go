@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// known are the classes by what they say; of equal ones the first.
+func (k *kernelTable) known() map[policytable.Meaning]uint16 {
+	if k.meanings == nil {
+		k.meanings = k.content.Meanings()
+	}
+	return k.meanings
+}
+
+// adopt makes a table of the kernel the service's: what it lacks is added. What
+// it has too many stays until tidy.
+func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.Match) error {
+	k.owner, t.kernel = t, k
+	a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
+	t.classes, t.same, t.err = m.Classes, m.Same, nil
+	if err := a.grow(w, t); err != nil {
+		return err
+	}
+	for _, nc := range slices.Sorted(maps.Keys(t.content.Peers)) {
+		if _, ok := k.content.Peers[nc]; ok {
+			continue
+		}
+		if err := a.peer(w, t, nc, false); err != nil {
+			return err
+		}
+	}
+	for p, want := range t.content.Prefixes {
+		have, ok := k.content.Prefixes[p]
+		same := ok
+		for i := range want {
+			at := t.classes[want[i]]
+			same = same && at != nodetable.Absent && k.content.Alike(have[i], at)
+		}
+		if same {
+			continue
+		}
+		if err := a.prefix(w, t, p, false); err != nil {
+			return err
+		}
+	}
+	return a.alignDefaults(w, t)
+}
+
+// tidy removes what an adopted table has too many.
+func (a *Applier) tidy(w *work, t *serviceTable) error {
+	k := t.kernel
+	if k == nil {
+		return nil
+	}
+	for _, nc := range slices.Sorted(maps.Keys(k.content.Peers)) {
+		if _, ok := t.content.Peers[nc]; ok {
+			continue
+		}
+		if err := a.dropRow(w, k, nc); err != nil {
+			return err
+		}
+	}
+	for p := range maps.Clone(k.content.Prefixes) {
+		if _, ok := t.content.Prefixes[p]; ok {
+			continue
+		}
+		if err := a.prefix(w, t, p, false); err != nil {
+			return err
+		}
+	}
+	return a.alignDefaults(w, t)
+}
+
+// replace makes a complete snapshot the truth. Tables that the kernel has
+// already are kept; when nothing has changed, nothing is written.
+//
+// If the service has begun anew with other policies, both the tables that leave
+// and the identities change, in no order that the service could give. Then an
+// identity for which it matters passes through a class of its own, which the
+// leaving tables evaluate as before and the coming ones as after.
+func (a *Applier) replace(w *work, next *model) error {
+	for _, k := range a.tables {
+		k.owner = nil
+	}
+	a.model = next
+	a.rooms.reset(a.cfg.Kernel.MapSizes())
+	w.keepClosed, w.leveled = true, true
+	for _, t := range next.sortedTables() {
+		if t.forgotten {
+			continue
+		}
+		if k, m := a.candidate(t); k != nil {
+			if err := a.adopt(w, t, k, m); err != nil {
+				return err
+			}
+		}
+	}
+	for _, t := range next.sortedTables() {
+		if t.kernel == nil && !t.forgotten {
+			a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payers()[0], t.estimate(), false), false)
+		}
+	}
+	short, _ := a.divide()
+	for _, t := range short {
+		if err := a.shrink(w, t); err != nil {
+			return err
+		}
+	}
+	for _, t := range next.sortedTables() {
+		if t.kernel != nil || t.err != nil {
+			continue
+		}
+		rows, ok := a.admit(t)
+		if !ok {
+			if err := a.placePart(w, t, a.rooms.exceeds(t, false), unbounded); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := a.define(w, t, rows); err != nil {
+			return err
+		}
+	}
+
+	final := map[uint32]nodetable.Identity{}
+	for id := range a.entries {
+		final[id] = nodetable.Identity{}
+	}
+	for id := range next.wants {
+		final[id], _ = next.entry(id)
+	}
+	between, err := a.between(final)
+	if err != nil {
+		return err
+	}
+	if err := a.storeEntries(w, between); err != nil {
+		return err
+	}
+	for id, s := range a.subjects {
+		if next.binds[id] == nil {
+			a.gone(id)
+			continue
+		}
+		s.dirty = true
+	}
+	if err := a.flip(w); err != nil {
+		return err
+	}
+	if err := a.storeEntries(w, final); err != nil {
+		return err
+	}
+	w.keepClosed = false
+	for _, t := range next.sortedTables() {
+		if err := a.tidy(w, t); err != nil {
+			return err
+		}
+	}
+	w.checks = true
+	select {
+	case <-a.synced:
+	default:
+		close(a.synced)
+	}
+	return nil
+}
+
+// between are the entries of identities while endpoints change from tables that
+// leave to those that come: the final ones where that changes nothing for the
+// leaving tables.
+func (a *Applier) between(final map[uint32]nodetable.Identity) (map[uint32]nodetable.Identity, error) {
+	var leaving, staying []*kernelTable
+	used := a.used()
+	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
+		k := a.tables[id]
+		if k.owner != nil {
+			staying = append(staying, k)
+		} else if _, ok := used[k]; ok {
+			leaving = append(leaving, k)
+		}
+	}
+	if len(leaving) == 0 {
+		return final, nil
+	}
+	type pair struct{ old, new nodetable.Identity }
+	seen := map[pair]nodetable.Identity{}
+	out := make(map[uint32]nodetable.Identity, len(final))
+	for _, id := range slices.Sorted(maps.Keys(final)) {
+		p := pair{a.entries[id], final[id]}
+		to, ok := seen[p]
+		if !ok {
+			to = p.new
+			alike := func(k *kernelTable) bool { return k.content.EvaluatesAlike(p.old, p.new) }
+			if p.old != p.new && !all(leaving, alike) {
+				var err error
+				if to, err = a.classBetween(p.old, p.new, leaving, staying); err != nil {
+					return nil, err
+				}
+			}
+			seen[p] = to
+		}
+		out[id] = to
+	}
+	return out, nil
+}
+
+func all(list []*kernelTable, f func(*kernelTable) bool) bool {
+	return !slices.ContainsFunc(list, func(k *kernelTable) bool { return !f(k) })
+}
+
+// classBetween makes an identity class that the leaving tables evaluate as one entry and
+// the others as another. Without room the identity is unknown for a moment.
+func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*kernelTable) (nodetable.Identity, error) {
+	nc, err := a.number(nodetable.KeyBetween(old, to))
+	if err != nil || nc == 0 {
+		return nodetable.Identity{}, err
+	}
+	entry := nodetable.Identity{Class: nc, Kind: to.Kind, Scope: to.Scope, Known: true}
+	if !to.Known {
+		entry.Kind, entry.Scope = old.Kind, old.Scope
+	}
+	for i, list := range [][]*kernelTable{leaving, staying} {
+		as := [2]nodetable.Identity{old, to}[i]
+		for _, k := range list {
+			if k.content.EvaluatesAlike(entry, as) {
+				continue
+			}
+			switch err := a.addRow(k, nc, k.content.ClassOf(as)); {
+			case errors.Is(err, nodetable.ErrNoCapacity):
+				return nodetable.Identity{}, nil
+			case err != nil:
+				return nodetable.Identity{}, fmt.Errorf("row between two policies: %w", err)
+			}
+		}
+	}
+	return entry, nil
+}
+
+// retry tries again what had no room. It says whether a subject got tables that
+// had been refused.
+func (a *Applier) retry(w *work) (recovered bool, err error) {
+	if a.model == nil || a.next != nil {
+		return false, nil
+	}
+	refused, lacked := map[uint32]bool{}, map[uint32]bool{}
+	for id, s := range a.subjects {
+		refused[id], lacked[id] = s.refusal != "", s.lacks
+	}
+	w.leveled = true
+	if err := a.level(w); err != nil {
+		return false, err
+	}
+	a.unsaid = append(a.unsaid, w.nacks...)
+	for _, t := range a.model.sortedTables() {
+		if err := a.retryTable(w, t); err != nil {
+			return false, err
+		}
+	}
+	for id, s := range a.subjects {
+		s.dirty = s.dirty || refused[id]
+	}
+	if err := a.flip(w); err != nil {
+		return false, err
+	}
+	w.nacks = nil // they were said before
+	// Behind the flips: a table that has left stands in the way of nobody.
+	want := map[uint32]nodetable.Identity{}
+	for id := range a.model.wants {
+		if entry, _ := a.model.entry(id); entry != a.entries[id] {
+			want[id] = entry
+		}
+	}
+	if err := a.storeEntries(w, want); err != nil {
+		return false, err
+	}
+	for id, s := range a.subjects {
+		recovered = recovered || (refused[id] || lacked[id]) && s.refusal == "" && !s.lacks
+	}
+	numbered, err := a.numberOne()
+	if err != nil {
+		return false, err
+	}
+	return recovered || numbered || a.model.remembers(), a.settle(w)
+}
+
+// numberOne tries to number an identity class that found no room. Its rows and its
+// identities were left out, so that they have to come again.
+func (a *Applier) numberOne() (bool, error) {
+	if a.model.unnumbered == 0 {
+		return false, nil
+	}
+	for _, nc := range a.model.classes {
+		if nc.number == 0 {
+			number, err := a.number(nc.key)
+			return number != 0, err
+		}
+	}
+	return false, nil
+}
+
+func (a *Applier) retryTable(w *work, t *serviceTable) error {
+	if t.forgotten {
+		return nil
+	}
+	if t.kernel == nil {
+		err := a.place(w, t)
+		if t.kernel != nil {
+			a.flipUsers(t) // it may have lost its table in this attempt
+		}
+		return err
+	}
+	if t.err == nil && len(t.missing) == 0 && len(t.missingPrefixes) == 0 {
+		return nil
+	}
+	if t.part != nil {
+		if len(t.missing)+len(t.missingPrefixes) == 0 {
+			return nil
+		}
+		return a.refit(w, t)
+	}
+	t.err = nil
+	if err := a.grow(w, t); err != nil {
+		return err
+	}
+	for _, nc := range slices.Sorted(maps.Keys(t.missing)) {
+		if err := a.peer(w, t, nc, false); err != nil {
+			return err
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(t.missingPrefixes), netip.Prefix.Compare) {
+		if err := a.prefix(w, t, p, !t.missingPrefixes[p]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// Tables share the maps of the node. Each table counts for the tenant of its subject. Of a
+// table that subjects of several tenants have, one of these tenants pays, so that a table
+// counts once, and no tenant pays for more than its own subjects need.
+
+// divided returns how much of a map is divided among tenants: a fifth is for tables that are
+// about to leave, for gaps, and for the room that tables have to grow.
+func divided(size int) int { return size - size/5 }
+
+// maxPayers bounds the tenants of a table that are tried.
+const maxPayers = 8
+
+// charge is what a table takes of the maps, and who pays for it.
+type charge struct {
+	tenants map[shares.Tenant]int // of the subjects; the number of their bindings
+	payer   shares.Tenant
+	// subject and direction of one of the bindings, the lowest, order the tables of a tenant.
+	subject   identity.Numeric
+	direction policytable.Direction
+	units     nodetable.Size // as charged
+}
+
+// join notes that a subject has the table.
+func (c *charge) join(st policytable.BindSubject) {
+	if c.tenants == nil {
+		c.tenants = make(map[shares.Tenant]int, 1)
+	}
+	c.tenants[st.Tenant]++
+	if c.subject == 0 || st.Subject < c.subject {
+		c.subject, c.direction = st.Subject, st.Direction
+	}
+}
+
+func (c *charge) leave(t shares.Tenant) {
+	if c.tenants[t]--; c.tenants[t] <= 0 {
+		delete(c.tenants, t)
+	}
+}
+
+// payers returns who may pay: the one who does, then the others.
+func (c *charge) payers() []shares.Tenant {
+	switch _, pays := c.tenants[c.payer]; {
+	case len(c.tenants) == 0, len(c.tenants) == 1 && pays:
+		return []shares.Tenant{c.payer}
+	}
+	all := slices.SortedFunc(maps.Keys(c.tenants), shares.Tenant.Compare)
+	if i := slices.Index(all, c.payer); i >= 0 {
+		all[0], all[i] = all[i], all[0]
+	}
+	return all[:min(len(all), maxPayers)]
+}
+
+// ask is an object of the ledger: what a table takes, or what it would take in addition.
+type ask struct {
+	table *serviceTable
+	more  bool
+}
+
+// rooms divides the maps among tenants.
+type rooms struct {
+	ledger     *shares.Ledger[ask]
+	guarantees map[string]int // of tenants, in percent
+}
+
+// reset forgets all tables.
+func (r *rooms) reset(sizes nodetable.Size) {
+	if r.guarantees == nil {
+		r.guarantees = make(map[string]int)
+	}
+	limits := make([]shares.Limit, nodetable.MapLimits)
+	for l := range nodetable.MapLimits {
+		limits[l] = shares.Limit{Name: l.String(), Size: divided(sizes[l])}
+	}
+	r.ledger = shares.NewLedger[ask](shares.Settings{Guarantees: r.guarantees}, limits...)
+}
+
+// admits asks the ledger for an object.
+func (r *rooms) admits(k ask, o shares.Object) bool {
+	return r.ledger.Put(k, o) // in place: the ledger is no map of the kernel
+}
+
+// object is what a tenant would pay for a table.
+func (c *charge) object(payer shares.Tenant, units nodetable.Size, more bool) shares.Object {
+	o := shares.Object{Tenant: payer, Units: slices.Clone(units[:])}
+	o.Order.Name = fmt.Sprintf("%010d %d", c.subject, c.direction)
+	if more {
+		o.Order.Index = 1
+	}
+	return o
+}
+
+// take charges a table, whatever the shares are.
+func (r *rooms) take(t *serviceTable, units nodetable.Size) {
+	c := &t.charge
+	c.payer, c.units = c.payers()[0], units
+	r.ledger.Restore(ask{table: t}, c.object(c.payer, units, false), true)
+}
+
+// fits charges a table, and reports whether the share of one of its tenants has room for it.
+// If not, the table stays in the ledger as one that is asked for.
+func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
+	c := &t.charge
+	c.units = units
+	for _, payer := range c.payers() {
+		c.payer = payer
+		if r.admits(ask{table: t}, c.object(payer, units, false)) {
+			return true
+		}
+	}
+	return false
+}
+
+// grows reports whether a table in the kernel may take so much more. wanted is what it lacks
+// altogether, which a later division may give it.
+func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
+	more, payer := ask{t, true}, t.charge.payers()[0]
+	for _, next := range []nodetable.Size{wanted, by} {
+		if r.admits(more, t.charge.object(payer, next, true)) {
+			r.ledger.Delete(more)
+			for l := range next {
+				next[l] += t.charge.units[l]
+			}
+			r.take(t, next)
+			return true
+		}
+	}
+	r.admits(more, t.charge.object(payer, wanted, true))
+	return false
+}
+
+// forget ends the charge of a table.
+func (r *rooms) forget(t *serviceTable) {
+	r.ledger.Delete(ask{table: t})
+	r.ledger.Delete(ask{t, true})
+}
+
+// refused returns the limit in which a table has no room.
+func (r *rooms) refused(t *serviceTable) (nodetable.MapLimit, bool) {
+	limit, _, _, refused := r.ledger.Refused(ask{table: t})
+	for l := range nodetable.MapLimits {
+		if refused && limit.Name == l.String() {
+			return l, true
+		}
+	}
+	return 0, false
+}
+
+// exceeds says why a table has no room.
+func (r *rooms) exceeds(t *serviceTable, more bool) error {
+	limit, tenant, share, _ := r.ledger.Refused(ask{t, more})
+	return fmt.Errorf("%w: it exceeds the share of %s of %s on this node (the tenant has %d of %d and asks for %d)",
+		nodetable.ErrNoCapacity, tenant, limit.Name, share.Admitted, limit.Size, share.Asked)
+}
+
+// estimate is what a table that is not in the kernel needs at least.
+func (t *serviceTable) estimate() nodetable.Size {
+	c := &t.content
+	size := nodetable.Size{
+		nodetable.LimitTables: 1, nodetable.LimitRules: len(c.Rules), nodetable.LimitPeerClasses: len(c.Classes),
+		nodetable.LimitPortNodes: t.charge.units[nodetable.LimitPortNodes], // of an earlier attempt
+		nodetable.LimitPeerRows:  len(c.Peers),
+	}
+	for p := range c.Prefixes {
+		size[prefixLimit(p.Addr().Is4())]++
+	}
+	return size
+}
+
+func prefixLimit(is4 bool) nodetable.MapLimit {
+	if is4 {
+		return nodetable.LimitPrefixes4
+	}
+	return nodetable.LimitPrefixes6
+}
+
+// admit charges a new table. It returns how many rows the shares of its tenants have room
+// for; ok is false if there is no room for the rest of the table.
+func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
+	r, size := &a.rooms, t.estimate()
+	rows = size[nodetable.LimitPeerRows]
+	r.ledger.Delete(ask{t, true})
+	if r.fits(t, size) {
+		return rows, true
+	}
+	limit, _, _, _ := r.ledger.Refused(ask{table: t})
+	if limit.Name != nodetable.LimitPeerRows.String() {
+		return 0, false
+	}
+	with := func(rows int) bool {
+		less := size
+		less[nodetable.LimitPeerRows] = rows
+		return r.fits(t, less)
+	}
+	if !with(0) {
+		r.fits(t, size)
+		return 0, false
+	}
+	least, most := 0, rows-1
+	for least < most {
+		if middle := (least + most + 1) / 2; with(middle) {
+			least = middle
+		} else {
+			most = middle - 1
+		}
+	}
+	with(least)
+	lacks := nodetable.Size{nodetable.LimitPeerRows: rows - least}
+	r.admits(ask{t, true}, t.charge.object(t.charge.payer, lacks, true))
+	return least, true
+}
+
+// needs notes what a table needed that found no room in the kernel.
+func (a *Applier) needs(t *serviceTable, full *nodetable.NoCapacityError) {
+	if full != nil && full.Map == nodetable.PortMap {
+		t.charge.units[nodetable.LimitPortNodes] = full.Need
+	}
+	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payer, t.estimate(), false), false)
+}
+
+// divide divides the maps anew. It returns the tables in the kernel whose tenants exceed
+// their share, and what may be written now.
+func (a *Applier) divide() (short []*serviceTable, admitted []ask) {
+	withdraw, admitted := a.rooms.ledger.Level(a.cfg.Now())
+	order := func(x, y ask) int { return int(x.table.charge.subject) - int(y.table.charge.subject) }
+	slices.SortFunc(withdraw, order)
+	slices.SortFunc(admitted, order)
+	for _, k := range withdraw {
+		if t := k.table; !k.more && t.kernel != nil && !a.rooms.fits(t, t.charge.units) {
+			short = append(short, t)
+		}
+	}
+	return short, admitted
+}
+
+// shrink replaces a table whose tenant exceeds its share by the part that fits.
+func (a *Applier) shrink(w *work, t *serviceTable) error {
+	err := a.placePart(w, t, a.rooms.exceeds(t, false), unbounded)
+	a.flipUsers(t)
+	return err
+}
+
+// level divides the maps anew, if that is due, and carries out what follows.
+func (a *Applier) level(w *work) error {
+	if next := a.rooms.ledger.Next(); next.IsZero() || a.cfg.Now().Before(next) {
+		return nil
+	}
+	for _, t := range a.model.sortedTables() {
+		a.recharge(t)
+	}
+	short, admitted := a.divide()
+	for _, t := range short {
+		if err := a.shrink(w, t); err != nil {
+			return err
+		}
+	}
+	if len(short) > 0 {
+		if err := a.flip(w); err != nil {
+			return err
+		}
+		if err := a.sweep(w); err != nil {
+			return err
+		}
+	}
+	for _, k := range admitted {
+		if t := k.table; !k.more && t.kernel == nil && a.model.tables[t.id] == t {
+			if err := a.place(w, t); err != nil {
+				return err
+			}
+			a.flipUsers(t)
+		}
+	}
+	for _, t := range a.model.sortedTables() {
+		if t.part != nil && !slices.Contains(short, t) {
+			if err := a.refit(w, t); err != nil {
+				return err
+			}
+		}
+	}
+	return a.flip(w)
+}
+
+// recharge corrects what a table in the kernel is charged.
+func (a *Applier) recharge(t *serviceTable) {
+	if t.kernel == nil {
+		return
+	}
+	_, pays := t.charge.tenants[t.charge.payer]
+	if size := a.cfg.Kernel.TableSize(t.kernel.id); size != t.charge.units || !pays {
+		a.rooms.take(t, size)
+	}
+}
+
+// withdraw takes a table away from its subjects, which flip isolates.
+func (a *Applier) withdraw(t *serviceTable) {
+	t.err = a.rooms.exceeds(t, false)
+	a.unplace(t)
+	a.rooms.ledger.Delete(ask{t, true})
+	a.flipUsers(t)
+}
+
+// expect notes who has the tables that a message defines, and that the tables that it ends
+// take no room any more.
+func (a *Applier) expect(m policytable.Message) {
+	a.expected = nil
+	for _, st := range m.Steps {
+		switch st := st.(type) {
+		case policytable.BindSubject:
+			if st.Guarantee > 0 {
+				a.rooms.guarantees[st.Tenant.Name()] = st.Guarantee
+			} else if st.Tenant.HasLabel() {
+				delete(a.rooms.guarantees, st.Tenant.Name())
+			}
+			if st.Table != 0 {
+				if a.expected == nil {
+					a.expected = make(map[policytable.ID]policytable.BindSubject)
+				}
+				a.expected[st.Table] = st
+			}
+		case policytable.RetireTable:
+			if a.model != nil && a.model.tables[st.Table] != nil {
+				a.rooms.forget(a.model.tables[st.Table])
+			}
+		}
+	}
+}
+
+// Shares returns what tenants have of the maps.
+func (a *Applier) Shares() []shares.Usage {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.rooms.ledger.Usage()
+}

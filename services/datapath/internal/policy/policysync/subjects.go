@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
+)
+
+// subject is the memory of an identity that has, or had, endpoints.
+func (a *Applier) subject(id uint32) *subject {
+	s := a.subjects[id]
+	if s == nil {
+		s = &subject{egress: nodetable.Pending, ingress: nodetable.Pending}
+		a.subjects[id] = s
+		a.subscriptionChanged()
+		// The service may have it already: it was let go a moment ago, or while
+		// nobody was connected.
+		if a.model != nil && a.model.binds[id] != nil {
+			if err := a.flipSubject(newWork(context.Background()), id, s); err != nil {
+				a.log.Error("subject not taken up", "subject", id, log.Err(err))
+			}
+		}
+	}
+	return s
+}
+
+func (a *Applier) subscriptionChanged() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// release ends one use of a subject.
+func (a *Applier) release(s *subject) {
+	if s.users--; s.users == 0 {
+		s.until = a.cfg.Now().Add(a.cfg.Linger)
+		a.subscriptionChanged()
+	}
+}
+
+// Await returns when the tables of an identity are in the kernel and know it, at
+// once if they are there already. Without Config.Wait it only asks for them.
+// ErrUnavailable if they do not come in time; ErrNoCapacity if they do not fit.
+func (a *Applier) Await(ctx context.Context, identity uint32) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.await(ctx, identity, a.cfg.Wait)
+}
+
+// await is called with the lock held, and waits without it. When it returns,
+// nothing has changed since it looked last.
+func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
+	s := a.subject(identity)
+	s.users++
+	s.until = time.Time{}
+	defer a.release(s)
+	if !wait || a.enforceable(identity, s) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
+	defer cancel()
+	for {
+		if s.refusal != "" {
+			return fmt.Errorf("policy of identity %d: %w: %s", identity, nodetable.ErrNoCapacity, s.refusal)
+		}
+		changed := a.changed
+		a.mu.Unlock()
+		var late bool
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			late = true
+		}
+		a.mu.Lock()
+		if a.enforceable(identity, s) {
+			return nil
+		}
+		if late {
+			if _, err := a.session.State(); err != nil {
+				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
+			}
+			if why := cmp.Or(a.held, a.refused); why != "" {
+				return fmt.Errorf("policy of identity %d: %w: %w: %s", identity, ErrUnavailable, ErrHeld, why)
+			}
+			return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, a.silence(ctx))
+		}
+	}
+}
+
+// silenceTime is how long the service is asked why it has sent nothing.
+const silenceTime = 500 * time.Millisecond
+
+// silence is why the service has not sent tables. It is called with the lock held,
+// and asks without it.
+func (a *Applier) silence(ctx context.Context) error {
+	a.mu.Unlock()
+	defer a.mu.Lock()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), silenceTime)
+	defer cancel()
+	if p, ok := a.cfg.Service.(interface{ Ping(context.Context) error }); ok {
+		if err := p.Ping(ctx); errors.Is(err, policystream.ErrWaits) {
+			return err
+		}
+	}
+	return errors.New("the policy service has not sent its tables")
+}
+
+// enforceable says whether an endpoint of the identity may begin: its tables
+// are there, and other tables know the identity, or are known to have no room
+// for it.
+func (a *Applier) enforceable(identity uint32, s *subject) bool {
+	if !s.ready {
+		return false
+	}
+	if _, known := a.entries[identity]; known || a.model == nil {
+		return true
+	}
+	_, waits := a.model.entry(identity)
+	return waits
+}
+
+// PublishFunc makes an endpoint known to the programs. It returns the slot and
+// the epoch of its entry.
+type PublishFunc func(egress, ingress nodetable.ID) (slot uint16, epoch uint32, err error)
+
+// Begin makes a new endpoint known to the programs by calling publish with its
+// tables; no change of them can come in between. If they have gone since Await,
+// because the service let the subject go while nobody lived there, it waits for
+// them again.
+func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.await(ctx, identity, a.cfg.Wait); err != nil {
+		return 0, err
+	}
+	return a.publish(identity, addrs, publish)
+}
+
+// Publish is Begin for an endpoint that has lived before: until its tables are
+// known it lets in the local node alone.
+func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.publish(identity, addrs, publish)
+}
+
+func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
+	s := a.subject(identity)
+	egress, ingress := nodetable.Pending, nodetable.Pending
+	if s.ready {
+		egress, ingress = s.egress, s.ingress
+	}
+	n, epoch, err := publish(egress, ingress)
+	if err != nil {
+		if s.users == 0 && s.until.IsZero() {
+			s.users++
+			a.release(s)
+		}
+		return 0, err
+	}
+	e := &slot{Binding: nodetable.Binding{
+		Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Epoch: epoch,
+	}}
+	a.slots[n] = e
+	s.users++
+	s.until = time.Time{}
+	if a.cfg.Audit || a.auditAll {
+		if err := a.cfg.Kernel.SetAudit(context.Background(), true, n); err != nil {
+			a.log.Error("audit mode not set", "slot", n, log.Err(err))
+		} else {
+			e.audit = true
+		}
+	}
+	a.History.Set(n, a.policyOf(n), a.cfg.Now())
+	a.subscriptionChanged()
+	return n, nil
+}
+
+// Drop has the policy of a slot left alone from here on, and calls cut, which
+// stops its traffic. It may be repeated.
+func (a *Applier) Drop(n uint16, cut func() error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.slots[n]
+	if e == nil {
+		return cut()
+	}
+	if err := cut(); err != nil {
+		return err
+	}
+	delete(a.slots, n)
+	a.History.Drop(n, a.cfg.Now())
+	if s := a.subjects[e.Identity]; s != nil {
+		a.release(s)
+	}
+	return nil
+}
+
+// SetIdentityFunc changes the identity of an endpoint in the kernel together with
+// its tables, by one store. Its epoch is not 0 if they are changed, whatever the
+// error.
+type SetIdentityFunc func(egress, ingress nodetable.ID) (epoch uint32, err error)
+
+// SetIdentity has an endpoint evaluated as another identity by calling set with
+// the tables of that. It waits for them as Await does, even without Config.Wait:
+// until then the endpoint keeps its identity and its tables. ErrNoEndpoint if
+// nobody has the slot.
+func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.await(ctx, identity, true); err != nil {
+		return err
+	}
+	s := a.subject(identity)
+	return a.setIdentity(n, identity, s.egress, s.ingress, set)
+}
+
+// SetIdentityOrIsolate is SetIdentity for a change that the endpoint may not be spared:
+// if the tables of the identity do not fit, or policies are not taken over, the endpoint
+// gets the identity with tables that are closed in the directions that lack one. It gets
+// the missing tables as soon as they are there. reason is empty if nothing is missing.
+func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc,
+) (reason string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.subject(identity)
+	if reason = cmp.Or(s.refusal, a.held, a.refused); reason == "" || a.enforceable(identity, s) {
+		reason = ""
+		err = a.await(ctx, identity, true)
+		s = a.subject(identity)
+		if s.refusal != "" { // it came while this waited
+			reason, err = s.refusal, nil
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	egress, ingress := nodetable.Pending, nodetable.Pending
+	if s.ready || s.refusal != "" {
+		egress, ingress = s.egress, s.ingress
+	}
+	return reason, a.setIdentity(n, identity, egress, ingress, set)
+}
+
+func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetable.ID, set SetIdentityFunc) error {
+	e, s := a.slots[n], a.subject(identity)
+	if e == nil {
+		return fmt.Errorf("slot %d: %w", n, ErrNoEndpoint)
+	}
+	old := a.subjects[e.Identity]
+	s.users++
+	s.until = time.Time{}
+	var after error
+	err := a.History.Flip(n, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
+		epoch, err := set(egress, ingress)
+		if epoch == 0 {
+			return p, err
+		}
+		after = err
+		e.Identity, e.Egress, e.Ingress, e.Epoch = identity, egress, ingress, epoch
+		return a.policyOf(n), nil
+	})
+	if err != nil {
+		a.release(s)
+		return fmt.Errorf("identity of slot %d: %w", n, err)
+	}
+	if old != nil {
+		a.release(old)
+	}
+	a.subscriptionChanged()
+	return after
+}
+
+// Prepare returns when the tables of an identity are in the kernel, as Await
+// does, even without Config.Wait.
+func (a *Applier) Prepare(ctx context.Context, identity uint32) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.await(ctx, identity, true)
+}
+
+// wanted is what the service shall know now.
+func (a *Applier) wanted() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
+	now := a.cfg.Now()
+	subjects, locations = map[uint32]struct{}{}, map[netip.Addr]uint32{}
+	for id, s := range a.subjects {
+		if s.users == 0 && !now.Before(s.until) {
+			delete(a.subjects, id)
+			continue
+		}
+		subjects[id] = struct{}{}
+	}
+	a.letGo(subjects)
+	for _, e := range a.slots {
+		for _, addr := range e.Addrs {
+			locations[addr] = e.Identity
+		}
+	}
+	return subjects, locations
+}
+
+// letGo ends the wait of subjects without endpoints, the oldest first, while
+// there are more than one subscription may have.
+func (a *Applier) letGo(subjects map[uint32]struct{}) {
+	if len(subjects) <= maxSubjects {
+		return
+	}
+	var idle []uint32
+	for id, s := range a.subjects {
+		if s.users == 0 {
+			idle = append(idle, id)
+		}
+	}
+	slices.SortFunc(idle, func(x, y uint32) int { return a.subjects[x].until.Compare(a.subjects[y].until) })
+	for _, id := range idle[:min(len(idle), len(subjects)-maxSubjects)] {
+		delete(a.subjects, id)
+		delete(subjects, id)
+	}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// used is the tables that evaluate an endpoint, with the indices of those endpoints.
+func (a *Applier) used() map[*kernelTable][]uint16 {
+	out := map[*kernelTable][]uint16{}
+	add := func(t nodetable.ID, slots ...uint16) {
+		if k := a.tables[t]; k != nil {
+			out[k] = append(out[k], slots...)
+		}
+	}
+	for n, s := range a.slots {
+		add(s.Egress, n)
+		add(s.Ingress, n)
+	}
+	for _, s := range a.subjects {
+		if s.ready {
+			add(s.egress)
+			add(s.ingress)
+		}
+	}
+	return out
+}
+
+// users adds the slots that a table evaluates to those that have to look again.
+func (a *Applier) affect(w *work, k *kernelTable) {
+	for n, s := range a.slots {
+		if s.Egress == k.id || s.Ingress == k.id {
+			w.bump[n] = struct{}{}
+		}
+	}
+}
+
+func (a *Applier) bumpAffected(w *work) error {
+	var err error
+	switch {
+	case a.bumpAll:
+		err = a.cfg.Kernel.BumpEpochs()
+	case len(w.bump) > 0:
+		err = a.cfg.Kernel.BumpEpochs(slices.Sorted(maps.Keys(w.bump))...)
+	default:
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("have connections evaluated again: %w", err)
+	}
+	a.bumpAll = false
+	clear(w.bump)
+	return faultBump.Hit(w.ctx)
+}
+
+// sweep retires tables that evaluate nobody and that the service has given up,
+// and the identity classes that nothing names.
+func (a *Applier) sweep(w *work) error {
+	used := a.used()
+	var tables []nodetable.ID
+	for id, k := range a.tables {
+		if _, ok := used[k]; !ok && k.owner == nil {
+			tables = append(tables, id)
+		}
+	}
+	if len(tables) > 0 {
+		slices.Sort(tables)
+		if err := a.cfg.Kernel.RetireTables(tables...); err != nil {
+			// It costs room and nothing else; the next sweep tries again.
+			a.log.Error("tables not retired", "tables", len(tables), log.Err(err))
+			return nil
+		}
+		for _, id := range tables {
+			delete(a.tables, id)
+		}
+		a.draining()
+		if err := faultRetire.Hit(w.ctx); err != nil {
+			return err
+		}
+	}
+	named := make(map[nodetable.IdentityClass]struct{}, len(a.numbers))
+	if a.model != nil {
+		for _, nc := range a.model.classes {
+			named[nc.number] = struct{}{}
+		}
+	}
+	var classes []nodetable.IdentityClass
+	for key, nc := range a.numbers {
+		if _, ok := named[nc]; ok || a.members[nc] > 0 {
+			continue
+		}
+		rows := false
+		for _, k := range a.tables {
+			if _, rows = k.content.Peers[nc]; rows {
+				break
+			}
+		}
+		if !rows {
+			classes = append(classes, nc)
+			delete(a.numbers, key)
+		}
+	}
+	if len(classes) == 0 {
+		return nil
+	}
+	slices.Sort(classes)
+	if err := a.cfg.Kernel.RetireIdentityClasses(classes...); err != nil {
+		return fmt.Errorf("retire %d identity classes: %w", len(classes), err)
+	}
+	a.draining()
+	return faultRetire.Hit(w.ctx)
+}
+
+// draining has the grace period waited for that frees what was retired.
+func (a *Applier) draining() {
+	select {
+	case a.drain <- struct{}{}:
+	default:
+	}
+}

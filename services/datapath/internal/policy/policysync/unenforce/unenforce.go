@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package unenforce takes policies out of the kernel where none is wanted any more.
+package unenforce
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
+)
+
+// Policies gives every endpoint the table that allows everything and removes
+// what a policy service had brought: no policy is wanted any more.
+func Policies(k policysync.Kernel) error {
+	bindings, err := k.Bindings()
+	if err != nil {
+		return fmt.Errorf("list endpoints: %w", err)
+	}
+	for _, b := range bindings {
+		if b.Blocked() || b.Egress == nodetable.Allow && b.Ingress == nodetable.Allow {
+			continue
+		}
+		if _, err := k.SetPolicy(b.Slot, nodetable.Allow, nodetable.Allow); err != nil {
+			return fmt.Errorf("policy of slot %d: %w", b.Slot, err)
+		}
+	}
+	infos, err := k.Tables()
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	var tables []nodetable.ID
+	for _, t := range infos {
+		tables = append(tables, t.ID)
+	}
+	identities, err := k.Identities()
+	if err != nil {
+		return fmt.Errorf("list identities: %w", err)
+	}
+	for id := range identities {
+		identities[id] = nodetable.Identity{}
+	}
+	var classes []nodetable.IdentityClass
+	for _, ic := range k.IdentityClasses() {
+		classes = append(classes, ic)
+	}
+	return errors.Join(k.RetireTables(tables...), k.SetIdentities(identities), k.RetireIdentityClasses(classes...))
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package policysync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+)
+
+// flushEntries brings the words of the collected identities in line.
+func (a *Applier) flushEntries(w *work) error {
+	if len(w.entries) == 0 {
+		return nil
+	}
+	want := make(map[uint32]nodetable.Identity, len(w.entries))
+	for _, id := range w.entries {
+		want[id], _ = a.model.entry(id)
+	}
+	w.entries = w.entries[:0]
+	return a.storeEntries(w, want)
+}
+
+// storeEntries changes words, and before that the tables that the service has
+// given up, but that still evaluate endpoints: to them an identity stays what it was.
+func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) error {
+	if err := a.alignFor(w, want); err != nil {
+		return err
+	}
+	used := a.used()
+	changes := make(map[uint32]nodetable.Identity, len(want))
+	type pair struct{ old, new nodetable.Identity }
+	seen := map[pair]nodetable.Identity{}
+	for _, id := range slices.Sorted(maps.Keys(want)) {
+		p := pair{a.entries[id], want[id]}
+		if p.old == p.new || !validIdentity(id) {
+			continue
+		}
+		to, ok := seen[p]
+		if !ok {
+			var err error
+			if to, err = a.cover(used, p.old, p.new); err != nil {
+				return err
+			}
+			seen[p] = to
+			a.pendingCapacity = a.pendingCapacity || to != p.new
+			for k, slots := range used {
+				// what was unknown met every deny and no allow
+				if p.old.Known && !k.content.EvaluatesAlike(p.old, to) {
+					for _, s := range slots {
+						w.bump[s] = struct{}{}
+					}
+				}
+			}
+		}
+		if to != p.old {
+			changes[id] = to
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	if err := a.unpublish(changes); err != nil {
+		return err
+	}
+	if err := a.cfg.Kernel.SetIdentities(changes); err != nil {
+		return fmt.Errorf("entries of %d identities: %w", len(changes), err)
+	}
+	for id, entry := range changes {
+		a.setEntry(id, entry)
+	}
+	w.checks = true
+	if err := faultEntries.Hit(w.ctx); err != nil {
+		return err
+	}
+	return a.publishKnown(changes)
+}
+
+// unpublish has no address published with an identity that is about to be unknown.
+func (a *Applier) unpublish(changes map[uint32]nodetable.Identity) error {
+	if a.cfg.Addresses == nil {
+		return nil
+	}
+	var going []identity.Numeric
+	for id, to := range changes {
+		if !to.Known {
+			going = append(going, identity.Numeric(id))
+		}
+	}
+	if len(going) == 0 {
+		return nil
+	}
+	if err := a.cfg.Addresses.Unknown(going...); err != nil {
+		return fmt.Errorf("addresses of %d identities that are about to be unknown: %w", len(going), err)
+	}
+	return nil
+}
+
+// publishKnown has the addresses of identities published that every table knows now.
+func (a *Applier) publishKnown(changes map[uint32]nodetable.Identity) error {
+	if a.cfg.Addresses == nil {
+		return nil
+	}
+	var known []identity.Numeric
+	for id, to := range changes {
+		if to.Known {
+			known = append(known, identity.Numeric(id))
+		}
+	}
+	if len(known) == 0 {
+		return nil
+	}
+	if err := a.cfg.Addresses.Known(known...); err != nil {
+		return fmt.Errorf("addresses of %d identities that are known now: %w", len(known), err)
+	}
+	return nil
+}
+
+// cover adds rows to tables without an owner, so that they evaluate the new entry
+// as the old one. The endpoints of a table without room for the row are isolated.
+func (a *Applier) cover(used map[*kernelTable][]uint16, old, to nodetable.Identity) (nodetable.Identity, error) {
+	if !to.Known {
+		return to, nil
+	}
+	for k := range used {
+		if k.owner != nil || k.content.EvaluatesAlike(old, to) {
+			continue
+		}
+		err := nodetable.ErrNoCapacity
+		if _, ok := k.content.Peers[to.Class]; !ok {
+			err = a.addRow(k, to.Class, k.content.ClassOf(old))
+		}
+		switch {
+		case errors.Is(err, nodetable.ErrNoCapacity):
+			if err := a.isolate(k); err != nil {
+				return nodetable.Identity{}, err
+			}
+		case err != nil:
+			return nodetable.Identity{}, fmt.Errorf("row of table %d of the kernel: %w", k.id, err)
+		}
+	}
+	return to, nil
+}
+
+// left counts what is kept back, after everything has changed.
+func (a *Applier) left() {
+	a.waiting = 0
+	if a.model == nil {
+		return
+	}
+	for id := range a.model.wants {
+		if _, known := a.entries[id]; !known && validIdentity(id) {
+			a.waiting++
+		}
+	}
+	a.pendingCapacity = a.waiting > 0
+}

@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package frontendstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/desired/subscription"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
+)
+
+// maxFrontends is how many frontends one state may name: both families' maps.
+const maxFrontends = 1 << 17
+
+// errProtocol: the service has sent what cannot be.
+var errProtocol = errors.New("loadbalancer: it broke the protocol")
+
+// errRecovered ends a subscription: the service learns from a new one that a frontend is enforced
+// that had been refused.
+var errRecovered = fmt.Errorf("frontends may be written that had been refused: %w", subscription.ErrAnew)
+
+// Options are what a Follower works with.
+type Options struct {
+	// Name of the subscriber.
+	Name    string
+	Service Service
+	Kernel  Kernel
+	// Ender is nil if nothing ends sockets: then a grace period is all that is
+	// waited for.
+	Ender Ender
+	// Memory is nil if nothing keeps the name of the state: then frontends of an
+	// earlier process stay until every source of the service was listed.
+	Memory Memory
+	// Freed receives when a frontend may be written that Kernel has refused for another
+	// reason than room; nil: there is no such reason.
+	Freed <-chan struct{}
+	// Capacity of the kernel, which the service is told of; zero: it is not known.
+	Capacity frontend.Capacity
+	Log      *slog.Logger
+}
+
+// Follower keeps a subscription open and the kernel as the service says.
+type Follower struct {
+	o      Options
+	synced chan struct{}
+
+	// These are Run's alone.
+	incarnation string // of the last barrier that was carried out; "": none
+	seq         uint64
+	owner       string // state whose frontends the kernel has; "": not known
+	state       string // that the service spoke of last in this process
+	// earlier are the frontends of another state that this one has not named.
+	earlier map[frontend.Key]struct{}
+	// waiting had no room.
+	waiting map[frontend.Key]*frontend.Frontend
+	unended bool // something left, and sockets may use it
+
+	mu sync.Mutex
+	st Status // guarded by mu
+}
+
+// Status is how far a Follower has come.
+type Status struct {
+	// Connected says that a subscription is open; else Err says why not.
+	Connected bool
+	Err       error
+	// Complete says that the service has said everything at least once.
+	Complete bool
+	// Revision of the services that is enforced, 0: none in this process.
+	Revision uint64
+	// Ended is the revision whose removed backends no socket uses any more.
+	Ended uint64
+	// Earlier is how many frontends stay although the service does not name them,
+	// until its sources were listed completely.
+	Earlier int
+	// Unsaved says why the state's name is not on stable storage.
+	Unsaved string
+	// Refusals are the frontends that are not enforced as the service has them,
+	// and why.
+	Refusals map[frontend.Key]string
+}
+
+// Refused are the refusals, one line each, sorted by key.
+func (s Status) Refused() []string {
+	lines := make([]string, 0, len(s.Refusals))
+	for _, k := range slices.SortedFunc(maps.Keys(s.Refusals), frontend.Key.Compare) {
+		lines = append(lines, fmt.Sprintf("%v: %s", k, s.Refusals[k]))
+	}
+	return lines
+}
+
+// New returns a Follower; Run does its work.
+func New(o Options) *Follower {
+	return &Follower{
+		o: o, synced: make(chan struct{}),
+		earlier: map[frontend.Key]struct{}{}, waiting: map[frontend.Key]*frontend.Frontend{},
+		unended: true, // by an earlier process, perhaps
+		st:      Status{Err: errors.New("loadbalancer: not connected yet"), Refusals: map[frontend.Key]string{}},
+	}
+}
+
+// Synced is closed once the service has said everything and the kernel has it.
+func (f *Follower) Synced() <-chan struct{} { return f.synced }
+
+// Status says how far it has come.
+func (f *Follower) Status() Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := f.st
+	st.Refusals = maps.Clone(st.Refusals)
+	return st
+}
+
+// note changes the status.
+func (f *Follower) note(change func(*Status)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(&f.st)
+}
+
+// Run keeps a subscription open and does what comes, until ctx ends.
+func (f *Follower) Run(ctx context.Context) error {
+	if f.o.Memory != nil {
+		var err error
+		if f.owner, err = f.o.Memory.Load(); err != nil {
+			f.o.Log.Error("state of the frontends in the kernel not known: "+
+				"they stay until the loadbalancer has listed every source", log.Err(err))
+		}
+	}
+	heard := false
+	open := func(ctx context.Context) (err error) {
+		heard, err = f.subscribe(ctx)
+		return err
+	}
+	return subscription.Keep(ctx, open, func(err error) {
+		was := false
+		f.note(func(st *Status) { was, st.Connected, st.Err = st.Connected, false, err })
+		if was || heard {
+			f.o.Log.Warn("frontend subscription ended", log.Err(err))
+		}
+	})
+}
+
+// reset has the next stream begin with everything.
+func (f *Follower) reset() { f.incarnation, f.seq = "", 0 }
+
+// ending is the wait for sockets that use what has left, beside everything else:
+// no change waits for it, and one is for all that has left before it began.
+type ending struct {
+	done     chan error
+	under    bool
+	seq      uint64 // of the barrier that it is for
+	revision uint64
+}
+
+// session is one stream.
+type session struct {
+	f      *Follower
+	stream Stream
+	sub    Subscription
+	tx     *frontendtx.Transaction
+	bad    map[frontend.Key]error // what cannot be
+	last   *frontend.Barrier      // that was carried out in this stream; nil: none
+	ended  uint64                 // seq
+	ending ending
+}
+
+// subscribe is one stream, from beginning to end. heard says whether anything came.
+func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	if f.unended {
+		// A stream that goes on might bring no barrier, and there would be nothing
+		// by which to say that it ended.
+		f.reset()
+	}
+	sub := Subscription{Name: f.o.Name, Incarnation: f.incarnation, Seq: f.seq, Capacity: f.o.Capacity}
+	stream, err := f.o.Service.Subscribe(ctx, sub)
+	if err != nil {
+		cancel()
+		return false, fmt.Errorf("%w: %w", subscription.ErrAbsent, err)
+	}
+	s := &session{
+		f:      f,
+		stream: stream,
+		sub:    sub,
+		tx:     &frontendtx.Transaction{},
+		bad:    map[frontend.Key]error{},
+		ending: ending{done: make(chan error, 1)},
+	}
+	messages, over := subscription.Receive(ctx, stream.Recv)
+	defer func() {
+		cancel()
+		<-over
+		if s.ending.under {
+			<-s.ending.done
+			f.unended = true // it was not acknowledged
+		}
+	}()
+	// A stream that goes on may have nothing to say.
+	settled := time.NewTimer(time.Second)
+	defer settled.Stop()
+	for {
+		var err error
+		select {
+		case <-outer.Done():
+			return heard, outer.Err()
+		case <-settled.C:
+			f.opened()
+		case m := <-messages:
+			if err = m.Err; err == nil {
+				heard = true
+				f.opened()
+				err = s.take(ctx, m.Message)
+			}
+		case failed := <-s.ending.done:
+			s.ending.under = false
+			err = s.passed(ctx, failed)
+		case <-f.o.Freed:
+			f.reset()
+			err = errRecovered
+		}
+		if err != nil {
+			return heard, err
+		}
+	}
+}
+
+// opened notes that a subscription is open.
+func (f *Follower) opened() {
+	was := false
+	f.note(func(st *Status) { was, st.Connected, st.Err = st.Connected, true, nil })
+	if !was {
+		f.o.Log.Info("frontend subscription open")
+	}
+}
+
+// take collects steps, and carries out what a barrier ends.
+func (s *session) take(ctx context.Context, steps []frontend.Step) error {
+	for _, st := range steps {
+		switch {
+		case st.Upsert != nil:
+			delete(s.bad, st.Upsert.Key)
+			s.tx.Upsert(st.Upsert)
+		case st.Remove != nil:
+			delete(s.bad, *st.Remove)
+			s.tx.Remove(*st.Remove)
+		case st.Refuse != nil:
+			s.bad[st.Refuse.Key] = st.Refuse.Err
+		case st.Barrier != nil:
+			if err := s.barrier(ctx, *st.Barrier); err != nil {
+				return err
+			}
+		}
+		if n := len(s.tx.Changes()) + len(s.bad); n > maxFrontends {
+			s.f.reset()
+			return fmt.Errorf("%w: %d frontends in one state, at most %d", errProtocol, n, maxFrontends)
+		}
+	}
+	return nil
+}
+
+// check refuses a barrier that cannot follow what came before.
+func (s *session) check(b frontend.Barrier) error {
+	switch {
+	case b.Incarnation == "" || b.State == "":
+		return fmt.Errorf("%w: a barrier without incarnation or state", errProtocol)
+	case s.last == nil && !b.SnapshotComplete && (b.Incarnation != s.sub.Incarnation || b.Seq <= s.sub.Seq):
+		return fmt.Errorf(
+			"%w: barrier %d of %x goes on behind %d of %x",
+			errProtocol,
+			b.Seq,
+			b.Incarnation,
+			s.sub.Seq,
+			s.sub.Incarnation,
+		)
+	case s.last != nil && (b.Incarnation != s.last.Incarnation || b.Seq <= s.last.Seq):
+		return fmt.Errorf(
+			"%w: barrier %d of %x follows %d of %x",
+			errProtocol,
+			b.Seq,
+			b.Incarnation,
+			s.last.Seq,
+			s.last.Incarnation,
+		)
+	case s.last != nil && b.SnapshotComplete:
+		return fmt.Errorf("%w: barrier %d ends a second snapshot", errProtocol, b.Seq)
+	case !b.SnapshotComplete && b.State != s.f.state:
+		return fmt.Errorf("%w: another state %x without its frontends", errProtocol, b.State)
+	}
+	return nil
+}
+
+// barrier carries out the steps up to a barrier and acknowledges it.
+func (s *session) barrier(ctx context.Context, b frontend.Barrier) error {
+	f := s.f
+	if err := s.check(b); err != nil {
+		f.reset()
+		return err
+	}
+	tx, bad := s.tx, s.bad
+	s.tx, s.bad = &frontendtx.Transaction{}, map[frontend.Key]error{}
+	named, err := f.complete(tx, bad, b)
+	if err != nil {
+		f.reset()
+		return err
+	}
+	res, err := f.o.Kernel.Apply(ctx, tx)
+	if err != nil {
+		f.reset() // what was not written is sent again
+		return fmt.Errorf("write frontends: %w", err)
+	}
+	if b.SnapshotComplete {
+		clear(f.waiting)
+	}
+	for k := range named {
+		delete(f.waiting, k)
+	}
+	refused := res.Refused
+	for k, err := range bad {
+		refused = append(refused, frontend.Refusal{Key: k, Err: err})
+	}
+	frontendtx.SortRefusals(refused)
+	f.keepWaiting(tx, res.Refused)
+	f.incarnation, f.seq, s.last = b.Incarnation, b.Seq, &b
+	f.note(func(st *Status) {
+		if b.SnapshotComplete {
+			clear(st.Refusals)
+		}
+		for k := range named {
+			delete(st.Refusals, k)
+		}
+		for _, r := range refused {
+			st.Refusals[r.Key] = r.Err.Error()
+		}
+		st.Revision, st.Complete, st.Earlier = b.Revision, true, len(f.earlier)
+	})
+	f.remember()
+	if b.SnapshotComplete {
+		select {
+		case <-f.synced:
+		default:
+			close(f.synced)
+			f.o.Log.Info("frontends enforced", "revision", b.Revision, "refused", len(refused))
+		}
+	}
+	for _, r := range refused {
+		if err := s.stream.Refuse(r.Key, r.Err.Error()); err != nil {
+			return err
+		}
+	}
+	if res.Changed > 0 {
+		f.unended = true
+	}
+	if f.unended || s.ending.under {
+		if err := s.stream.Ack(b.Seq, s.ended); err != nil {
+			return err
+		}
+		s.end(ctx)
+		return nil
+	}
+	return s.acknowledge(b.Seq, b.Revision)
+}
+
+// complete adds to a transaction what its barrier says of frontends that it does
+// not name, and returns those that it does.
+func (f *Follower) complete(
+	tx *frontendtx.Transaction,
+	bad map[frontend.Key]error,
+	b frontend.Barrier,
+) (map[frontend.Key]struct{}, error) {
+	var keys, there []frontend.Key
+	if b.SnapshotComplete || len(bad) > 0 {
+		var err error
+		if there, err = f.o.Kernel.Keys(); err != nil {
+			return nil, err
+		}
+	}
+	if b.SnapshotComplete {
+		keys = there
+	}
+	if b.State != f.state {
+		clear(f.earlier)
+		if b.State != f.owner {
+			for _, k := range keys {
+				f.earlier[k] = struct{}{}
+			}
+		}
+		f.state = b.State
+	}
+	named := make(map[frontend.Key]struct{}, len(tx.Changes())+len(bad))
+	for _, c := range tx.Changes() {
+		named[c.Key] = struct{}{}
+	}
+	for _, k := range there {
+		if _, ok := bad[k]; ok {
+			// Its backends may have gone, and it cannot be read which are left.
+			tx.Upsert(frontendtx.Closed(k))
+		}
+	}
+	for k := range bad {
+		named[k] = struct{}{}
+	}
+	for k := range named {
+		delete(f.earlier, k)
+	}
+	for _, k := range keys {
+		_, earlier := f.earlier[k]
+		if _, ok := named[k]; !ok && !earlier {
+			tx.Remove(k)
+		}
+	}
+	if b.SourcesComplete {
+		for k := range f.earlier {
+			tx.Remove(k)
+		}
+		clear(f.earlier)
+	}
+	return named, nil
+}
+
+// remember notes whose frontends the kernel has.
+func (f *Follower) remember() {
+	if len(f.earlier) > 0 || f.owner == f.state {
+		return
+	}
+	text := ""
+	if f.o.Memory != nil {
+		if err := f.o.Memory.Save(f.state); err != nil {
+			f.o.Log.Error("name of the frontends' state not saved", log.Err(err))
+			text = fmt.Sprintf("the name of the frontends' state is not on stable storage: %v", err)
+		}
+	}
+	if text == "" {
+		f.owner = f.state
+	}
+	f.note(func(st *Status) { st.Unsaved = text })
+}
+
+// keepWaiting keeps what was refused for lack of room.
+func (f *Follower) keepWaiting(tx *frontendtx.Transaction, refused []frontend.Refusal) {
+	if len(refused) == 0 {
+		return
+	}
+	short := map[frontend.Key]bool{}
+	for _, r := range refused {
+		var room *frontendtx.NoRoomError
+		short[r.Key] = errors.As(r.Err, &room)
+	}
+	for _, c := range tx.Changes() {
+		if c.Frontend != nil && short[c.Key] {
+			f.waiting[c.Key] = c.Frontend
+		}
+	}
+}
+
+// end begins to wait for the sockets, unless that is under way: then it begins
+// again behind it.
+func (s *session) end(ctx context.Context) {
+	if s.ending.under {
+		return
+	}
+	f := s.f
+	f.unended = false // but for what leaves from now on
+	s.ending.under, s.ending.seq, s.ending.revision = true, s.last.Seq, s.last.Revision
+	go func() { s.ending.done <- f.endSockets(ctx) }()
+}
+
+// endSockets returns when nothing uses what had left before.
+func (f *Follower) endSockets(ctx context.Context) error {
+	if err := f.o.Kernel.Barrier(ctx); err != nil {
+		return err
+	}
+	if f.o.Ender == nil {
+		return nil
+	}
+	return f.o.Ender.End(ctx)
+}
+
+// endAgain is the pause before sockets are ended again that could not be.
+const endAgain = time.Second
+
+// passed acknowledges what has ended.
+func (s *session) passed(ctx context.Context, failed error) error {
+	f := s.f
+	if failed != nil {
+		f.unended = true
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		f.o.Log.Error("sockets of removed backends not ended, trying again", log.Err(failed))
+		s.ending.under = true
+		go func() {
+			select {
+			case <-time.After(endAgain):
+			case <-ctx.Done():
+			}
+			s.ending.done <- f.endSockets(ctx)
+		}()
+		return nil
+	}
+	if err := s.acknowledge(s.ending.seq, s.ending.revision); err != nil {
+		f.unended = true
+		return err
+	}
+	if f.unended {
+		s.end(ctx)
+	} else if s.ended < s.last.Seq {
+		if err := s.acknowledge(s.last.Seq, s.last.Revision); err != nil {
+			return err
+		}
+	}
+	return f.retry(ctx)
+}
+
+// acknowledge says that everything up to a barrier has ended.
+func (s *session) acknowledge(seq, revision uint64) error {
+	s.ended = seq
+	if err := s.stream.Ack(s.last.Seq, seq); err != nil {
+		return err
+	}
+	s.f.note(func(st *Status) { st.Ended = revision })
+	return nil
+}
+
+// retry tries what had no room.
+func (f *Follower) retry(ctx context.Context) error {
+	if len(f.waiting) == 0 {
+		return nil
+	}
+	tx := &frontendtx.Transaction{}
+	for _, k := range slices.SortedFunc(maps.Keys(f.waiting), frontend.Key.Compare) {
+		tx.Upsert(f.waiting[k])
+	}
+	res, err := f.o.Kernel.Apply(ctx, tx)
+	if err == nil && res.Changed > 0 {
+		err = errRecovered
+	}
+	if err != nil {
+		f.unended = true
+		f.reset()
+	}
+	return err
+}

@@ -1,0 +1,757 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/alone"
+)
+
+// Apply carries out a transaction. When it returns, every packet and every socket
+// that asks from then on finds the frontends as they should be, those refused
+// excepted. What was removed is still in use by those that asked before: see
+// Barrier.
+//
+// A frontend that does not fit is refused; the others are applied. Of one that is there, the
+// backends and clients that it should not have any more are removed nevertheless. Connections to a
+// new one are refused, if there is room for that: see close. If room is
+// short and something has left, Apply waits for a grace period and tries again.
+//
+// Which backends are drained is not in the maps. So the first transaction that is not
+// partial has to name every frontend that drains some: what it does not name is not
+// drained any more.
+func (m *Maps) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
+	res, again, err := m.apply(tx)
+	if again == nil || err != nil {
+		return res, err
+	}
+	if err := m.Barrier(ctx); err != nil {
+		return res, err
+	}
+	second, _, err := m.apply(again)
+	second.Changed += res.Changed
+	for _, r := range res.Refused {
+		if !again.Has(r.Key) {
+			second.Refused = append(second.Refused, r)
+		}
+	}
+	frontendtx.SortRefusals(second.Refused)
+	return second, err
+}
+
+// apply applies a transaction and returns what should be tried again after a grace
+// period; nil: nothing.
+func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *frontendtx.Transaction, err error) {
+	if err := m.gate.Lock(); err != nil {
+		return frontendtx.Result{}, nil, err
+	}
+	defer m.gate.Unlock()
+	a := &application{s: m.store}
+	m.store.pending = [families]int{}
+	m.store.expect(tx)
+	// those that are there come first: they know the groups of their services
+	var news []*frontend.Frontend
+	set := func(f *frontend.Frontend) {
+		err := a.set(f)
+		if err == nil {
+			return
+		}
+		if _, there := m.store.entries[f.Key]; there {
+			a.reduce(f)
+		} else {
+			err = a.close(f, err)
+		}
+		a.refuse(f.Key, err)
+	}
+	for _, c := range tx.Changes() {
+		if c.Frontend == nil {
+			continue
+		}
+		if _, there := m.store.entries[c.Key]; there {
+			set(c.Frontend)
+		} else {
+			news = append(news, c.Frontend)
+		}
+	}
+	for _, f := range news {
+		set(f)
+	}
+	a.insertAll()
+	for _, c := range tx.Changes() {
+		if c.Frontend == nil {
+			a.remove(c.Key)
+		}
+	}
+	if !tx.Partial {
+		m.store.addresses.Disown()
+	}
+	a.settleAddresses()
+	a.drainAll()
+	if !tx.Partial {
+		a.lost = append(a.lost, m.store.adopted...)
+		m.store.adopted = nil
+	}
+	a.loseBackends()
+	frontendtx.SortRefusals(a.res.Refused)
+	if !m.store.left.empty() {
+		again = a.short(tx)
+	}
+	return a.res, again, errors.Join(a.errs...)
+}
+
+// expect sizes the tables of an empty store for a transaction: growing them step
+// by step takes longer than all the rest of it.
+func (s *store) expect(tx *frontendtx.Transaction) {
+	if len(s.entries) > 0 || tx.Partial {
+		return
+	}
+	n := [families]int{}
+	for _, c := range tx.Changes() {
+		if f := c.Frontend; f != nil && f.Inside != nil {
+			n[familyOf(f.Key.Addr)] += len(f.Inside.Backends)
+		}
+	}
+	s.entries = make(map[frontend.Key]*entry, len(tx.Changes()))
+	s.lists = make(map[uint64][]*list, len(tx.Changes()))
+	for fam := range families {
+		if len(s.backends[fam]) == 0 {
+			s.backends[fam] = make(map[netip.AddrPort]*backend, min(n[fam], s.nBackends))
+		}
+	}
+}
+
+// short are the changes that were refused for lack of room; nil: there are none.
+func (a *application) short(tx *frontendtx.Transaction) (again *frontendtx.Transaction) {
+	refused := map[frontend.Key]bool{}
+	for _, r := range a.res.Refused {
+		var room *frontendtx.NoRoomError
+		refused[r.Key] = errors.As(r.Err, &room)
+	}
+	for _, c := range tx.Changes() {
+		if !refused[c.Key] {
+			continue
+		}
+		if again == nil {
+			again = &frontendtx.Transaction{Partial: tx.Partial}
+		}
+		again.Upsert(c.Frontend)
+	}
+	return again
+}
+
+// application is one transaction under way.
+type application struct {
+	s       *store
+	res     frontendtx.Result
+	errs    []error
+	inserts [families][]*entry // whose keys are not in the maps yet
+	lost    []*backend         // that lists have lost, or fronts do not drain any more
+
+	draining []draining
+}
+
+func (a *application) refuse(k frontend.Key, err error) {
+	a.res.Refused = append(a.res.Refused, frontend.Refusal{Key: k, Err: err})
+}
+
+// part is one front of a frontend with the list that it should have.
+type part struct {
+	front *front // nil: it has to be made
+	want  *frontend.List
+	flags uint16
+
+	sources []netip.Prefix // from which it may be asked, with flagSources
+
+	list     *list        // nil: it has to be made, at
+	span     elements.Run // of
+	backends []*backend   // nil: it has to be made
+}
+
+// gainsTable says whether the part needs a table and has none that it would leave.
+func (p *part) gainsTable() bool {
+	return wantedTable(p.want) > 0 && (p.front == nil || p.front.list.table == nil)
+}
+
+// plan says which fronts a frontend has, and whether its key has to lead to others
+// than before.
+func plan(e *entry, f *frontend.Frontend) (inside, outside *part, reshape bool) {
+	in, out := f.Inside, f.Outside
+	var flags uint16
+	if len(f.SourceRanges) > 0 {
+		flags = flagSources
+	}
+	sources := sourcesOf(f)
+	newPart := func(l *frontend.List) *part {
+		p := &part{want: l, flags: flags, sources: sources}
+		if l.Drop {
+			p.flags |= flagDrop
+		}
+		return p
+	}
+	if in != nil {
+		inside = newPart(in)
+	}
+	// Every kind but a cluster IP may get a list of its own for outside at any
+	// time; so that its key never has to change for it, it has a front for it.
+	shared := out == nil && f.Kind == frontend.ClusterIP
+	if e != nil && (e.inside != nil) == (in != nil) {
+		shared = out == nil && e.outside == e.inside
+	}
+	switch {
+	case shared:
+		outside = inside
+	case out != nil:
+		outside = newPart(out)
+	default:
+		outside = newPart(in)
+	}
+	if e != nil {
+		if inside != nil {
+			inside.front = e.inside
+		}
+		if outside != inside && e.outside != e.inside {
+			outside.front = e.outside
+		}
+		reshape = (inside == nil) != (e.inside == nil) || (inside == outside) != (e.inside == e.outside)
+	}
+	return inside, outside, reshape
+}
+
+func parts(inside, outside *part) []*part {
+	switch {
+	case inside == nil || inside == outside:
+		return []*part{outside}
+	default:
+		return []*part{inside, outside}
+	}
+}
+
+// set makes a frontend what it should be. Nothing is written if it is that, or if
+// it does not fit.
+func (a *application) set(f *frontend.Frontend) error {
+	st := there
+	if e := a.s.entries[f.Key]; e == nil || e.refused {
+		st = newcomer
+	}
+	return a.setWith(f, st)
+}
+
+// setWith is set of a frontend that may use a part of the reserve.
+func (a *application) setWith(f *frontend.Frontend, st standing) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	s := a.s
+	e := s.entries[f.Key]
+	if f.Kind == 0 { // of frontendtx.Closed
+		if e == nil {
+			return nil
+		}
+		f = e.closed()
+	}
+	inside, outside, reshape := plan(e, f)
+	ps := parts(inside, outside)
+	timeout := uint32(f.Affinity / time.Second)
+	group, err := s.groupFor(e, f.Service, timeout)
+	if err != nil {
+		return err
+	}
+	same := e != nil && !reshape && e.timeout == timeout && e.group == group
+	for _, p := range ps {
+		if p.front != nil && p.front.list.is(p.want) {
+			p.list = p.front.list
+		}
+		same = same && p.list != nil && p.front.flags == p.flags && slices.Equal(p.front.sources, p.sources)
+	}
+	claim := alone.Of(f)
+	if f.Kind == 0 && s.addresses.Has(f.Key.Addr) {
+		claim = alone.Alone // as an earlier process has it
+	}
+	if !same || claim != e.claim {
+		keys := 0
+		if e == nil {
+			keys = 1
+		}
+		if s.addresses.NeedsKey(f) {
+			keys++
+		}
+		if err := s.makeRoom(st, e, keys, ps, familyOf(f.Key.Addr)); err != nil {
+			s.freeUnused(group)
+			return tableError(f, ps, err)
+		}
+		s.pending[familyOf(f.Key.Addr)] += keys
+	}
+	if e == nil {
+		e = &entry{key: f.Key}
+		s.entries[f.Key] = e
+		fam := familyOf(f.Key.Addr)
+		a.inserts[fam] = append(a.inserts[fam], e)
+		reshape = false
+	}
+	e.service, e.kind, e.refused = f.Service, f.Kind, st == closing
+	s.claim(e, claim)
+	s.reopen(f.Key)
+	s.join(e, group)
+	e.timeout = timeout
+	a.draining = append(a.draining, draining{ps, familyOf(f.Key.Addr), !same})
+	if same {
+		return nil
+	}
+	a.res.Changed++
+	for _, p := range ps {
+		a.write(e, p)
+	}
+	was := *e
+	e.inside, e.outside = nil, outside.front
+	if inside != nil {
+		e.inside = inside.front
+	}
+	if reshape {
+		return a.reshape(e, &was)
+	}
+	return nil
+}
+
+// reshape leads a key to other fronts. Packets in between find no frontend: the
+// value of a key is never replaced. It is needed only where a frontend begins or
+// ends to be used from inside, or where a cluster IP gets a list for outside.
+func (a *application) reshape(e, was *entry) error {
+	s := a.s
+	now := *e
+	retire := func(of, but *entry) {
+		of.each(func(f *front) {
+			if f != but.inside && f != but.outside {
+				a.retire(f)
+			}
+		})
+	}
+	if err := s.deleteKey(rawKeyOf(e.key)); err != nil {
+		e.inside, e.outside = was.inside, was.outside
+		retire(&now, was)
+		return err
+	}
+	err := s.insertKey(numbered{e.key, e.fe()})
+	retire(was, &now)
+	if err != nil {
+		s.nKeys[familyOf(e.key.Addr)]--
+		a.dropClosed(e)
+	}
+	return err
+}
+
+// makeRoom finds the lists of the parts of an entry, nil: a new one, or the places and backends
+// for them. If something is missing, nothing is taken.
+func (s *store) makeRoom(st standing, e *entry, keys int, ps []*part, fam int) error {
+	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {
+		if free = max(free-kept, 0); need > free || total > quarter(size) {
+			return &frontendtx.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
+		}
+		return nil
+	}
+	fits := func(mapName string, need, total, free, size int) error {
+		return fitsBeside(st.kept(size), mapName, need, total, free, size)
+	}
+	members, backends, fronts, largest, sources := 0, 0, 0, 0, 0
+	longest, bits, gains := 0, 0, false // of the runs, of the tables
+	for _, p := range ps {
+		sources += p.missing()
+		if p.front == nil {
+			fronts++
+		}
+		if p.list == nil {
+			p.list = s.find(fam, p.want)
+		}
+		if p.list != nil {
+			continue
+		}
+		n := len(p.want.Backends)
+		table := wantedTable(p.want)
+		if table > 0 && n > rendezvous.MaxBackends {
+			return fmt.Errorf("%d backends, at most %d have a table", n, rendezvous.MaxBackends)
+		}
+		length := runLength(n, table)
+		members += length
+		largest, longest, bits = max(largest, n), max(longest, length), max(bits, table)
+		gains = gains || p.gainsTable()
+		p.backends = make([]*backend, n)
+		for i := range p.backends {
+			if p.backends[i] = s.backends[fam][p.want.Backends[i].AddrPort]; p.backends[i] == nil {
+				backends++
+			}
+		}
+	}
+	ownKeys, ownFronts := e.ofReserve()
+	for _, err := range []error{
+		fitsBeside(s.keptMembers(st, bits, gains), bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
+		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
+		fits(bpf.MapsMapSlFront, ownFronts+fronts, 0, ownFronts+s.frontNumbers.Free(), s.nFronts),
+		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
+		fits(keyMap[fam], ownKeys+keys, 0, ownKeys+s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	if largest > maxCount {
+		return &frontendtx.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.Free(), Limit: maxCount}
+	}
+	free := s.places.Free()
+	for i, p := range ps {
+		if p.list != nil {
+			continue
+		}
+		if ok := s.place(p, gains); !ok {
+			for _, q := range ps[:i] {
+				if q.list == nil {
+					s.places.Give(q.span)
+				}
+			}
+			return fmt.Errorf("%w; they are not in one piece", &frontendtx.NoRoomError{
+				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers),
+			})
+		}
+	}
+	return nil
+}
+
+// place takes a run for the list of a part; false: there is none. With spare there has to
+// be another one, in which any table can be exchanged.
+func (s *store) place(p *part, spare bool) (ok bool) {
+	bits := wantedTable(p.want)
+	if bits == 0 {
+		p.span, ok = s.places.Take(len(p.backends))
+		return ok
+	}
+	if p.span, ok = s.places.TakeLast(runLength(len(p.backends), bits)); !ok || !spare {
+		return ok
+	}
+	other, ok := s.places.TakeLast(s.longest(bits))
+	if ok {
+		s.places.Give(other)
+	} else {
+		s.places.Give(p.span)
+	}
+	return ok
+}
+
+// tableError says whose table has no room, if a frontend that is refused needs one.
+func tableError(f *frontend.Frontend, ps []*part, err error) error {
+	if room, ok := errors.AsType[*frontendtx.NoRoomError](err); ok && room.Map != bpf.MapsMapSlMember {
+		return err
+	}
+	for _, p := range ps {
+		if slots := rendezvous.Slots(wantedTable(p.want)); slots > 0 && p.list == nil {
+			return fmt.Errorf("service %s asks for a table, of %d slots: %w", f.Service, slots, err)
+		}
+	}
+	return err
+}
+
+// keyRoom is how many keys of a family are free.
+func (s *store) keyRoom(fam int) int {
+	return int(s.keys[fam].MaxEntries()) - s.nKeys[fam] - s.pending[fam]
+}
+
+// sourceRoom is how many sources of a family are free.
+func (s *store) sourceRoom(fam int) int { return int(s.sources[fam].MaxEntries()) - s.nSources[fam] }
+
+// write gives a front its list, and makes both if they are not there.
+func (a *application) write(e *entry, p *part) {
+	s := a.s
+	if p.list == nil {
+		// two parts may want equal lists
+		if p.list = s.find(familyOf(e.key.Addr), p.want); p.list != nil {
+			s.places.Give(p.span)
+		} else {
+			p.list = a.makeList(familyOf(e.key.Addr), p)
+		}
+	}
+	if p.front == nil {
+		number, _ := s.frontNumbers.Take()
+		p.front = &front{
+			number: number, key: e.key, list: p.list, flags: p.flags, timeout: e.timeout, group: e.group,
+		}
+		p.list.fronts++
+		s.fronts[number] = p.front
+		a.allow(p.front, p.sources)
+		p.front.sources = p.sources
+		s.storeFront(number, p.front.words())
+		return
+	}
+	f := p.front
+	if f.timeout != e.timeout || f.group != e.group {
+		f.timeout, f.group = e.timeout, e.group
+		s.storeFrontWord(f.number, groupWord, f.groupWord())
+	}
+	// prefixes that come are there before the list asks for them, and those that go
+	// stay until it does not
+	a.allow(f, p.sources)
+	defer a.restrict(f, p.sources)
+	if f.list == p.list && f.flags == p.flags {
+		return
+	}
+	old := f.list
+	f.list, f.flags = p.list, p.flags
+	p.list.fronts++
+	s.storeFrontWord(f.number, listWord, f.listWord())
+	a.release(old)
+}
+
+// draining are the parts of one frontend, whose fronts drain backends.
+type draining struct {
+	parts   []*part
+	family  int
+	changed bool // it counts as changed already
+}
+
+// drainAll has the fronts drain what they should, once all lists are made.
+func (a *application) drainAll() {
+	for _, d := range a.draining {
+		for _, p := range d.parts {
+			if p.front.list == nil { // it was not to be had, and is gone
+				continue
+			}
+			if a.drain(p.front, a.s.known(d.family, p.want.Draining)) && !d.changed {
+				d.changed = true
+				a.res.Changed++
+			}
+		}
+	}
+}
+
+// drain makes these the backends that a front drains, and says whether another one is
+// not drained any more.
+func (a *application) drain(f *front, bs []*backend) (fewer bool) {
+	old := f.draining
+	f.draining = bs
+	for _, b := range bs {
+		b.drains++
+	}
+	for _, b := range old {
+		b.drains--
+		for len(bs) > 0 && bs[0].addr.Compare(b.addr) < 0 {
+			bs = bs[1:]
+		}
+		fewer = fewer || len(bs) == 0 || bs[0] != b
+	}
+	a.lost = append(a.lost, old...)
+	return fewer
+}
+
+// makeList writes the backends and members of a list.
+func (a *application) makeList(fam int, p *part) *list {
+	s := a.s
+	l := &list{family: fam, span: p.span, backends: p.backends}
+	var fresh []backend // made together: there may be many
+	for i, b := range l.backends {
+		if b == nil { // as far as was known when room was made
+			b = s.backends[fam][p.want.Backends[i].AddrPort]
+		}
+		switch {
+		case b == nil:
+			number, _ := s.backendNumbers[fam].Take()
+			if len(fresh) == 0 {
+				fresh = make([]backend, min(len(l.backends)-i, 64))
+			}
+			b, fresh = &fresh[0], fresh[1:]
+			addr := p.want.Backends[i].AddrPort
+			*b = backend{family: fam, number: number, addr: addr, salt: Salt(addr), gen: s.gens[fam][number]}
+			s.backends[fam][b.addr] = b
+			s.storeBackend(fam, number, b.raw())
+		case b.gone:
+			b.gone, b.left = false, nil
+			s.storeBackend(fam, b.number, b.raw())
+		}
+		l.backends[i] = b
+	}
+	if bits := wantedTable(p.want); bits > 0 {
+		var before *rendezvous.Table
+		if p.front != nil {
+			before = p.front.list.table
+		}
+		l.table = before.Change(bits, l.addresses())
+	}
+	for i := range l.span.N {
+		s.storeMember(l.span.Base+i, l.element(i))
+	}
+	s.keep(l)
+	return l
+}
+
+// release ends a front's use of a list.
+func (a *application) release(l *list) {
+	if l.fronts--; l.fronts > 0 || l == a.s.empty {
+		return
+	}
+	a.lost = append(a.lost, a.s.forget(l)...)
+	a.s.left.spans = append(a.s.left.spans, l.span)
+}
+
+// retire takes a front that no key leads to from its list.
+func (a *application) retire(f *front) {
+	l := f.list
+	f.list, f.flags = nil, flagGone
+	a.s.storeFrontWord(f.number, listWord, f.listWord())
+	a.release(l)
+	a.restrict(f, nil)
+	a.drain(f, nil)
+	a.s.left.fronts = append(a.s.left.fronts, f)
+}
+
+// remove removes a frontend.
+func (a *application) remove(k frontend.Key) {
+	s := a.s
+	s.reopen(k)
+	e := s.entries[k]
+	if e == nil {
+		return
+	}
+	if err := s.deleteKey(rawKeyOf(k)); err != nil {
+		a.errs = append(a.errs, fmt.Errorf("remove frontend %v: %w", k, err))
+		return
+	}
+	s.nKeys[familyOf(k.Addr)]--
+	a.drop(e)
+	a.res.Changed++
+}
+
+// drop takes an entry whose key is not in the maps from its fronts.
+func (a *application) drop(e *entry) {
+	delete(a.s.entries, e.key)
+	a.s.claim(e, alone.Nothing)
+	a.s.join(e, 0)
+	e.each(a.retire)
+}
+
+// insertBatch is from how many keys on they are inserted by one call.
+const insertBatch = 8
+
+// maxInsertBatch bounds what one call takes.
+const maxInsertBatch = 4096
+
+// insertAll inserts the keys of new frontends. Those that the kernel has no memory
+// for are refused.
+func (a *application) insertAll() {
+	s := a.s
+	for fam, es := range a.inserts {
+		ns := make([]numbered, len(es))
+		for i, e := range es {
+			ns[i] = numbered{e.key, e.fe()}
+		}
+		s.insertEach(fam, ns, func(i int, err error) {
+			if err != nil {
+				a.refuse(es[i].key, err)
+				a.res.Changed--
+				a.dropClosed(es[i])
+				return
+			}
+			s.nKeys[fam]++
+		})
+	}
+}
+
+// insertEach inserts keys of one family, many by one call, and says of each what came of
+// it.
+func (s *store) insertEach(fam int, ns []numbered, done func(i int, err error)) {
+	for first := 0; first < len(ns); first += maxInsertBatch {
+		chunk := ns[first:min(first+maxInsertBatch, len(ns))]
+		n := 0
+		if len(chunk) >= insertBatch {
+			// what a batch leaves out is tried one by one
+			n, _ = s.insertKeys(fam, chunk)
+		}
+		for i := range chunk {
+			var err error
+			if i >= n {
+				err = s.insertKey(chunk[i])
+			}
+			done(first+i, err)
+		}
+	}
+}
+
+// loseBackends marks the backends that no list has any more, and that no front drains.
+// Whatever holds number and generation knows at once.
+func (a *application) loseBackends() {
+	for _, b := range a.lost {
+		if b.used() || b.gone {
+			continue
+		}
+		a.s.lose(b)
+		a.s.storeBackendWord(b.family, b.number, b.raw().word(b.family))
+	}
+}
+
+// lose makes a backend gone.
+func (s *store) lose(b *backend) {
+	b.gone = true
+	b.gen++
+	s.gens[b.family][b.number] = b.gen
+	b.left = s.left
+	s.left.backends = append(s.left.backends, b)
+}
+
+// groupFor is the group of a frontend with a timeout.
+func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, error) {
+	if timeout == 0 {
+		return 0, nil
+	}
+	if g, ok := s.groups[service]; ok {
+		return g, nil
+	}
+	if e != nil && e.group != 0 && s.named[e.group] == "" {
+		s.groups[service], s.named[e.group] = e.group, service
+		return e.group, nil
+	}
+	g, ok := s.groupNumbers.Take()
+	if !ok {
+		return 0, fmt.Errorf("%d services have affinity, there is no number for another", s.groupNumbers.Used())
+	}
+	s.groups[service], s.named[uint16(g)] = uint16(g), service
+	return uint16(g), nil
+}
+
+// claim has an entry say something about its address.
+func (s *store) claim(e *entry, c alone.Claim) {
+	s.addresses.Claim(e.key.Addr, e.claim, c)
+	e.claim = c
+}
+
+// join gives an entry a group, 0: none, and frees the one it had if no other entry
+// has it.
+func (s *store) join(e *entry, g uint16) {
+	old := e.group
+	if old == g {
+		return
+	}
+	if e.group = g; g != 0 {
+		s.groupUses[g]++
+	}
+	if old != 0 {
+		s.groupUses[old]--
+		s.freeUnused(old)
+	}
+}
+
+// freeUnused frees a group that no entry has.
+func (s *store) freeUnused(g uint16) {
+	if g == 0 || s.groupUses[g] > 0 {
+		return
+	}
+	delete(s.groupUses, g)
+	delete(s.groups, s.named[g])
+	delete(s.named, g)
+	s.groupNumbers.Give(uint32(g))
+}

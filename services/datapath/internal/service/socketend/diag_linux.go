@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package socketend
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/socketlist"
+)
+
+// Requests of linux/sock_diag.h: SOCK_DIAG_BY_FAMILY and SOCK_DESTROY.
+const (
+	sockDiagByFamily = 20
+	sockDestroy      = 21
+)
+
+// Errors of a kernel that cannot end sockets.
+var (
+	errNoDestroy = errors.New("the kernel is without CONFIG_INET_DIAG_DESTROY")
+	errNoUDPDiag = errors.New("the kernel is without udp_diag (CONFIG_INET_UDP_DIAG), or may not load it")
+)
+
+// destroy ends UDP sockets of a namespace and returns how many there were. One that
+// is closed, or has other ends by now, is none.
+func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error) {
+	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: ns.Fd()})
+	if err != nil {
+		return 0, fmt.Errorf("end sockets: %w", err)
+	}
+	defer c.Close()
+	var errs []error
+	missing := false
+	for _, s := range sockets {
+		_, err := c.Execute(netlink.Message{
+			Header: netlink.Header{Type: sockDestroy, Flags: netlink.Request | netlink.Acknowledge},
+			Data:   request(s.Family, unix.IPPROTO_UDP, allStates, s.ID),
+		})
+		switch {
+		case err == nil:
+			n++
+		case errors.Is(err, unix.EOPNOTSUPP):
+			return n, fmt.Errorf("end sockets: %w: %w", err, errNoDestroy)
+		case errors.Is(err, unix.ENOENT):
+			missing = true
+		default:
+			errs = append(errs, fmt.Errorf("end the socket that is connected to %v: %w", s.Remote, err))
+		}
+	}
+	// a kernel that knows nothing of UDP sockets says of each that there is none
+	if missing && n == 0 && !lists(c, sockets[0].Family, unix.IPPROTO_UDP) {
+		errs = append(errs, fmt.Errorf("end sockets: %w", errNoUDPDiag))
+	}
+	return n, errors.Join(errs...)
+}
+
+// lists says whether the kernel can list the sockets of a protocol, by a list of none.
+func lists(c *netlink.Conn, family, protocol uint8) bool {
+	_, err := c.Execute(netlink.Message{
+		Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
+		Data:   request(family, protocol, 0, socketlist.ID{}),
+	})
+	return !errors.Is(err, unix.ENOENT)
+}
+
+// allStates are those of every socket.
+const allStates = 0xffffffff
+
+// request is struct inet_diag_req_v2 of linux/inet_diag.h.
+func request(family, protocol uint8, states uint32, id socketlist.ID) []byte {
+	return append(binary.NativeEndian.AppendUint32([]byte{family, protocol, 0, 0}, states), id[:]...)
+}

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package socketend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/socketlist"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// patience is for how long a test waits for what has to come.
+const patience = 10 * time.Second
+
+// Numbers of backends. Their generation is 0 for those who were translated to them.
+const (
+	active  = 1
+	removed = 2
+)
+
+// theFront is the number that translations were made by.
+const theFront = 7
+
+// world is the storage of sockets, and two namespaces of the node.
+type world struct {
+	t       *testing.T
+	storage *ebpf.Map
+	list    *socketlist.List
+	known   []*netns.Namespace
+}
+
+func newWorld(t *testing.T) *world {
+	kerneltest.RequireRoot(t)
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	storage, err := ebpf.NewMap(spec.Maps[bpf.MapsMapSlSk])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { storage.Close() })
+	list, err := socketlist.Open(storage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { list.Close() })
+	return &world{t: t, storage: storage, list: list, known: []*netns.Namespace{netnstest.New(t), netnstest.New(t)}}
+}
+
+func (w *world) ender() *Ender {
+	return New(Options{
+		Sockets: w.list,
+		Each: func(_ context.Context, fn func(*netns.Namespace) error) error {
+			var errs []error
+			for _, ns := range w.known {
+				errs = append(errs, fn(ns))
+			}
+			return errors.Join(errs...)
+		},
+		Keeps: func(front uint32, _ bool, number uint32, generation uint8) bool {
+			return front == theFront && number == active && generation == 0
+		},
+	})
+}
+
+// connect opens a socket in a namespace, connects it to an address of the loopback
+// device there, and has its storage name a backend, as connect would.
+func (w *world) connect(ns *netns.Namespace, network, to string, backend uint32) net.Conn {
+	w.t.Helper()
+	var conn net.Conn
+	if err := ns.Do(func() error {
+		var dialer net.Dialer
+		var err error
+		conn, err = dialer.DialContext(w.t.Context(), network, to)
+		return err
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	w.remember(conn.(syscall.Conn), backend, 0, true)
+	return conn
+}
+
+func (w *world) remember(conn syscall.Conn, backend uint32, generation uint8, connected bool) {
+	w.t.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		s := bpf.MapsSlSock{}
+		if s.Cookie, failed = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); failed != nil {
+			return
+		}
+		if connected {
+			s.Connected = 1
+		}
+		p := &s.Peer[0]
+		p.Family, p.Front, p.Backend, p.Gen = 4, theFront, backend, generation
+		failed = w.storage.Put(uint32(fd), &s)
+	}); err != nil || failed != nil {
+		w.t.Fatal(err, failed)
+	}
+}
+
+// serve answers in a namespace at an address and returns where.
+func (w *world) serve(ns *netns.Namespace, network, at string) string {
+	w.t.Helper()
+	var addr net.Addr
+	if err := ns.Do(func() error {
+		var listen net.ListenConfig
+		if network == "tcp" {
+			l, err := listen.Listen(w.t.Context(), network, at)
+			if err != nil {
+				return err
+			}
+			w.t.Cleanup(func() { l.Close() })
+			addr = l.Addr()
+			return nil
+		}
+		c, err := listen.ListenPacket(w.t.Context(), network, at)
+		if err != nil {
+			return err
+		}
+		w.t.Cleanup(func() { c.Close() })
+		go echo(c)
+		addr = c.LocalAddr()
+		return nil
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return addr.String()
+}
+
+func echo(c net.PacketConn) {
+	buf := make([]byte, 64)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		if _, err := c.WriteTo(buf[:n], from); err != nil {
+			return
+		}
+	}
+}
+
+// answers says why a connected UDP socket does not get an answer.
+func answers(c net.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return err
+	}
+	_, err := c.Read(make([]byte, 64))
+	return err
+}
+
+// TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved, in every namespace of the
+// node and in both families, and nothing else is: a socket of a living backend, one
+// that is not connected, one of TCP, one of a namespace that is not the node's. INV-99
+func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	foreign := netnstest.New(t)
+	type named struct {
+		what string
+		conn net.Conn
+	}
+	var stale, alive []named
+	for i, ns := range w.known {
+		for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+			to := w.serve(ns, "udp", at)
+			for backend, list := range map[uint32]*[]named{active: &alive, removed: &stale} {
+				what := fmt.Sprintf("backend %d at %s in namespace %d", backend, to, i)
+				*list = append(*list, named{what, w.connect(ns, "udp", to, backend)})
+			}
+		}
+	}
+	elsewhere := w.serve(foreign, "udp", "127.0.0.1:0")
+	alive = append(alive, named{"of another namespace", w.connect(foreign, "udp", elsewhere, removed)})
+	// The number is the one of before, the backend is not.
+	again := w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), active)
+	w.remember(again.(syscall.Conn), active, 1, true)
+	stale = append(stale, named{"of an earlier generation", again})
+	tcp := w.connect(w.known[0], "tcp", w.serve(w.known[0], "tcp", "127.0.0.1:0"), removed)
+	var unconnected net.PacketConn
+	if err := w.known[0].Do(func() (err error) {
+		unconnected, err = (&net.ListenConfig{}).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer unconnected.Close()
+	w.remember(unconnected.(*net.UDPConn), removed, 0, false)
+
+	waits := make(chan error)
+	go func() {
+		_, err := stale[0].conn.Read(make([]byte, 64))
+		waits <- err
+	}()
+	e := w.ender()
+	if err := e.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-waits:
+		if !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("a call that waits ends with %v, want %v", err, unix.ECONNABORTED)
+		}
+	case <-time.After(patience):
+		t.Error("a call that waits goes on")
+	}
+	for _, s := range stale[1:] {
+		if err := answers(s.conn); !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ) {
+			t.Errorf("%s: %v, want the socket ended", s.what, err)
+		}
+	}
+	for _, s := range alive {
+		if err := answers(s.conn); err != nil {
+			t.Errorf("%s: %v, want an answer", s.what, err)
+		}
+	}
+	if _, err := tcp.Write([]byte("x")); err != nil {
+		t.Errorf("of TCP: %v", err)
+	}
+	if n := e.Ended(); n != uint64(len(stale)) {
+		t.Errorf("%d ended, want %d", n, len(stale))
+	}
+	// What has ended is not ended again.
+	if err := e.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := e.Ended(); n != uint64(len(stale)) {
+		t.Errorf("%d ended after another pass, want %d", n, len(stale))
+	}
+}
+
+// TestKernelMappedAndBoundSocketsAreEnded: IPv4 from a socket of IPv6, and one that
+// is bound to a device.
+func TestKernelMappedAndBoundSocketsAreEnded(t *testing.T) {
+	w := newWorld(t)
+	ns := w.known[0]
+	to := netip.MustParseAddrPort(w.serve(ns, "udp", "127.0.0.1:0"))
+	var mapped, bound net.Conn
+	open := func(family int, prepare func(fd int) error) net.Conn {
+		t.Helper()
+		var conn net.Conn
+		if err := ns.Do(func() error {
+			fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			if err != nil {
+				return err
+			}
+			if err := prepare(fd); err != nil {
+				return errors.Join(err, unix.Close(fd))
+			}
+			f := os.NewFile(uintptr(fd), "socket")
+			defer f.Close()
+			conn, err = net.FileConn(f)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	mapped = open(unix.AF_INET6, func(fd int) error {
+		return unix.Connect(fd, &unix.SockaddrInet6{Addr: netip.AddrFrom16(to.Addr().As16()).As16(), Port: int(to.Port())})
+	})
+	bound = open(unix.AF_INET, func(fd int) error {
+		return errors.Join(
+			unix.BindToDevice(fd, "lo"),
+			unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}),
+		)
+	})
+	for what, c := range map[string]net.Conn{"mapped": mapped, "bound": bound} {
+		if err := answers(c); err != nil {
+			t.Fatalf("%s, before: %v", what, err)
+		}
+		w.remember(c.(syscall.Conn), removed, 0, true)
+	}
+	if err := w.ender().End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]net.Conn{"mapped": mapped, "bound": bound} {
+		if err := answers(c); !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ) {
+			t.Errorf("%s: %v, want the socket ended", what, err)
+		}
+	}
+}
+
+// TestKernelManySocketsAreEnded, of which the kernel tells in many messages.
+func TestKernelManySocketsAreEnded(t *testing.T) {
+	w := newWorld(t)
+	const n = 3000
+	to := w.serve(w.known[0], "udp", "127.0.0.1:0")
+	for range n {
+		w.connect(w.known[0], "udp", to, removed)
+	}
+	e := w.ender()
+	began := time.Now()
+	if err := e.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d sockets ended in %v", n, time.Since(began))
+	if got := e.Ended(); got != n {
+		t.Errorf("%d ended, want %d", got, n)
+	}
+}
+
+// TestKernelConnectedUDPSocketsNameNumbers: those of every namespace of the node, until
+// they are ended or closed. Sockets that End passes over name nothing.
+func TestKernelConnectedUDPSocketsNameNumbers(t *testing.T) {
+	w := newWorld(t)
+	e, elsewhere := w.ender(), netnstest.New(t)
+	want := func(when string, front bool, backends ...uint32) {
+		t.Helper()
+		want := servicemap.NoNumbers()
+		for _, b := range backends {
+			want.Name(theFront, false, b)
+		}
+		if !front {
+			clear(want.Fronts)
+		}
+		if got, err := e.Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: named are %+v, %v, want %+v", when, got, err, want)
+		}
+	}
+	want("without sockets", false)
+	w.connect(w.known[0], "tcp", w.serve(w.known[0], "tcp", "127.0.0.1:0"), 3)
+	w.connect(elsewhere, "udp", w.serve(elsewhere, "udp", "127.0.0.1:0"), 4)
+	asks := w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), 5)
+	w.remember(asks.(syscall.Conn), 5, 0, false)
+	want("by sockets that are not ended", false)
+
+	first := w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), active)
+	w.connect(w.known[1], "udp", w.serve(w.known[1], "udp", "[::1]:0"), removed)
+	want("by two sockets", true, active, removed)
+	if err := e.End(t.Context()); err != nil || e.Ended() != 1 {
+		t.Fatalf("%d sockets ended, %v, want one", e.Ended(), err)
+	}
+	want("by the one that was not ended", true, active)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want("once it is closed", false)
+}
+
+// TestKernelEndStopsWithItsContext and says so.
+func TestKernelEndStopsWithItsContext(t *testing.T) {
+	w := newWorld(t)
+	w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), removed)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.ender().End(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want %v", err, context.Canceled)
+	}
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package translation
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
+)
+
+// pods counts the translations of endpoints in one pass.
+type pods struct {
+	passes [2]*bound.Pass // of IPv4 and IPv6
+	keep   [2]int
+	local  map[netip.Addr]slotmap.Slot
+	// crowded holds the translations of a family by slot, if there are more than endpoints share.
+	crowded [2]map[uint32][]entry
+}
+
+func (m *Maps) beginPods() (*pods, error) {
+	p := &pods{}
+	for f, of := range [2]bound.Bound{bound.Translations4, bound.Translations6} {
+		p.passes[f], p.keep[f] = m.bounds.Begin(of), m.bounds.Size(of)
+		if m.bounds.Total(of) > p.keep[f] {
+			p.crowded[f] = map[uint32][]entry{}
+		}
+	}
+	var err error
+	if p.local, err = m.endpoints.Local(); err != nil {
+		return nil, fmt.Errorf("list the addresses of endpoints: %w", err)
+	}
+	return p, nil
+}
+
+// owner is the slot of the endpoint whose connection made the translation. It is not ok if a
+// sender outside did.
+func (p *pods) owner(t Translation) (s slotmap.Slot, ok bool) {
+	if t.Answer {
+		return 0, false
+	}
+	of := t.Source
+	if t.Record {
+		of = t.Asked
+	}
+	s, ok = p.local[of.Addr()]
+	return s, ok && s != slotmap.HostSlot
+}
+
+func (p *pods) add(e entry) {
+	s, ok := p.owner(e.Translation)
+	if !ok {
+		return
+	}
+	f := 1
+	if e.Source.Addr().Is4() {
+		f = 0
+	}
+	p.passes[f].Add(s, 1)
+	if p.crowded[f] != nil {
+		p.crowded[f][uint32(s)] = append(p.crowded[f][uint32(s)], e)
+	}
+}
+
+// finish removes what endpoints have beyond their half of a map, and corrects the counts. It
+// returns how many translations it has removed. An endpoint that was alone may have had all of
+// the half: it gives way to those that have come since.
+func (p *pods) finish(now uint32) (removals int, err error) {
+	for f, held := range p.crowded {
+		lastSeen := func(e entry) uint32 { return e.LastSeen }
+		for _, e := range count.Surplus(held, p.keep[f], now, lastSeen) {
+			what, err := e.remove()
+			if err != nil {
+				return removals, fmt.Errorf("remove %v: %w", e.Translation, err)
+			}
+			if what == removed {
+				s, _ := p.owner(e.Translation)
+				p.passes[f].Add(s, -1)
+				removals++
+			}
+		}
+	}
+	for _, pass := range p.passes {
+		pass.Finish()
+	}
+	return removals, nil
+}

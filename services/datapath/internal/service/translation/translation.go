@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package translation reads and collects where packets to services go: what the
+// programs have chosen for a sender stays there for as long as its connection.
+package translation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// Rest is for how long a translation without a connection stays: its first packet
+// stores it before the connection is there for others to see.
+const Rest = 10 * time.Second
+
+// Keep is for how long a translation is kept whose connection was evicted or flushed: within
+// it either end may speak and go on. Numbers of fronts and backends that it names are in use
+// meanwhile.
+const Keep = 15 * time.Minute
+
+// Maps are the maps of translations, and of what is stored about answers.
+type Maps struct {
+	gate               pin.Gate
+	xl4, xl6           *ebpf.Map
+	answers4, answers6 *ebpf.Map
+	share              *ebpf.Map
+	counts             *count.Counts
+	bounds             *bound.Bounds
+	// endpoints say whose the source of a translation is.
+	endpoints *slotmap.Maps
+}
+
+// Open finds the maps among all.
+func Open(pm *pin.Maps, endpoints *slotmap.Maps, bounds *bound.Bounds) (*Maps, error) {
+	counts, err := count.Open(pm)
+	if err != nil {
+		return nil, err
+	}
+	return &Maps{
+		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
+		answers4: pm.Map(bpf.MapsMapSlAnswers4), answers6: pm.Map(bpf.MapsMapSlAnswers6),
+		share: pm.Map(bpf.MapsMapSlShare), counts: counts, bounds: bounds, endpoints: endpoints,
+	}, nil
+}
+
+// Close refuses every later call.
+func (m *Maps) Close() { m.gate.Close() }
+
+// Zones of keys: SL_XL_... of service_abi.h.
+const (
+	zoneNAT     = 1
+	zoneAnswers = 2
+	zoneClaimed = 3
+)
+
+// Translation is where the packets of one sender to one address go.
+type Translation struct {
+	// Source sends, Asked is where to, Backend where they go instead.
+	Source, Asked, Backend netip.AddrPort
+	Protocol               uint8
+	// Front and Number are the numbers of the front and the backend, Generation is
+	// the backend's.
+	Front, Number uint32
+	Generation    uint8
+	// Back: the answers of a pod that a service has led to itself. Backend is the
+	// service then.
+	Back bool
+	// Answer: Source is a backend elsewhere, and Asked an address of this node that it
+	// sees instead of the sender outside. Backend is that sender then.
+	Answer bool
+	// Copy: of an answer, which is used if the first one is lost.
+	Copy bool
+	// Record: Source is a backend that has answered Asked, and what the answers come from
+	// is the frontend of Front, if the connection's entry is lost. Backend is not used.
+	Record bool
+	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
+	LastSeen uint32
+}
+
+// String is "client -> service goes to backend".
+func (t Translation) String() string {
+	return DescribeKey(t) + " " + DescribeValue(t)
+}
+
+// DescribeKey puts the packet into words.
+func DescribeKey(t Translation) string {
+	return fmt.Sprintf("protocol %d %v -> %v", t.Protocol, t.Source, t.Asked)
+}
+
+// DescribeValue puts where it goes into words.
+func DescribeValue(t Translation) string {
+	if t.Record {
+		return fmt.Sprintf("answers come from front %d, last used at %d s", t.Front, t.LastSeen)
+	}
+	if t.Answer {
+		return fmt.Sprintf("answers %v, last used at %d s", t.Backend, t.LastSeen)
+	}
+	if t.Back {
+		return fmt.Sprintf("goes back to its sender from %v, last used at %d s", t.Backend, t.LastSeen)
+	}
+	return fmt.Sprintf("goes to %v, backend %d generation %d of front %d, last used at %d s",
+		t.Backend, t.Number, t.Generation, t.Front, t.LastSeen)
+}
+
+// Of4 reads an entry of sl_xl4 or sl_answers4.
+func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
+	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
+	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
+	t.in(k.Proto, k.Zone)
+	return t
+}
+
+// Of6 reads an entry of sl_xl6 or sl_answers6.
+func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
+	t := of(v, netip.AddrFrom16(v.Addr))
+	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
+	t.Asked = netip.AddrPortFrom(netip.AddrFrom16(k.Dst), k.Dport)
+	t.in(k.Proto, k.Zone)
+	return t
+}
+
+// in says what a key of a zone is about.
+func (t *Translation) in(proto, zone uint8) {
+	t.Protocol = proto
+	t.Copy, t.Record = zone == zoneClaimed, zone == zoneAnswers
+	t.Answer = zone == zoneNAT || t.Copy
+}
+
+func of(v *bpf.MapsSlXl, a netip.Addr) Translation {
+	return Translation{
+		Backend: netip.AddrPortFrom(a, v.Port), Front: v.Front, Number: v.Backend, Generation: v.Gen, Back: v.Back != 0,
+		LastSeen: v.LastS,
+	}
+}
+
+// entry is a translation, its key in one of the maps, and the value that it was read with.
+type entry struct {
+	Translation
+	in    *ebpf.Map
+	key   any
+	value bpf.MapsSlXl
+}
+
+// each visits all translations, some at a time.
+func (m *Maps) each(visit func([]entry) error) error {
+	return errors.Join(eachOf(m, m.xl4, Of4, visit), eachOf(m, m.xl6, Of6, visit),
+		eachOf(m, m.answers4, Of4, visit), eachOf(m, m.answers6, Of6, visit))
+}
+
+func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translation, visit func([]entry) error) error {
+	return pin.EachEntry(in, m.gate.Look, func(keys []K, values []bpf.MapsSlXl) error {
+		es := make([]entry, len(keys))
+		for i := range keys {
+			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i]}
+		}
+		return visit(es)
+	})
+}
+
+// Each visits all translations, in no order.
+func (m *Maps) Each(visit func(Translation) error) error {
+	return m.each(func(es []entry) error {
+		for _, e := range es {
+			if err := visit(e.Translation); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// protocolUDP is IPPROTO_UDP.
+const protocolUDP = 17
+
+// Keeps says whether a front still leads to a backend of a generation, or drains it.
+type Keeps func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
+
+// Release removes the translations of UDP whose front does not keep their backend, and returns how
+// many there were. The next packet of such a flow chooses a backend of the front again. A flow of
+// UDP has no end: without Release it would stay with a backend that its Service has removed for as
+// long as another Service has it. TCP connections stay. If every program run has ended that may
+// have found the backend in the front's list, none is left when Release returns without an error.
+// Release may be called concurrently with every other method.
+func (m *Maps) Release(ctx context.Context, keeps Keeps) (released int, err error) {
+	var left []entry
+	err = m.each(func(es []entry) error {
+		for _, e := range es {
+			if e.leaves(keeps) {
+				left = append(left, e)
+			}
+		}
+		return ctx.Err()
+	})
+	for _, e := range left {
+		if failed := pin.DeleteKey(e.in, e.key); failed != nil {
+			return released, errors.Join(err, fmt.Errorf("remove %v: %w", e.Translation, failed))
+		}
+		released++
+	}
+	return released, err
+}
+
+// leaves reports whether the flow has to choose a backend again. The records of answers and the
+// claims of ports name no backend.
+func (t *Translation) leaves(keeps Keeps) bool {
+	return t.Protocol == protocolUDP && !t.Back && !t.Answer && !t.Record &&
+		!keeps(t.Front, t.Backend.Addr().Is6(), t.Number, t.Generation)
+}
+
+// Pass is what one collection found and did.
+type Pass struct {
+	// Live translations afterwards, and those that were removed.
+	Live, Removed int
+	// Ended is how many idle connections of senders outside were ended, because nearly
+	// all ports of the node to their backend were in use.
+	Ended int
+	// Surplus is how many translations were removed because endpoints had more than the half of
+	// the map that is theirs, of those that had most.
+	Surplus int
+}
+
+// Collect removes the translations whose connection has ended, at a time in seconds of
+// CLOCK_MONOTONIC, counts the ports of the node in use, and divides the maps among the
+// endpoints. One whose connection was evicted or flushed stays, so that the connection goes on,
+// for as long as Keep. Those of a pod to itself
+// have no connection, and go when they have been idle for as long as one may be. What is
+// removed while a packet comes is chosen again by that packet.
+func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
+	ports, err := m.beginPorts()
+	if err != nil {
+		return p, err
+	}
+	pods, err := m.beginPods()
+	if err != nil {
+		return p, err
+	}
+	var last conntrack.Connection
+	found := func(t conntrack.Tuple) (there bool, err error) {
+		last, there, err = ct.Lookup(t)
+		return there, err
+	}
+	c := collection{now: now, timeouts: timeouts, ended: ct.TakeEnded(), found: found}
+	var over []entry
+	err = m.each(func(es []entry) error {
+		for _, e := range es {
+			last = conntrack.Connection{}
+			idle, err := c.isOver(e.Translation)
+			switch {
+			case err != nil:
+				return err
+			case idle:
+				over = append(over, e)
+				continue
+			}
+			p.Live++
+			ports.add(e, last)
+			if last.Flags&conntrack.Returned == 0 {
+				pods.add(e)
+			}
+		}
+		return nil
+	})
+	for _, e := range over {
+		what, err := e.remove()
+		switch {
+		case err != nil:
+			return p, errors.Join(err, fmt.Errorf("remove %v: %w", e.Translation, err))
+		case what == removed:
+			p.Removed++
+		case what == changed:
+			p.Live++
+			ports.add(e, conntrack.Connection{})
+			pods.add(e)
+		}
+	}
+	if err != nil {
+		return p, err
+	}
+	if p.Surplus, err = pods.finish(now); err != nil {
+		return p, err
+	}
+	p.Live -= p.Surplus
+	p.Ended, err = ports.finish(now, ct)
+	return p, err
+}
+
+// What remove has found.
+type removal int
+
+const (
+	removed removal = iota
+	changed         // in use again, maybe by another connection
+	gone
+)
+
+// remove deletes the entry, unless it has another value by now.
+func (e *entry) remove() (removal, error) {
+	var v bpf.MapsSlXl
+	err := e.in.Lookup(e.key, &v)
+	switch {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return gone, nil
+	case err != nil:
+		return gone, err
+	case v != e.value:
+		return changed, nil
+	}
+	return removed, pin.DeleteKey(e.in, e.key)
+}
+
+// collection is what a collection decides by.
+type collection struct {
+	now      uint32
+	timeouts conntrack.Timeouts
+	// ended are the connections that were removed since the last collection because they
+	// had ended, or were idle for too long.
+	ended conntrack.Ended
+	// found reports whether there is a connection.
+	found func(conntrack.Tuple) (bool, error)
+}
+
+// isOver reports whether nothing uses a translation any more.
+func (c *collection) isOver(t Translation) (bool, error) {
+	idle := time.Duration(int32(c.now-t.LastSeen)) * time.Second
+	longest := c.timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established)
+	if t.Back || !t.Record && t.Source.Addr() == t.Backend.Addr() {
+		return idle >= Rest && idle >= longest, nil
+	}
+	of := conntrack.Tuple{Initiator: t.Source, Responder: t.Backend, Protocol: t.Protocol, Transit: t.Answer}
+	if t.Record {
+		of.Initiator, of.Responder = t.Asked, t.Source
+	}
+	there, err := c.found(of)
+	outside := of // of a sender outside, to a backend elsewhere
+	outside.Transit = true
+	if err == nil && !there && !t.Answer {
+		there, err = c.found(outside)
+	}
+	switch {
+	case err != nil || there:
+		return false, err
+	case t.Answer && !t.Copy: // the port is needed
+		return idle >= Rest, nil
+	}
+	return c.ended.Has(of) || c.ended.Has(outside) || idle >= min(longest, Keep), nil
+}

@@ -43,6 +43,7 @@ const (
 	Established       Flags = 0x1000
 	Terminated        Flags = 0x2000
 	ByResponderReset  Flags = 0x4000
+	Asks              Flags = 0x8000
 	InRing            Flags = 0x10000
 	Returned          Flags = 0x20000
 )

@@ -25,7 +25,7 @@ import (
 func (w *world) wantConnections(when string, want map[netip.AddrPort]int) {
 	w.t.Helper()
 	servicetest.EventuallyNil(w.t, when, func() error {
-		got, err := backends{w.node}.Connections(w.t.Context())
+		got, err := w.node.Services.Connections(w.t.Context())
 		if err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 		t.Errorf("%d connections were led by packets, want %d", n, byPackets)
 	}
 
-	if err := w.node.nameSockets(false); err != nil {
+	if err := w.node.Services.NameSockets(false); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.node.Kernel.Sockets.Attach(); err != nil {

@@ -20,11 +20,11 @@ import (
 
 // intact says whether an endpoint and the node are as they should be.
 func (w *world) intact(p *pod) error {
-	diffs, err := w.node.Core.Check(w.t.Context(), p.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Core.Check(w.t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("endpoint: %+v, %w", diffs, err)
 	}
-	diffs, err = w.node.Host.Check()
+	diffs, err = w.node.Node.Host.Check()
 	if err != nil || len(diffs) > 0 {
 		return fmt.Errorf("node: %+v, %w", diffs, err)
 	}
@@ -33,7 +33,7 @@ func (w *world) intact(p *pod) error {
 
 // repairs of all kinds.
 func (w *world) repairs() uint64 {
-	n := w.node.Core.Counts()
+	n := w.node.Endpoints.Core.Counts()
 	return n.Repairs + n.DeviceRepairs + n.NodeRepairs
 }
 
@@ -52,7 +52,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	// handled.
 	w.deleteClsact(a)
 	servicetest.EventuallyNil(t, "first repair", func() error {
-		if w.node.Core.Counts().Repairs == 0 {
+		if w.node.Endpoints.Core.Counts().Repairs == 0 {
 			return errors.New("not yet")
 		}
 		return w.intact(a)
@@ -138,7 +138,7 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	if err := talk(a.ns, host.echo(w.node.Ranges.NodeAddrs()[0]), patience); err != nil {
 		t.Errorf("pod to its host: %v", err)
 	}
-	if left := w.node.Core.Counts().Unrepaired; len(left) > 0 {
+	if left := w.node.Endpoints.Core.Counts().Unrepaired; len(left) > 0 {
 		t.Errorf("unrepaired %q", left)
 	}
 }
@@ -162,12 +162,12 @@ func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	servicetest.EventuallyNil(t, "report", func() error {
-		for _, d := range w.node.Core.Counts().Unrepaired {
+		for _, d := range w.node.Endpoints.Core.Counts().Unrepaired {
 			if want := fmt.Sprintf("%s: route %v:", a.owner, addr); len(d) > len(want) && d[:len(want)] == want {
 				return nil
 			}
 		}
-		return fmt.Errorf("unrepaired %q", w.node.Core.Counts().Unrepaired)
+		return fmt.Errorf("unrepaired %q", w.node.Endpoints.Core.Counts().Unrepaired)
 	})
 }
 
@@ -192,8 +192,8 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				t.Fatal(err)
 			}
 			shown := func() error {
-				e, err := w.node.Core.Get(p.owner)
-				n := w.node.Core.Counts()
+				e, err := w.node.Endpoints.Core.Get(p.owner)
+				n := w.node.Endpoints.Core.Counts()
 				text := strings.Join(n.Unrepaired, "\n")
 				if err != nil || e.State != endpoint.Damaged || n.ByState[endpoint.Damaged] != 1 || !strings.Contains(text, p.owner.String()) || !strings.Contains(text, "created again") {
 					return errors.Join(err, fmt.Errorf("state %v, %q", e.State, text))
@@ -207,11 +207,11 @@ func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 				t.Errorf("after a restart: %v", err)
 			}
 			var err error
-			if p.ep, err = w.node.Core.Create(t.Context(), p.spec, false); err != nil {
+			if p.ep, err = w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
 				t.Fatal(err)
 			}
-			if e, err := w.node.Core.Get(p.owner); err != nil || e.State != endpoint.Ready || len(w.node.Core.Counts().Unrepaired) != 0 {
-				t.Errorf("after another ADD: %v, %v, %q", e.State, err, w.node.Core.Counts().Unrepaired)
+			if e, err := w.node.Endpoints.Core.Get(p.owner); err != nil || e.State != endpoint.Ready || len(w.node.Endpoints.Core.Counts().Unrepaired) != 0 {
+				t.Errorf("after another ADD: %v, %v, %q", e.State, err, w.node.Endpoints.Core.Counts().Unrepaired)
 			}
 			if err := talk(other.ns, p.echo(p.ep.Spec.Addrs[1]), patience); err != nil {
 				t.Errorf("after another ADD: %v", err)

@@ -6,12 +6,15 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
@@ -20,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
 // Config is the datapath's own part of the configuration.
@@ -384,5 +388,41 @@ func (c *Config) files() sandbox.Files {
 		Read:   read,
 		Change: []string{c.ProcSysNet},
 		Write:  []string{c.StateDir, c.BPFDir, filepath.Dir(c.SpoolDir)},
+	}
+}
+
+// kernel are the options of the maps and programs.
+func (c Config) kernel(l *slog.Logger) kernel.Options {
+	return kernel.Options{
+		Dir: c.BPFDir, PodCIDRs: c.PodCIDRs, TunnelPorts: c.closedPorts(), EventsPerSecond: c.Events.PerSecond,
+		Routing: c.Routing.kernel(), CopyDSCP: c.Routing.CopyDSCP,
+		Services: c.LoadBalancing.on(), Sockets: c.LoadBalancing.sockets(),
+		ValidateOnly: c.ValidateOnly, Log: l,
+	}
+}
+
+// cgroup is the directory at which the programs of sockets are attached. Beside the
+// first version, cgroup2 is mounted below the directory.
+func (c LoadBalancingConfig) cgroup() string {
+	dir := cmp.Or(c.Cgroup, "/sys/fs/cgroup")
+	for _, dir := range []string{dir, filepath.Join(dir, "unified")} {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil && uint32(st.Type) == unix.CGROUP2_SUPER_MAGIC {
+			return dir
+		}
+	}
+	return dir
+}
+
+// sockets say whose sockets reach services; nil: nobody's do.
+func (c LoadBalancingConfig) sockets() *sockets.Options {
+	if !c.on() {
+		return nil
+	}
+	// A cgroup that somebody names is meant, if it is not the root.
+	return &sockets.Options{
+		Cgroup:       c.cgroup(),
+		Subtree:      c.Cgroup != "",
+		TranslateAll: c.OtherNamespaces == othersTranslate,
 	}
 }

@@ -4,21 +4,18 @@
 package main
 
 import (
-	"context"
 	"fmt"
 
-	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
 // counts implements server.Counts.
-type counts struct{ node *node }
+type counts struct{ d *datapath }
 
 // Packets implements server.Counts.
 func (c counts) Packets() ([]event.Counter, error) {
-	counters, err := c.node.Kernel.Events.Metrics()
+	counters, err := c.d.Kernel.Events.Metrics()
 	if err != nil {
 		return nil, fmt.Errorf("read counters: %w", err)
 	}
@@ -27,7 +24,7 @@ func (c counts) Packets() ([]event.Counter, error) {
 
 // EventsLost implements server.Counts.
 func (c counts) EventsLost() (uint64, error) {
-	lost, err := c.node.Kernel.Events.Lost()
+	lost, err := c.d.Kernel.Events.Lost()
 	if err != nil {
 		return 0, fmt.Errorf("read lost events: %w", err)
 	}
@@ -36,7 +33,7 @@ func (c counts) EventsLost() (uint64, error) {
 
 // MapUsage implements server.Counts.
 func (c counts) MapUsage() ([]server.MapUsage, error) {
-	usage, err := c.node.Kernel.MapUsage()
+	usage, err := c.d.Kernel.MapUsage()
 	if err != nil {
 		return nil, fmt.Errorf("read the usage of maps: %w", err)
 	}
@@ -49,37 +46,18 @@ func (c counts) MapUsage() ([]server.MapUsage, error) {
 
 // Connections implements server.Counts.
 func (c counts) Connections() (server.Connections, error) {
-	k, err := c.node.Kernel.Connections.Counters()
+	k, err := c.d.Kernel.Connections.Counters()
 	if err != nil {
 		return server.Connections{}, fmt.Errorf("read the counters of connections: %w", err)
 	}
-	stopped, err := c.node.Kernel.Endpoints.PickUpStopped()
+	stopped, err := c.d.Kernel.Endpoints.PickUpStopped()
 	if err != nil {
 		return server.Connections{}, err
 	}
-	last := c.node.Collector.Last()
+	last := c.d.Collector.Last()
 	return server.Connections{
 		LiveIPv4: uint64(last.Live[0]), LiveIPv6: uint64(last.Live[1]), Created: k.Created, Revoked: k.Revoked, Expired: k.Expired,
 		Evicted: last.Evicted, PickedUp: k.PickedUp, Reevaluated: k.Reevaluated, Related: k.Related, Unremembered: k.Unremembered,
 		PickUpStopped: stopped, Collected: last.Took, EvictedAt: last.EvictedAt, OutsideSpent: last.OutsideSpent,
 	}, nil
-}
-
-// backends implements server.Backends.
-type backends struct{ node *node }
-
-// Connections implements server.Backends.
-func (b backends) Connections(ctx context.Context) ([]conntrack.Count, error) {
-	k := b.node.Kernel
-	counts, err := k.Connections.CountByResponder(ctx, b.node.timeouts, func(r conntrack.Responder) bool {
-		switch frontend.Protocol(r.Protocol) {
-		case frontend.TCP, frontend.UDP, frontend.SCTP:
-			return k.Services.HasBackend(r.AddrPort)
-		}
-		return false // the identifier of an echo is no port
-	})
-	if err != nil {
-		return nil, fmt.Errorf("count the connections of backends: %w", err)
-	}
-	return counts, nil
 }

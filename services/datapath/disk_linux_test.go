@@ -57,7 +57,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			})
 			w.start(true)
 			here := w.pod("here")
-			if err := w.node.records.Err(); err != nil {
+			if err := w.written.Err(); err != nil {
 				t.Errorf("before: %v", err)
 			}
 			if err := c.breaks(dir); err != nil {
@@ -65,33 +65,33 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 			}
 			problem := func(when string) {
 				t.Helper()
-				if err := w.node.records.Err(); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), c.text) {
+				if err := w.written.Err(); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), c.text) {
 					t.Errorf("the problem %s: %v, want %q and %s", when, err, c.text, dir)
 				}
 			}
 			problem("before any ADD")
 			s := w.spec("new", netnstest.New(t))
-			if _, err := w.node.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
+			if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("ADD: %v, want ErrStorage with the file", err)
 			}
-			if _, err := w.node.Core.Delete(t.Context(), here.owner); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
+			if _, err := w.node.Endpoints.Core.Delete(t.Context(), here.owner); !errors.Is(err, endpoint.ErrStorage) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("DEL: %v, want ErrStorage with the file", err)
 			}
 			problem("after them")
 			if err := c.mends(dir); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.node.records.Err(); err != nil {
+			if err := w.written.Err(); err != nil {
 				t.Errorf("after the disk can be written to: %v", err)
 			}
-			if _, err := w.node.Core.Create(t.Context(), s, false); err != nil {
+			if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); err != nil {
 				t.Errorf("ADD again: %v", err)
 			}
 			// An audit may have finished the deletion by now.
-			if _, err := w.node.Core.Delete(t.Context(), here.owner); err != nil {
+			if _, err := w.node.Endpoints.Core.Delete(t.Context(), here.owner); err != nil {
 				t.Errorf("DEL again: %v", err)
 			}
-			if _, err := w.node.Core.Get(here.owner); !errors.Is(err, endpoint.ErrNotFound) {
+			if _, err := w.node.Endpoints.Core.Get(here.owner); !errors.Is(err, endpoint.ErrNotFound) {
 				t.Errorf("after DEL: %v, want no endpoint", err)
 			}
 		})

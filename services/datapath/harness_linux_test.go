@@ -112,7 +112,8 @@ type world struct {
 	dir        string
 	leases     *leases
 	identities *identities
-	node       *node
+	node       *datapath
+	written    *record.Store // of node
 	stop       func()
 	next       uint16
 	pods4      netip.Prefix                         // where containers' addresses are from
@@ -194,7 +195,7 @@ func (w *world) store() *record.Store {
 
 // opened is a datapath that does no work yet.
 type opened struct {
-	node    *node
+	node    *datapath
 	records *record.Store
 }
 
@@ -223,7 +224,7 @@ func (w *world) open() opened {
 func (w *world) start(repair bool) {
 	w.t.Helper()
 	r := w.open()
-	if err := errors.Join(r.node.restore(w.t.Context()), r.node.compare(w.t.Context())); err != nil {
+	if err := errors.Join(r.node.restore(w.t.Context()), r.node.Endpoints.Compare(w.t.Context())); err != nil {
 		_, _ = r.node.Close(), r.records.Close()
 		w.t.Fatal(err)
 	}
@@ -237,36 +238,27 @@ func (w *world) run(r opened, repair bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := w.t
 	var wg sync.WaitGroup
-	work := []func(context.Context) error{n.Core.Releases, n.Core.Reaper.Run, n.observe, n.collectShares}
-	if n.Keeper != nil {
-		work = append(work, func(ctx context.Context) error { return errors.Join(n.Keeper.Run(ctx), ctx.Err()) })
-	}
-	if n.Fabric != nil {
-		work = append(work, n.Fabric.Run)
-	}
-	if n.Frontends != nil {
-		work = append(work, n.Frontends.Run, n.collectServices, n.HostPorts.Run)
-	}
-	if w.cgroup != "" && n.Frontends != nil {
-		work = append(work, n.followSockets)
-	}
-	if n.Follower != nil {
-		work = append(work, func(ctx context.Context) error { return errors.Join(n.Follower.Run(ctx), ctx.Err()) })
-	}
-	if n.Registrar != nil {
-		work = append(work, n.Registrar.Run)
-	}
-	if repair {
-		work = append(work, func(ctx context.Context) error { return n.Auditor.Watch(ctx, true) })
-	}
-	for _, w := range work {
+	for _, task := range n.tasks(func(_ string, f func() error) error { return f() }) {
+		switch task.Name {
+		case "kernel changes": // everything was compared
+			if !repair {
+				continue
+			}
+			task.Run = func(ctx context.Context) error { return n.Endpoints.Auditor.Watch(ctx, true) }
+		case "audit", "policy", "conntrack of the host", "connections", "identities", "beliefs", "probes":
+			continue // tests that are about one of these run it themselves
+		case "sockets":
+			if w.cgroup == "" {
+				continue
+			}
+		}
 		wg.Go(func() {
-			if err := w(ctx); !errors.Is(err, context.Canceled) {
-				t.Errorf("background work ended with %v", err)
+			if err := errors.Join(task.Run(ctx), ctx.Err()); !errors.Is(err, context.Canceled) {
+				t.Errorf("background work %q ended with %v", task.Name, err)
 			}
 		})
 	}
-	w.node = n
+	w.node, w.written = n, records
 	w.stop = func() {
 		if w.node == nil {
 			return
@@ -279,6 +271,15 @@ func (w *world) run(r opened, repair bool) {
 		}
 	}
 	w.t.Cleanup(w.stop)
+}
+
+// hostPortWarnings name the host ports that lead nowhere.
+func (w *world) hostPortWarnings() []string {
+	lines := w.node.Endpoints.Warnings()
+	if w.node.Services != nil {
+		lines = append(lines, w.node.Services.HostPorts.Warnings()...)
+	}
+	return lines
 }
 
 type pod struct {
@@ -310,7 +311,7 @@ func (w *world) podWith(name string, change func(*endpoint.Spec)) *pod {
 	change(&p.spec)
 	p.owner = p.spec.Owner
 	var err error
-	if p.ep, err = w.node.Core.Create(w.t.Context(), p.spec, false); err != nil {
+	if p.ep, err = w.node.Endpoints.Core.Create(w.t.Context(), p.spec, false); err != nil {
 		w.t.Fatal(err)
 	}
 	return p

@@ -53,7 +53,7 @@ func newServiceWorld(t *testing.T) *world {
 		}
 	})
 	w.outside()
-	if err := w.node.Host.SyncAddrs(); err != nil {
+	if err := w.node.Node.Host.SyncAddrs(); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -74,7 +74,7 @@ func (w *world) podWithPorts(name string, ms ...endpoint.PortMapping) *pod {
 func (w *world) attachedSockets() {
 	w.t.Helper()
 	select {
-	case <-w.node.attached:
+	case <-w.node.Services.Attached():
 	case <-time.After(patience):
 		w.t.Fatal("the programs of sockets are not attached")
 	}
@@ -198,7 +198,7 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 	w := newServiceWorld(t)
 	w.podWithPorts("web", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
-	before := len(w.node.Core.List())
+	before := len(w.node.Endpoints.Core.List())
 	refused := func(name string, is error, text string, m endpoint.PortMapping) {
 		t.Helper()
 		s := w.spec(name, w.home) // it is refused before that matters
@@ -206,12 +206,12 @@ func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 		s.Netns = pathOf(w.pod(name + "-ns").ns)
 		before++
 		for _, validateOnly := range []bool{true, false} {
-			_, err := w.node.Core.Create(t.Context(), s, validateOnly)
+			_, err := w.node.Endpoints.Core.Create(t.Context(), s, validateOnly)
 			if !errors.Is(err, is) || !strings.Contains(err.Error(), text) {
 				t.Errorf("%s: %v, want %v with %q", name, err, is, text)
 			}
 		}
-		if n := len(w.node.Core.List()); n != before {
+		if n := len(w.node.Endpoints.Core.List()); n != before {
 			t.Errorf("%s: %d endpoints, want %d", name, n, before)
 		}
 	}
@@ -219,14 +219,14 @@ func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 	refused("tunnel", endpoint.ErrInvalid, "between nodes", hostPort(netip.Addr{}, 4789, workload.UDP, 80))
 	refused("foreign", endpoint.ErrInvalid, "no address of this node",
 		hostPort(netip.MustParseAddr("198.51.100.1"), 8080, workload.TCP, 80))
-	if lines := w.node.hostPortWarnings(); len(lines) > 0 {
+	if lines := w.hostPortWarnings(); len(lines) > 0 {
 		t.Errorf("warnings %q", lines)
 	}
 
 	w.stop()
 	w.frontends, w.cgroup = nil, ""
 	w.start(false)
-	if lines := w.node.hostPortWarnings(); len(lines) != 1 || !strings.Contains(lines[0], "web/eth0") {
+	if lines := w.hostPortWarnings(); len(lines) != 1 || !strings.Contains(lines[0], "web/eth0") {
 		t.Errorf("with services off: warnings %q, want one about web", lines)
 	}
 	refused("off", endpoint.ErrLoadBalancingOff, "loadBalancing.mode is off",
@@ -285,7 +285,7 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	if !strings.Contains(reason, "host port of endpoint mine/eth0") {
 		t.Errorf("the node port was refused with %q", reason)
 	}
-	refused := w.node.Frontends.Status().Refused()
+	refused := w.node.Services.Frontends.Status().Refused()
 	if len(refused) != 1 || !strings.HasPrefix(refused[0], "0.0.0.0:30080/tcp: ") {
 		t.Errorf("refused are %q", refused)
 	}
@@ -295,7 +295,7 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	// The service has the cluster IP, and a pod cannot have the port at that.
 	s := w.podWithPorts("other", hostPort(netip.Addr{}, 30081, workload.TCP, 80)).spec
 	s.Owner.ContainerID, s.PortMappings[0].HostPort = "third", 30080
-	if _, err := w.node.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) {
+	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) {
 		t.Errorf("a port of another pod: %v", err)
 	}
 
@@ -311,7 +311,7 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	}()
 	t.Cleanup(func() { stop(); close(b.heard) })
 	servicetest.EventuallyNil(t, "the service has its node port", has(frontend.NodePort))
-	if _, err := w.node.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) ||
+	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) ||
 		!strings.Contains(err.Error(), "by service shop/web") {
 		t.Errorf("a port of a service: %v", err)
 	}
@@ -363,13 +363,13 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 		if n := translations(left); n != had+1 {
 			t.Errorf("%s: %d translations of packets more, want 1", when, n-had)
 		}
-		if e, err := w.node.Core.Get(left.owner); err != nil || !e.Spec.LeaveSockets {
+		if e, err := w.node.Endpoints.Core.Get(left.owner); err != nil || !e.Spec.LeaveSockets {
 			t.Errorf("%s: the endpoint is %+v, %v", when, e.Spec, err)
 		}
 		w.stop()
 		w.start(false)
 		w.attachedSockets()
-		if err := w.node.nameSockets(true); err != nil {
+		if err := w.node.Services.NameSockets(true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -379,7 +379,7 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = errors.Join(
-		w.node.Kernel.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: left.ep.Slot}), w.node.nameSockets(false),
+		w.node.Kernel.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: left.ep.Slot}), w.node.Services.NameSockets(false),
 	)
 	if err != nil {
 		t.Fatal(err)

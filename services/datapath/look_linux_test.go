@@ -44,7 +44,7 @@ func TestKernelObserversSeeRepairs(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	a := w.pod("a")
-	reader := w.node.Ring.Tail()
+	reader := w.node.Observation.Ring.Tail()
 	w.deleteClsact(a)
 	e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.Repair })
 	if e.From.Owner != a.owner || e.From.Slot != a.ep.Slot || e.SourceIdentity != a.ep.Identity.Number ||
@@ -59,7 +59,7 @@ func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 	w.events = 1
 	w.start(false)
 	a, b := w.pod("a"), w.pod("b")
-	reader := w.node.Ring.Read(time.Time{})
+	reader := w.node.Observation.Ring.Read(time.Time{})
 	before := w.counted(event.SpoofedIP)
 	for range 50 {
 		a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
@@ -84,7 +84,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 	w.start(true)
 	a, b := w.pod("a"), w.pod("b")
 	for _, to := range b.spec.Addrs {
-		reader := w.node.Ring.Tail()
+		reader := w.node.Observation.Ring.Tail()
 		addr := b.echo(to)
 		if err := talk(a.ns, addr, patience); err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 			t.Errorf("collected: %+v, %v", p, err)
 		}
 	}
-	if _, err := w.node.Core.Delete(t.Context(), b.owner); err != nil {
+	if _, err := w.node.Endpoints.Core.Delete(t.Context(), b.owner); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := w.node.Collector.Collect(t.Context()); err != nil || p.Orphaned == 0 {
@@ -130,7 +130,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 // findings of an audit with a subject; "": with any.
 func (w *world) findings(repair bool, subject string) (found []endpoint.Finding) {
 	w.t.Helper()
-	err := w.node.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
+	err := w.node.Endpoints.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
 		if subject == "" || f.Subject == subject {
 			found = append(found, f)
 		}
@@ -209,7 +209,7 @@ func TestKernelWhatWasAllowedWithoutPoliciesEvaluatesNobodyNew(t *testing.T) {
 	w.stop()
 	w.policies, w.required, w.wait = nobody{}, true, time.Millisecond
 	w.start(false)
-	if err := w.node.Policy.Await(t.Context(), identity); !errors.Is(err, policysync.ErrUnavailable) {
+	if err := w.node.Policy.Applier.Await(t.Context(), identity); !errors.Is(err, policysync.ErrUnavailable) {
 		t.Errorf("a new endpoint would begin with tables that no policy gave: %v", err)
 	}
 }

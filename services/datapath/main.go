@@ -64,19 +64,19 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	n, err := process.Phase(p, "open the node", func() (*node, error) { return open(ctx, cfg, a) })
+	d, err := process.Phase(p, "open the node", func() (*datapath, error) { return open(ctx, cfg, a) })
 	if err != nil {
 		return err
 	}
-	p.OnExit(n.Close)
+	p.OnExit(d.Close)
 	if cfg.ValidateOnly {
-		return validate(ctx, p, n)
+		return validate(ctx, p, d)
 	}
-	if err := p.Phase("restore endpoints", func() error { return n.restore(ctx) }); err != nil {
+	if err := p.Phase("restore endpoints", func() error { return d.restore(ctx) }); err != nil {
 		return err
 	}
 	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
-	if err := p.Phase("replay deletions", func() error { return spool.Replay(ctx, n.Core) }); err != nil {
+	if err := p.Phase("replay deletions", func() error { return spool.Replay(ctx, d.Endpoints.Core) }); err != nil {
 		// It is tried again while the process serves. A process that ended here over
 		// a full disk would keep every other container from coming and going.
 		p.Log.Error("spooled deletions wait", log.Err(err))
@@ -84,41 +84,41 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
-	called.owners = called.stream(n.Core)
-	api, srv, err := newServer(p, cfg, n, called, records, started)
+	called.owners = called.stream(d.Endpoints.Core)
+	api, srv, err := newServer(p, cfg, d, called, records, started)
 	if err != nil {
 		return err
 	}
-	work(p, cfg, n, called, spool)
+	background(p, d, called, spool)
 	p.Go("readiness for kubelet", func(ctx context.Context) error {
 		return every(ctx, readyInterval, func() { p.Unready(api.Unready(ctx)) })
 	})
 	p.Go("readiness", func(ctx context.Context) error {
 		// Calls are answered before that: a deletion needs no other service, and a
 		// creation waits by itself.
-		if err := await(ctx, p, "the comparison of devices", n.compared); err != nil {
+		if err := await(ctx, p, "the comparison of devices", d.Endpoints.Compared()); err != nil {
 			return err
 		}
-		if n.Keeper != nil {
-			if err := await(ctx, p, "the pod ranges of sluice-ipam", n.Keeper.Known()); err != nil {
+		if k := d.Endpoints.Keeper; k != nil {
+			if err := await(ctx, p, "the pod ranges of sluice-ipam", k.Known()); err != nil {
 				return err
 			}
-			if n.Fabric != nil && n.Fabric.State().Mode == cluster.Overlay {
-				if err := await(ctx, p, "the overlay addresses of sluice-ipam", n.Keeper.Overlay()); err != nil {
+			if d.Node.Mode() == cluster.Overlay {
+				if err := await(ctx, p, "the overlay addresses of sluice-ipam", k.Overlay()); err != nil {
 					return err
 				}
 			}
 		}
 		if cfg.Policy.Mode == policyRequired {
-			if err := await(ctx, p, "the policy tables of sluice-policy", n.Policy.Synced()); err != nil {
+			if err := await(ctx, p, "the policy tables of sluice-policy", d.Policy.Applier.Synced()); err != nil {
 				return err
 			}
 		}
-		if n.Frontends != nil {
-			if err := await(ctx, p, "the services of sluice-loadbalancer", n.Frontends.Synced()); err != nil {
+		if d.Services != nil {
+			if err := await(ctx, p, "the services of sluice-loadbalancer", d.Services.Frontends.Synced()); err != nil {
 				return err
 			}
-			if err := await(ctx, p, "the programs of sockets", n.attached); err != nil {
+			if err := await(ctx, p, "the programs of sockets", d.Services.Attached()); err != nil {
 				return err
 			}
 		}
@@ -143,7 +143,7 @@ func await(ctx context.Context, p *process.Process, what string, there <-chan st
 
 // newServer registers what answers calls.
 func newServer(
-	p *process.Process, cfg Config, n *node, called services, records *record.Store, started time.Time,
+	p *process.Process, cfg Config, d *datapath, called callees, records *record.Store, started time.Time,
 ) (*server.Server, *rpc.Server, error) {
 	release, err := kernelRelease()
 	if err != nil {
@@ -151,48 +151,50 @@ func newServer(
 	}
 	s := &server.Server{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each),
-		Core:    n.Core, Ring: n.Ring, Explainer: n.Kernel.Explainer, Maps: n.Kernel, Counts: counts{n}, Policy: n.Policy,
-		Bounds:   n.Kernel.Bounds,
-		Services: n.Kernel.Services, Tracked: n.Kernel.Tracked, Records: records, Ranges: n.Ranges, Keeper: n.Keeper,
+		Core:    d.Endpoints.Core, Ring: d.Observation.Ring, Explainer: d.Kernel.Explainer,
+		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Counts: counts{d}, Bounds: d.Kernel.Bounds,
+		Services: d.Kernel.Services, Tracked: d.Kernel.Tracked, Records: records, Ranges: d.Ranges, Keeper: d.Endpoints.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
 			PolicyMode: cfg.Policy.Mode, PolicyRequired: cfg.Policy.Mode == policyRequired,
 			PolicyAudit: cfg.Policy.Mode != policyNone && cfg.Policy.Audit,
 		},
 		Owners:  called.owners,
-		Cluster: n.clusterStream,
+		Cluster: d.clusterStream,
 		Called:  server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		NameOf:  n.Numbers.Name,
+		Labels:  &observe.Labels{Local: d.Endpoints.Core.LabelsOf, Source: called.identity},
+		NameOf:  d.Node.Name,
 		Named:   called.cluster.NodeName,
 	}
 	set := slices.ContainsFunc(p.Effective.Entries, func(e config.Entry) bool {
 		return e.Key == "node" && e.Source != config.FromDefault
 	})
 	s.Warnings = func() []string {
-		all := slices.Concat(n.Host.Warnings(), p.MissingLayers(), n.hostPortWarnings())
+		all := slices.Concat(d.Node.Host.Warnings(), p.MissingLayers(), d.Endpoints.Warnings())
+		if d.Services != nil {
+			all = append(all, d.Services.HostPorts.Warnings()...)
+		}
 		if name := called.cluster.NodeName(); set && name != "" && name != cfg.Node {
 			all = append(all, fmt.Sprintf("the setting node is %q, and sluice-identity has this node as %q, which events name; "+
 				"remove the setting, or make the two equal", cfg.Node, name))
 		}
 		return all
 	}
-	if n.Prober != nil {
-		s.Probes = n.Prober.State
+	if d.Node.Prober != nil {
+		s.Probes = d.Node.Prober.State
 	}
-	if n.Fabric != nil && n.Fabric.State().Mode != cluster.None {
+	if d.Node.Mode() != cluster.None {
 		s.Routing = func() *datapathv1.PodRouting {
-			f := n.Fabric.State()
+			f := d.Node.Fabric.State()
 			return &datapathv1.PodRouting{Mode: string(f.Mode), ByStack: f.ByStack, Reason: f.Why}
 		}
 	}
-	if n.Frontends != nil {
-		s.Frontends, s.Ender, s.Backends = n.Frontends, n.Ender, backends{n}
+	if d.Services != nil {
+		s.Frontends, s.Ender, s.Backends = d.Services.Frontends, d.Services, d.Services
 	}
-	s.Labels = &observe.Labels{Local: n.Core.LabelsOf, Source: called.identity}
-	if n.Policy != nil {
-		s.Rules = &n.Policy.History
+	if d.Policy != nil {
+		s.Policy, s.Rules, s.Modes = d.Policy.Applier, &d.Policy.Applier.History, d.Policy.Modes
 	}
-	s.Modes = n.AuditModes
 	if err := p.Metrics.Register(s.Metrics()); err != nil {
 		return nil, nil, err
 	}
@@ -226,58 +228,25 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(uts.Release[:]), nil
 }
 
-// work starts the loops that keep the node as the records say.
-func work(p *process.Process, cfg Config, n *node, called services, spool *record.Spool) {
-	if n.Keeper != nil {
-		p.Go("pod ranges", n.Keeper.Run)
+// clusterStream is what the node knows of others.
+func (d *datapath) clusterStream() server.ClusterStream {
+	counts := d.Kernel.IPCache.Counts()
+	return server.ClusterStream{
+		State: d.Node.Follower.State(), Prefixes: counts.Prefixes, Waiting: counts.Waiting,
+		Unpublished: d.Node.Unpublished(),
+		Resting:     d.Node.Numbers.Resting(), Numbers: d.Node.Numbers.Err(), Registration: d.Node.Registrar.Err(),
 	}
-	if n.Policy != nil {
-		p.Go("policy", n.Policy.Run)
+}
+
+// background starts what keeps the node as the records say, and follows other processes.
+func background(p *process.Process, d *datapath, called callees, spool *record.Spool) {
+	for _, t := range d.tasks(p.Phase) {
+		p.Go(t.Name, t.Run)
 	}
-	if n.AuditModes != nil {
-		p.Go("audit modes", n.AuditModes.Run)
-	}
-	if n.Frontends != nil {
-		p.Go("frontends", n.Frontends.Run)
-		p.Go("service numbers", n.collectServices)
-		p.Go("host ports", n.HostPorts.Run)
-		p.Go("sockets", n.followSockets)
-		p.Go("conntrack of the host", n.followConntrack)
-	}
-	if n.Fabric != nil {
-		p.Go("fabric", n.Fabric.Run)
-	}
-	p.Go("shares", n.collectShares)
-	p.Go("cluster", n.Follower.Run)
-	if n.Beliefs != nil {
-		p.Go("beliefs", n.Beliefs.Run)
-	}
-	p.Go("registration", n.Registrar.Run)
-	if n.Prober != nil {
-		p.Go("probes", n.Prober.Run)
-	}
-	p.Go("release", n.Core.Releases)
-	p.Go("reap", n.Core.Reaper.Run)
-	p.Go("identities", n.Core.Relabels)
 	p.Go("identity stream", called.owners.Run)
-	p.Go("events", n.observe)
-	p.Go("connections", n.Collector.Run)
-	if n.Learned != nil {
-		p.Go("learned addresses", n.Learned.Run)
-	}
-	p.Go("kernel changes", func(ctx context.Context) error {
-		// Their events wait: what changes while everything is compared is looked at afterwards.
-		if err := p.Phase("compare devices", func() error { return n.compare(ctx) }); err != nil {
-			return err
-		}
-		return n.Auditor.Watch(ctx, cfg.Audit.Repair)
-	})
-	p.Go("audit", func(ctx context.Context) error {
-		return n.every(ctx, cfg.Audit.Interval, "audit", func() error { return n.Auditor.Audit(ctx, cfg.Audit.Repair) })
-	})
-	p.Go("replay deletions", func(ctx context.Context) error { return n.replay(ctx, spool) })
+	p.Go("replay deletions", func(ctx context.Context) error { return d.Endpoints.Replay(ctx, spool) })
 	p.Go("reconcile", func(ctx context.Context) error {
-		return n.Core.ReconcileLoop(ctx, called.ipam, called.identity)
+		return d.Endpoints.Core.ReconcileLoop(ctx, called.ipam, called.identity)
 	})
 }
 
@@ -285,8 +254,8 @@ func work(p *process.Process, cfg Config, n *node, called services, spool *recor
 // Files are opened as its user: it reads nothing that is root's alone.
 var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 
-// services are those that this one calls.
-type services struct {
+// callees are the processes that this one calls.
+type callees struct {
 	ipam     *client.IPAM
 	identity *client.Identity
 	stream   func(client.Wishes) *client.Owners // of what endpoints shall be
@@ -297,7 +266,7 @@ type services struct {
 }
 
 // dial prepares the connections; they need no service to be there.
-func dial(p *process.Process, cfg Config) (s services, err error) {
+func dial(p *process.Process, cfg Config) (s callees, err error) {
 	open := func(path string) grpc.ClientConnInterface {
 		cc, derr := p.Dial(path, cfg.Services.Timeout)
 		err = errors.Join(err, derr)
@@ -317,8 +286,8 @@ func dial(p *process.Process, cfg Config) (s services, err error) {
 }
 
 // openState opens the files in the state directory, and gives what is around the
-// node's parts.
-func openState(p *process.Process, cfg Config, called services) (*record.Store, around, error) {
+// datapath's parts.
+func openState(p *process.Process, cfg Config, called callees) (*record.Store, around, error) {
 	a := around{
 		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
 		cluster: called.cluster, registry: called.cluster, publisher: called.cluster,
@@ -382,15 +351,15 @@ func uninstall(p *process.Process, cfg Config) error {
 }
 
 // validate says what a start would put right.
-func validate(ctx context.Context, p *process.Process, n *node) error {
-	findings, err := n.Core.Inspect(ctx)
+func validate(ctx context.Context, p *process.Process, d *datapath) error {
+	findings, err := d.Endpoints.Core.Inspect(ctx)
 	if err != nil {
 		return err
 	}
 	for _, f := range findings {
 		p.Log.Warn("difference", "subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have)
 	}
-	if bad := n.Core.Counts().BadRecords; len(findings)+len(bad) > 0 {
+	if bad := d.Endpoints.Core.Counts().BadRecords; len(findings)+len(bad) > 0 {
 		return fmt.Errorf("%d differences, %d unreadable records; nothing was changed", len(findings), len(bad))
 	}
 	p.Log.Info("nothing to put right")

@@ -50,7 +50,7 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 	if n := w.counted(event.ForwardedFromStack); n != 0 {
 		t.Errorf("%d packets between pods went through the host's stack", n)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
 		t.Errorf("check of a fresh endpoint: %+v, %v", diffs, err)
 	}
@@ -90,7 +90,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	if err := exchange(c, "before", patience); err != nil {
 		t.Fatal(err)
 	}
-	if existed, err := w.node.Core.Delete(t.Context(), b.owner); err != nil || !existed {
+	if existed, err := w.node.Endpoints.Core.Delete(t.Context(), b.owner); err != nil || !existed {
 		t.Fatalf("delete: %v, %v", existed, err)
 	}
 	dropped := w.counted(event.NoRoute) + w.counted(event.NoEndpoint)
@@ -103,14 +103,14 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	servicetest.EventuallyNil(t, "release", func() error {
 		w.leases.mu.Lock()
 		defer w.leases.mu.Unlock()
-		if _, held := w.leases.held[b.owner]; held || w.node.Core.Counts().PendingReleases > 0 {
+		if _, held := w.leases.held[b.owner]; held || w.node.Endpoints.Core.Counts().PendingReleases > 0 {
 			return errors.New("the addresses are still held")
 		}
 		return nil
 	})
 	// the namespace outlives the endpoint: the device must go all the same
 	servicetest.EventuallyNil(t, "reap", func() error {
-		devices, err := w.node.dev.Devices()
+		devices, err := w.node.Devices.Devices()
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 	w.start(true)
 	a, b := w.pod("a"), w.pod("b")
 	before := w.counted(event.SpoofedIP)
-	reader := w.node.Ring.Tail()
+	reader := w.node.Observation.Ring.Tail()
 	a.sendFrom(netip.MustParseAddr("10.99.0.77"), netip.AddrPortFrom(b.spec.Addrs[0], 9))
 	if n := w.counted(event.SpoofedIP) - before; n != 1 {
 		t.Fatalf("%d spoofed packets counted, want 1", n)
@@ -262,7 +262,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 		"outside (IPv6)":          out.echo(netip.MustParseAddr("2001:db8::2")),
 		"uplink addr of the host": host.echo(netip.MustParseAddr("192.0.2.1")),
 	}
-	if err := w.node.Host.SyncAddrs(); err != nil {
+	if err := w.node.Node.Host.SyncAddrs(); err != nil {
 		t.Fatal(err)
 	}
 	for name, addr := range targets {
@@ -274,7 +274,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	cutOff(t, w, a, targets)
 
 	// the rule and the firewall are two walls: each must hold beyond the node
-	if err := w.node.guard.Remove(); err != nil {
+	if err := w.node.Node.Guard.Remove(); err != nil {
 		t.Fatal(err)
 	}
 	delete(targets, "its host (IPv4)") // the rule local comes first: only the firewall stops these
@@ -282,20 +282,20 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	delete(targets, "uplink addr of the host")
 	cutOff(t, w, a, targets)
 
-	diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Contains(subjects(diffs), endpoint.SubjectFilter) {
 		t.Errorf("check does not tell that the programs are gone: %+v", diffs)
 	}
-	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+	if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	if err := talk(a.ns, targets["a pod (IPv4)"], patience); err != nil {
 		t.Errorf("after the audit: %v", err)
 	}
-	if fw, err := w.node.guard.Check(); err != nil || len(fw) > 0 {
+	if fw, err := w.node.Node.Guard.Check(); err != nil || len(fw) > 0 {
 		t.Errorf("the audit left the firewall as %+v, %v", fw, err)
 	}
 }
@@ -308,7 +308,7 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 	for i := uint64(1); i <= 3; i++ {
 		w.deleteClsact(a)
 		servicetest.EventuallyNil(t, "repair", func() error {
-			if n := w.node.Core.Counts().Repairs; n < i {
+			if n := w.node.Endpoints.Core.Counts().Repairs; n < i {
 				return fmt.Errorf("%d repairs, want %d", n, i)
 			}
 			return nil
@@ -317,7 +317,7 @@ func TestKernelRemovedProgramsAreSeenRepairedAndCounted(t *testing.T) {
 			t.Fatalf("after repair %d: %v", i, err)
 		}
 	}
-	if diffs, err := w.node.Core.Check(t.Context(), a.owner, lifecycle.Expected{}); err != nil || len(diffs) > 0 {
+	if diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{}); err != nil || len(diffs) > 0 {
 		t.Errorf("after the repairs: %+v, %v", diffs, err)
 	}
 }
@@ -327,7 +327,7 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	w.start(true)
 	p := w.pod("a")
 	intact := func() error {
-		diffs, err := w.node.Host.Check()
+		diffs, err := w.node.Node.Host.Check()
 		if err != nil || len(diffs) > 0 {
 			return fmt.Errorf("%+v, %w", diffs, err)
 		}
@@ -335,16 +335,16 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	}
 	servicetest.EventuallyNil(t, "walls after the start", intact)
 	for name, remove := range map[string]func() error{
-		"the firewall": w.node.guard.Remove,
+		"the firewall": w.node.Node.Guard.Remove,
 		"the firewall from its hook": func() error {
-			if err := w.home.Do(func() error { return putToSleep(w.node.guard.Name()) }); err != nil {
+			if err := w.home.Do(func() error { return putToSleep(w.node.Node.Guard.Name()) }); err != nil {
 				return err
 			}
-			if diffs, err := w.node.guard.Check(); err != nil || len(diffs) > 0 {
+			if diffs, err := w.node.Node.Guard.Check(); err != nil || len(diffs) > 0 {
 				return err
 			}
 			// seen too late, unless it was repaired already
-			return w.home.Do(func() error { return isAwake(w.node.guard.Name()) })
+			return w.home.Do(func() error { return isAwake(w.node.Node.Guard.Name()) })
 		},
 		"the rules": func() error {
 			return w.home.Do(func() error {
@@ -383,7 +383,7 @@ func TestKernelAlteredRulesAreSeen(t *testing.T) {
 	w.start(false) // nobody repairs
 	missing := func() (rules int) {
 		t.Helper()
-		diffs, err := w.node.Host.Check()
+		diffs, err := w.node.Node.Host.Check()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -394,7 +394,7 @@ func TestKernelAlteredRulesAreSeen(t *testing.T) {
 		}
 		return rules
 	}
-	if err := w.node.Host.Repair(); err != nil {
+	if err := w.node.Node.Host.Repair(); err != nil {
 		t.Fatal(err)
 	}
 	if n := missing(); n != 0 {
@@ -420,7 +420,7 @@ func TestKernelAlteredRulesAreSeen(t *testing.T) {
 		}
 		// A range that goes leaves what the others of its family need: all jump to one rule.
 		gone := netip.MustParsePrefix(elsewhere)
-		if err := w.node.dev.RemoveRange(gone); err != nil {
+		if err := w.node.Devices.RemoveRange(gone); err != nil {
 			t.Errorf("remove %v: %v", gone, err)
 		}
 		if n := missing(); n != 0 {
@@ -451,7 +451,7 @@ func TestKernelAlteredRulesAreSeen(t *testing.T) {
 			if n := missing(); n != 1 {
 				t.Errorf("with %q: %d rules are missing, want 1", altered, n)
 			}
-			if err := w.node.Host.Repair(); err != nil {
+			if err := w.node.Node.Host.Repair(); err != nil {
 				t.Fatal(err)
 			}
 			if n := missing(); n != 0 {
@@ -537,7 +537,7 @@ func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				if err := w.node.dev.Attach(a.ep.Device); err != nil {
+				if err := w.node.Devices.Attach(a.ep.Device); err != nil {
 					t.Error(err)
 					return
 				}
@@ -607,7 +607,7 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 			t.Errorf("restart %d: program %d was replaced by %d although nothing changed", i, program, now)
 		}
 		for _, p := range []*pod{a, b} {
-			e, err := w.node.Core.Get(p.owner)
+			e, err := w.node.Endpoints.Core.Get(p.owner)
 			if err != nil || e.State != endpoint.Ready || e.Slot != p.ep.Slot {
 				t.Fatalf("restart %d: %s is %+v, %v", i, p.owner, e, err)
 			}
@@ -616,7 +616,7 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := w.node.Core.Counts().Repairs; n != 0 {
+	if n := w.node.Endpoints.Core.Counts().Repairs; n != 0 {
 		t.Errorf("%d repairs after clean restarts", n)
 	}
 }
@@ -651,11 +651,11 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	writeSpool(t, spool, deleted.owner, time.Now())
 
 	w.start(true)
-	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Core); err != nil {
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Endpoints.Core); err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range []workload.Owner{gone.owner, deleted.owner} {
-		if _, err := w.node.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
+		if _, err := w.node.Endpoints.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it gone", o, err)
 		}
 	}
@@ -665,7 +665,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	if err := talk(a.ns, addr, patience); err != nil {
 		t.Errorf("after the repair: %v", err)
 	}
-	if n := w.node.Core.Counts().Repairs; n != 1 {
+	if n := w.node.Endpoints.Core.Counts().Repairs; n != 1 {
 		t.Errorf("%d attachment repairs, want 1", n)
 	}
 	entries, err := w.node.Kernel.Endpoints.List()
@@ -693,7 +693,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	kept, early, deleted := w.pod("kept"), w.pod("early"), w.pod("deleted")
 	ctx, cancel := context.WithCancel(t.Context())
 	looped := make(chan error, 1)
-	go func() { looped <- w.node.replay(ctx, record.OpenSpool(spool, log.Discard())) }()
+	go func() { looped <- w.node.Endpoints.Replay(ctx, record.OpenSpool(spool, log.Discard())) }()
 	writeSpool(t, spool, early.owner, hourAgo)
 	writeSpool(t, spool, deleted.owner, time.Now())
 	servicetest.EventuallyNil(t, "the spool is worked off", func() error {
@@ -703,11 +703,11 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 		return nil
 	})
 	for _, o := range []workload.Owner{early.owner, deleted.owner} {
-		if _, err := w.node.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
+		if _, err := w.node.Endpoints.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it gone", o, err)
 		}
 	}
-	if _, err := w.node.Core.Get(kept.owner); err != nil {
+	if _, err := w.node.Endpoints.Core.Get(kept.owner); err != nil {
 		t.Errorf("an endpoint without a deletion: %v, want it kept", err)
 	}
 	cancel()
@@ -740,7 +740,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	for _, p := range pods {
 		writeSpool(t, spool, p.owner, time.Now())
 	}
-	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Core); err == nil {
+	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Endpoints.Core); err == nil {
 		t.Error("the replay says nothing of the deletion that failed")
 	}
 	left, err := os.ReadDir(spool)
@@ -748,7 +748,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 		t.Errorf("the spool has %v (%v), want the entry of %s alone", left, err, bad)
 	}
 	for _, p := range pods {
-		if _, err := w.node.Core.Get(p.owner); p.owner != bad && !errors.Is(err, endpoint.ErrNotFound) {
+		if _, err := w.node.Endpoints.Core.Get(p.owner); p.owner != bad && !errors.Is(err, endpoint.ErrNotFound) {
 			t.Errorf("endpoint of %s: %v, want it gone", p.owner, err)
 		}
 	}
@@ -778,7 +778,7 @@ func TestKernelCheckReportsWhatAPodLost(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -810,7 +810,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 	} {
 		s := w.spec("bad", w.home)
 		s.Netns = path
-		_, err := w.node.Core.Create(t.Context(), s, false)
+		_, err := w.node.Endpoints.Core.Create(t.Context(), s, false)
 		if !errors.Is(err, want) || !errors.Is(err, endpoint.ErrInvalid) {
 			t.Errorf("netns %s: %v, want %v", path, err, want)
 		}
@@ -818,10 +818,10 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 
 	p := w.pod("first")
 	s := w.spec("second", p.ns) // another owner, the same name in the same namespace
-	if _, err := w.node.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrNameTaken) {
+	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrNameTaken) {
 		t.Errorf("a taken interface name: %v", err)
 	}
-	if devices, err := w.node.dev.Devices(); err != nil || len(devices) != 1 {
+	if devices, err := w.node.Devices.Devices(); err != nil || len(devices) != 1 {
 		t.Errorf("devices after the refusal: %v, %v", devices, err)
 	}
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
@@ -833,20 +833,20 @@ func TestKernelSameOwnerAgainInTheSameNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	p := w.pod("a")
-	again, err := w.node.Core.Create(t.Context(), p.spec, false)
+	again, err := w.node.Endpoints.Core.Create(t.Context(), p.spec, false)
 	if err != nil || again.Slot != p.ep.Slot || again.Device.HostIndex != p.ep.Device.HostIndex {
 		t.Fatalf("the same again: %+v, %v", again, err)
 	}
 	other := p.spec
 	other.MTU = 1400
-	if _, err := w.node.Core.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
+	if _, err := w.node.Endpoints.Core.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
 		t.Errorf("other content: %v, want ErrExists", err)
 	}
 	// a runtime that tries again at once meets the device that waits for the reaper
-	if _, err := w.node.Core.Delete(t.Context(), p.owner); err != nil {
+	if _, err := w.node.Endpoints.Core.Delete(t.Context(), p.owner); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.node.Core.Create(t.Context(), p.spec, false); err != nil {
+	if _, err := w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
 		t.Fatalf("after a deletion: %v", err)
 	}
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {

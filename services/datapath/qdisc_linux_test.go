@@ -36,7 +36,7 @@ func TestKernelForeignQdiscIsReported(t *testing.T) {
 	named := func(d endpoint.Difference) bool {
 		return d.Subject == endpoint.SubjectRootQdisc && d.Key == p.ep.Device.HostName && strings.Contains(d.Have, "pfifo")
 	}
-	diffs, err := w.node.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || !slices.ContainsFunc(diffs, named) {
 		t.Errorf("check says %+v, %v", diffs, err)
 	}
@@ -46,7 +46,7 @@ func TestKernelForeignQdiscIsReported(t *testing.T) {
 			t.Errorf("audit says %+v, want one finding that is not repaired", found)
 		}
 	}
-	left := w.node.Core.Counts().Unrepaired
+	left := w.node.Endpoints.Core.Counts().Unrepaired
 	if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "pfifo") }) {
 		t.Errorf("status says %q", left)
 	}

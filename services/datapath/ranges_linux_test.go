@@ -120,7 +120,7 @@ func (w *world) wantRange(p netip.Prefix, there bool) {
 		if there && len(found) != allTraces || !there && len(found) != 0 {
 			return fmt.Errorf("the node has %q", found)
 		}
-		diffs, err := w.node.Host.Check()
+		diffs, err := w.node.Node.Host.Check()
 		if len(diffs) > 0 {
 			return fmt.Errorf("the node differs: %v", diffs)
 		}
@@ -142,7 +142,7 @@ func (w *world) podIn(name string, last byte, ranges ...netip.Prefix) *pod {
 	}
 	p := &pod{t: w.t, ns: ns, spec: s, owner: s.Owner}
 	servicetest.EventuallyNil(w.t, "create "+name, func() (err error) {
-		p.ep, err = w.node.Core.Create(w.t.Context(), p.spec, false)
+		p.ep, err = w.node.Endpoints.Core.Create(w.t.Context(), p.spec, false)
 		if err != nil && !errors.Is(err, endpoint.ErrUnavailable) {
 			w.t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()
 	w.ranges = source
 	w.start(true)
-	_, err := w.node.Core.Create(t.Context(), w.spec("early", netnstest.New(t)), false)
+	_, err := w.node.Endpoints.Core.Create(t.Context(), w.spec("early", netnstest.New(t)), false)
 	if !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Fatalf("a creation without a range: %v", err)
 	}
@@ -212,14 +212,14 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 		w.ranges = s
 		w.start(true)
 		select {
-		case <-w.node.Keeper.Known():
+		case <-w.node.Endpoints.Keeper.Known():
 		default:
 			t.Error("after a restart no range is known")
 		}
 		w.wantRange(second, true)
 	}
 	w.ranges = source
-	if _, err := w.node.Core.Delete(t.Context(), a.owner); err != nil {
+	if _, err := w.node.Endpoints.Core.Delete(t.Context(), a.owner); err != nil {
 		t.Fatal(err)
 	}
 	w.wantRange(cidr4, false)
@@ -263,14 +263,14 @@ func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 		}
 	}
 	same("after the programs were taken over")
-	if diffs, err := r.node.Fabric.Check(); err != nil || len(diffs) > 0 {
+	if diffs, err := r.node.Node.Fabric.Check(); err != nil || len(diffs) > 0 {
 		t.Errorf("the first look of a start finds %v, %v", diffs, err)
 	}
 	if err := r.node.restore(t.Context()); err != nil {
 		t.Error(err)
 	}
 	same("after the endpoints were restored")
-	if err := r.node.compare(t.Context()); err != nil {
+	if err := r.node.Endpoints.Compare(t.Context()); err != nil {
 		t.Error(err)
 	}
 	same("after the devices were compared")
@@ -302,7 +302,7 @@ func TestKernelARangeThatHoldsTheNodesUplinkIsRefused(t *testing.T) {
 		source.only(cidr4, p)
 		w.wantRange(cidr4, true)
 		servicetest.EventuallyNil(t, "refusal", func() error {
-			problems := w.node.Keeper.Problems()
+			problems := w.node.Endpoints.Keeper.Problems()
 			if len(problems) != 1 || !strings.Contains(problems[0], p.String()+" holds 192.0.2.1, an address of ") {
 				return fmt.Errorf("problems %q", problems)
 			}

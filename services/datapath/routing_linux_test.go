@@ -121,7 +121,7 @@ func (n *routed) ways(what string, ok func(ways [2]nodemap.Way) bool) {
 				return nil
 			}
 		}
-		return fmt.Errorf("nodes %+v, warnings %v", nodes, n.node.Host.Warnings())
+		return fmt.Errorf("nodes %+v, warnings %v", nodes, n.node.Node.Host.Warnings())
 	})
 }
 
@@ -178,7 +178,7 @@ func TestKernelPodsOfTwoNodesReachEachOther(t *testing.T) {
 			}
 			pa.reaches(pb)
 			pb.reaches(pa)
-			if w := a.node.Host.Warnings(); len(w) > 0 {
+			if w := a.node.Node.Host.Warnings(); len(w) > 0 {
 				t.Errorf("warnings %v, want none", w)
 			}
 			c := a.dial(pa.ns, "tcp", pb.mirror(pb.spec.Addrs[0]))
@@ -290,7 +290,7 @@ func TestKernelNodeOfAnotherModeIsNamed(t *testing.T) {
 	a.say(b)
 	a.ways("no way", func(ways [2]nodemap.Way) bool { return ways == [2]nodemap.Way{} })
 	want := "node node2 is not reachable: mode native, this node has overlay"
-	if w := a.node.Host.Warnings(); !slices.Contains(w, want) {
+	if w := a.node.Node.Host.Warnings(); !slices.Contains(w, want) {
 		t.Errorf("warnings %q, want %q", w, want)
 	}
 }

@@ -41,7 +41,7 @@ func BenchmarkRestart(b *testing.B) {
 					b.Fatal(err)
 				}
 				restored += time.Since(began)
-				if err := r.node.compare(b.Context()); err != nil {
+				if err := r.node.Endpoints.Compare(b.Context()); err != nil {
 					b.Fatal(err)
 				}
 				compared += time.Since(began)
@@ -60,7 +60,7 @@ func BenchmarkRestart(b *testing.B) {
 
 // fill makes endpoints until the node has n.
 func (w *world) fill(n int) {
-	for have := len(w.node.Core.List()); have < n; have++ {
+	for have := len(w.node.Endpoints.Core.List()); have < n; have++ {
 		w.pod(fmt.Sprintf("resident-%d", have))
 	}
 }
@@ -82,11 +82,11 @@ func BenchmarkLife(b *testing.B) {
 			for b.Loop() {
 				namespaces, specs := w.batch(b)
 				create.measure(b, specs, func(s endpoint.Spec) error {
-					_, err := w.node.Core.Create(b.Context(), s, false)
+					_, err := w.node.Endpoints.Core.Create(b.Context(), s, false)
 					return err
 				})
 				remove.measure(b, specs, func(s endpoint.Spec) error {
-					_, err := w.node.Core.Delete(b.Context(), s.Owner)
+					_, err := w.node.Endpoints.Core.Delete(b.Context(), s.Owner)
 					return err
 				})
 				for _, ns := range namespaces {

@@ -28,7 +28,7 @@ func (w *world) attach(p *pod, name string) *pod {
 	q.spec.Owner.Interface = name
 	q.owner = q.spec.Owner
 	var err error
-	if q.ep, err = w.node.Core.Create(w.t.Context(), q.spec, false); err != nil {
+	if q.ep, err = w.node.Endpoints.Core.Create(w.t.Context(), q.spec, false); err != nil {
 		w.t.Fatal(err)
 	}
 	return q
@@ -36,7 +36,7 @@ func (w *world) attach(p *pod, name string) *pod {
 
 func (w *world) del(p *pod) {
 	w.t.Helper()
-	if _, err := w.node.Core.Delete(w.t.Context(), p.owner); err != nil {
+	if _, err := w.node.Endpoints.Core.Delete(w.t.Context(), p.owner); err != nil {
 		w.t.Fatal(err)
 	}
 	servicetest.EventuallyNil(w.t, "the device of "+p.owner.String()+" goes", func() error {
@@ -78,7 +78,7 @@ func (p *pod) works(w *world, peer *pod) {
 			p.t.Errorf("to %v of %s: %v", a, p.owner, err)
 		}
 	}
-	if diffs, err := w.node.Core.Check(p.t.Context(), p.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
+	if diffs, err := w.node.Endpoints.Core.Check(p.t.Context(), p.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
 		p.t.Errorf("check of %s: %v, %v", p.owner, diffs, err)
 	}
 }
@@ -198,7 +198,7 @@ func TestKernelDefaultRouteOfOthersStays(t *testing.T) {
 	p := &pod{t: t, ns: ns, spec: w.spec("a", ns)}
 	p.owner = p.spec.Owner
 	var err error
-	if p.ep, err = w.node.Core.Create(t.Context(), p.spec, false); err != nil {
+	if p.ep, err = w.node.Endpoints.Core.Create(t.Context(), p.spec, false); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := p.ep.Device.SourceRouted, p.ep.Spec.Addrs[:1]; !slices.Equal(got, want) {
@@ -238,12 +238,12 @@ func TestKernelAuditOfContainersRepairsRoutesAndRules(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	diffs, err := w.node.Core.Check(t.Context(), net1.owner, lifecycle.Expected{})
+	diffs, err := w.node.Endpoints.Core.Check(t.Context(), net1.owner, lifecycle.Expected{})
 	if err != nil || !slices.Contains(subjects(diffs), "container rule") {
 		t.Errorf("check of net1 without its rules: %v, %v", diffs, err)
 	}
 	audit := func(repair bool) (found []string) {
-		err := w.node.Core.AuditContainers(t.Context(), repair, func(f endpoint.Finding) error {
+		err := w.node.Endpoints.Core.AuditContainers(t.Context(), repair, func(f endpoint.Finding) error {
 			if f.Repaired != repair {
 				t.Errorf("%v: repaired %v, %v", f.Difference, f.Repaired, f.Err)
 			}

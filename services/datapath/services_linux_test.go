@@ -146,9 +146,9 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 		t.Errorf("sl_fe4 has %q, %v", dumped, err)
 	}
 	servicetest.Eventually(t, "programs of earlier revisions have ended", func() bool {
-		return w.node.Frontends.Status().Ended == 7
+		return w.node.Services.Frontends.Status().Ended == 7
 	})
-	if st := w.node.Frontends.Status(); st.Revision != 7 || !st.Complete {
+	if st := w.node.Services.Frontends.Status(); st.Revision != 7 || !st.Complete {
 		t.Errorf("status %+v", st)
 	}
 
@@ -177,7 +177,7 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	}
 	// The removed one's number is free soon, because no socket names it.
 	servicetest.EventuallyNil(t, "the number of the removed frontend is free", func() error {
-		if err := w.node.freeNumbers(t.Context()); err != nil {
+		if err := w.node.Services.FreeNumbers(t.Context()); err != nil {
 			return err
 		}
 		n, err := w.node.Kernel.Services.Counts()
@@ -201,7 +201,7 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+	if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 		t.Errorf("audit: %v", err)
 	}
 	for k, was := range removed {
@@ -248,7 +248,7 @@ func TestKernelConnectionsNameNumbersOfServices(t *testing.T) {
 	for _, front := range []uint32{0, 11, 12} { // 0 is none
 		want.Fronts[front] = struct{}{}
 	}
-	if got, err := (numberUsers{w.node}).Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+	if got, err := w.node.Services.Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("named are %+v, %v, want %+v", got, err, want)
 	}
 }

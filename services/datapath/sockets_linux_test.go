@@ -33,7 +33,7 @@ func (w *world) wantNamespaces(when string, pods ...*pod) {
 		if cookie, err = p.ns.Cookie(); err != nil {
 			w.t.Fatal(err)
 		}
-		now, err := w.node.Core.Get(p.owner)
+		now, err := w.node.Endpoints.Core.Get(p.owner)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 	w.frontends = silentBalancer{}
 	w.start(false)
 	gone, stays := w.pod("gone"), w.pod("stays")
-	if err := w.node.nameSockets(true); err != nil {
+	if err := w.node.Services.NameSockets(true); err != nil {
 		t.Fatal(err)
 	}
 	w.wantNamespaces("with services", gone, stays)
@@ -62,7 +62,7 @@ func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 
 	w.frontends = nil
 	w.start(false)
-	if _, err := w.node.Core.Delete(t.Context(), gone.owner); err != nil {
+	if _, err := w.node.Endpoints.Core.Delete(t.Context(), gone.owner); err != nil {
 		t.Fatal(err)
 	}
 	w.stop()
@@ -75,7 +75,7 @@ func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 
 	w.frontends = silentBalancer{}
 	w.start(false)
-	if err := w.node.nameSockets(true); err != nil {
+	if err := w.node.Services.NameSockets(true); err != nil {
 		t.Fatal(err)
 	}
 	w.wantNamespaces("with services again", later, stays)
@@ -88,12 +88,12 @@ func TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace(t *testing.T) {
 	w.frontends = silentBalancer{}
 	w.start(false)
 	p := w.pod("stays")
-	if err := w.node.nameSockets(false); err != nil {
+	if err := w.node.Services.NameSockets(false); err != nil {
 		t.Fatal(err)
 	}
 	gone := p.ep
 	gone.Spec.Owner.ContainerID, gone.Slot = "gone", p.ep.Slot+1
-	if err := w.node.nameSocketsOf(gone); err != nil {
+	if err := w.node.Services.ClaimSockets(gone); err != nil {
 		t.Fatal(err)
 	}
 	w.wantNamespaces("after it", p)
@@ -103,7 +103,7 @@ func TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.Spec.Netns = alone.spec.Netns
-	if err := w.node.nameSocketsOf(gone); err != nil {
+	if err := w.node.Services.ClaimSockets(gone); err != nil {
 		t.Fatal(err)
 	}
 	w.wantNamespaces("after it in another", p)

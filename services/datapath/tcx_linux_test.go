@@ -67,7 +67,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			if c.hook == ebpf.AttachTCXIngress {
 				cutOff(t, w, p, map[string]netip.AddrPort{"its host": host.echo(w.node.Ranges.NodeAddrs()[0]), "a pod": other.echo(other.spec.Addrs[0])})
 			}
-			diffs, err := w.node.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
+			diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -85,15 +85,15 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 					t.Errorf("audit says %+v, want one finding with %q that is not repaired", found, want)
 				}
 			}
-			if left := w.node.Core.Counts().Unrepaired; !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
+			if left := w.node.Endpoints.Core.Counts().Unrepaired; !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
 				t.Errorf("status says %q, want %q", left, want)
 			}
-			if _, err := w.node.Core.Delete(t.Context(), p.owner); err != nil {
+			if _, err := w.node.Endpoints.Core.Delete(t.Context(), p.owner); err != nil {
 				t.Fatal(err)
 			}
 		})
 	}
-	if left := w.node.Core.Counts().Unrepaired; len(left) != 0 {
+	if left := w.node.Endpoints.Core.Counts().Unrepaired; len(left) != 0 {
 		t.Errorf("after the deletions status says %q", left)
 	}
 }

@@ -107,10 +107,10 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			if err := exchange(conn, "beside it", patience); err != nil {
 				t.Errorf("a connection between two other pods: %v", err)
 			}
-			if n, err := w.node.Core.Reconcile(t.Context()); err != nil || n != 0 || len(w.leases.held) != 3 || len(w.identities.held) != 3 {
+			if n, err := w.node.Endpoints.Core.Reconcile(t.Context()); err != nil || n != 0 || len(w.leases.held) != 3 || len(w.identities.held) != 3 {
 				t.Errorf("the comparison with ipam released %d, %v; held %v", n, err, w.leases.held)
 			}
-			if text := strings.Join(w.node.Core.Counts().BadRecords, "\n"); !strings.Contains(text, file) || !strings.Contains(text, lost.ep.Device.HostName) {
+			if text := strings.Join(w.node.Endpoints.Core.Counts().BadRecords, "\n"); !strings.Contains(text, file) || !strings.Contains(text, lost.ep.Device.HostName) {
 				t.Errorf("the status does not name %s and %s:\n%s", file, lost.ep.Device.HostName, text)
 			}
 			after, err := os.ReadFile(file)
@@ -130,18 +130,18 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+			if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
 			link := endpoint.HostDevice{Name: lost.ep.Device.HostName, Index: lost.ep.Device.HostIndex}
-			if diffs, err := w.node.dev.CheckFilters(link); err != nil || len(diffs) != 0 {
+			if diffs, err := w.node.Devices.CheckFilters(link); err != nil || len(diffs) != 0 {
 				t.Errorf("its filters after an audit: %v, %v", diffs, err)
 			}
 
 			if err := os.WriteFile(file, whole, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+			if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
 			for _, err := range []error{talk(b.ns, to, patience), talk(lost.ns, other, patience), exchange(conn, "still", patience)} {
@@ -149,7 +149,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 					t.Errorf("after the repair of the record: %v", err)
 				}
 			}
-			if diffs, err := w.node.Core.Check(t.Context(), lost.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
+			if diffs, err := w.node.Endpoints.Core.Check(t.Context(), lost.owner, lifecycle.Expected{}); err != nil || len(diffs) != 0 {
 				t.Errorf("check after the repair: %v, %v", diffs, err)
 			}
 
@@ -158,13 +158,13 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.start(true)
-			if existed, err := w.node.Core.Delete(t.Context(), lost.owner); err != nil || !existed {
+			if existed, err := w.node.Endpoints.Core.Delete(t.Context(), lost.owner); err != nil || !existed {
 				t.Errorf("DEL of its owner: %v, %v", existed, err)
 			}
 			servicetest.EventuallyNil(t, "what the pod held is released, its device removed and its record gone", func() error {
 				w.leases.mu.Lock()
 				defer w.leases.mu.Unlock()
-				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Core.Counts().BadRecords) != 0 {
+				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Endpoints.Core.Counts().BadRecords) != 0 {
 					return errors.Join(err, fmt.Errorf("leases %v", w.leases.held))
 				}
 				return nil

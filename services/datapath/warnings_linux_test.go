@@ -14,10 +14,10 @@ import (
 func TestKernelRuleThatRestoresConnectionMarksIsAWarning(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
-	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+	if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if list := w.node.Host.Warnings(); len(list) != 0 {
+	if list := w.node.Node.Host.Warnings(); len(list) != 0 {
 		t.Fatalf("on a fresh node %q", list)
 	}
 	c, err := nftables.New(nftables.WithNetNSFd(w.home.Fd()))
@@ -34,20 +34,20 @@ func TestKernelRuleThatRestoresConnectionMarksIsAWarning(t *testing.T) {
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+	if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if list := w.node.Host.Warnings(); len(list) != 1 || !strings.Contains(list[0], "chain premangle of table ip wg-quick-wg0") {
+	if list := w.node.Node.Host.Warnings(); len(list) != 1 || !strings.Contains(list[0], "chain premangle of table ip wg-quick-wg0") {
 		t.Errorf("warnings %q, want one that names the chain", list)
 	}
 	c.DelTable(table)
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.node.Auditor.Audit(t.Context(), true); err != nil {
+	if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if list := w.node.Host.Warnings(); len(list) != 0 {
+	if list := w.node.Node.Host.Warnings(); len(list) != 0 {
 		t.Errorf("after the rule is gone %q", list)
 	}
 }

@@ -226,7 +226,7 @@ func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		return u, nil
-	}, log.Discard())
+	}, cluster.NewChanges(), log.Discard())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }()

@@ -38,6 +38,21 @@ func (k *Kernel) MapNames() []string { return k.Pins.Names() }
 //
 // No lock is held while visit runs, so that it may be as slow as it likes.
 func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
+	return k.dump(name, nil, visit)
+}
+
+// Dumper dumps maps with the names of nodes beside their numbers.
+type Dumper struct {
+	*Kernel
+	NodeName func(number uint16) string // "": it is not known
+}
+
+// Dump is Kernel's.
+func (d Dumper) Dump(name string, visit func(key, value string) error) error {
+	return d.dump(name, d.NodeName, visit)
+}
+
+func (k *Kernel) dump(name string, nodeName func(uint16) string, visit func(key, value string) error) error {
 	d, ok := dumpers[name]
 	m, err := k.Pins.Borrow(name)
 	if err != nil {
@@ -50,9 +65,9 @@ func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
 			return err
 		}
 	case bpf.MapsMapSlIpc4:
-		d = entries(prefix4, k.ipcacheWords)
+		d = entries(prefix4, ipcacheWords(nodeName))
 	case bpf.MapsMapSlIpc6:
-		d = entries(prefix6, k.ipcacheWords)
+		d = entries(prefix6, ipcacheWords(nodeName))
 	}
 	if !ok {
 		return fmt.Errorf("dump %s: no words for its entries", name)
@@ -69,8 +84,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlIf:       entries(device, slotWords),
 	bpf.MapsMapSlIp4:      entries(address4, slotWords),
 	bpf.MapsMapSlIp6:      entries(address6, slotWords),
-	bpf.MapsMapSlIpc4:     entries(prefix4, (*Kernel)(nil).ipcacheWords),
-	bpf.MapsMapSlIpc6:     entries(prefix6, (*Kernel)(nil).ipcacheWords),
+	bpf.MapsMapSlIpc4:     entries(prefix4, ipcacheWords(nil)),
+	bpf.MapsMapSlIpc6:     entries(prefix6, ipcacheWords(nil)),
 	bpf.MapsMapSlNode:     array(number, func(v *bpf.MapsSlNode) string { return nodemap.Describe(v) }),
 	bpf.MapsMapSlNodeAddr: entries(nodemap.DescribeAddr, func(v *uint32) string { return fmt.Sprintf("node %d", *v) }),
 	bpf.MapsMapSlTable:    array(number, tableWordsOf),
@@ -356,29 +371,31 @@ func cidrWords(v *bpf.MapsSlCidr) string {
 }
 
 // ipcacheWords name the node of an entry if its name is known.
-func (k *Kernel) ipcacheWords(v *bpf.MapsSlIpcache) string {
-	s := fmt.Sprintf("identity %d", v.Identity)
-	if v.Node != 0 {
-		s += fmt.Sprintf(" node %d", v.Node)
-		if k != nil && k.NodeName != nil {
-			if name := k.NodeName(v.Node); name != "" {
-				s += " " + name
+func ipcacheWords(nodeName func(uint16) string) func(*bpf.MapsSlIpcache) string {
+	return func(v *bpf.MapsSlIpcache) string {
+		s := fmt.Sprintf("identity %d", v.Identity)
+		if v.Node != 0 {
+			s += fmt.Sprintf(" node %d", v.Node)
+			if nodeName != nil {
+				if name := nodeName(v.Node); name != "" {
+					s += " " + name
+				}
 			}
 		}
+		if ipmap.Flags(v.Flags)&ipmap.PodRange != 0 {
+			s += " pod-range"
+		}
+		if ipmap.Flags(v.Flags)&ipmap.Outside != 0 {
+			s += " outside"
+		}
+		if ipmap.Flags(v.Flags)&ipmap.ByStack != 0 {
+			s += " by-stack"
+		}
+		if ipmap.Flags(v.Flags)&ipmap.OfDevice != 0 {
+			s += " of-device"
+		}
+		return s
 	}
-	if ipmap.Flags(v.Flags)&ipmap.PodRange != 0 {
-		s += " pod-range"
-	}
-	if ipmap.Flags(v.Flags)&ipmap.Outside != 0 {
-		s += " outside"
-	}
-	if ipmap.Flags(v.Flags)&ipmap.ByStack != 0 {
-		s += " by-stack"
-	}
-	if ipmap.Flags(v.Flags)&ipmap.OfDevice != 0 {
-		s += " of-device"
-	}
-	return s
 }
 
 // withoutEndpoint marks the records of sl_ep that no device leads to: a slot that was

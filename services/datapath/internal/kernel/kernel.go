@@ -179,9 +179,6 @@ type Kernel struct {
 	// Bounds are what endpoints share.
 	Bounds *bound.Bounds
 
-	// NodeName names the node with a number, for dumps; nil: none is known.
-	NodeName func(number uint16) string
-
 	// Explainer reads all of them.
 	Explainer *explain.Explainer
 	// Tracked describes connections by all of them.

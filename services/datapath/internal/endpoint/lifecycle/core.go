@@ -11,27 +11,22 @@
 package lifecycle
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/keymutex"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
-	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/places"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
@@ -45,6 +40,8 @@ type Config struct {
 	Ranges Ranges
 	// MTU of devices for which the caller wants none, in bytes.
 	MTU uint16
+	// Index is where the records are; nil: Core makes one.
+	Index *Index
 	// RefuseSecond refuses an attachment to a namespace that has one already.
 	RefuseSecond bool
 	// ReapDelay is how long a device whose endpoint is gone may wait for its
@@ -100,16 +97,12 @@ type Core struct {
 	// Reaper removes the devices of deleted endpoints.
 	Reaper *reaper.Reaper[endpoint.HostDevice]
 
-	mu         sync.Mutex
-	records    map[workload.Owner]endpoint.Record // guarded by mu; tombstones too
-	states     map[workload.Owner]endpoint.State  // guarded by mu; of those that are no tombstones
-	holders    map[netip.Addr]workload.Owner      // guarded by mu; of live endpoints
-	places     places.Places                      // guarded by mu; of records
-	byIndex    map[uint32]workload.Owner          // guarded by mu; host ends of ready endpoints
-	unclaimed  map[workload.Owner]error           // guarded by mu; live endpoints that ipam refuses to confirm again
-	unreadable map[string]endpoint.Unreadable     // guarded by mu; files that are no records, by name
-	unrepaired map[workload.Owner]unrepaired      // guarded by mu; of host ends
-	wishes     map[workload.Owner]wish            // guarded by mu; what the identity service wants
+	*Index // its mutex guards what is below, too
+
+	unclaimed  map[workload.Owner]error       // guarded by mu; live endpoints that ipam refuses to confirm again
+	unreadable map[string]endpoint.Unreadable // guarded by mu; files that are no records, by name
+	unrepaired map[workload.Owner]unrepaired  // guarded by mu; of host ends
+	wishes     map[workload.Owner]wish        // guarded by mu; what the identity service wants
 	// Endpoints that may have another identity in the maps than in the record, and
 	// why that lasts, if it was tried.
 	differing map[workload.Owner]error // guarded by mu
@@ -136,6 +129,9 @@ func New(cfg Config) *Core {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	if cfg.Index == nil {
+		cfg.Index = NewIndex()
+	}
 	if cfg.ReapDelay == 0 {
 		cfg.ReapDelay = time.Second
 	}
@@ -144,12 +140,9 @@ func New(cfg Config) *Core {
 	}
 	return &Core{
 		cfg: cfg, log: cfg.Log,
-		Reaper:  reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
-		hub:     watch.NewHub[workload.Owner, endpoint.Endpoint](watch.Options[endpoint.Endpoint]{Loading: true}),
-		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
-		holders:    map[netip.Addr]workload.Owner{},
-		byIndex:    map[uint32]workload.Owner{},
-		places:     places.New(),
+		Reaper:     reaper.New(cfg.Links.Remove, cfg.ReapDelay, cfg.Now, cfg.Log),
+		hub:        watch.NewHub[workload.Owner, endpoint.Endpoint](watch.Options[endpoint.Endpoint]{Loading: true}),
+		Index:      cfg.Index,
 		unrepaired: map[workload.Owner]unrepaired{}, unreadable: map[string]endpoint.Unreadable{},
 		wishes: map[workload.Owner]wish{}, differing: map[workload.Owner]error{},
 		wakeReleases: make(chan struct{}, 1), wakeRelabels: make(chan struct{}, 1),
@@ -163,9 +156,9 @@ func (c *Core) Hub() *watch.Hub[workload.Owner, endpoint.Endpoint] { return c.hu
 func (c *Core) Get(o workload.Owner) (endpoint.Endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r, ok := c.records[o]
-	if !ok || r.Phase == endpoint.PhaseDeleted {
-		return endpoint.Endpoint{}, fmt.Errorf("%s: %w", o, endpoint.ErrNotFound)
+	r, err := c.get(o)
+	if err != nil {
+		return endpoint.Endpoint{}, err
 	}
 	return c.endpoint(r, c.states[o]), nil
 }
@@ -174,24 +167,7 @@ func (c *Core) Get(o workload.Owner) (endpoint.Endpoint, error) {
 func (c *Core) List() []endpoint.Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var es []endpoint.Endpoint
-	for o, r := range c.records {
-		if r.Phase != endpoint.PhaseDeleted {
-			es = append(es, c.endpoint(r, c.states[o]))
-		}
-	}
-	slices.SortFunc(es, func(a, b endpoint.Endpoint) int {
-		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
-	})
-	return es
-}
-
-// SpecOfSlot is what the endpoint of a slot was made from.
-func (c *Core) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o, ok := c.places.Slots[slot]
-	return c.records[o].Spec, ok
+	return c.list(c.endpoint)
 }
 
 // HolderOf gives the endpoint that has an address.
@@ -202,23 +178,11 @@ func (c *Core) HolderOf(a netip.Addr) (endpoint.Endpoint, bool) {
 	if !ok {
 		return endpoint.Endpoint{}, false
 	}
-	r, ok := c.records[o]
-	if !ok || r.Phase == endpoint.PhaseDeleted {
+	r, err := c.get(o)
+	if err != nil {
 		return endpoint.Endpoint{}, false
 	}
 	return c.endpoint(r, c.states[o]), true
-}
-
-// LabelsOf gives the labels of an identity that an endpoint of this node has.
-func (c *Core) LabelsOf(identity uint32) ([]label.Label, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.records {
-		if r.Phase != endpoint.PhaseDeleted && r.Identity.Number == identity && identity != 0 {
-			return r.Identity.Labels, true
-		}
-	}
-	return nil, false
 }
 
 // Counts is a summary of the core.
@@ -289,10 +253,7 @@ func (c *Core) Counts() Counts {
 // endpoint is a record as others see it, with what evaluates it. mu is held, unless
 // the state is another than Ready.
 func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
-	e := endpoint.Endpoint{
-		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.LastGiven(), Ports: r.Ports(),
-		Device: r.Device, Created: r.Created,
-	}
+	e := view(r, s)
 	if c.cfg.Policies != nil && r.Slot != 0 {
 		e.Policy, _ = c.cfg.Policies.Of(r.Slot)
 		if s == endpoint.Ready && e.Policy.Pending {
@@ -311,9 +272,20 @@ func (c *Core) PolicyChanged(slots []uint16) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range slots {
-		if o, ok := c.places.Slots[s]; ok {
+		if o, ok := c.slots[s]; ok {
 			c.hub.Upsert(o, c.endpoint(c.records[o], c.states[o]))
 		}
+	}
+}
+
+// FollowPolicies does so for the slots of events until ctx ends.
+func (c *Core) FollowPolicies(ctx context.Context, events *endpoint.SlotEvents) error {
+	for {
+		slots, err := events.Next(ctx)
+		if err != nil {
+			return err
+		}
+		c.PolicyChanged(slots)
 	}
 }
 
@@ -336,21 +308,12 @@ func (c *Core) set(r endpoint.Record, s endpoint.State) {
 
 func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
 	o := r.Spec.Owner
-	c.forgetLocked(o)
-	c.records[o] = r
-	c.places.Add(r)
+	c.add(r, s)
 	if r.Phase == endpoint.PhaseDeleted {
 		delete(c.unrepaired, o)
 		delete(c.differing, o)
 		c.hub.Delete(o)
 		return
-	}
-	c.states[o] = s
-	for _, a := range r.Spec.Addrs {
-		c.holders[a] = o
-	}
-	if r.Device.HostIndex != 0 {
-		c.byIndex[r.Device.HostIndex] = o
 	}
 	c.hub.Upsert(o, c.endpoint(r, s))
 }
@@ -359,34 +322,9 @@ func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
 func (c *Core) forget(o workload.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.forgetLocked(o)
+	c.remove(o)
 	delete(c.unrepaired, o)
 	c.hub.Delete(o)
-}
-
-func (c *Core) forgetLocked(o workload.Owner) {
-	r, ok := c.records[o]
-	if !ok {
-		return
-	}
-	delete(c.records, o)
-	c.places.Remove(r)
-	delete(c.states, o)
-	for _, a := range r.Spec.Addrs {
-		if c.holders[a] == o {
-			delete(c.holders, a)
-		}
-	}
-	if c.byIndex[r.Device.HostIndex] == o {
-		delete(c.byIndex, r.Device.HostIndex)
-	}
-}
-
-func (c *Core) record(o workload.Owner) (endpoint.Record, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r, ok := c.records[o]
-	return r, ok
 }
 
 // reserve makes the addresses the owner's, unless a live endpoint has one. The
@@ -404,7 +342,7 @@ func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoi
 			return r, &endpoint.HeldError{Addr: a, Holder: holder}
 		}
 	}
-	for o := range c.places.Namespaces[r.Namespace] {
+	for o := range c.namespaces[r.Namespace] {
 		other := c.records[o]
 		if o == r.Spec.Owner || !other.Shares(r, devices) {
 			continue
@@ -452,39 +390,6 @@ func (c *Core) CloseRange(p netip.Prefix) bool {
 	}
 	c.cfg.Ranges.Close(p)
 	return true
-}
-
-// mayShare says whether another endpoint that is ready names the namespace of r.
-func (c *Core) mayShare(r endpoint.Record) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for o := range c.places.Namespaces[r.Namespace] {
-		if o != r.Spec.Owner && c.records[o].Phase == endpoint.PhaseReady {
-			return true
-		}
-	}
-	return false
-}
-
-func (c *Core) live() []endpoint.Record {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var rs []endpoint.Record
-	for _, r := range c.records {
-		if r.Phase != endpoint.PhaseDeleted {
-			rs = append(rs, r)
-		}
-	}
-	slices.SortFunc(rs, func(a, b endpoint.Record) int {
-		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
-	})
-	return rs
-}
-
-func (c *Core) tombstones() []workload.Owner {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Collect(maps.Keys(c.places.Tombstones))
 }
 
 // device derives the pair's names and addresses.

@@ -127,18 +127,6 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 	return existed, s.Done()
 }
 
-// OwnerOf finds the owner of an endpoint by its Owner.Key.
-func (c *Core) OwnerOf(key string) (workload.Owner, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for o := range c.records {
-		if o.Key() == key {
-			return o, true
-		}
-	}
-	return workload.Owner{}, false
-}
-
 // dispose deletes what the record describes. The caller has the owner's turn.
 // After an error it may be repeated.
 func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {

@@ -150,13 +150,16 @@ func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T
 	p.mu.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	events := endpoint.NewSlotEvents()
+	followed := make(chan error, 1)
+	go func() { followed <- c.FollowPolicies(ctx, events) }()
 	states := make(chan endpoint.State, 16)
 	go func() {
 		_ = watch.Serve(ctx, c.Hub(), nil, func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
 			if e.Kind == watch.Upsert {
 				states <- e.Value.State
 			} else if e.SnapshotComplete {
-				c.PolicyChanged([]uint16{1})
+				events.Add([]uint16{1})
 			}
 			return nil
 		})
@@ -165,6 +168,10 @@ func TestPendingEndpointWaitsUntilItsPolicyComesAndWatchersHearOfIt(t *testing.T
 		if state == endpoint.Ready {
 			break
 		}
+	}
+	cancel()
+	if err := <-followed; !errors.Is(err, context.Canceled) {
+		t.Errorf("following policies ended with %v", err)
 	}
 	if n := c.Counts().ByState; n[endpoint.Ready] != 1 || n[endpoint.WaitingForPolicy] != 0 {
 		t.Errorf("states %v", n)

@@ -55,13 +55,17 @@ type Peer struct {
 	Valid bool
 }
 
-// Options of Beliefs. All but Path and Log are needed.
-type Options struct {
-	Service Service
-	Applied func() watch.Origin
+// Inputs are what Run decides by, and whom it tells.
+type Inputs struct {
+	Applied func() watch.Origin    // up to which point the kernel has everything
 	Peers   func() map[string]Peer // all other nodes by name
 	// Changed is called when Believes may return something else than before.
 	Changed func() error
+}
+
+// Options of Beliefs. All but Path and Log are needed.
+type Options struct {
+	Service Service
 	Path    string // of the file that keeps the state over restarts; "": none
 	BootID  string
 	// Now is the time since the machine booted, with that in which it slept.
@@ -179,11 +183,11 @@ func (b *Beliefs) believes(node string) bool {
 }
 
 // Run asks the service, and decides, until ctx ends.
-func (b *Beliefs) Run(ctx context.Context) error {
+func (b *Beliefs) Run(ctx context.Context, in Inputs) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		b.step(ctx)
+		b.step(ctx, in)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -192,12 +196,12 @@ func (b *Beliefs) Run(ctx context.Context) error {
 	}
 }
 
-func (b *Beliefs) step(ctx context.Context) {
+func (b *Beliefs) step(ctx context.Context, in Inputs) {
 	call, cancel := context.WithTimeout(ctx, callTime)
 	asked := b.o.Now()
-	a, err := b.o.Service.Confirm(call, b.o.Applied())
+	a, err := b.o.Service.Confirm(call, in.Applied())
 	cancel()
-	peers := b.o.Peers()
+	peers := in.Peers()
 	b.mu.Lock()
 	switch {
 	case errors.Is(err, ErrUnsupported):
@@ -221,7 +225,7 @@ func (b *Beliefs) step(ctx context.Context) {
 	changed := b.stale || was
 	b.mu.Unlock()
 	if changed {
-		if err := b.o.Changed(); err != nil {
+		if err := in.Changed(); err != nil {
 			b.o.Log.Error("the addresses of other nodes are not as they should be; trying again", log.Err(err))
 		}
 	}

@@ -41,9 +41,8 @@ func newMachine(t *testing.T) *machine {
 // start starts a process.
 func (m *machine) start() {
 	m.Beliefs = Open(Options{
-		Service: m, Applied: func() watch.Origin { return watch.Origin{} },
-		Peers: func() map[string]Peer { return m.peers }, Changed: func() error { m.changed++; return nil },
-		Path: m.path, BootID: m.boot, Now: func() time.Duration { return m.now },
+		Service: m,
+		Path:    m.path, BootID: m.boot, Now: func() time.Duration { return m.now },
 	})
 }
 
@@ -51,7 +50,10 @@ func (m *machine) start() {
 func (m *machine) pass(d time.Duration) {
 	for end := m.now + d; m.now < end; {
 		m.now += 5 * time.Second
-		m.step(m.t.Context())
+		m.step(m.t.Context(), Inputs{
+			Applied: func() watch.Origin { return watch.Origin{} }, Peers: func() map[string]Peer { return m.peers },
+			Changed: func() error { m.changed++; return nil },
+		})
 	}
 }
 

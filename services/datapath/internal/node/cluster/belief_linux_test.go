@@ -16,7 +16,7 @@ import (
 func TestKernelEndpointsOfDoubtedNodesAreUnknown(t *testing.T) {
 	dir, s := newDir(t), newSource()
 	var doubts atomic.Bool
-	p := start(t, dir, s, time.Now, func(f *cluster.Follower) {
+	p := start(t, dir, s, time.Now, func(f *cluster.FollowerOptions) {
 		f.Believes = func(node string) bool { return node != "b" || !doubts.Load() }
 	})
 	set := map[cluster.Key]cluster.Item{

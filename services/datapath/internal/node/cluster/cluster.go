@@ -107,12 +107,12 @@ type Entries interface {
 // has entries of one family.
 const maxKeys = 1 << 19
 
-// Follower keeps the ipcache as the source says.
-type Follower struct {
-	source  Source
-	entries Entries
-	numbers *Numbers
-	log     *slog.Logger
+// FollowerOptions are what a Follower needs. Functions and interfaces without a word about nil
+// are required.
+type FollowerOptions struct {
+	Source  Source
+	Entries Entries
+	Numbers *Numbers
 
 	// Away is called when the source fails, Back when it answers after that; nil: they
 	// are not.
@@ -144,6 +144,15 @@ type Follower struct {
 	// those of before; nil: it is not.
 	Moved func(ranges []netip.Prefix, nodes []netip.Addr) error
 
+	Log *slog.Logger
+}
+
+// Follower keeps the ipcache as the source says.
+type Follower struct {
+	o       FollowerOptions
+	earlier Others // of o, until everything was said; only Apply and its callees use it
+	log     *slog.Logger
+
 	mu       sync.Mutex
 	nodes    map[string]Node           // guarded by mu
 	local    []netip.Addr              // guarded by mu; what Local said last
@@ -156,16 +165,16 @@ type Follower struct {
 }
 
 // NewFollower prepares a follower. It does nothing before Run.
-func NewFollower(source Source, entries Entries, numbers *Numbers, l *slog.Logger) *Follower {
+func NewFollower(o FollowerOptions) *Follower {
 	return &Follower{
-		source: source, entries: entries, numbers: numbers, log: l.With("source", "cluster"),
+		o: o, earlier: o.Earlier, log: o.Log.With("source", "cluster"),
 		nodes: map[string]Node{}, holders: map[netip.Prefix][]string{}, refused: map[Key]string{},
 	}
 }
 
 // Run follows until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
-	return watch.Follow(ctx, f.source, f, watch.FollowOptions{
+	return watch.Follow(ctx, f.o.Source, f, watch.FollowOptions{
 		Max: maxKeys, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: f.log,
 	})
 }
@@ -179,8 +188,8 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	installed := map[string]Installation{}
 	ranges := map[netip.Prefix]struct{}{} // whose holder may be another
 	changed := false
-	if f.Local != nil {
-		f.local = f.Local()
+	if f.o.Local != nil {
+		f.local = f.o.Local()
 	}
 	for k, item := range c.Upserts {
 		switch {
@@ -189,16 +198,16 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			installed[k.Node] = Installation{item.Node.Incarnation, tunnelOf(*item.Node)}
 			f.hold(k.Node, f.believed(k, *item.Node), ranges)
 		case item.On != "":
-			if _, ok := f.numbers.Of(item.On); !ok && installed[item.On] == (Installation{}) {
+			if _, ok := f.o.Numbers.Of(item.On); !ok && installed[item.On] == (Installation{}) {
 				installed[item.On] = Installation{} // its record comes later
 			}
 		}
 	}
 	f.checkRanges(c.Upserts, ranges)
-	moved := f.numbers.Set(installed)
+	moved := f.o.Numbers.Set(installed)
 	f.join(installed, ranges)
 	for from, to := range moved {
-		errs = append(errs, f.entries.Renumber(from, to))
+		errs = append(errs, f.o.Entries.Renumber(from, to))
 	}
 	errs = append(errs, f.doubt())
 	f.save()
@@ -215,7 +224,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	for k := range c.Deletes {
 		delete(f.refused, k)
 		if k.Node == "" {
-			errs = append(errs, f.entries.RemoveRemote(k.Prefix))
+			errs = append(errs, f.o.Entries.RemoveRemote(k.Prefix))
 		}
 	}
 	left, gone := slices.Collect(maps.Keys(moved)), false
@@ -224,13 +233,13 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			continue
 		}
 		gone = true
-		if number, ok := f.numbers.Of(k.Node); ok {
+		if number, ok := f.o.Numbers.Of(k.Node); ok {
 			left = append(left, number)
 		}
 		errs = append(errs, f.remove(k.Node))
 	}
-	if f.Fabric != nil {
-		f.Fabric.Leave(left)
+	if f.o.Fabric != nil {
+		f.o.Fabric.Leave(left)
 	}
 	f.save()
 	err := errors.Join(append(errs, f.tell(gone))...)
@@ -257,19 +266,19 @@ func (f *Follower) Reconsider() error {
 
 // doubt makes the ipcache doubt the nodes that are not believed. It runs with mu held.
 func (f *Follower) doubt() error {
-	if f.Believes == nil {
+	if f.o.Believes == nil {
 		return nil
 	}
 	doubted := map[uint16]struct{}{}
-	for name, number := range f.numbers.Names() {
-		if !f.Believes(name) {
+	for name, number := range f.o.Numbers.Names() {
+		if !f.o.Believes(name) {
 			doubted[number] = struct{}{}
 		}
 	}
 	if maps.Equal(doubted, f.doubted) {
 		return nil
 	}
-	err := f.entries.Doubt(doubted)
+	err := f.o.Entries.Doubt(doubted)
 	if err == nil {
 		f.doubted = doubted
 	}
@@ -278,51 +287,51 @@ func (f *Follower) doubt() error {
 
 // join tells the fabric which nodes have what is about to be published.
 func (f *Follower) join(installed map[string]Installation, ranges map[netip.Prefix]struct{}) {
-	if f.Fabric == nil {
+	if f.o.Fabric == nil {
 		return
 	}
 	var members []Member
 	for name := range installed {
 		if node, ok := f.nodes[name]; ok {
-			number, _ := f.numbers.Of(name)
+			number, _ := f.o.Numbers.Of(name)
 			members = append(members, Member{name, number, node})
 		}
 	}
-	f.Fabric.Join(members)
+	f.o.Fabric.Join(members)
 	f.hand(ranges)
 }
 
 // hand tells the fabric whose some ranges are.
 func (f *Follower) hand(ranges map[netip.Prefix]struct{}) {
-	if f.Fabric == nil || len(ranges) == 0 {
+	if f.o.Fabric == nil || len(ranges) == 0 {
 		return
 	}
 	holders := map[netip.Prefix]uint16{}
 	for p := range ranges {
 		holders[p] = 0
 		if names := f.holders[p]; len(names) > 0 {
-			holders[p], _ = f.numbers.Of(names[0])
+			holders[p], _ = f.o.Numbers.Of(names[0])
 		}
 	}
-	f.Fabric.Hold(holders)
+	f.o.Fabric.Hold(holders)
 }
 
 // tell says the ranges and addresses of all others to whom it may concern.
 func (f *Follower) tell(changed bool) error {
-	if changed && f.Known != nil {
-		f.Known(maps.Clone(f.nodes))
+	if changed && f.o.Known != nil {
+		f.o.Known(maps.Clone(f.nodes))
 	}
-	if !changed || f.Moved == nil {
+	if !changed || f.o.Moved == nil {
 		return nil
 	}
-	ranges, nodes := slices.Clone(f.Earlier.Ranges), slices.Clone(f.Earlier.Nodes)
+	ranges, nodes := slices.Clone(f.earlier.Ranges), slices.Clone(f.earlier.Nodes)
 	ranges = slices.AppendSeq(ranges, maps.Keys(f.holders))
 	for _, n := range f.nodes {
 		nodes = append(nodes, n.Addresses...)
 	}
 	slices.SortFunc(ranges, netip.Prefix.Compare)
 	slices.SortFunc(nodes, netip.Addr.Compare)
-	return f.Moved(slices.Compact(ranges), slices.Compact(nodes))
+	return f.o.Moved(slices.Compact(ranges), slices.Compact(nodes))
 }
 
 // publish has the ipcache say one mapping.
@@ -330,15 +339,15 @@ func (f *Follower) publish(k Key, item Item) error {
 	delete(f.refused, k)
 	if why := refusal(k.Prefix, item.Identity); why != "" {
 		f.refuse(k, why)
-		return f.entries.RemoveRemote(k.Prefix)
+		return f.o.Entries.RemoveRemote(k.Prefix)
 	}
 	number := uint16(0)
 	if item.On != "" {
-		number, _ = f.numbers.Of(item.On)
+		number, _ = f.o.Numbers.Of(item.On)
 	}
 	ofDevice := f.isOfNode(k.Prefix, item)
-	return f.entries.SetRemote(k.Prefix, ipcache.Remote{
-		Identity: item.Identity, Node: number, ByStack: f.NodesByStack && ofDevice, OfDevice: ofDevice,
+	return f.o.Entries.SetRemote(k.Prefix, ipcache.Remote{
+		Identity: item.Identity, Node: number, ByStack: f.o.NodesByStack && ofDevice, OfDevice: ofDevice,
 	})
 }
 
@@ -442,10 +451,10 @@ func (f *Follower) hold(name string, n Node, ranges map[netip.Prefix]struct{}) {
 func (f *Follower) writeRange(p netip.Prefix) error {
 	holders := f.holders[p]
 	if len(holders) == 0 {
-		return f.entries.RemoveRemote(p)
+		return f.o.Entries.RemoveRemote(p)
 	}
-	number, _ := f.numbers.Of(holders[0])
-	return f.entries.SetRemote(p, ipcache.Remote{Identity: identity.UnknownInCluster, Node: number})
+	number, _ := f.o.Numbers.Of(holders[0])
+	return f.o.Entries.SetRemote(p, ipcache.Remote{Identity: identity.UnknownInCluster, Node: number})
 }
 
 // remove ends a node. Its number rests, also while a mapping that the source still
@@ -459,12 +468,12 @@ func (f *Follower) remove(name string) error {
 	for p := range ranges {
 		errs = append(errs, f.writeRange(p))
 	}
-	f.numbers.Remove(name)
+	f.o.Numbers.Remove(name)
 	return errors.Join(errs...)
 }
 
 func (f *Follower) save() {
-	if err := f.numbers.Save(); err != nil {
+	if err := f.o.Numbers.Save(); err != nil {
 		f.log.Error("numbers of nodes not written", log.Err(err))
 	}
 }
@@ -477,12 +486,12 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 	var left []uint16
 	for _, name := range slices.Collect(maps.Keys(f.nodes)) {
 		if _, ok := listed[Key{Node: name}]; !ok {
-			number, _ := f.numbers.Of(name)
+			number, _ := f.o.Numbers.Of(name)
 			left = append(left, number)
 			errs = append(errs, f.remove(name))
 		}
 	}
-	errs = append(errs, f.entries.Keep(func(p netip.Prefix) bool {
+	errs = append(errs, f.o.Entries.Keep(func(p netip.Prefix) bool {
 		_, mapped := listed[Key{Prefix: p}]
 		_, held := f.holders[p]
 		return mapped || held
@@ -493,18 +502,18 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 		}
 	}
 	// Those of an earlier process that went while this one was not there.
-	for name, number := range f.numbers.Names() {
-		if _, ok := f.nodes[name]; !ok && !f.entries.InUse(number) {
-			f.numbers.Remove(name)
+	for name, number := range f.o.Numbers.Names() {
+		if _, ok := f.nodes[name]; !ok && !f.o.Entries.InUse(number) {
+			f.o.Numbers.Remove(name)
 		}
 	}
 	f.save()
 	f.back()
 	f.complete, f.err = true, nil
-	f.Earlier = Others{}
-	if f.Fabric != nil {
-		f.Fabric.Leave(left)
-		f.Fabric.Complete()
+	f.earlier = Others{}
+	if f.o.Fabric != nil {
+		f.o.Fabric.Leave(left)
+		f.o.Fabric.Complete()
 	}
 	return errors.Join(append(errs, f.tell(true))...)
 }
@@ -517,16 +526,16 @@ func (f *Follower) Failed(_ context.Context, why error) error {
 		f.back()
 	}
 	f.complete, f.err = why == nil, why
-	if why != nil && f.Away != nil {
-		f.Away()
+	if why != nil && f.o.Away != nil {
+		f.o.Away()
 	}
 	return nil
 }
 
 // back tells that the source answers if it has failed before. It runs with mu held.
 func (f *Follower) back() {
-	if f.err != nil && f.Back != nil {
-		f.Back()
+	if f.err != nil && f.o.Back != nil {
+		f.o.Back()
 	}
 }
 
@@ -555,4 +564,4 @@ func (f *Follower) State() State {
 }
 
 // Name of the node with a number, as far as it is known.
-func (f *Follower) Name(number uint16) string { return f.numbers.Name(number) }
+func (f *Follower) Name(number uint16) string { return f.o.Numbers.Name(number) }

@@ -108,7 +108,7 @@ type process struct {
 	stop     func()
 }
 
-func start(t testing.TB, dir place, s *source, now func() time.Time, prepare ...func(*cluster.Follower)) *process {
+func start(t testing.TB, dir place, s *source, now func() time.Time, prepare ...func(*cluster.FollowerOptions)) *process {
 	t.Helper()
 	k, err := kernel.Open(t.Context(), kernel.Options{Dir: dir.bpffs, PodCIDRs: []netip.Prefix{ownRange}})
 	must(t, err)
@@ -119,10 +119,11 @@ func start(t testing.TB, dir place, s *source, now func() time.Time, prepare ...
 		Path: filepath.Join(dir.state, "nodes.json"), BootID: "boot-1", InUse: k.IPCache.InUse, Found: found, Now: now,
 	})
 	p.opened = p.numbers.Err()
-	p.follower = cluster.NewFollower(s, k.IPCache, p.numbers, log.Discard())
+	o := cluster.FollowerOptions{Source: s, Entries: k.IPCache, Numbers: p.numbers, Log: log.Discard()}
 	for _, f := range prepare {
-		f(p.follower)
+		f(&o)
 	}
+	p.follower = cluster.NewFollower(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- p.follower.Run(ctx) }()

@@ -96,8 +96,7 @@ func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
 	}
-	f := NewFollower(nil, o, OpenNumbers(NumbersOptions{InUse: o.InUse}), log.Discard())
-	f.Fabric = o
+	f := NewFollower(FollowerOptions{Entries: o, Numbers: OpenNumbers(NumbersOptions{InUse: o.InUse}), Fabric: o, Log: log.Discard()})
 	node := func(incarnation, address string, ranges ...string) Item {
 		n := &Node{Incarnation: incarnation, Addresses: []netip.Addr{netip.MustParseAddr(address)}}
 		for _, r := range ranges {
@@ -140,13 +139,17 @@ func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 }
 
 // follow makes a follower of an ipcache and fabric that check their order.
-func follow(t *testing.T) (*Follower, *order) {
+func follow(t *testing.T, options ...func(*FollowerOptions)) (*Follower, *order) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
 	}
-	f := NewFollower(nil, o, OpenNumbers(NumbersOptions{InUse: o.InUse}), log.Discard())
-	f.Fabric = o
-	return f, o
+	opts := FollowerOptions{
+		Entries: o, Numbers: OpenNumbers(NumbersOptions{InUse: o.InUse}), Fabric: o, Log: log.Discard(),
+	}
+	for _, set := range options {
+		set(&opts)
+	}
+	return NewFollower(opts), o
 }
 
 // nodeItem is a node with an address and ranges.
@@ -167,7 +170,7 @@ func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	numberOf := func(name string) uint16 { n, _ := f.numbers.Of(name); return n }
+	numberOf := func(name string) uint16 { n, _ := f.o.Numbers.Of(name); return n }
 	p, to := netip.MustParsePrefix("10.2.0.0/24"), numberOf("b")
 	if o.holders[p] != numberOf("a") {
 		t.Fatalf("the fabric has the range at number %d", o.holders[p])
@@ -191,28 +194,29 @@ func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	number, _ := f.numbers.Of("gone")
+	number, _ := f.o.Numbers.Of("gone")
 	f.nodes = map[string]Node{} // of a process that begins: it knows the numbers alone
 	f.holders = map[netip.Prefix][]string{}
 	if err := f.Complete(t.Context(), map[Key]struct{}{pod: {}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := f.numbers.Names()["gone"]; !ok || o.remotes[pod.Prefix] != number {
-		t.Errorf("the number %d of an entry is free: %v", number, f.numbers.Names())
+	if _, ok := f.o.Numbers.Names()["gone"]; !ok || o.remotes[pod.Prefix] != number {
+		t.Errorf("the number %d of an entry is free: %v", number, f.o.Numbers.Names())
 	}
 	if err := f.Complete(t.Context(), map[Key]struct{}{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := f.numbers.Names()["gone"]; ok {
+	if _, ok := f.o.Numbers.Names()["gone"]; ok {
 		t.Error("a number that nothing has does not end")
 	}
 }
 
 // TestSourceThatAnswersAgainIsTold, with and without a listing.
 func TestSourceThatAnswersAgainIsTold(t *testing.T) {
-	f, _ := follow(t)
 	var said []string
-	f.Away, f.Back = func() { said = append(said, "away") }, func() { said = append(said, "back") }
+	f, _ := follow(t, func(o *FollowerOptions) {
+		o.Away, o.Back = func() { said = append(said, "away") }, func() { said = append(said, "back") }
+	})
 	for _, step := range []func() error{
 		func() error { return f.Failed(t.Context(), errors.New("away")) },
 		func() error { return f.Failed(t.Context(), nil) },

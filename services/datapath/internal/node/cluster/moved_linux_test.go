@@ -28,14 +28,17 @@ func (noEntries) InUse(uint16) bool                  { return false }
 
 // TestMovedIsToldOfJoinsAddressesAndLeaves has nodes come, change and go.
 func TestMovedIsToldOfJoinsAddressesAndLeaves(t *testing.T) {
-	f := cluster.NewFollower(nil, noEntries{}, cluster.OpenNumbers(cluster.NumbersOptions{
-		Path: filepath.Join(t.TempDir(), "nodes.json"), BootID: "boot-1", InUse: noEntries{}.InUse, Log: log.Discard(),
-	}), log.Discard())
 	var told []string
-	f.Moved = func(ranges []netip.Prefix, nodes []netip.Addr) error {
-		told = append(told, fmt.Sprint(ranges, nodes))
-		return nil
-	}
+	f := cluster.NewFollower(cluster.FollowerOptions{
+		Entries: noEntries{}, Log: log.Discard(),
+		Numbers: cluster.OpenNumbers(cluster.NumbersOptions{
+			Path: filepath.Join(t.TempDir(), "nodes.json"), BootID: "boot-1", InUse: noEntries{}.InUse, Log: log.Discard(),
+		}),
+		Moved: func(ranges []netip.Prefix, nodes []netip.Addr) error {
+			told = append(told, fmt.Sprint(ranges, nodes))
+			return nil
+		},
+	})
 	type changes = watch.Changes[cluster.Key, cluster.Item]
 	upsert := func(k cluster.Key, i cluster.Item) changes {
 		return changes{Upserts: map[cluster.Key]cluster.Item{k: i}}

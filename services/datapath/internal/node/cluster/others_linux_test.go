@@ -33,12 +33,14 @@ func (p published) RemoveRemote(prefix netip.Prefix) error {
 	return nil
 }
 
-func newFollower(t *testing.T) (*cluster.Follower, published) {
+func newFollower(t *testing.T, o cluster.FollowerOptions) (*cluster.Follower, published) {
 	t.Helper()
 	p := published{remote: map[netip.Prefix]ipcache.Remote{}}
-	return cluster.NewFollower(nil, p, cluster.OpenNumbers(cluster.NumbersOptions{
+	o.Entries, o.Log = p, log.Discard()
+	o.Numbers = cluster.OpenNumbers(cluster.NumbersOptions{
 		Path: filepath.Join(t.TempDir(), "nodes.json"), BootID: "boot-1", InUse: p.InUse, Log: log.Discard(),
-	}), log.Discard()), p
+	})
+	return cluster.NewFollower(o), p
 }
 
 func apply(t *testing.T, f *cluster.Follower, said map[cluster.Key]cluster.Item) {
@@ -49,16 +51,17 @@ func apply(t *testing.T, f *cluster.Follower, said map[cluster.Key]cluster.Item)
 // TestWhatAnEarlierProcessKnewCountsUntilTheListing keeps ranges and addresses in the
 // firewall while only a part of the cluster has been heard.
 func TestWhatAnEarlierProcessKnewCountsUntilTheListing(t *testing.T) {
-	f, _ := newFollower(t)
 	told := ""
-	f.Moved = func(ranges []netip.Prefix, nodes []netip.Addr) error {
-		told = fmt.Sprint(ranges, nodes)
-		return nil
-	}
-	f.Earlier = cluster.Others{
-		Ranges: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.2.0.0/24")},
-		Nodes:  []netip.Addr{netip.MustParseAddr("192.0.2.2")},
-	}
+	f, _ := newFollower(t, cluster.FollowerOptions{
+		Moved: func(ranges []netip.Prefix, nodes []netip.Addr) error {
+			told = fmt.Sprint(ranges, nodes)
+			return nil
+		},
+		Earlier: cluster.Others{
+			Ranges: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.2.0.0/24")},
+			Nodes:  []netip.Addr{netip.MustParseAddr("192.0.2.2")},
+		},
+	})
 	a := map[cluster.Key]cluster.Item{{Node: "a"}: node("inc-a", "192.0.2.1", "10.1.0.0/24")}
 	apply(t, f, a)
 	if want := "[10.1.0.0/24 10.2.0.0/24] [192.0.2.1 192.0.2.2]"; told != want {
@@ -78,7 +81,7 @@ func TestRangesAroundAddressesOfNodesAreRefused(t *testing.T) {
 	for what, said := range map[string][]map[cluster.Key]cluster.Item{
 		"the node first": {other, liar}, "the range first": {liar, other},
 	} {
-		f, p := newFollower(t)
+		f, p := newFollower(t, cluster.FollowerOptions{})
 		for _, s := range said {
 			apply(t, f, s)
 		}
@@ -93,8 +96,9 @@ func TestRangesAroundAddressesOfNodesAreRefused(t *testing.T) {
 		}
 	}
 
-	f, p := newFollower(t)
-	f.Local = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("192.0.2.9")} }
+	f, p := newFollower(t, cluster.FollowerOptions{
+		Local: func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("192.0.2.9")} },
+	})
 	apply(t, f, liar)
 	if _, ok := p.remote[bad]; ok {
 		t.Errorf("%v is published, which contains the address of this node", bad)
@@ -105,8 +109,7 @@ func TestRangesAroundAddressesOfNodesAreRefused(t *testing.T) {
 // those of pods never.
 func TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe(t *testing.T) {
 	for _, byStack := range []bool{false, true} {
-		f, p := newFollower(t)
-		f.NodesByStack = byStack
+		f, p := newFollower(t, cluster.FollowerOptions{NodesByStack: byStack})
 		apply(t, f, map[cluster.Key]cluster.Item{
 			{Node: "a"}:          node("inc-a", "192.0.2.1", "10.1.0.0/24"),
 			key("192.0.2.1/32"):  {On: "a", Identity: identity.RemoteNode},

@@ -39,25 +39,35 @@ type Registrar struct {
 	registry Registry
 	look     func() (Underlay, error)
 	log      *slog.Logger
-	wake     chan struct{}
+	wake     Changes
 
 	mu    sync.Mutex
 	again bool  // guarded by mu; say it although it is the same
 	err   error // guarded by mu; why it was not said
 }
 
-// NewRegistrar prepares a registrar. Look says what the node is now.
-func NewRegistrar(registry Registry, look func() (Underlay, error), l *slog.Logger) *Registrar {
-	return &Registrar{registry: registry, look: look, log: l, wake: make(chan struct{}, 1), again: true}
-}
+// Changes has a Registrar look again at what the node is. It may exist before the Registrar.
+type Changes chan struct{}
 
-// Changed has Run look again at what the node is. It does not wait.
-func (r *Registrar) Changed() {
+// NewChanges has nothing to look at.
+func NewChanges() Changes { return make(Changes, 1) }
+
+// Add says that the node may be another. It does not wait.
+func (c Changes) Add() {
 	select {
-	case r.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
+
+// NewRegistrar prepares a registrar. Look says what the node is now, and changes when it may
+// be another.
+func NewRegistrar(registry Registry, look func() (Underlay, error), changes Changes, l *slog.Logger) *Registrar {
+	return &Registrar{registry: registry, look: look, log: l, wake: changes, again: true}
+}
+
+// Changed has Run look again at what the node is. It does not wait.
+func (r *Registrar) Changed() { r.wake.Add() }
 
 // Lost has Run say again what the node is: the registry was away.
 func (r *Registrar) Lost() {

@@ -61,8 +61,8 @@ type Pins interface {
 	Audit(repair bool) ([]string, error)
 }
 
-// Host implements endpoint.Host.
-type Host struct {
+// Options are what Host keeps.
+type Options struct {
 	Devices   Devices
 	Firewall  Firewall
 	Addresses Addresses
@@ -70,44 +70,58 @@ type Host struct {
 	Pins      Pins   // nil: the maps have none
 	Ranges    *podrange.Set
 	// Changed is called when addresses or default routes of the node may be others;
-	// nil: it is not.
+	// nil: nobody is told.
 	Changed func()
 	Log     *slog.Logger
+}
 
+// Host implements endpoint.Host.
+type Host struct {
+	o        Options
 	warnings atomic.Pointer[[]string] // nil before the first look
+}
+
+// New looks at nothing yet.
+func New(o Options) *Host { return &Host{o: o} }
+
+// Changed says that addresses or default routes of the node may be others.
+func (h *Host) Changed() {
+	if h.o.Changed != nil {
+		h.o.Changed()
+	}
 }
 
 // Check implements endpoint.Host.
 func (h *Host) Check() ([]endpoint.Difference, error) {
-	diffs, err := h.Devices.CheckNode()
+	diffs, err := h.o.Devices.CheckNode()
 	if err != nil {
 		return nil, err
 	}
-	fw, err := h.Firewall.Check()
+	fw, err := h.o.Firewall.Check()
 	if err != nil {
 		return nil, err
 	}
 	diffs = append(diffs, fw...)
-	if h.Fabric != nil {
-		ds, err := h.Fabric.Check()
+	if h.o.Fabric != nil {
+		ds, err := h.o.Fabric.Check()
 		if err != nil {
 			return nil, err
 		}
 		diffs = append(diffs, ds...)
 	}
-	have, err := h.Addresses.HostAddrs()
+	have, err := h.o.Addresses.HostAddrs()
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range h.Ranges.NodeAddrs() {
+	for _, a := range h.o.Ranges.NodeAddrs() {
 		if !slices.Contains(have, a) {
 			diffs = append(diffs, endpoint.Difference{Subject: "sl_ip", Key: a.String(), Want: "the host"})
 		}
 	}
-	if h.Pins == nil {
+	if h.o.Pins == nil {
 		return diffs, nil
 	}
-	pins, err := h.Pins.Audit(false)
+	pins, err := h.o.Pins.Audit(false)
 	for _, p := range pins {
 		diffs = append(diffs, endpoint.Difference{Subject: "pin", Key: p, Want: "the map in use"})
 	}
@@ -116,17 +130,17 @@ func (h *Host) Check() ([]endpoint.Difference, error) {
 
 // Repair implements endpoint.Host.
 func (h *Host) Repair() error {
-	errs := []error{h.Devices.RepairNode(), h.SyncAddrs()}
-	fw, err := h.Firewall.Check()
+	errs := []error{h.o.Devices.RepairNode(), h.SyncAddrs()}
+	fw, err := h.o.Firewall.Check()
 	if err == nil && len(fw) > 0 {
-		err = h.Firewall.Repair()
+		err = h.o.Firewall.Repair()
 	}
 	errs = append(errs, err)
-	if h.Fabric != nil {
-		errs = append(errs, h.Fabric.Repair())
+	if h.o.Fabric != nil {
+		errs = append(errs, h.o.Fabric.Repair())
 	}
-	if h.Pins != nil {
-		_, err := h.Pins.Audit(true)
+	if h.o.Pins != nil {
+		_, err := h.o.Pins.Audit(true)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -134,20 +148,18 @@ func (h *Host) Repair() error {
 
 // SyncAddrs brings the host's addresses into the maps.
 func (h *Host) SyncAddrs() error {
-	if h.Changed != nil {
-		defer h.Changed()
-	}
-	addrs, err := h.Devices.HostAddrs()
+	defer h.Changed()
+	addrs, err := h.o.Devices.HostAddrs()
 	if err != nil {
 		return err
 	}
-	return h.Addresses.SyncHostAddrs(addrs)
+	return h.o.Addresses.SyncHostAddrs(addrs)
 }
 
 // RemoveRange takes away what the node has for a former pod range.
 func (h *Host) RemoveRange(p netip.Prefix) error {
-	return errors.Join(h.Devices.RemoveRange(p), h.SyncAddrs())
+	return errors.Join(h.o.Devices.RemoveRange(p), h.SyncAddrs())
 }
 
 // AddrIn implements podrange.Host.
-func (h *Host) AddrIn(p netip.Prefix) (netip.Addr, string, error) { return h.Devices.AddrIn(p) }
+func (h *Host) AddrIn(p netip.Prefix) (netip.Addr, string, error) { return h.o.Devices.AddrIn(p) }

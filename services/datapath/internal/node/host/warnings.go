@@ -22,8 +22,8 @@ const realtimeFile = "/sys/kernel/realtime"
 // packets from other nodes, as of now.
 func (h *Host) Warnings() []string {
 	warnings := h.limits()
-	if h.Fabric != nil {
-		warnings = append(warnings, h.Fabric.Warnings()...)
+	if h.o.Fabric != nil {
+		warnings = append(warnings, h.o.Fabric.Warnings()...)
 	}
 	return warnings
 }
@@ -38,11 +38,11 @@ func (h *Host) limits() []string {
 
 // Look looks for what Warnings names, and logs what is new.
 func (h *Host) Look() error {
-	list, err := h.Firewall.MarkRules(netdev.MarkFree)
+	list, err := h.o.Firewall.MarkRules(netdev.MarkFree)
 	if err != nil {
 		return fmt.Errorf("look for firewall rules that change the packet mark: %w", err)
 	}
-	closed, err := h.Firewall.Closed()
+	closed, err := h.o.Firewall.Closed()
 	if err != nil {
 		return fmt.Errorf("look for firewall chains that stop what is forwarded: %w", err)
 	}
@@ -59,7 +59,7 @@ func (h *Host) Look() error {
 	h.warnings.Store(&list)
 	for _, w := range list {
 		if !slices.Contains(before, w) {
-			h.Log.Warn("the node limits what the programs guarantee", "why", w)
+			h.o.Log.Warn("the node limits what the programs guarantee", "why", w)
 		}
 	}
 	return nil

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package unenforce takes policies out of the kernel where none is wanted any more.
-package unenforce
+package policysync
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// Policies gives every endpoint the table that allows everything and removes
+// Remove gives every endpoint the table that allows everything and removes
 // what a policy service had brought: no policy is wanted any more.
-func Policies(k policysync.Kernel) error {
+func Remove(k Kernel) error {
 	bindings, err := k.Bindings()
 	if err != nil {
 		return fmt.Errorf("list endpoints: %w", err)

@@ -11,11 +11,10 @@ import (
 
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/places"
 )
 
-// TestPlacesAreThoseOfTheRecords after any changes of the records.
-func TestPlacesAreThoseOfTheRecords(t *testing.T) {
+// TestTheIndexIsThatOfTheRecords after any changes of the records.
+func TestTheIndexIsThatOfTheRecords(t *testing.T) {
 	const owners, namespaces, changes = 6, 3, 2000
 	phases := []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady, endpoint.PhaseDeleted}
 	seed := rand.Uint64()
@@ -34,12 +33,12 @@ func TestPlacesAreThoseOfTheRecords(t *testing.T) {
 			}
 			c.set(r, endpoint.Ready)
 		}
-		want := places.New()
-		for _, r := range c.records {
-			want.Add(r)
+		want := NewIndex()
+		for o, r := range c.records {
+			want.add(r, c.states[o])
 		}
-		if !reflect.DeepEqual(c.places, want) {
-			t.Fatalf("seed %d, after %d changes: %+v, want %+v", seed, i+1, c.places, want)
+		if !reflect.DeepEqual(c.Index, want) {
+			t.Fatalf("seed %d, after %d changes: %+v, want %+v", seed, i+1, c.Index, want)
 		}
 	}
 }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package audit keeps the node as the records say: it compares from time to time,
-// looks at once at what the kernel says has changed, and reports what was found.
-package audit
+package endpoints
 
 import (
 	"context"
@@ -17,19 +15,20 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
 )
 
-// Auditor compares and reports.
+// Auditor keeps the node as the records say: it compares from time to time, looks at once at
+// what the kernel says has changed, and reports what was found.
 type Auditor struct {
-	Core    *lifecycle.Core // knows how endpoints and host should be
-	Host    *host.Host      // what belongs to no endpoint
-	Changes *netdev.Netdev  // says what changes in the kernel
-	Log     *slog.Logger
+	core    *lifecycle.Core // knows how endpoints and host should be
+	host    *host.Host      // what belongs to no endpoint
+	changes *netdev.Netdev  // says what changes in the kernel
+	log     *slog.Logger
 }
 
-// Restore is the Core's, and reports what it did.
-func (a *Auditor) Restore(ctx context.Context) error { return a.Core.Restore(ctx, a.emit) }
+// Restore is lifecycle.Core's, and reports what it did.
+func (a *Auditor) Restore(ctx context.Context) error { return a.core.Restore(ctx, a.emit) }
 
 // Compare compares everything, devices too, which Restore leaves out, and repairs it.
-func (a *Auditor) Compare(ctx context.Context) error { return a.Core.Audit(ctx, true, a.emit) }
+func (a *Auditor) Compare(ctx context.Context) error { return a.core.Audit(ctx, true, a.emit) }
 
 func (a *Auditor) emit(f endpoint.Finding) error {
 	a.report(f)
@@ -40,21 +39,19 @@ func (a *Auditor) report(f endpoint.Finding) {
 	args := []any{"subject", f.Subject, "key", f.Key, "want", f.Want, "have", f.Have}
 	switch {
 	case f.Err != nil:
-		a.Log.Error("difference not repaired", append(args, log.Err(f.Err))...)
+		a.log.Error("difference not repaired", append(args, log.Err(f.Err))...)
 	case f.Repaired:
-		a.Log.Info("difference repaired", args...)
+		a.log.Info("difference repaired", args...)
 	default:
-		a.Log.Warn("difference found", args...)
+		a.log.Warn("difference found", args...)
 	}
 }
 
 // Audit does one comparison, and looks for what an operator is warned of.
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
-	err := a.Core.Audit(ctx, repair, a.emit)
-	if a.Host.Changed != nil {
-		a.Host.Changed()
-	}
-	return errors.Join(err, a.Host.Look())
+	err := a.core.Audit(ctx, repair, a.emit)
+	a.host.Changed()
+	return errors.Join(err, a.host.Look())
 }
 
 // Watch looks at once at what the kernel says has changed, until ctx ends.
@@ -62,30 +59,30 @@ func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 // they should be; the host's addresses are always kept up to date.
 func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 	// What an operator is warned of, no start compares.
-	if err := a.Host.Look(); err != nil {
-		a.Log.Error("warnings about the node not looked for", log.Err(err))
+	if err := a.host.Look(); err != nil {
+		a.log.Error("warnings about the node not looked for", log.Err(err))
 	}
 	failing := map[netdev.Change]bool{}
-	return a.Changes.Watch(ctx, func(c netdev.Change) (again bool) {
+	return a.changes.Watch(ctx, func(c netdev.Change) (again bool) {
 		var err error
-		if c.Node && a.Host.Changed != nil {
-			a.Host.Changed() // it may be a default route
+		if c.Node {
+			a.host.Changed() // it may be a default route
 		}
 		switch {
 		case c.Addresses:
-			err = a.Host.SyncAddrs()
+			err = a.host.SyncAddrs()
 		case c.Everything:
 			// no audit compares all of the host's addresses
-			err = a.Host.SyncAddrs()
+			err = a.host.SyncAddrs()
 			if repair {
 				err = errors.Join(err, a.Audit(ctx, true))
 			}
 		case c.Node && repair:
-			again, err = a.Core.HostChanged(a.emit)
+			again, err = a.core.HostChanged(a.emit)
 		case c.Ifindex != 0 && repair:
-			again, err = a.Core.LinkChanged(ctx, c.Ifindex, a.emit)
+			again, err = a.core.LinkChanged(ctx, c.Ifindex, a.emit)
 		case c.Addr.IsValid() && repair:
-			again, err = a.Core.AddrChanged(ctx, c.Addr, a.emit)
+			again, err = a.core.AddrChanged(ctx, c.Addr, a.emit)
 		}
 		if err == nil {
 			delete(failing, c)
@@ -93,7 +90,7 @@ func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 		}
 		if ctx.Err() == nil && !failing[c] {
 			failing[c] = true
-			a.Log.Error("change of the kernel not handled, trying again", log.Err(err))
+			a.log.Error("change of the kernel not handled, trying again", log.Err(err))
 		}
 		// The kernel does not tell of it a second time.
 		return true

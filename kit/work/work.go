@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package work describes the background work of a process: what a part of it does from its
+// start to its end.
+package work
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+)
+
+// Task is work that goes on until its context ends. Run returns earlier only with an error
+// that the process cannot live with.
+type Task struct {
+	Name string // for logs
+	Run  func(ctx context.Context) error
+}
+
+// Every calls fn at intervals until ctx ends, and returns why it ended. An error of fn is
+// logged with the name of the work, and fn is called again the next time.
+func Every(ctx context.Context, interval time.Duration, l *slog.Logger, name string, fn func() error) error {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+		if err := fn(); err != nil && ctx.Err() == nil {
+			l.Error("work incomplete, trying again later", "work", name, log.Err(err))
+		}
+	}
+}

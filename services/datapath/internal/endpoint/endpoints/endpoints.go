@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package endpoints is the subject of endpoints in the datapath: it makes and removes them
+// for callers, keeps their devices and maps as the records say, and says how they are.
+package endpoints
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/work"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
+)
+
+// Programs are those of the node, as far as endpoints have to do with them.
+type Programs interface {
+	// Reload loads them again if nf_conntrack has appeared since they were loaded, and
+	// says whether there are new ones, which have to be attached.
+	Reload() (bool, error)
+	// DropOldPrograms removes the pins of programs that no device has any more.
+	DropOldPrograms() error
+}
+
+// Options are what endpoints need.
+type Options struct {
+	// Lifecycle is the configuration of the core. Its Host is Host.
+	Lifecycle lifecycle.Config
+	// PolicyEvents name the slots whose policy has changed.
+	PolicyEvents *endpoint.SlotEvents
+	Devices      *netdev.Netdev
+	Host         *host.Host
+	Programs     Programs
+	// FollowConntrack has the programs loaded again when nf_conntrack appears.
+	FollowConntrack bool
+
+	// Ranges are the node's pod ranges, Source says which come and go, and Entries are
+	// theirs in the maps. Source is nil if the ranges are those of the configuration.
+	Ranges  *podrange.Set
+	Source  podrange.Source
+	Entries podrange.Entries
+
+	AuditInterval time.Duration
+	Repair        bool // what differs, beside reporting it
+	Log           *slog.Logger
+}
+
+// Endpoints are those of one node.
+type Endpoints struct {
+	Core    *lifecycle.Core
+	Auditor *Auditor
+	Keeper  *podrange.Keeper // nil without Options.Source
+
+	o        Options
+	compared chan struct{}
+}
+
+// Open knows no endpoint yet: call Restore.
+func Open(o Options) *Endpoints {
+	e := &Endpoints{Core: lifecycle.New(o.Lifecycle), o: o, compared: make(chan struct{})}
+	e.Auditor = &Auditor{core: e.Core, host: o.Host, changes: o.Devices, log: o.Log}
+	if o.Source != nil {
+		e.Keeper = podrange.New(podrange.Options{
+			Set: o.Ranges, Source: o.Source, Entries: o.Entries, Host: o.Host, Endpoints: e.Core, Log: o.Log,
+		})
+	}
+	return e
+}
+
+// Restore brings records and maps together, so that calls can be served.
+func (e *Endpoints) Restore(ctx context.Context) error {
+	// What changes from now on is looked at after the comparison of devices.
+	if err := e.o.Devices.Subscribe(); err != nil {
+		return err
+	}
+	return e.Auditor.Restore(ctx)
+}
+
+// pause is before a comparison is tried again that failed.
+const pause = time.Second
+
+// Compare brings records and devices together, while calls are served. One that
+// fails is tried again: the endpoints have traffic meanwhile.
+func (e *Endpoints) Compare(ctx context.Context) error {
+	for {
+		err := e.Auditor.Compare(ctx)
+		if err == nil {
+			break
+		}
+		e.o.Log.Error("devices not compared with the records, trying again", log.Err(err))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := e.o.Programs.DropOldPrograms(); err != nil {
+		e.o.Log.Warn("old programs stay pinned", log.Err(err))
+	}
+	close(e.compared)
+	return nil
+}
+
+// Compared is closed when Compare has succeeded.
+func (e *Endpoints) Compared() <-chan struct{} { return e.compared }
+
+// Tasks are the background work. It begins with a comparison of everything, which phase
+// reports.
+func (e *Endpoints) Tasks(phase func(name string, f func() error) error) []work.Task {
+	tasks := []work.Task{
+		{Name: "release", Run: e.Core.Releases},
+		{Name: "reap", Run: e.Core.Reaper.Run},
+		{Name: "identities", Run: e.Core.Relabels},
+		{Name: "policies of endpoints", Run: func(ctx context.Context) error { return e.Core.FollowPolicies(ctx, e.o.PolicyEvents) }},
+		{Name: "kernel changes", Run: func(ctx context.Context) error {
+			// Their events wait: what changes while everything is compared is looked at afterwards.
+			if err := phase("compare devices", func() error { return e.Compare(ctx) }); err != nil {
+				return err
+			}
+			return e.Auditor.Watch(ctx, e.o.Repair)
+		}},
+		{Name: "audit", Run: func(ctx context.Context) error {
+			return work.Every(ctx, e.o.AuditInterval, e.o.Log, "audit", func() error { return e.Auditor.Audit(ctx, e.o.Repair) })
+		}},
+	}
+	if e.Keeper != nil {
+		tasks = append(tasks, work.Task{Name: "pod ranges", Run: e.Keeper.Run})
+	}
+	if e.o.FollowConntrack {
+		tasks = append(tasks, work.Task{Name: "conntrack of the host", Run: e.followConntrack})
+	}
+	return tasks
+}
+
+// reloadInterval is how often the datapath looks whether nf_conntrack has been loaded.
+const reloadInterval = 5 * time.Second
+
+// followConntrack loads and attaches the programs again when nf_conntrack appears: a rule of
+// the node's firewall may load it at any time.
+func (e *Endpoints) followConntrack(ctx context.Context) error {
+	select {
+	case <-e.compared:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	attach := false // what failed is tried again
+	return work.Every(ctx, reloadInterval, e.o.Log, "load programs that ask nf_conntrack", func() error {
+		changed, err := e.o.Programs.Reload()
+		attach = attach || changed
+		if err != nil || !attach {
+			return err
+		}
+		if err := e.Auditor.Compare(ctx); err != nil {
+			return err
+		}
+		attach = false
+		return e.o.Programs.DropOldPrograms()
+	})
+}
+
+// spoolInterval is how often the spool is looked at while the process serves.
+const spoolInterval = 3 * time.Second
+
+// Replay does the deletions that the plugin spooled between the replay at the
+// start and the first accepted connection, or because the socket's queue was
+// full, until ctx ends.
+func (e *Endpoints) Replay(ctx context.Context, s *record.Spool) error {
+	return work.Every(ctx, spoolInterval, e.o.Log, "replay deletions", func() error { return s.Replay(ctx, e.Core) })
+}
+
+// Warnings name the host ports that lead nowhere because nothing serves any.
+func (e *Endpoints) Warnings() (lines []string) {
+	if _, none := e.o.Lifecycle.HostPorts.(endpoint.NoHostPorts); !none {
+		return nil
+	}
+	for _, ep := range e.Core.List() {
+		if len(ep.Spec.PortMappings) > 0 {
+			lines = append(lines, fmt.Sprintf("endpoint %s: its host ports lead nowhere: loadBalancing.mode is off", ep.Spec.Owner))
+		}
+	}
+	return lines
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package lifecycle
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+)
+
+// Index has the records of the node's endpoints in memory, and leads to each from what it
+// has: slot, addresses, network namespace, host end. It exists before what policies and
+// services need of endpoints, and Core alone changes it. All methods may be called
+// concurrently.
+type Index struct {
+	mu         sync.Mutex
+	records    map[workload.Owner]endpoint.Record               // guarded by mu; tombstones too
+	states     map[workload.Owner]endpoint.State                // guarded by mu; of those that are no tombstones
+	holders    map[netip.Addr]workload.Owner                    // guarded by mu; of live endpoints
+	slots      map[uint16]workload.Owner                        // guarded by mu
+	namespaces map[endpoint.NamespaceID]map[workload.Owner]bool // guarded by mu
+	deleted    map[workload.Owner]bool                          // guarded by mu; they have no slot and no namespace
+	byIndex    map[uint32]workload.Owner                        // guarded by mu; host ends of ready endpoints
+}
+
+// NewIndex knows no record.
+func NewIndex() *Index {
+	return &Index{
+		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
+		holders: map[netip.Addr]workload.Owner{}, slots: map[uint16]workload.Owner{},
+		namespaces: map[endpoint.NamespaceID]map[workload.Owner]bool{}, deleted: map[workload.Owner]bool{},
+		byIndex: map[uint32]workload.Owner{},
+	}
+}
+
+// view is a record as others see it, without what evaluates it.
+func view(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
+	return endpoint.Endpoint{
+		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.LastGiven(), Ports: r.Ports(),
+		Device: r.Device, Created: r.Created,
+	}
+}
+
+// Get gives one endpoint as its record says, or ErrNotFound.
+func (x *Index) Get(o workload.Owner) (endpoint.Endpoint, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r, err := x.get(o)
+	if err != nil {
+		return endpoint.Endpoint{}, err
+	}
+	return view(r, x.states[o]), nil
+}
+
+// get gives the record of a live endpoint. mu is held.
+func (x *Index) get(o workload.Owner) (endpoint.Record, error) {
+	r, ok := x.records[o]
+	if !ok || r.Phase == endpoint.PhaseDeleted {
+		return endpoint.Record{}, fmt.Errorf("%s: %w", o, endpoint.ErrNotFound)
+	}
+	return r, nil
+}
+
+// List gives all endpoints as their records say, as of one point in time, by slot and owner.
+func (x *Index) List() []endpoint.Endpoint {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.list(view)
+}
+
+// list gives all endpoints as view says. mu is held.
+func (x *Index) list(view func(endpoint.Record, endpoint.State) endpoint.Endpoint) []endpoint.Endpoint {
+	var es []endpoint.Endpoint
+	for o, r := range x.records {
+		if r.Phase != endpoint.PhaseDeleted {
+			es = append(es, view(r, x.states[o]))
+		}
+	}
+	slices.SortFunc(es, func(a, b endpoint.Endpoint) int {
+		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
+	})
+	return es
+}
+
+// SpecOfSlot is what the endpoint of a slot was made from.
+func (x *Index) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	o, ok := x.slots[slot]
+	return x.records[o].Spec, ok
+}
+
+// LabelsOf gives the labels of an identity that an endpoint of this node has.
+func (x *Index) LabelsOf(identity uint32) ([]label.Label, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range x.records {
+		if r.Phase != endpoint.PhaseDeleted && r.Identity.Number == identity && identity != 0 {
+			return r.Identity.Labels, true
+		}
+	}
+	return nil, false
+}
+
+// OwnerOf finds the owner of an endpoint by its Owner.Key.
+func (x *Index) OwnerOf(key string) (workload.Owner, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for o := range x.records {
+		if o.Key() == key {
+			return o, true
+		}
+	}
+	return workload.Owner{}, false
+}
+
+func (x *Index) record(o workload.Owner) (endpoint.Record, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r, ok := x.records[o]
+	return r, ok
+}
+
+// mayShare says whether another endpoint that is ready names the namespace of r.
+func (x *Index) mayShare(r endpoint.Record) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for o := range x.namespaces[r.Namespace] {
+		if o != r.Spec.Owner && x.records[o].Phase == endpoint.PhaseReady {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *Index) live() []endpoint.Record {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var rs []endpoint.Record
+	for _, r := range x.records {
+		if r.Phase != endpoint.PhaseDeleted {
+			rs = append(rs, r)
+		}
+	}
+	slices.SortFunc(rs, func(a, b endpoint.Record) int {
+		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Spec.Owner.String(), b.Spec.Owner.String()))
+	})
+	return rs
+}
+
+func (x *Index) tombstones() []workload.Owner {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Collect(maps.Keys(x.deleted))
+}
+
+// add takes a record in place of the owner's former one. mu is held.
+func (x *Index) add(r endpoint.Record, s endpoint.State) {
+	o := r.Spec.Owner
+	x.remove(o)
+	x.records[o] = r
+	if r.Phase == endpoint.PhaseDeleted {
+		x.deleted[o] = true
+		return
+	}
+	if r.Slot != 0 {
+		x.slots[r.Slot] = o
+	}
+	if x.namespaces[r.Namespace] == nil {
+		x.namespaces[r.Namespace] = map[workload.Owner]bool{}
+	}
+	x.namespaces[r.Namespace][o] = true
+	x.states[o] = s
+	for _, a := range r.Spec.Addrs {
+		x.holders[a] = o
+	}
+	if r.Device.HostIndex != 0 {
+		x.byIndex[r.Device.HostIndex] = o
+	}
+}
+
+// remove removes all memory of the owner. mu is held.
+func (x *Index) remove(o workload.Owner) {
+	r, ok := x.records[o]
+	if !ok {
+		return
+	}
+	delete(x.records, o)
+	delete(x.states, o)
+	delete(x.deleted, o)
+	if x.slots[r.Slot] == o {
+		delete(x.slots, r.Slot)
+	}
+	delete(x.namespaces[r.Namespace], o)
+	if len(x.namespaces[r.Namespace]) == 0 {
+		delete(x.namespaces, r.Namespace)
+	}
+	for _, a := range r.Spec.Addrs {
+		if x.holders[a] == o {
+			delete(x.holders, a)
+		}
+	}
+	if x.byIndex[r.Device.HostIndex] == o {
+		delete(x.byIndex, r.Device.HostIndex)
+	}
+}

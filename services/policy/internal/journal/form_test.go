@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/store"
+)
+
+// dump returns the records of a state file that is closed, one on a line.
+func dump(t *testing.T, dir string, o store.Options) string {
+	t.Helper()
+	d, err := store.OpenDir(dir, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %d\n", o.Layout.Format, o.Layout.Version)
+	err = s.View(func(tx *store.Tx) error {
+		for _, bucket := range o.Layout.Buckets {
+			if err := tx.ForEach(bucket, func(k, v []byte) error {
+				fmt.Fprintf(&b, "%s %q: %q\n", bucket, k, v)
+				return nil
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := errors.Join(err, s.Close(), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestFormOfTheFilesStays compares the records with those that version b7deab4c wrote for the same
+// changes: it has to read them after a return to it.
+func TestFormOfTheFilesStays(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "policy")
+	j, _, _ := mustOpen(t, dir)
+	first := policy("a", 1)
+	first.Origin, first.Manager, first.Updated = "a.yaml", "m", 1_795_000_000
+	first.Place = Place{Created: 3, Exceeds: "why", Size: 9, Sum: []byte{1, 2}, Held: []byte("y")}
+	commit(t, j, Change{State: "name"})
+	commit(t, j, Change{Revision: 1, Policies: []Policy{first, policy("b", 1)}})
+	commit(t, j, Change{Revision: 2, Policies: []Policy{policy("c", 2)}, GonePolicies: []Key{policy("b", 0).Key}})
+	large := Change{Revision: 3}
+	for i := range partRecords {
+		large.GonePolicies = append(large.GonePolicies, policy(fmt.Sprint("absent", i), 3).Key)
+	}
+	large.Policies = []Policy{policy("c", 3)}
+	s, err := j.Stage(t.Context(), large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Commit(t.Context()), j.Tidy(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Stage(t.Context(), Change{Policies: many(3200).Policies[:200]}); err != nil { // never committed
+		t.Fatal(err)
+	}
+	note(t, j, Change{Identities: []Identity{{Number: 300, Labels: [][3]string{{"k8s", "app", "db"}}}}})
+	note(t, j, Change{Subscribers: []Subscriber{{
+		Name: "s", Subjects: []uint32{300}, Locations: []Location{{Address: "10.0.0.1", Identity: 300}}, Enforces: true,
+	}}})
+	note(t, j, Change{Names: []Name{{Name: "n.example", Addresses: []Address{{Address: "192.0.2.1", Expires: 7}}}}})
+	closed(t, j)
+	j, _, _ = mustOpen(t, dir) // without what was never committed
+	closed(t, j)
+	got := dump(t, dir, policiesOptions) + dump(t, dir, cacheOptions)
+	want, err := os.ReadFile("testdata/form.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}

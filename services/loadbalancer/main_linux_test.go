@@ -262,7 +262,7 @@ func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 		point string
 		after int // the port that the services have
 	}{
-		{"loadbalancer/journal/before-write", 80},
+		{"journal/before-write", 80},
 		{"loadbalancer/change/before-apply", 81},
 		{"loadbalancer/change/before-answer", 81},
 	} {
@@ -299,7 +299,7 @@ func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 	p := b.start()
 	p.Serving()
 	before := p.apply(many(80)).GetRevision()
-	const write = "loadbalancer/journal/before-write"
+	const write = "journal/before-write"
 	p.Faults.FailAt(write, 0, "no space left on device")
 	_, err := p.UpsertServices(servicetest.Context(t), &lbv1.UpsertServicesRequest{Manifests: []byte(many(81))})
 	if status.Code(err) != codes.Unavailable || !rpcerr.Is(err, lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED) {

@@ -27,7 +27,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
 func TestMain(m *testing.M) {
@@ -223,7 +223,7 @@ func TestKernelRunsWithoutAnyRight(t *testing.T) {
 			t.Errorf("status of the process has no line %q:\n%s", line, rights)
 		}
 	}
-	if fi, err := os.Stat(filepath.Join(b.Dir, "state", journal.File)); err != nil || fi.Mode() != 0o600 {
+	if fi, err := os.Stat(filepath.Join(b.Dir, "state", record.File)); err != nil || fi.Mode() != 0o600 {
 		t.Errorf("journal: %v, %v", fi, err)
 	}
 	if code := p.Stop(); code != process.ExitOK {
@@ -287,8 +287,8 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	points := []string{
+		"journal/before-stage", "journal/before-tidy", "journal/before-write",
 		"policy/change/before-answer", "policy/change/before-compile", "policy/change/before-journal",
-		"policy/journal/before-stage", "policy/journal/before-tidy", "policy/journal/before-write",
 	}
 	if !slices.Equal(names, points) {
 		t.Fatalf("fault points %v, this test knows %v", names, points)
@@ -305,7 +305,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 	for _, manifests := range []func(int) []byte{func(port int) []byte { return allowPort(port, 0) }, allowInParts} {
 		for _, point := range points {
 			large := len(manifests(0)) > 1000
-			if !large && (point == "policy/journal/before-stage" || point == "policy/journal/before-tidy") {
+			if !large && (point == "journal/before-stage" || point == "journal/before-tidy") {
 				continue // a small change does not get there
 			}
 			p := b.start()
@@ -368,7 +368,7 @@ func TestKernelChangeThatStorageDoesNotTakeIsUndone(t *testing.T) {
 		t.Fatal(err)
 	}
 	hash, _ = p.tables(301)
-	for _, point := range []string{"policy/journal/before-write", "policy/change/before-journal"} {
+	for _, point := range []string{"journal/before-write", "policy/change/before-journal"} {
 		p.Faults.FailAt(point, 0, "no space left on device")
 		if _, err := p.apply(allowPort(80, 0)); status.Code(err) != codes.Unavailable && point != "policy/change/before-journal" || err == nil {
 			t.Errorf("%s: %v, want UNAVAILABLE", point, err)
@@ -402,7 +402,7 @@ func TestKernelLostPoliciesStopTheStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Kill()
-		file := filepath.Join(b.Dir, "state", journal.File)
+		file := filepath.Join(b.Dir, "state", record.File)
 		if err := damage(file); err != nil {
 			t.Fatal(err)
 		}

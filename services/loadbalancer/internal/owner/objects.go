@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -100,8 +100,8 @@ func (x *object) says(y *object) bool {
 	return false
 }
 
-func (x *object) record() journal.Record {
-	return journal.Record{
+func (x *object) record() record.Record {
+	return record.Record{
 		Key: x.key(), Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: x.revision,
 		Updated: x.updated, Created: x.created,
 		Notes: x.remarks.get().notes, Dropped: x.remarks.get().dropped, Service: x.service, Slice: x.slice,
@@ -318,13 +318,16 @@ func (e *edit) writes() bool {
 	return len(e.puts)+len(e.gone)+len(e.listed) > 0 || e.zone != nil || e.levels != nil
 }
 
-func (e *edit) record() journal.Change {
-	c := journal.Change{Gone: e.gone, Complete: e.listed, Zone: e.zone}
+func (e *edit) record() record.Change {
+	c := record.Change{State: record.StateRecords(e.listed, e.zone)}
 	if e.content {
 		c.Revision = e.Revision + 1
 	}
 	for _, x := range e.puts {
 		c.Puts = append(c.Puts, x.record())
+	}
+	for _, k := range e.gone {
+		c.Deletes = append(c.Deletes, record.Key(k))
 	}
 	return c
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -29,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/journal"
+	"github.com/sluice-net/sluice/services/loadbalancer/internal/record"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
@@ -116,14 +117,14 @@ type Refused struct {
 type Owner struct {
 	config      Config
 	incarnation [16]byte
-	journal     *journal.Journal
+	journal     *record.Journal
 	calls       chan func()
 	done        chan struct{} // closed when Run has returned
 	// revising has one place, for the change that is under way. Its holder alone uses
 	// the journal.
 	revising chan struct{}
 
-	state    journal.State
+	state    record.State
 	services map[service.Name]*joined
 	slices   map[service.Name]*object
 	refusing int                      // services without a place in limits.services; they are not in count
@@ -196,7 +197,7 @@ func (o *Owner) restore(dir string) error {
 	touched := make(map[service.Name]struct{})
 	known := make(map[bringer]*bringer)
 	var err error
-	o.journal, o.state, err = journal.Open(dir, func(r journal.Record) error {
+	o.journal, o.state, err = record.Open(dir, func(r record.Record) error {
 		by := bringer{r.Source, r.Origin, r.Manager}
 		if known[by] == nil {
 			known[by] = &by
@@ -343,7 +344,7 @@ func (o *Owner) sweep() {
 	}
 	select {
 	case o.revising <- struct{}{}:
-		o.stored(o.journal.Probe())
+		o.stored(o.journal.Flush())
 		<-o.revising
 	default: // a change is being written, which will tell
 	}

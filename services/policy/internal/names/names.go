@@ -19,7 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/policy/internal/agenda"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
 // How long an answer of the DNS may say that it is valid.
@@ -169,7 +169,7 @@ func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time
 
 // Restore takes a record over. It says which addresses the name has, and when
 // Expire has something to do for them.
-func (t *Table) Restore(r journal.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
+func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
 	// What is left of its time counts from now on, so that a wall clock which is set
 	// while the process runs moves nothing. Nothing is valid for longer than MaxTTL,
 	// unless the clock was ahead when it was learned.
@@ -196,16 +196,16 @@ func (t *Table) Restore(r journal.Name, now time.Time) (learned engine.Name, wak
 }
 
 // Record is what has to be kept of a name.
-func (t *Table) Record(name string) journal.Change {
+func (t *Table) Record(name string) record.Cache {
 	addrs, ok := t.names[name]
 	if !ok {
-		return journal.Change{GoneNames: []string{name}}
+		return record.Cache{GoneNames: []string{name}}
 	}
-	r := journal.Name{Name: name}
+	r := record.Name{Name: name}
 	for a, until := range addrs {
-		r.Addresses = append(r.Addresses, journal.Address{Address: a.String(), Expires: until.Unix()})
+		r.Addresses = append(r.Addresses, record.Address{Address: a.String(), Expires: until.Unix()})
 	}
-	return journal.Change{Names: []journal.Name{r}}
+	return record.Cache{Names: []record.Name{r}}
 }
 
 // Expire drops the addresses whose time and grace are over and which no connection

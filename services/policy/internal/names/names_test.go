@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
 // clocked is a table with the time that the test gives it.
@@ -210,7 +210,7 @@ func TestOnlyAddressesThatWereAskedAboutAreHeld(t *testing.T) {
 func TestAddressesOfARestartWaitForAReport(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.1")
 	c := newTable(10, 10)
-	_, wake, err := c.Restore(journal.Name{Name: "a.example.com", Addresses: []journal.Address{
+	_, wake, err := c.Restore(record.Name{Name: "a.example.com", Addresses: []record.Address{
 		{Address: a.String(), Expires: c.now.Add(-time.Hour).Unix()},
 	}}, c.now)
 	if err != nil {
@@ -348,8 +348,8 @@ func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 		time.Hour: time.Hour, tenYears: MaxTTL, -tenYears: -tenYears,
 	} {
 		table := newTable(1, 1)
-		at := journal.Address{Address: "192.0.2.1", Expires: now.Add(ends).Unix()}
-		if _, _, err := table.Restore(journal.Name{Name: "a.example", Addresses: []journal.Address{at}}, now); err != nil {
+		at := record.Address{Address: "192.0.2.1", Expires: now.Add(ends).Unix()}
+		if _, _, err := table.Restore(record.Name{Name: "a.example", Addresses: []record.Address{at}}, now); err != nil {
 			t.Fatal(err)
 		}
 		until := table.names["a.example"][netip.MustParseAddr("192.0.2.1")]

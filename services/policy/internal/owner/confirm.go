@@ -11,7 +11,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -32,7 +32,7 @@ func (o *Owner) nameState() error {
 		return nil
 	}
 	rand.Read(o.stateID[:]) //nolint:errcheck // never fails
-	return o.journal.Commit(o.ctx, journal.Change{State: hex.EncodeToString(o.stateID[:])})
+	return o.journal.Commit(o.ctx, record.Change{State: record.StateName(hex.EncodeToString(o.stateID[:]))})
 }
 
 // sourceName is how subscribers remember where a policy came from.

@@ -13,19 +13,23 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
 // stored reads the number of subjects and locations that a stopped owner kept of a subscriber.
 func stored(t *testing.T, dir, name string) (subjects, locations int) {
 	t.Helper()
-	j, _, err := journal.Open(dir, func(c journal.Change) error {
-		for _, s := range c.Subscribers {
+	j, _, _, err := record.Open(dir, record.Contents{
+		Name:     func(string) error { return nil },
+		Policy:   func(record.Policy) error { return nil },
+		Identity: func(record.Identity) error { return nil },
+		DNSName:  func(record.Name) error { return nil },
+		Subscriber: func(s record.Subscriber) error {
 			if s.Name == name {
 				subjects, locations = len(s.Subjects), len(s.Locations)
 			}
-		}
-		return nil
+			return nil
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

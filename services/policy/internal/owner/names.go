@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -82,13 +82,13 @@ func (o *Owner) forget(gone []engine.Name) {
 	}
 	o.barrier.Address++
 	o.problem("learned addresses", o.apply(engine.Change{Forget: gone}))
-	var record journal.Change
+	var rec record.Cache
 	for _, n := range gone {
 		r := o.names.Record(n.Name)
-		record.Names = append(record.Names, r.Names...)
-		record.GoneNames = append(record.GoneNames, r.GoneNames...)
+		rec.Names = append(rec.Names, r.Names...)
+		rec.GoneNames = append(rec.GoneNames, r.GoneNames...)
 	}
-	o.save(record)
+	o.save(rec)
 }
 
 // HoldAddresses keeps addresses whose time is over and that connections use, of those that

@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kube/tenants"
@@ -31,10 +32,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/gate"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/turns"
@@ -123,7 +124,7 @@ type Owner struct {
 	config  Config
 	engine  *engine.Engine
 	stream  *stream.Log
-	journal *journal.Journal
+	journal *record.Journal
 	calls   chan func()
 	done    chan struct{} // closed when Run has returned
 	// questions has one place, for the question that compiles beside the engine.
@@ -328,11 +329,11 @@ const retryStorage = time.Second
 
 // save writes a change that no caller waits for. What cannot be written now is
 // written as soon as that works.
-func (o *Owner) save(c journal.Change) { o.stored(o.journal.Note(o.ctx, c)) }
+func (o *Owner) save(c record.Cache) { o.stored(o.journal.Note(o.ctx, c.Records())) }
 
 // commit makes a staged change count, which has to be so on the disk before it
 // is answered.
-func (o *Owner) commit(s *journal.Staged) error {
+func (o *Owner) commit(s *record.Staged) error {
 	t := o.turns.Begin()
 	err := s.Commit(o.ctx)
 	o.turns.SpentOn(opCommit, t)

@@ -11,10 +11,10 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
@@ -175,7 +175,7 @@ func (p *plan) putBack(k policy.Key, before *policy.Object) {
 
 // change replaces and deletes policies, all of it or nothing. The records are
 // staged.
-func (o *Owner) change(p plan, staged *journal.Staged) error {
+func (o *Owner) change(p plan, staged *record.Staged) error {
 	puts, gone := p.puts, p.gone
 	if len(puts) == 0 && len(gone) == 0 {
 		o.refold(&p)

@@ -8,10 +8,11 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
 // What the owner does of a long operation before it looks at other calls.
@@ -53,9 +54,9 @@ type revision struct {
 
 	edit     edit
 	plan     plan
-	record   journal.Change
+	record   record.Change
 	prepared *engine.Preparation
-	staged   *journal.Staged
+	staged   *record.Staged
 	ended    bool
 }
 
@@ -222,19 +223,19 @@ type plan struct {
 }
 
 // record is what the journal keeps of the change.
-func (p *plan) record(revision uint64) journal.Change {
+func (p *plan) record(revision uint64) record.Change {
 	if len(p.puts)+len(p.gone) == 0 {
-		return journal.Change{}
+		return record.Change{}
 	}
 	if p.content {
 		revision++
 	}
-	rec := journal.Change{Revision: revision}
+	rec := record.Change{Revision: revision}
 	for _, x := range p.puts {
-		rec.Policies = append(rec.Policies, policyRecord(x))
+		rec.Puts = append(rec.Puts, policyRecord(x))
 	}
 	for _, k := range p.gone {
-		rec.GonePolicies = append(rec.GonePolicies, journal.Key(k))
+		rec.Deletes = append(rec.Deletes, record.Key(k).Encode())
 	}
 	return rec
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -404,9 +404,9 @@ func (p *Policy) copy() *Policy {
 }
 
 // record is the policy as a journal has it that was in force.
-func (p *Policy) record() journal.Policy {
+func (p *Policy) record() record.Policy {
 	r := policyRecord(p)
-	r.Place = journal.Place{Created: p.Created.Unix()}
+	r.Place = record.Place{Created: p.Created.Unix()}
 	return r
 }
 

@@ -15,16 +15,16 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-func policyRecord(p *Policy) journal.Policy {
-	r := journal.Policy{
-		Key: journal.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
-		Place: journal.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
+func policyRecord(p *Policy) record.Policy {
+	r := record.Policy{
+		Key: record.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
+		Place: record.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
 	}
 	if at := p.Created.Unix(); p.Source != SourceKubernetes && at != r.Updated { // an API server says it again
 		r.Place.Created = at
@@ -32,53 +32,41 @@ func policyRecord(p *Policy) journal.Policy {
 	return r
 }
 
-func subscriberRecord(name string, s *subscriber) journal.Subscriber {
-	r := journal.Subscriber{Name: name, Enforces: true}
+func subscriberRecord(name string, s *subscriber) record.Subscriber {
+	r := record.Subscriber{Name: name, Enforces: true}
 	for x := range s.subjects {
 		r.Subjects = append(r.Subjects, uint32(x))
 	}
 	slices.Sort(r.Subjects)
 	for a, x := range s.locations {
-		r.Locations = append(r.Locations, journal.Location{Address: a.String(), Identity: uint32(x)})
+		r.Locations = append(r.Locations, record.Location{Address: a.String(), Identity: uint32(x)})
 	}
 	return r
 }
 
 // restore reads the state and compiles what it says.
 func (o *Owner) restore(dir string) error {
-	policies := make(map[policy.Key]journal.Policy)
-	subscribers := make(map[string]journal.Subscriber)
-	names := make(map[string]journal.Name)
+	policies := make(map[policy.Key]record.Policy)
+	subscribers := make(map[string]record.Subscriber)
+	names := make(map[string]record.Name)
 	var texts peer.Interner
-	j, cached, err := journal.Open(dir, func(c journal.Change) error {
-		if c.State != "" {
-			return o.takeState(c.State)
-		}
-		if c.Revision != 0 {
-			o.barrier.Policy = c.Revision
-		}
-		for _, p := range c.Policies {
-			policies[policy.Key(p.Key)] = p
-		}
-		for _, r := range c.Identities {
+	j, revision, cached, err := record.Open(dir, record.Contents{
+		Name:   o.takeState,
+		Policy: func(p record.Policy) error { policies[policy.Key(p.Key)] = p; return nil },
+		Identity: func(r record.Identity) error {
 			id, err := r.Peer(&texts)
-			if err != nil {
-				return err
+			if err == nil {
+				o.identities[id.Number] = id
 			}
-			o.identities[id.Number] = id
-		}
-		for _, s := range c.Subscribers {
-			subscribers[s.Name] = s
-		}
-		for _, r := range c.Names {
-			names[r.Name] = r
-		}
-		return nil
+			return err
+		},
+		Subscriber: func(s record.Subscriber) error { subscribers[s.Name] = s; return nil },
+		DNSName:    func(r record.Name) error { names[r.Name] = r; return nil },
 	})
 	if err != nil {
 		return err
 	}
-	o.journal, o.restored = j, cached
+	o.journal, o.barrier.Policy, o.restored = j, revision, cached
 	if err := o.nameState(); err != nil {
 		return errors.Join(err, j.Close())
 	}
@@ -88,7 +76,7 @@ func (o *Owner) restore(dir string) error {
 	return nil
 }
 
-func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[string]journal.Subscriber, names map[string]journal.Name) error {
+func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, names map[string]record.Name) error {
 	var change engine.Change
 	for _, p := range o.decodeAll(policies) {
 		o.policies[p.Key] = p
@@ -148,9 +136,9 @@ func (o *Owner) compile(policies map[policy.Key]journal.Policy, subscribers map[
 
 // decodeAll understands stored policies, on all processors: it is what most of
 // a start's time goes into.
-func (o *Owner) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
+func (o *Owner) decodeAll(stored map[policy.Key]record.Policy) []*Policy {
 	out := make([]*Policy, 0, len(stored))
-	var in []journal.Policy
+	var in []record.Policy
 	for _, p := range stored {
 		in = append(in, p)
 		out = append(out, nil)
@@ -168,7 +156,7 @@ func (o *Owner) decodeAll(stored map[policy.Key]journal.Policy) []*Policy {
 	return out
 }
 
-func (o *Owner) decode(r journal.Policy) *Policy {
+func (o *Owner) decode(r record.Policy) *Policy {
 	if r.Key.Kind == policy.KindNamespaceIsolation {
 		p := o.isolation(policy.Key(r.Key))
 		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)

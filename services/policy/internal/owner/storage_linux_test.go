@@ -15,13 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -83,14 +84,14 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 				}
 				return nil
 			})
-			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, journal.File)) {
+			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, record.File)) {
 				t.Errorf("%v: %v, want failure.ErrStorage with the name of the file", errno, err)
 			}
 			// What is not synced is served and written later.
 			if _, err := o.Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
 				t.Error(err)
 			}
-			if p := storageProblem(t, o); !strings.Contains(p, journal.File) || !strings.Contains(p, "cache.") {
+			if p := storageProblem(t, o); !strings.Contains(p, record.File) || !strings.Contains(p, "cache.") {
 				t.Errorf("%v: the status says %q", errno, p)
 			}
 			list, revision, err := o.List(t.Context(), Filter{})
@@ -147,7 +148,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 			if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("%d writes: %v, want failure.ErrStorage", 7*fail, err)
 			}
-			if p := storageProblem(t, o); !strings.Contains(p, journal.File) {
+			if p := storageProblem(t, o); !strings.Contains(p, record.File) {
 				t.Errorf("the status says %q", p)
 			}
 			disk.Fail(nil)

@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -156,8 +156,8 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 // selects from starting.
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	p := o.decode(journal.Policy{
-		Key: journal.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: SourceGRPC,
+	p := o.decode(record.Policy{
+		Key: record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: SourceGRPC,
 		Manifest: []byte(strings.TrimPrefix(portPrefixes("large", "large", 0, 1100), "---\n")),
 	})
 	if p.Broken != "" {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
-	"github.com/sluice-net/sluice/services/policy/internal/journal"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -189,7 +189,7 @@ const savePause = time.Second
 func (o *Owner) saveSubscriber(name string, s *subscriber) {
 	s.saveAt = time.Time{}
 	if s.enforces {
-		o.save(journal.Change{Subscribers: []journal.Subscriber{subscriberRecord(name, s)}})
+		o.save(record.Cache{Subscribers: []record.Subscriber{subscriberRecord(name, s)}})
 	}
 }
 
@@ -406,7 +406,7 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	delete(o.subscribers, name)
 	o.interest(s, nil, subjects, nil, places)
 	o.stream.Forget(name)
-	o.save(journal.Change{GoneSubscribers: []string{name}})
+	o.save(record.Cache{GoneSubscribers: []string{name}})
 }
 
 // Wait returns when every connected subscriber that enforces and has one of the
@@ -483,7 +483,7 @@ func (o *Owner) Narrows(ctx context.Context, n identity.Numeric, labels label.Se
 
 func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 	var c engine.Change
-	var rec journal.Change
+	var rec record.Cache
 	var subjects []identity.Numeric
 	for _, x := range gone {
 		if _, ok := o.identities[x]; ok {
@@ -498,7 +498,7 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 		}
 		o.identities[id.Number] = id
 		c.AddIdentities = append(c.AddIdentities, id.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels))
-		rec.Identities = append(rec.Identities, journal.IdentityOf(id))
+		rec.Identities = append(rec.Identities, record.IdentityOf(id))
 		subjects = append(subjects, id.Number)
 	}
 	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {

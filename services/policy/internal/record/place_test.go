@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"reflect"
@@ -15,12 +15,7 @@ func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	open := func() (*Journal, map[string]Place) {
 		t.Helper()
 		places := make(map[string]Place)
-		j, _, err := Open(dir, func(c Change) error {
-			for _, p := range c.Policies {
-				places[p.Key.Name] = p.Place
-			}
-			return nil
-		})
+		j, _, _, err := Open(dir, Contents{Policy: func(p Policy) error { places[p.Key.Name] = p.Place; return nil }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,7 +26,7 @@ func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 		policy := Policy{
 			Key: Key{Kind: "K", Name: name}, Source: "grpc", Manifest: []byte("x"), Revision: revision, Updated: 7, Place: p,
 		}
-		if err := j.Commit(t.Context(), Change{Revision: revision, Policies: []Policy{policy}}); err != nil {
+		if err := j.Commit(t.Context(), Change{Revision: revision, Puts: []Policy{policy}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,7 +37,7 @@ func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	put(j, "c", 3, full)
 	put(j, "c", 4, Place{})
 	put(j, "d", 5, full)
-	if err := j.Commit(t.Context(), Change{Revision: 6, GonePolicies: []Key{{Kind: "K", Name: "d"}}}); err != nil {
+	if err := j.Commit(t.Context(), Change{Revision: 6, Deletes: []string{Key{Kind: "K", Name: "d"}.Encode()}}); err != nil {
 		t.Fatal(err)
 	}
 	put(j, "d", 7, Place{})

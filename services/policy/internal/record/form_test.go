@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"errors"
@@ -52,14 +52,14 @@ func TestFormOfTheFilesStays(t *testing.T) {
 	first := policy("a", 1)
 	first.Origin, first.Manager, first.Updated = "a.yaml", "m", 1_795_000_000
 	first.Place = Place{Created: 3, Exceeds: "why", Size: 9, Sum: []byte{1, 2}, Held: []byte("y")}
-	commit(t, j, Change{State: "name"})
-	commit(t, j, Change{Revision: 1, Policies: []Policy{first, policy("b", 1)}})
-	commit(t, j, Change{Revision: 2, Policies: []Policy{policy("c", 2)}, GonePolicies: []Key{policy("b", 0).Key}})
+	commit(t, j, Change{State: StateName("name")})
+	commit(t, j, Change{Revision: 1, Puts: []Policy{first, policy("b", 1)}})
+	commit(t, j, Change{Revision: 2, Puts: []Policy{policy("c", 2)}, Deletes: []string{policy("b", 0).Key.Encode()}})
 	large := Change{Revision: 3}
-	for i := range partRecords {
-		large.GonePolicies = append(large.GonePolicies, policy(fmt.Sprint("absent", i), 3).Key)
+	for i := range 256 {
+		large.Deletes = append(large.Deletes, policy(fmt.Sprint("absent", i), 3).Key.Encode())
 	}
-	large.Policies = []Policy{policy("c", 3)}
+	large.Puts = []Policy{policy("c", 3)}
 	s, err := j.Stage(t.Context(), large)
 	if err != nil {
 		t.Fatal(err)
@@ -67,14 +67,14 @@ func TestFormOfTheFilesStays(t *testing.T) {
 	if err := errors.Join(s.Commit(t.Context()), j.Tidy(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.Stage(t.Context(), Change{Policies: many(3200).Policies[:200]}); err != nil { // never committed
+	if _, err := j.Stage(t.Context(), Change{Puts: many(3200).Puts[:200]}); err != nil { // never committed
 		t.Fatal(err)
 	}
-	note(t, j, Change{Identities: []Identity{{Number: 300, Labels: [][3]string{{"k8s", "app", "db"}}}}})
-	note(t, j, Change{Subscribers: []Subscriber{{
+	note(t, j, Cache{Identities: []Identity{{Number: 300, Labels: [][3]string{{"k8s", "app", "db"}}}}})
+	note(t, j, Cache{Subscribers: []Subscriber{{
 		Name: "s", Subjects: []uint32{300}, Locations: []Location{{Address: "10.0.0.1", Identity: 300}}, Enforces: true,
 	}}})
-	note(t, j, Change{Names: []Name{{Name: "n.example", Addresses: []Address{{Address: "192.0.2.1", Expires: 7}}}}})
+	note(t, j, Cache{Names: []Name{{Name: "n.example", Addresses: []Address{{Address: "192.0.2.1", Expires: 7}}}}})
 	closed(t, j)
 	j, _, _ = mustOpen(t, dir) // without what was never committed
 	closed(t, j)

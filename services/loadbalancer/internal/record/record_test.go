@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -92,7 +93,8 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 	if len(got) != 0 || first.Revision != 0 || first.Name == [16]byte{} {
 		t.Fatalf("a new state has %+v, %d records", first, len(got))
 	}
-	if err := j.Commit(t.Context(), Change{Revision: 8, Puts: records(), Complete: []string{"file"}}); err != nil {
+	put := Change{Revision: 8, Puts: records(), State: StateRecords([]string{"file"}, nil)}
+	if err := j.Commit(t.Context(), put); err != nil {
 		t.Fatal(err)
 	}
 	j.Close()
@@ -101,7 +103,7 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 		!reflect.DeepEqual(got, records()) {
 		t.Errorf("got %+v\n%+v\nwant\n%+v", st, got, records())
 	}
-	if err := j.Commit(t.Context(), Change{Revision: 9, Gone: []service.ObjectKey{records()[1].Key}}); err != nil {
+	if err := j.Commit(t.Context(), Change{Revision: 9, Deletes: []string{Key(records()[1].Key)}}); err != nil {
 		t.Fatal(err)
 	}
 	j.Close()
@@ -120,14 +122,22 @@ func TestRecordsThatCannotBeReadAreRefused(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		j, _, _ := open(t, dir)
-		if err := j.store.Update(func(tx *store.Tx) error {
-			tx.Put(bucketObjects, []byte("Service\x00a\x00b"), []byte(record))
-			return nil
-		}); err != nil {
+		j.Close()
+		d, err := store.OpenDir(dir, journal.DirMode)
+		if err != nil {
 			t.Fatal(err)
 		}
-		j.Close()
-		_, _, err := Open(dir, func(Record) error { return nil })
+		file, err := d.Open(options.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(file.Update(func(tx *store.Tx) error {
+			tx.Put(bucketObjects, []byte("Service\x00a\x00b"), []byte(record))
+			return nil
+		}), file.Close(), d.Close()); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = Open(dir, func(Record) error { return nil })
 		if !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), filepath.Join(dir, File)) ||
 			!strings.Contains(err.Error(), "begin without it") {
 			t.Errorf("%s: %v", record, err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"bytes"
@@ -20,7 +20,10 @@ import (
 // that every other call waits for.
 func made(b *testing.B, j *Journal, c Change, commit *time.Duration) {
 	b.Helper()
-	s := stage(b, j, c)
+	s, err := j.Stage(b.Context(), c)
+	if err != nil {
+		b.Fatal(err)
+	}
 	began := processorTime(b)
 	if err := s.Commit(b.Context()); err != nil {
 		b.Fatal(err)
@@ -63,13 +66,14 @@ func BenchmarkFirstCommit(b *testing.B) {
 			var used, commits time.Duration
 			for b.Loop() {
 				b.StopTimer()
-				j, _, _ := mustOpen(b, filepath.Join(b.TempDir(), "policy"))
+				dir := filepath.Join(b.TempDir(), "policy")
+				j, _, _ := mustOpen(b, dir)
 				began := processorTime(b)
 				b.StartTimer()
 				made(b, j, c, &commits)
 				b.StopTimer()
 				used += processorTime(b) - began
-				if err := errors.Join(j.Close(), os.RemoveAll(j.dir.Path())); err != nil {
+				if err := errors.Join(j.Close(), os.RemoveAll(dir)); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()
@@ -86,7 +90,7 @@ func many(size int) Change {
 	for i := range 10_000 {
 		p := policy(fmt.Sprint("policy-", i), 1)
 		p.Manifest = bytes.Repeat([]byte("x"), size)
-		c.Policies = append(c.Policies, p)
+		c.Puts = append(c.Puts, p)
 	}
 	return c
 }

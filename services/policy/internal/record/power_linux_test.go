@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"fmt"
@@ -29,14 +29,14 @@ func TestPowerCutLosesNoPolicy(t *testing.T) {
 			}
 			for range 15 {
 				revision++
-				commit(t, j, Change{Revision: uint64(revision), Policies: []Policy{policy(fmt.Sprint(revision%20), uint64(revision))}})
+				commit(t, j, Change{Revision: uint64(revision), Puts: []Policy{policy(fmt.Sprint(revision%20), uint64(revision))}})
 				disk.Mark(revision)
 				var ids []Identity
 				for i := range 100 {
 					ids = append(ids, Identity{Number: uint32(1000 + revision*7%30*100 + i), Labels: [][3]string{{"k8s", "app", fmt.Sprint("app ", i)}}})
 				}
-				note(t, j, Change{Identities: ids})
-				note(t, j, Change{Names: []Name{{Name: fmt.Sprint(revision%7, ".example")}}})
+				note(t, j, Cache{Identities: ids})
+				note(t, j, Cache{Names: []Name{{Name: fmt.Sprint(revision%7, ".example")}}})
 			}
 			closed(t, j)
 		}
@@ -91,11 +91,11 @@ func TestOnlyPoliciesAreSynced(t *testing.T) {
 		}
 		defer closed(t, j)
 		before := disk.Count(disktest.Sync)
-		note(t, j, Change{Identities: []Identity{{Number: 300}}})
+		note(t, j, Cache{Identities: []Identity{{Number: 300}}})
 		if got := disk.Count(disktest.Sync) - before; got != 0 {
 			t.Errorf("an identity costs %d syncs", got)
 		}
-		commit(t, j, Change{Revision: 1, Policies: []Policy{policy("a", 1)}})
+		commit(t, j, Change{Revision: 1, Puts: []Policy{policy("a", 1)}})
 		if ops := disk.Ops(); ops[len(ops)-1].Kind != disktest.Sync {
 			t.Errorf("the commit of a policy ends in a %s, want a sync", ops[len(ops)-1].Kind)
 		}

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"bytes"
 	"encoding/json"
-
-	"github.com/sluice-net/sluice/kit/store"
 )
 
 // Place says how a policy stands in the limits. A policy that is in force as written and was
@@ -38,27 +36,20 @@ func (p *Place) zero() bool {
 // with a field that they do not know. So a place has a key of its own.
 const placePrefix = "place\x00"
 
-func placeKey(policy string) []byte { return []byte(placePrefix + policy) }
-
-// putPlace writes the place of a policy, or removes it if there is nothing to write.
-func putPlace(t *store.Tx, policy string, p *Policy) {
-	key := placeKey(policy)
+// encodePlace returns the record of the place of a policy; nil: there is nothing to write.
+func encodePlace(p *Policy) []byte {
 	if p.Place.zero() {
-		if t.Get(bucketState, key) != nil {
-			t.Delete(bucketState, key)
-		}
-		return
+		return nil
 	}
 	place := p.Place
 	place.Revision = p.Revision
-	t.Put(bucketState, key, encode(place))
+	return encode(place)
 }
 
-// placeOf returns the place of a stored policy. A place that belongs to a change which was
+// decodePlace returns the place of a stored policy. A place that belongs to a change which was
 // not committed, or that cannot be read, is left out, but for the time of creation.
-func placeOf(t *store.Tx, policy string, p *Policy) Place {
+func decodePlace(text []byte, p *Policy) Place {
 	var place Place
-	text := t.Get(bucketState, placeKey(policy))
 	if text == nil || json.NewDecoder(bytes.NewReader(text)).Decode(&place) != nil {
 		return Place{}
 	}

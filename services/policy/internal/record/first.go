@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"bufio"
@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/store"
 )
@@ -36,6 +37,16 @@ type retired struct {
 }
 
 const retiredLimit = 4 << 10
+
+// firstChange is a line of the first format. Its fields are never given another
+// meaning.
+type firstChange struct {
+	State        string   `json:"state,omitempty"`
+	Revision     uint64   `json:"revision,omitempty"` // 0: as before
+	Policies     []Policy `json:"policies,omitempty"`
+	GonePolicies []Key    `json:"gone_policies,omitempty"`
+	Cache
+}
 
 // maxLine bounds one change of the first format, in bytes.
 const maxLine = 256 << 20
@@ -94,7 +105,7 @@ func (o *first) read(f io.Reader) error {
 			// A kill leaves a part of what was to be written, and nothing else. A
 			// whole change with another byte in the place of its newline was
 			// finished, and answered.
-			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(Change)) == nil {
+			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(firstChange)) == nil {
 				return fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
 			}
 			return nil
@@ -102,7 +113,7 @@ func (o *first) read(f io.Reader) error {
 		if err != nil {
 			return fmt.Errorf("line %d: %w", line, err)
 		}
-		var c Change
+		var c firstChange
 		if err := durable.Decode(b, firstSchema, &c); err != nil {
 			// Blocks that never reached the disk before the power went read as
 			// zeros; nothing that was answered can follow them.
@@ -158,7 +169,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-func (o *first) apply(c Change) {
+func (o *first) apply(c firstChange) {
 	if c.State != "" {
 		o.state = c.State
 	}
@@ -196,13 +207,13 @@ func (o *first) initPolicies(t *store.Tx) error {
 		return nil
 	}
 	if o.state != "" {
-		t.Put(bucketState, keyName, []byte(o.state))
+		t.Put(bucketState, []byte(keyName), []byte(o.state))
 	}
 	if o.revision != 0 {
-		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, o.revision))
+		t.Put(bucketState, []byte(keyRevision), binary.BigEndian.AppendUint64(nil, o.revision))
 	}
 	for _, x := range o.policies {
-		t.Put(bucketPolicies, recordKey(policyKey(x.Key), 0), encodePolicy(x))
+		t.Put(bucketPolicies, journal.StagedKey(x.Key.Encode(), 0), encodePolicy(x))
 	}
 	return nil
 }

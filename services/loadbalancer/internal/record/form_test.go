@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"errors"
@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/store"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
 // dump returns the records of the state file in a directory that is closed, one on a line, but for the
@@ -59,8 +58,8 @@ func TestFormOfTheFileStays(t *testing.T) {
 	gone.Key.Name.Name = "gone"
 	zone := "east"
 	for _, c := range []Change{
-		{Revision: 8, Puts: append(records(), gone), Complete: []string{"file"}},
-		{Revision: 9, Gone: []service.ObjectKey{gone.Key}, Complete: []string{"kubernetes"}, Zone: &zone},
+		{Revision: 8, Puts: append(records(), gone), State: StateRecords([]string{"file"}, nil)},
+		{Revision: 9, Deletes: []string{Key(gone.Key)}, State: StateRecords([]string{"kubernetes"}, &zone)},
 	} {
 		if err := j.Commit(t.Context(), c); err != nil {
 			t.Fatal(err)

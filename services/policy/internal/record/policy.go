@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/store"
 )
 
@@ -78,7 +79,7 @@ func migratePolicies(t *store.Tx, from uint32) error {
 	}
 	for _, x := range all {
 		t.Delete(bucketPolicies, x.key)
-		t.Put(bucketPolicies, recordKey(string(x.key), 0), x.record)
+		t.Put(bucketPolicies, journal.StagedKey(string(x.key), 0), x.record)
 	}
 	return nil
 }

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package journal keeps the objects of the load balancer on stable storage, with
-// the revision that they are in: what a caller was told to be in force is there
-// after a crash and after a loss of power.
+// Package record is the form of what the load balancer keeps in its state
+// directory: Services and EndpointSlices with the revision that they are in.
 //
 // It knows how an object is written and read, and nothing of what it means.
-package journal
+package record
 
 import (
-	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"unique"
 
-	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -26,30 +24,19 @@ import (
 // File is the name of the state file.
 const File = "services.db"
 
-// dirMode is that of a state directory at most: others may list it, the file is
-// its owner's alone.
-const dirMode = 0o755
-
 const (
 	bucketObjects = "objects"
 	bucketState   = "state"
 )
 
 // Keys of bucketState.
-var (
-	keyRevision = []byte("revision")
-	keyName     = []byte("name")
-	keyZone     = []byte("zone")
-	// keyComplete begins those of the sources that were listed completely in this
+const (
+	keyName = "name"
+	keyZone = "zone"
+	// keyComplete begins the keys of the sources that were listed completely in this
 	// state.
 	keyComplete = "complete\x00"
 )
-
-// beforeWrite is where a test may kill the process or make it fail.
-var beforeWrite = fault.Register("loadbalancer/journal/before-write")
-
-// ErrLost: the state can take no more changes; the process has to start anew.
-var ErrLost = store.ErrLost
 
 // Record is an object as it is kept.
 type Record struct {
@@ -66,154 +53,102 @@ type Record struct {
 	Slice    *service.Slice   // of an EndpointSlice
 }
 
-// Change is what one call of Commit writes.
-type Change struct {
-	Revision uint64 // 0: as before
-	Puts     []Record
-	Gone     []service.ObjectKey
-	Complete []string // sources that were listed completely
-	Zone     *string  // of the node; nil: as before
-}
+// Journal keeps the records.
+type Journal = journal.Journal[Record]
 
-// State is what Open found.
+// Change is a change of objects.
+type Change = journal.Change[Record]
+
+// State is what Open found beside the objects.
 type State struct {
 	// Name of the state, made with it.
 	Name     [16]byte
 	Revision uint64
-	Complete []string
-	Zone     string // of the node, as a source said last
+	Complete []string // sources that were listed completely
+	Zone     string   // of the node, as a source said last
 }
 
-// Journal is the open state. One goroutine at a time may call Commit.
-type Journal struct {
-	dir   *store.Dir
-	store *store.Store
+// StateRecords are the records of the state that say that sources were listed
+// completely, and the zone of the node; nil: as before.
+func StateRecords(complete []string, zone *string) map[string][]byte {
+	out := make(map[string][]byte)
+	if zone != nil {
+		out[keyZone] = []byte(*zone)
+	}
+	for _, source := range complete {
+		out[keyComplete+source] = []byte{1}
+	}
+	return out
+}
+
+// take takes a record of the state.
+func (st *State) take(key string, value []byte) error {
+	switch source, complete := strings.CutPrefix(key, keyComplete); {
+	case complete:
+		st.Complete = append(st.Complete, source)
+	case key == keyZone:
+		st.Zone = string(value)
+	case key == keyName && len(value) != len(st.Name):
+		return fmt.Errorf("%d bytes, want %d", len(value), len(st.Name))
+	case key == keyName:
+		copy(st.Name[:], value)
+	}
+	return nil // any other is a later version's
 }
 
 // reserve is the address space for the file: 10,000 services with 10 endpoints
 // each take 20 MB.
 const reserve = 128 << 20
 
+// options describe the file.
+var options = journal.Options[Record]{
+	Codec: journal.Codec[Record]{
+		Key:    func(r *Record) string { return Key(r.Key) },
+		Encode: func(r *Record) []byte { return encode(*r) },
+		Decode: func(_ string, record, _ []byte) (Record, error) { return decode(record) },
+	},
+	File: store.Options{
+		Name:   File,
+		Layout: store.Layout{Format: "sluice-loadbalancer", Version: 1, Buckets: []string{bucketObjects, bucketState}},
+		Init: func(t *store.Tx) error {
+			name := make([]byte, 16)
+			rand.Read(name) //nolint:errcheck // it never fails
+			t.Put(bucketState, []byte(keyName), name)
+			return nil
+		},
+		Reserve: reserve,
+		Loss:    "all services will be applied again",
+		Doc:     `docs/loadbalancer.md, "What it remembers"`,
+	},
+	Objects: bucketObjects, State: bucketState,
+}
+
 // Open takes the directory for this process and gives every object in it to
 // replay. The error of a damaged file ends with what to do.
 func Open(dir string, replay func(Record) error) (*Journal, State, error) {
-	d, err := store.OpenDir(dir, dirMode)
+	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
 		return nil, State{}, err
 	}
-	j := &Journal{dir: d}
-	st, err := j.load(replay)
+	j, err := journal.Open(d, options)
+	if err != nil {
+		return nil, State{}, err
+	}
+	var st State
+	st.Revision, err = j.Replay(journal.Contents[Record]{State: st.take, Object: replay})
+	if err == nil && st.Name == [16]byte{} {
+		err = j.Refuse(errors.New("the state has no name"))
+	}
 	if err != nil {
 		return nil, State{}, errors.Join(err, j.Close())
 	}
 	return j, st, nil
 }
 
-func (j *Journal) load(replay func(Record) error) (st State, err error) {
-	j.store, err = j.dir.Open(store.Options{
-		Name:   File,
-		Layout: store.Layout{Format: "sluice-loadbalancer", Version: 1, Buckets: []string{bucketObjects, bucketState}},
-		Init: func(t *store.Tx) error {
-			name := make([]byte, 16)
-			rand.Read(name) //nolint:errcheck // it never fails
-			t.Put(bucketState, keyName, name)
-			return nil
-		},
-		Reserve: reserve,
-		Loss:    "all services will be applied again",
-		Doc:     `docs/loadbalancer.md, "What it remembers"`,
-	})
-	if err != nil {
-		return st, err
-	}
-	if err := j.store.View(func(t *store.Tx) error {
-		name, revision := t.Get(bucketState, keyName), t.Get(bucketState, keyRevision)
-		if len(name) != len(st.Name) || len(revision) != 0 && len(revision) != 8 {
-			return j.store.Refuse(fmt.Errorf("a name of %d bytes, a revision of %d", len(name), len(revision)))
-		}
-		copy(st.Name[:], name)
-		if len(revision) == 8 {
-			st.Revision = binary.BigEndian.Uint64(revision)
-		}
-		st.Zone = string(t.Get(bucketState, keyZone))
-		if err := t.ForEachWith(bucketState, []byte(keyComplete), func(k, _ []byte) error {
-			st.Complete = append(st.Complete, string(k[len(keyComplete):]))
-			return nil
-		}); err != nil {
-			return err
-		}
-		return t.ForEach(bucketObjects, func(k, v []byte) error {
-			r, err := decode(v)
-			if err != nil {
-				return j.store.Refuse(fmt.Errorf("object %.100q: %w", k, err))
-			}
-			return replay(r)
-		})
-	}); err != nil {
-		return st, err
-	}
-	return st, j.store.Unload()
-}
-
-// Commit writes a change, which is on stable storage when Commit returns nil.
-// After ErrLost the process has to end; after any other error nothing is changed.
-func (j *Journal) Commit(ctx context.Context, c Change) error {
-	if err := beforeWrite.Hit(ctx); err != nil {
-		return err
-	}
-	err := j.store.Update(func(t *store.Tx) error {
-		if c.Revision != 0 {
-			t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, c.Revision))
-		}
-		for _, r := range c.Puts {
-			t.Put(bucketObjects, objectKey(r.Key), encode(r))
-		}
-		for _, k := range c.Gone {
-			t.Delete(bucketObjects, objectKey(k))
-		}
-		if c.Zone != nil {
-			t.Put(bucketState, keyZone, []byte(*c.Zone))
-		}
-		for _, source := range c.Complete {
-			t.Put(bucketState, []byte(keyComplete+source), []byte{1})
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	if len(c.Puts)+len(c.Gone) >= unloadAfter {
-		return j.store.Unload()
-	}
-	return nil
-}
-
-// unloadAfter is from how many objects in one change on the pages that it mapped
-// are given back at once.
-const unloadAfter = 256
-
-// Probe tries whether the disk takes writes, if the last Commit found that it does
-// not.
-func (j *Journal) Probe() error { return j.store.Probe() }
-
-// Problem is why the last change could not be written; nil if it could.
-func (j *Journal) Problem() error { return j.store.Problem() }
-
-// Size is that of the file in bytes.
-func (j *Journal) Size() int64 { return j.store.Size() }
-
-// Close gives the directory to the next process.
-func (j *Journal) Close() error {
-	var err error
-	if j.store != nil {
-		err = j.store.Close()
-	}
-	return errors.Join(err, j.dir.Close())
-}
-
-// objectKey has no part with a zero byte: names of Kubernetes have none.
-func objectKey(k service.ObjectKey) []byte {
-	return []byte(k.Kind.String() + "\x00" + k.Namespace + "\x00" + k.Name.Name)
+// Key is the key of an object in the file. It has no part with a zero byte: names of
+// Kubernetes have none.
+func Key(k service.ObjectKey) string {
+	return k.Kind.String() + "\x00" + k.Namespace + "\x00" + k.Name.Name
 }
 
 // The form of a record. A field never gets another meaning.
@@ -324,7 +259,7 @@ func encode(r Record) []byte {
 	}
 	b, err := json.Marshal(out)
 	if err != nil {
-		panic(fmt.Sprintf("journal: encode %s: %v", r.Key, err)) // the types have nothing that JSON cannot say
+		panic(fmt.Sprintf("record: encode %s: %v", r.Key, err)) // the types have nothing that JSON cannot say
 	}
 	return b
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package journal
+package record
 
 import (
 	"encoding/binary"
@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
@@ -27,27 +28,20 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 func open(t testing.TB, dir string) (j *Journal, got map[string]string, cached bool, err error) {
 	t.Helper()
 	got = make(map[string]string)
-	j, cached, err = Open(dir, func(c Change) error {
-		if c.State != "" {
-			got["state"] = c.State
-		}
-		if c.Revision != 0 {
-			got["revision"] = fmt.Sprint(c.Revision)
-		}
-		for _, p := range c.Policies {
-			got[p.Key.Kind+"/"+p.Key.Namespace+"/"+p.Key.Name] = fmt.Sprintf("%s %s %s %q %d %d", p.Source, p.Origin, p.Manager, p.Manifest, p.Revision, p.Updated)
-		}
-		for _, x := range c.Identities {
-			got[fmt.Sprint("identity ", x.Number)] = fmt.Sprint(x.Labels)
-		}
-		for _, x := range c.Subscribers {
-			got["subscriber "+x.Name] = fmt.Sprint(x.Subjects, x.Locations)
-		}
-		for _, x := range c.Names {
-			got["name "+x.Name] = fmt.Sprint(x.Addresses)
-		}
-		return nil
+	put := func(key, value string) error { got[key] = value; return nil }
+	j, revision, cached, err := Open(dir, Contents{
+		Name: func(name string) error { return put("state", name) },
+		Policy: func(p Policy) error {
+			return put(p.Key.Kind+"/"+p.Key.Namespace+"/"+p.Key.Name, fmt.Sprintf(
+				"%s %s %s %q %d %d", p.Source, p.Origin, p.Manager, p.Manifest, p.Revision, p.Updated))
+		},
+		Identity:   func(x Identity) error { return put(fmt.Sprint("identity ", x.Number), fmt.Sprint(x.Labels)) },
+		Subscriber: func(x Subscriber) error { return put("subscriber "+x.Name, fmt.Sprint(x.Subjects, x.Locations)) },
+		DNSName:    func(x Name) error { return put("name "+x.Name, fmt.Sprint(x.Addresses)) },
 	})
+	if revision != 0 {
+		got["revision"] = fmt.Sprint(revision)
+	}
 	return j, got, cached, err
 }
 
@@ -86,9 +80,9 @@ func commit(t testing.TB, j *Journal, c Change) {
 	}
 }
 
-func note(t testing.TB, j *Journal, c Change) {
+func note(t testing.TB, j *Journal, c Cache) {
 	t.Helper()
-	if err := j.Note(t.Context(), c); err != nil {
+	if err := j.Note(t.Context(), c.Records()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -98,13 +92,13 @@ func state(t testing.TB) (dir, contents string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "policy")
 	j, _, _ := mustOpen(t, dir)
-	commit(t, j, Change{State: "name"})
-	commit(t, j, Change{Revision: 1, Policies: []Policy{policy("a", 1), policy("b", 1)}})
-	commit(t, j, Change{Revision: 2, Policies: []Policy{policy("c", 2)}, GonePolicies: []Key{policy("a", 0).Key}})
-	note(t, j, Change{Identities: []Identity{{Number: 300, Labels: [][3]string{{"k8s", "app", "db"}}}, {Number: 301}}})
-	note(t, j, Change{GoneIdentities: []uint32{301}, Subscribers: []Subscriber{{Name: "s", Subjects: []uint32{300}}, {Name: "gone"}}})
-	note(t, j, Change{GoneSubscribers: []string{"gone"}, Names: []Name{{Name: "n.example"}, {Name: "gone.example"}}})
-	note(t, j, Change{GoneNames: []string{"gone.example"}})
+	commit(t, j, Change{State: StateName("name")})
+	commit(t, j, Change{Revision: 1, Puts: []Policy{policy("a", 1), policy("b", 1)}})
+	commit(t, j, Change{Revision: 2, Puts: []Policy{policy("c", 2)}, Deletes: []string{policy("a", 0).Key.Encode()}})
+	note(t, j, Cache{Identities: []Identity{{Number: 300, Labels: [][3]string{{"k8s", "app", "db"}}}, {Number: 301}}})
+	note(t, j, Cache{GoneIdentities: []uint32{301}, Subscribers: []Subscriber{{Name: "s", Subjects: []uint32{300}}, {Name: "gone"}}})
+	note(t, j, Cache{GoneSubscribers: []string{"gone"}, Names: []Name{{Name: "n.example"}, {Name: "gone.example"}}})
+	note(t, j, Cache{GoneNames: []string{"gone.example"}})
 	closed(t, j)
 	j, got, _ := mustOpen(t, dir)
 	closed(t, j)
@@ -179,7 +173,7 @@ func TestLostPoliciesAreNotAnEmptySet(t *testing.T) {
 
 func TestRecordThatIsNotUnderstoodIsRefused(t *testing.T) {
 	dir, _ := state(t)
-	d, err := store.OpenDir(dir, dirMode)
+	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +186,7 @@ func TestRecordThatIsNotUnderstoodIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	later := append(binary.AppendUvarint(nil, uint64(len(header))), header...)
-	if err := errors.Join(s.Update(func(t *store.Tx) error { t.Put(bucketPolicies, recordKey("K\x00\x00n", 0), later); return nil }), s.Close(), d.Close()); err != nil {
+	if err := errors.Join(s.Update(func(t *store.Tx) error { t.Put(bucketPolicies, journal.StagedKey("K\x00\x00n", 0), later); return nil }), s.Close(), d.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, _, err := open(t, dir); !errors.Is(err, store.ErrCorrupt) || !strings.Contains(err.Error(), "expression") {
@@ -223,7 +217,7 @@ func TestPolicyRecordsAreReadAsWritten(t *testing.T) {
 func ofVersion(t testing.TB, version int, policies map[string][]byte) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "policy")
-	d, err := store.OpenDir(dir, dirMode)
+	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,8 +226,8 @@ func ofVersion(t testing.TB, version int, policies map[string][]byte) string {
 		t.Fatal(err)
 	}
 	err = s.Update(func(t *store.Tx) error {
-		t.Put(bucketState, keyName, []byte("name"))
-		t.Put(bucketState, keyRevision, binary.BigEndian.AppendUint64(nil, 7))
+		t.Put(bucketState, []byte(keyName), []byte("name"))
+		t.Put(bucketState, []byte(keyRevision), binary.BigEndian.AppendUint64(nil, 7))
 		for key, record := range policies {
 			t.Put(bucketPolicies, []byte(key), record)
 		}
@@ -280,7 +274,7 @@ state: name
 				t.Errorf("version %d, %s start: got\n%swant\n%s", version, start, describe(got), want)
 			}
 			if start == "second" {
-				commit(t, j, Change{Revision: 8, GonePolicies: []Key{{Kind: "K", Name: "b"}}})
+				commit(t, j, Change{Revision: 8, Deletes: []string{Key{Kind: "K", Name: "b"}.Encode()}})
 			}
 			closed(t, j)
 		}
@@ -290,7 +284,7 @@ state: name
 			t.Errorf("version %d: after a removal\n%s", version, describe(got))
 		}
 		// The versions before must refuse what they would not understand.
-		d, err := store.OpenDir(dir, dirMode)
+		d, err := store.OpenDir(dir, journal.DirMode)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -317,7 +311,7 @@ func TestPreviousVersionsThatAreNotUnderstoodAreLeftAsTheyAre(t *testing.T) {
 
 func TestNamedPortsOfThePreviousCacheGetTheirKey(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "policy")
-	d, err := store.OpenDir(dir, dirMode)
+	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +343,7 @@ identity 301: [[k8s io.cilium.k8s.named-ports x] [k8s app web]]
 			t.Errorf("%s start: cached %v, got\n%swant\n%s", start, cached, describe(got), want)
 		}
 	}
-	old, err := durable.Encode(firstSchema, Change{Identities: []Identity{{Number: 300, Labels: [][3]string{{"generated", "io.cilium.k8s.named-ports", "http.TCP.80"}}}}})
+	old, err := durable.Encode(firstSchema, firstChange{Cache: Cache{Identities: []Identity{{Number: 300, Labels: [][3]string{{"generated", "io.cilium.k8s.named-ports", "http.TCP.80"}}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +374,7 @@ func fixture(t testing.TB) []byte {
 }
 
 func TestFirstFormatIsTakenOver(t *testing.T) {
-	named, err := durable.Encode(firstSchema, Change{State: "name"})
+	named, err := durable.Encode(firstSchema, firstChange{State: "name"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,7 +397,7 @@ subscriber datapath: [301] [{10.0.0.2 301}]
 		}
 	}
 	// The version before must not begin without policies.
-	if err := durable.Load(filepath.Join(dir, FirstFile), 1<<20, firstSchema, new(Change)); !errors.Is(err, durable.ErrVersion) {
+	if err := durable.Load(filepath.Join(dir, FirstFile), 1<<20, firstSchema, new(firstChange)); !errors.Is(err, durable.ErrVersion) {
 		t.Errorf("the version before reads %v, want a later version", err)
 	}
 	// Without the new file and its marker, what is left still says that there were policies.

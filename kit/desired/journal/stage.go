@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package journal
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/store"
+)
+
+// With Options.Staged, the key of a record ends with the number of its change, and
+// the record counts once the state has that number or a later one. So a large
+// change is written in many small transactions of which nothing counts, and the
+// last one, which has the number, makes all of it count at once. Of the records of
+// one object that count, the one of the latest change is the object; a removal is a
+// record, too. Records that no longer count, and the records of a change that was
+// never committed, are removed afterwards, or when the file is opened.
+
+// Bounds of one transaction, and so of what Commit writes of any staged change. A
+// single object may be larger.
+const (
+	partRecords = 256
+	partBytes   = 256 << 10
+)
+
+// Points at which a test may kill the process.
+var (
+	beforeStage = fault.Register("journal/before-stage")
+	beforeTidy  = fault.Register("journal/before-tidy")
+)
+
+// removal is the record of a removed object. No record of an object begins with a
+// zero byte.
+var removal = []byte{0}
+
+func isRemoval(record []byte) bool { return len(record) == 1 && record[0] == 0 }
+
+// StagedKey returns the key of a record of an object in a file with Options.Staged.
+func StagedKey(key string, number uint64) []byte {
+	return binary.BigEndian.AppendUint64(append([]byte(key), 0), number)
+}
+
+// numberSize is how much longer the key of a record is than the key of its object.
+const numberSize = 1 + 8
+
+// splitKey divides the key of a record.
+func splitKey(key []byte) (object string, number uint64, err error) {
+	end := len(key) - numberSize
+	if end < 0 || key[end] != 0 {
+		return "", 0, errors.New("the key has no number of a change")
+	}
+	return string(key[:end]), binary.BigEndian.Uint64(key[end+1:]), nil
+}
+
+// part is what one transaction writes.
+type part struct {
+	keys        []string // of objects
+	records     [][]byte
+	annotations [][]byte
+}
+
+// divide makes parts of a change, at least one.
+func (j *Journal[O]) divide(c Change[O]) []part {
+	parts := []part{{}}
+	size := 0
+	add := func(key string, record, annotation []byte) {
+		last := &parts[len(parts)-1]
+		n := len(last.records)
+		if j.options.Staged && (n == partRecords || n > 0 && size+len(record) > partBytes) {
+			parts = append(parts, part{})
+			last, size = &parts[len(parts)-1], 0
+		}
+		size += len(record)
+		last.keys, last.records = append(last.keys, key), append(last.records, record)
+		last.annotations = append(last.annotations, annotation)
+	}
+	for i := range c.Puts {
+		o := &c.Puts[i]
+		var annotation []byte
+		if j.options.Annotate != nil {
+			annotation = j.options.Annotate(o)
+		}
+		add(j.options.Key(o), j.options.Encode(o), annotation)
+	}
+	for _, key := range c.Deletes {
+		add(key, removal, nil)
+	}
+	return parts
+}
+
+// Staged is a change that is on the disk but for its last part, and does not count
+// yet. Its owner commits or discards it.
+type Staged[O any] struct {
+	journal *Journal[O]
+	change  Change[O] // without objects
+	last    part
+	written []string // keys of objects
+}
+
+// Fits reports whether Stage of a change has nothing to write.
+func (j *Journal[O]) Fits(c Change[O]) bool {
+	if !j.options.Staged {
+		return true
+	}
+	if len(j.leftovers) > 0 || len(c.Puts)+len(c.Deletes) > partRecords {
+		return false
+	}
+	size := 0
+	for i := range c.Puts {
+		size += j.options.Size(&c.Puts[i])
+	}
+	return size <= partBytes && len(j.divide(c)) == 1
+}
+
+// Stage writes a change but for its last part. It may run beside every call but
+// those of Stage, Tidy and Commit, and those of another Staged.
+func (j *Journal[O]) Stage(ctx context.Context, c Change[O]) (*Staged[O], error) {
+	// What another change left under this number would count with it.
+	if err := j.removeLeftovers(); err != nil {
+		return nil, err
+	}
+	parts := j.divide(c)
+	s := &Staged[O]{
+		journal: j, change: Change[O]{Revision: c.Revision, State: c.State}, last: parts[len(parts)-1],
+	}
+	for _, p := range parts[:len(parts)-1] {
+		err := beforeStage.Hit(ctx)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			s.written = append(s.written, p.keys...)
+			err = j.update(func(t *store.Tx) error { j.put(t, p); return nil })
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.Discard())
+		}
+	}
+	return s, nil
+}
+
+// Small reports whether Commit writes all of the change.
+func (s *Staged[O]) Small() bool { return len(s.written) == 0 }
+
+// put writes records of the change that is not committed yet.
+func (j *Journal[O]) put(t *store.Tx, p part) {
+	for i, key := range p.keys {
+		record := p.records[i]
+		switch {
+		case j.options.Staged:
+			t.Put(j.options.Objects, StagedKey(key, j.number+1), record)
+		case isRemoval(record):
+			t.Delete(j.options.Objects, []byte(key))
+			j.annotate(t, key, nil)
+		default:
+			t.Put(j.options.Objects, []byte(key), record)
+		}
+		if !isRemoval(record) {
+			j.annotate(t, key, p.annotations[i])
+		}
+	}
+}
+
+func (j *Journal[O]) isAnnotation(key string) bool {
+	return j.options.Annotations != "" && strings.HasPrefix(key, j.options.Annotations)
+}
+
+// annotate sets the annotation of an object; empty: there is none. It has no number
+// of a change: a codec that stages has to tell whether it belongs to the record.
+func (j *Journal[O]) annotate(t *store.Tx, key string, annotation []byte) {
+	if j.options.Annotations == "" {
+		return
+	}
+	at := []byte(j.options.Annotations + key)
+	if len(annotation) > 0 {
+		t.Put(j.options.State, at, annotation)
+	} else {
+		t.Delete(j.options.State, at)
+	}
+}
+
+// Commit makes the change count. It is on the disk when Commit returns nil. After
+// ErrLost the process has to end; after any other error everything is as before,
+// and the change may be committed again or discarded.
+func (s *Staged[O]) Commit(ctx context.Context) error {
+	if err := beforeWrite.Hit(ctx); err != nil {
+		return err
+	}
+	j := s.journal
+	number := j.number + 1
+	if err := j.update(func(t *store.Tx) error {
+		for key, value := range s.change.State {
+			t.Put(j.options.State, []byte(key), value)
+		}
+		if s.change.Revision != 0 {
+			t.Put(j.options.State, []byte(keyRevision), binary.BigEndian.AppendUint64(nil, s.change.Revision))
+		}
+		if len(s.last.records) == 0 {
+			return nil
+		}
+		j.put(t, s.last)
+		if !j.options.Staged {
+			return nil
+		}
+		t.Put(j.options.State, []byte(keyNumber), binary.BigEndian.AppendUint64(nil, number))
+		if s.Small() {
+			return j.clean(t, s.last.keys, number)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if j.options.Staged && len(s.last.records) > 0 {
+		j.number = number
+	}
+	if len(s.last.records) >= partRecords || !s.Small() {
+		j.mapped = true
+	}
+	if !s.Small() {
+		j.outdated = append(append(j.outdated, s.written...), s.last.keys...)
+	}
+	s.written = nil
+	return nil
+}
+
+// Discard removes what Stage wrote. What cannot be removed now never counts.
+func (s *Staged[O]) Discard() error {
+	j := s.journal
+	j.leftovers = append(j.leftovers, s.written...)
+	s.written = nil
+	return j.removeLeftovers()
+}
+
+// Tidy removes records that no longer count, in transactions of bounded size, and
+// after a large change unmaps the pages of the file. What cannot be removed now is
+// removed by a later call, or when the file is opened.
+func (j *Journal[O]) Tidy(ctx context.Context) error {
+	if err := j.removeLeftovers(); err != nil {
+		return err
+	}
+	if err := j.tidy(ctx, &j.outdated); err != nil || !j.mapped {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return errClosed
+	}
+	j.mapped = false
+	return j.file.Unload()
+}
+
+func (j *Journal[O]) removeLeftovers() error { return j.tidy(context.Background(), &j.leftovers) }
+
+func (j *Journal[O]) tidy(ctx context.Context, objects *[]string) error {
+	for len(*objects) > 0 {
+		if err := beforeTidy.Hit(ctx); err != nil {
+			return err
+		}
+		some := (*objects)[:min(partRecords, len(*objects))]
+		if err := j.update(func(t *store.Tx) error { return j.clean(t, some, j.number) }); err != nil {
+			return err
+		}
+		*objects = (*objects)[len(some):]
+	}
+	*objects = nil
+	return nil
+}
+
+// clean removes the records of some objects but for those that say what the objects
+// are after the change with a number.
+func (j *Journal[O]) clean(t *store.Tx, objects []string, number uint64) error {
+	for _, object := range objects {
+		var drop [][]byte
+		var current []byte // key
+		removed := false
+		if err := t.ForEachWith(j.options.Objects, append([]byte(object), 0), func(k, v []byte) error {
+			_, n, err := splitKey(k)
+			switch {
+			case err != nil:
+				return j.Refuse(err)
+			case n > number:
+				drop = append(drop, bytes.Clone(k))
+				return nil
+			case current != nil:
+				drop = append(drop, current)
+			}
+			current, removed = bytes.Clone(k), isRemoval(v)
+			return nil
+		}); err != nil {
+			return err
+		}
+		if removed {
+			drop = append(drop, current)
+			j.annotate(t, object, nil)
+		}
+		for _, k := range drop {
+			t.Delete(j.options.Objects, k)
+		}
+	}
+	return nil
+}
+
+// update changes the file of objects.
+func (j *Journal[O]) update(f func(*store.Tx) error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return errClosed
+	}
+	return j.file.Update(f)
+}
+
+// replayObjects gives the objects that the last change left, and notes which records
+// have to be removed.
+func (j *Journal[O]) replayObjects(t *store.Tx, give func(O) error) error {
+	replay := func(object string, record []byte) error {
+		if record == nil || j.options.Staged && isRemoval(record) {
+			return nil
+		}
+		o, err := j.options.Decode(object, record, j.annotation(t, object))
+		if err != nil {
+			return j.Refuse(fmt.Errorf("%s %.100q: %w", j.options.Objects, object, err))
+		}
+		return give(o)
+	}
+	if !j.options.Staged {
+		return t.ForEach(j.options.Objects, func(k, v []byte) error { return replay(string(k), v) })
+	}
+	var object string  // that the records belong to
+	var current []byte // its record
+	if err := t.ForEach(j.options.Objects, func(k, v []byte) error {
+		of, n, err := splitKey(k)
+		if err != nil {
+			return j.Refuse(fmt.Errorf("%s %.100q: %w", j.options.Objects, k, err))
+		}
+		if of != object {
+			if err := replay(object, current); err != nil {
+				return err
+			}
+			object, current = of, nil
+		}
+		switch {
+		case n > j.number:
+			j.leftovers = append(j.leftovers, of)
+		default:
+			if current != nil || isRemoval(v) {
+				j.outdated = append(j.outdated, of)
+			}
+			current = v
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return replay(object, current)
+}
+
+// annotation returns the annotation of an object; nil: there is none.
+func (j *Journal[O]) annotation(t *store.Tx, object string) []byte {
+	if j.options.Annotations == "" {
+		return nil
+	}
+	return t.Get(j.options.State, []byte(j.options.Annotations+object))
+}

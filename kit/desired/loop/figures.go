@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package loop
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/kit/busy"
+)
+
+// Figures say for how long turns of one operation took the loop.
+type Figures struct {
+	busy.Figures
+	// Most is the most that Options.Done rose in one turn.
+	Most int
+	// Processor are the figures of the processor time of the turns; empty if it is not
+	// measured. The rest of its time the loop waited for the disk, or for a processor.
+	Processor busy.Figures
+}
+
+// moment is when a turn, or a part of one, began.
+type moment struct {
+	at   time.Time
+	used time.Duration // of the processor
+}
+
+// record has the figures. Its zero value is ready.
+type record struct {
+	mu   sync.Mutex
+	by   map[string]*Figures // by operation; guarded by mu
+	done int                 // Options.Done after the turn before; belongs to the loop
+}
+
+func (l *Loop) begin() moment {
+	m := moment{at: time.Now()}
+	if l.options.Processor != nil {
+		m.used = l.options.Processor()
+	}
+	return m
+}
+
+// end counts a turn.
+func (l *Loop) end(operation string, began moment) {
+	if l.options.Done == nil {
+		l.add(operation, began, 0)
+		return
+	}
+	done := l.options.Done()
+	l.add(operation, began, done-l.figures.done)
+	l.figures.done = done
+}
+
+func (l *Loop) add(operation string, began moment, done int) {
+	d, used := time.Since(began.at), time.Duration(0)
+	if l.options.Processor != nil {
+		used = l.options.Processor() - began.used
+	}
+	r := &l.figures
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f := r.by[operation]
+	if f == nil {
+		if r.by == nil {
+			r.by = make(map[string]*Figures)
+		}
+		f = &Figures{Figures: busy.Figures{Operation: operation}}
+		r.by[operation] = f
+	}
+	f.Add(d)
+	f.Most = max(f.Most, done)
+	if l.options.Processor != nil {
+		f.Processor.Add(used)
+	}
+}
+
+// Part begins a part of the present turn, which counts as an operation of its own
+// besides, until its caller calls end. It is called in a turn.
+func (l *Loop) Part(operation string) (end func()) {
+	began := l.begin()
+	return func() { l.add(operation, began, 0) }
+}
+
+// Figures returns a copy of the figures, sorted by operation. It may be called from any
+// goroutine, and does not wait for a turn.
+func (l *Loop) Figures() []Figures {
+	l.figures.mu.Lock()
+	defer l.figures.mu.Unlock()
+	out := make([]Figures, 0, len(l.figures.by))
+	for _, operation := range slices.Sorted(maps.Keys(l.figures.by)) {
+		out = append(out, *l.figures.by[operation])
+	}
+	return out
+}
+
+// Metrics show figures to Prometheus: a histogram and the longest turn, by operation.
+type Metrics struct{ busy, longest *prometheus.Desc }
+
+// NewMetrics returns the metrics of the loop that owns something, such as "policy".
+// Prefix begins their names, such as "sluice_policy_".
+func NewMetrics(prefix, owned string) Metrics {
+	labels := []string{"operation"}
+	return Metrics{
+		busy: prometheus.NewDesc(prefix+"owner_busy_seconds", "How long the one goroutine that owns "+owned+
+			" was busy with each operation; every other waits as long.", labels, nil),
+		longest: prometheus.NewDesc(prefix+"owner_busy_longest_seconds",
+			"The longest of them since the start.", labels, nil),
+	}
+}
+
+// Describe gives the descriptions of the metrics to ch.
+func (m Metrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- m.busy
+	ch <- m.longest
+}
+
+// Collect gives the metrics of the figures to ch.
+func (m Metrics) Collect(ch chan<- prometheus.Metric, figures []Figures) {
+	for _, f := range figures {
+		ch <- prometheus.MustNewConstHistogram(m.busy, f.Count, f.Sum.Seconds(), f.Cumulative(), f.Operation)
+		ch <- prometheus.MustNewConstMetric(m.longest, prometheus.GaugeValue, f.Longest.Seconds(), f.Operation)
+	}
+}

@@ -72,6 +72,9 @@ type Work struct {
 // returns. It is called once.
 func (l *Loop) Run(ctx context.Context, w Work) error {
 	defer close(l.stopped)
+	if l.options.Done != nil {
+		l.figures.done = l.options.Done()
+	}
 	for {
 		if err := w.Fatal(); err != nil {
 			return err

@@ -43,7 +43,7 @@ func (o *Owner) Feed(name string) *Feed {
 
 // Held is how many objects of the source are in force.
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
-	err = f.owner.do(ctx, opRead, func() {
+	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
 			if x.by.source == f.name {
 				held++
@@ -108,7 +108,7 @@ const maxTries = 1000
 
 // takeOver makes the objects of a source those of its files.
 func (o *Owner) takeOver(ctx context.Context, l *listing) error {
-	release, err := o.hold(ctx)
+	release, err := o.revising.Hold(ctx)
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,7 @@ func (e *edit) close(x *object, why error) {
 // refuse notes that there is no room for an object.
 func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why error) error {
 	f.refused[k] = g
-	return f.owner.do(ctx, opOther, func() {
+	return f.owner.loop.Do(ctx, opOther, func() {
 		f.owner.noteRefused(Refused{Key: k, Source: f.name, Origin: k.String(), Err: why.Error()})
 	})
 }
@@ -182,7 +182,7 @@ func (o *Owner) noteRefused(r Refused) {
 
 // Held are the objects that the source brought, in earlier runs too.
 func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error) {
-	err = f.owner.do(ctx, opRead, func() {
+	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
 			if x.by.source == f.name {
 				out = append(out, x.key())

@@ -21,8 +21,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -91,7 +91,8 @@ func (everyNamespace) Complete() bool { return true }
 const (
 	opDecide = "decide on a change"
 	opApply  = "apply a change"
-	opLevel  = "level the shares"
+	opLevel  = "level the shares" // a part of opDecide
+	opSweep  = "sweep"
 	opStream = "fill a message"
 	opRead   = "read"
 	opOther  = "other"
@@ -118,11 +119,10 @@ type Owner struct {
 	config      Config
 	incarnation [16]byte
 	journal     *record.Journal
-	calls       chan func()
-	done        chan struct{} // closed when Run has returned
-	// revising has one place, for the change that is under way. Its holder alone uses
-	// the journal.
-	revising chan struct{}
+	loop        *loop.Loop
+	// revising is held for the change that is under way. Its holder alone uses the
+	// journal.
+	revising *loop.Lock
 
 	state    record.State
 	services map[service.Name]*joined
@@ -157,7 +157,7 @@ type Owner struct {
 
 	ready   bool
 	readied chan struct{} // closed once ready
-	times   busy.Times
+	swept   time.Time     // when sweep ran last
 }
 
 // New takes the state of dir. The sources are those of the configuration; each has
@@ -167,7 +167,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		config.Now = time.Now
 	}
 	o := &Owner{
-		config: config, calls: make(chan func(), 64), done: make(chan struct{}), revising: make(chan struct{}, 1),
+		config: config, loop: loop.New(loop.Options{}),
 		services: make(map[service.Name]*joined), slices: make(map[service.Name]*object),
 		checked: make(map[service.Name]*joined),
 		winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined), backends: newBackends(),
@@ -178,6 +178,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		level: make(chan struct{}, 1), local: make(chan struct{}, 1), garbage: make(chan struct{}, 1),
 		readied: make(chan struct{}),
 	}
+	o.revising = o.loop.NewLock()
 	if o.config.Tenants == nil {
 		o.config.Tenants = everyNamespace{shares.NewTenants(config.Shares)}
 	}
@@ -258,69 +259,21 @@ func (o *Owner) Run(ctx context.Context) error {
 		defer close(ended)
 		o.runLevels(levels)
 	}()
-	defer func() { <-ended }() // after done, which ends its calls
-	defer close(o.done)
+	defer func() { <-ended }() // after the loop, which ends its calls
 	defer o.watch.Close()
 	defer stop()
-	tick := time.NewTicker(pause)
-	defer tick.Stop()
-	for o.fatal == nil {
-		select {
-		case f := <-o.calls:
-			f()
-		case <-tick.C:
-			o.sweep()
-		case <-ctx.Done():
-			return nil
-		}
-	}
-	return o.fatal
-}
-
-// ask runs f as the owner and waits for its answer.
-func ask[T any](ctx context.Context, o *Owner, operation string, f func() (T, error)) (T, error) {
-	type answer struct {
-		v   T
-		err error
-	}
-	var none T
-	out := make(chan answer, 1)
-	call := func() {
-		if err := ctx.Err(); err != nil { // the caller has gone
-			out <- answer{err: err}
-			return
-		}
-		began := time.Now()
-		v, err := f()
-		o.times.Add(operation, time.Since(began))
-		out <- answer{v, err}
-	}
-	select {
-	case o.calls <- call:
-	case <-ctx.Done():
-		return none, ctx.Err()
-	case <-o.done:
-		return none, failure.ErrStopped
-	}
-	select {
-	case a := <-out:
-		return a.v, a.err
-	case <-ctx.Done():
-		return none, ctx.Err()
-	case <-o.done:
-		return none, failure.ErrStopped
-	}
-}
-
-// do is ask for what has no answer.
-func (o *Owner) do(ctx context.Context, operation string, f func()) error {
-	_, err := ask(ctx, o, operation, func() (struct{}, error) { f(); return struct{}{}, nil })
-	return err
+	o.swept = time.Now()
+	return o.loop.Run(ctx, loop.Work{
+		Pause: func() time.Duration { return max(0, pause-time.Since(o.swept)) },
+		Sweep: o.sweep, SweepAs: opSweep,
+		Fatal: func() error { return o.fatal },
+	})
 }
 
 // sweep forgets subscribers that did not come back, and tries a disk that took no
 // write.
 func (o *Owner) sweep() {
+	o.swept = time.Now()
 	now := o.config.Now()
 	o.wakeLevels(now)
 	for name, s := range o.subscribers {
@@ -342,11 +295,9 @@ func (o *Owner) sweep() {
 	if o.problems[partStorage] == nil {
 		return
 	}
-	select {
-	case o.revising <- struct{}{}:
+	if release, held := o.revising.TryHold(); held { // else a change is being written, which will tell
 		o.stored(o.journal.Flush())
-		<-o.revising
-	default: // a change is being written, which will tell
+		release()
 	}
 }
 
@@ -403,7 +354,7 @@ func (o *Owner) Ready() <-chan struct{} { return o.readied }
 
 // SourceFailed notes why a source cannot say anything; nil takes it back.
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
-	return o.do(ctx, opOther, func() {
+	return o.loop.Do(ctx, opOther, func() {
 		s := o.sources[name]
 		s.err = ""
 		if why != nil {
@@ -422,8 +373,8 @@ const quiet = 2
 // manyFrontends is from how many on sending all of them leaves much garbage.
 const manyFrontends = 256
 
-// Times are for how long the owner was busy with each operation.
-func (o *Owner) Times() []busy.Figures { return o.times.All() }
+// Figures are for how long the owner was busy with each operation.
+func (o *Owner) Figures() []loop.Figures { return o.loop.Figures() }
 
 // moved tells those that wait that a subscriber came further, or that there is
 // another set of them, and the watchers which services are enforced now.
@@ -447,22 +398,10 @@ func (o *Owner) moved() {
 	}
 }
 
-// hold waits until no other change is under way.
-func (o *Owner) hold(ctx context.Context) (release func(), err error) {
-	select {
-	case o.revising <- struct{}{}:
-		return func() { <-o.revising }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-o.done:
-		return nil, failure.ErrStopped
-	}
-}
-
 // revise makes a change, all of it or nothing. Decide and done run in turns of the
 // owner.
 func (o *Owner) revise(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
-	release, err := o.hold(ctx)
+	release, err := o.revising.Hold(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -473,7 +412,7 @@ func (o *Owner) revise(ctx context.Context, decide func() (*edit, error), done f
 // reviseHeld is revise for who has held Owner.revising.
 func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
 	ended := false
-	e, err := ask(ctx, o, opDecide, func() (*edit, error) {
+	e, err := loop.Ask(ctx, o.loop, opDecide, func() (*edit, error) {
 		e, err := decide()
 		if err == nil {
 			err = o.plan(e)
@@ -494,14 +433,14 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		return e.Outcome, err
 	}
 	if err := o.journal.Commit(ctx, e.record()); err != nil {
-		if terr := o.do(context.WithoutCancel(ctx), opOther, func() { o.stored(err) }); terr != nil {
+		if terr := o.loop.Do(context.WithoutCancel(ctx), opOther, func() { o.stored(err) }); terr != nil {
 			return Outcome{}, terr
 		}
 		return Outcome{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
 	stopped := beforeApply.Hit(ctx)
 	// Also without a caller that waits: it is on stable storage.
-	if err := o.do(context.WithoutCancel(ctx), opApply, func() {
+	if err := o.loop.Do(context.WithoutCancel(ctx), opApply, func() {
 		o.stored(nil)
 		o.apply(e)
 		done(e)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
@@ -605,10 +606,10 @@ func (o *Owner) computeLevels(ctx context.Context) error {
 		if !o.levelled() {
 			return e, nil
 		}
-		began, now := time.Now(), o.config.Now()
+		end, now := o.loop.Part(opLevel), o.config.Now()
 		l := o.planLevels(now)
 		undo = o.levelObjects(e, now)
-		o.times.Add(opLevel, time.Since(began))
+		end()
 		if len(l.touched) == 0 && l.counted == nil {
 			l.enforce(o)
 		} else {
@@ -617,7 +618,7 @@ func (o *Owner) computeLevels(ctx context.Context) error {
 		return e, nil
 	}, func(*edit) {})
 	if err != nil {
-		err = errors.Join(err, o.do(context.WithoutCancel(ctx), opOther, func() { undo() }))
+		err = errors.Join(err, o.loop.Do(context.WithoutCancel(ctx), opOther, func() { undo() }))
 	}
 	return err
 }
@@ -625,7 +626,7 @@ func (o *Owner) computeLevels(ctx context.Context) error {
 // TenantsChanged says that namespaces may have other tenants, or that all Namespaces are
 // listed now.
 func (o *Owner) TenantsChanged(ctx context.Context) error {
-	return o.do(ctx, opOther, func() {
+	return o.loop.Do(ctx, opOther, func() {
 		o.places.moved = true
 		o.wakeLevels(o.config.Now())
 	})
@@ -734,7 +735,7 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 
 // Usage returns what the tenants have of the limits that they share.
 func (o *Owner) Usage(ctx context.Context) ([]shares.Usage, error) {
-	return ask(ctx, o, opRead, func() ([]shares.Usage, error) {
+	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
 		return o.usage(), nil
 	})
 }
@@ -792,7 +793,7 @@ func (o *Owner) systemRefused() string {
 // SystemRefused says why frontends of the cluster's own services are not in force; nil: all
 // are.
 func (o *Owner) SystemRefused(ctx context.Context) error {
-	text, err := ask(ctx, o, opRead, func() (string, error) { return o.systemRefused(), nil })
+	text, err := loop.Ask(ctx, o.loop, opRead, func() (string, error) { return o.systemRefused(), nil })
 	if err == nil && text != "" {
 		err = errors.New(text)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
@@ -57,7 +58,7 @@ func (f *Filter) takes(j *joined, n *compile.Node) bool {
 // List gives the services that the filter takes, sorted, and what is not in force
 // as it was given.
 func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Refused, revision uint64, err error) {
-	err = o.do(ctx, opRead, func() {
+	err = o.loop.Do(ctx, opRead, func() {
 		var found []*joined
 		for _, j := range o.services {
 			if j.object != nil && f.takes(j, &o.config.Node) {
@@ -75,7 +76,7 @@ func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Re
 
 // Get gives one service with its frontends.
 func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revision uint64, err error) {
-	out, err = ask(ctx, o, opRead, func() (Listed, error) {
+	out, err = loop.Ask(ctx, o.loop, opRead, func() (Listed, error) {
 		j := o.services[name]
 		if j == nil || j.object == nil {
 			return Listed{}, fmt.Errorf("%w: there is no service %s", failure.ErrNotFound, name)
@@ -88,7 +89,7 @@ func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revisio
 
 // Find is Get without frontends, for services that may have gone.
 func (o *Owner) Find(ctx context.Context, name service.Name) (out Listed, found bool, err error) {
-	err = o.do(ctx, opRead, func() {
+	err = o.loop.Do(ctx, opRead, func() {
 		if j := o.services[name]; j != nil && j.object != nil {
 			out, found = o.listed(j, false), true
 		}
@@ -254,7 +255,7 @@ type SubscriberStatus struct {
 
 // Status is a summary of everything.
 func (o *Owner) Status(ctx context.Context) (Status, error) {
-	return ask(ctx, o, opRead, func() (Status, error) { return o.status(), nil })
+	return loop.Ask(ctx, o.loop, opRead, func() (Status, error) { return o.status(), nil })
 }
 
 func (o *Owner) status() Status {
@@ -375,7 +376,7 @@ const (
 
 // Locals are the services with health check ports, by name.
 func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
-	err = o.do(ctx, opRead, func() {
+	err = o.loop.Do(ctx, opRead, func() {
 		for _, j := range o.checked {
 			l := Local{
 				Name: j.name, Port: j.object.service.HealthCheckNodePort, Ready: o.config.Node.LocalReady(j.view()),
@@ -403,5 +404,5 @@ func (o *Owner) localChanged() {
 
 // Report notes a problem that another part of the process has; nil takes it back.
 func (o *Owner) Report(ctx context.Context, what string, why error) error {
-	return o.do(ctx, opOther, func() { o.problem(what, why) })
+	return o.loop.Do(ctx, opOther, func() { o.problem(what, why) })
 }

@@ -525,7 +525,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	if err != nil || !strings.Contains(fmt.Sprint(st.Problems), "the Namespaces are not listed: forbidden") {
 		t.Errorf("the status does not say why no shares are computed: %+v, %v", st.Problems, err)
 	}
-	if err := o.do(t.Context(), opOther, func() {
+	if err := o.loop.Do(t.Context(), opOther, func() {
 		for i := range 8 {
 			tenants.Set(fmt.Sprint("evil", i), map[string]string{shares.DefaultTenantLabel: "evil"})
 		}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
@@ -84,7 +85,7 @@ func (v view) NextSeq() uint64 {
 
 // Subscribe connects a subscriber. The caller must call Close of the session.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, error) {
-	return ask(ctx, o, opStream, func() (*Session, error) {
+	return loop.Ask(ctx, o.loop, opStream, func() (*Session, error) {
 		s := o.subscribers[want.Name]
 		if s == nil {
 			if len(o.subscribers) >= maxSubscribers && !o.forgetOne() {
@@ -163,12 +164,12 @@ func (x *Session) Next(ctx context.Context) ([]frontend.Step, error) {
 		case <-x.wake:
 		case <-x.ended:
 			return nil, x.err
-		case <-x.owner.done:
+		case <-x.owner.loop.Stopped():
 			return nil, failure.ErrStopped
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		steps, err := ask(ctx, x.owner, opStream, func() ([]frontend.Step, error) {
+		steps, err := loop.Ask(ctx, x.owner.loop, opStream, func() ([]frontend.Step, error) {
 			s, err := x.subscriber()
 			if err != nil {
 				return nil, err
@@ -189,7 +190,7 @@ func (x *Session) Err() error { return x.err }
 
 // Ack notes how far the subscriber is.
 func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
-	_, err := ask(ctx, x.owner, opStream, func() (struct{}, error) {
+	_, err := loop.Ask(ctx, x.owner.loop, opStream, func() (struct{}, error) {
 		s, err := x.subscriber()
 		if err == nil {
 			err = s.Ack(enforced, ended)
@@ -205,7 +206,7 @@ func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
 // Refuse notes that the subscriber did not take a frontend. One that is gone by
 // now does not matter.
 func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) error {
-	_, err := ask(ctx, x.owner, opStream, func() (struct{}, error) {
+	_, err := loop.Ask(ctx, x.owner.loop, opStream, func() (struct{}, error) {
 		s, err := x.subscriber()
 		if err != nil {
 			return struct{}{}, err
@@ -229,7 +230,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 func (x *Session) Close() {
 	o := x.owner
 	// The owner answers soon, or is gone, and then nothing matters.
-	_ = o.do(context.Background(), opStream, func() {
+	_ = o.loop.Do(context.Background(), opStream, func() {
 		s := o.subscribers[x.name]
 		if s == nil || s.Session != x.number {
 			return
@@ -259,19 +260,15 @@ func (o *Owner) Wait(ctx context.Context, revision uint64, of []service.Name, en
 			reached  bool
 			progress <-chan struct{}
 		}
-		a, err := ask(ctx, o, opRead, func() (answer, error) {
+		a, err := loop.Ask(ctx, o.loop, opRead, func() (answer, error) {
 			out, reached, err := o.reached(revision, of, ended)
 			return answer{out, reached, o.progress}, err
 		})
 		if err != nil || a.reached {
 			return a.out, err
 		}
-		select {
-		case <-a.progress:
-		case <-ctx.Done():
-			return Waited{}, ctx.Err()
-		case <-o.done:
-			return Waited{}, failure.ErrStopped
+		if err := o.loop.Wait(ctx, a.progress); err != nil {
+			return Waited{}, err
 		}
 	}
 }

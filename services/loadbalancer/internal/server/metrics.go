@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 )
 
@@ -99,14 +100,8 @@ var (
 		"Units that tenants ask for beyond their share of the limit; they are not in force.", []string{"limit"}, nil)
 )
 
-// The owner's time; the label operation is one of those that package owner lists.
-var (
-	busyDesc = prometheus.NewDesc("sluice_loadbalancer_owner_busy_seconds",
-		"How long the one goroutine that owns the services was busy with each operation; every other waits as "+
-			"long.", []string{"operation"}, nil)
-	longestDesc = prometheus.NewDesc("sluice_loadbalancer_owner_busy_longest_seconds",
-		"The longest of them since the start.", []string{"operation"}, nil)
-)
+// turns show the owner's time; the label operation is one of those that package owner lists.
+var turns = loop.NewMetrics("sluice_loadbalancer_", "the services")
 
 // Collector gives the owner's figures to Prometheus.
 type Collector struct{ Owner *owner.Owner }
@@ -119,8 +114,7 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- limitDesc
 	ch <- limitUsedDesc
 	ch <- exceedsDesc
-	ch <- busyDesc
-	ch <- longestDesc
+	turns.Describe(ch)
 }
 
 // collectTimeout is how long a scrape waits for the owner's turn.
@@ -143,8 +137,5 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, float64(l.Used), l.Name)
 		ch <- prometheus.MustNewConstMetric(exceedsDesc, prometheus.GaugeValue, float64(l.Asked-l.Used), l.Name)
 	}
-	for _, b := range c.Owner.Times() {
-		ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
-		ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
-	}
+	turns.Collect(ch, c.Owner.Figures())
 }

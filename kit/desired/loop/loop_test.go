@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
@@ -246,11 +244,6 @@ func TestFiguresOfTurns(t *testing.T) {
 	}
 	if write.Count != 3 || write.Most != 0 || write.Processor.Sum != 3*time.Minute {
 		t.Errorf("write: %+v", write)
-	}
-	ch := make(chan prometheus.Metric, 10)
-	NewMetrics("sluice_test_", "the test").Collect(ch, all)
-	if len(ch) != 4 {
-		t.Errorf("%d metrics, want two of each operation", len(ch))
 	}
 }
 

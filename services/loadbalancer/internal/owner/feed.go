@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 

@@ -17,15 +17,14 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -759,7 +758,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		return out
 	}
 	enforced, ended := waits(false), waits(true)
-	if err := x.Ack(t.Context(), x.barrier.Seq+1, 0); !errors.Is(err, stream.ErrAck) {
+	if err := x.Ack(t.Context(), x.barrier.Seq+1, 0); !errors.Is(err, failure.ErrAck) {
 		t.Errorf("an acknowledgement of what was not sent: %v", err)
 	}
 	select {
@@ -828,13 +827,13 @@ func TestNewerConnectionReplacesASubscriber(t *testing.T) {
 	x.until(1)
 	y := o.subscribe("datapath", o.Incarnation(), x.barrier.Seq)
 	<-x.Ended()
-	if err := x.Err(); !errors.Is(err, stream.ErrReplaced) {
+	if err := x.Err(); !errors.Is(err, failure.ErrReplaced) {
 		t.Errorf("%v", err)
 	}
-	if _, err := x.Next(t.Context()); !errors.Is(err, stream.ErrReplaced) {
+	if _, err := x.Next(t.Context()); !errors.Is(err, failure.ErrReplaced) {
 		t.Errorf("%v", err)
 	}
-	if err := x.Ack(t.Context(), x.barrier.Seq, 0); !errors.Is(err, stream.ErrReplaced) {
+	if err := x.Ack(t.Context(), x.barrier.Seq, 0); !errors.Is(err, failure.ErrReplaced) {
 		t.Errorf("%v", err)
 	}
 	x.Close() // which must not end the other

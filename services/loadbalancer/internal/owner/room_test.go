@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 )
 
 // joinedItems are JSON objects of a list, made of their numbers.

@@ -9,10 +9,10 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
@@ -94,7 +94,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, err
 			s = stream.New(want.Name)
 			o.subscribers[want.Name] = s
 		} else if s.Session != 0 {
-			o.end(s.Name, stream.ErrReplaced)
+			o.end(s.Name, failure.ErrReplaced)
 		}
 		s.Enforces = want.Enforces
 		o.places.connected(want)
@@ -152,7 +152,7 @@ func (o *Owner) mark(keys []frontend.Key) {
 func (x *Session) subscriber() (*stream.Subscriber, error) {
 	s := x.owner.subscribers[x.name]
 	if s == nil || s.Session != x.number {
-		return nil, stream.ErrReplaced
+		return nil, failure.ErrReplaced
 	}
 	return s, nil
 }

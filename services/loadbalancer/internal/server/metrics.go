@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/loop/loopmetrics"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 )
 
@@ -101,7 +101,7 @@ var (
 )
 
 // turns show the owner's time; the label operation is one of those that package owner lists.
-var turns = loop.NewMetrics("sluice_loadbalancer_", "the services")
+var turns = loopmetrics.New("sluice_loadbalancer_", "the services")
 
 // Collector gives the owner's figures to Prometheus.
 type Collector struct{ Owner *owner.Owner }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -29,7 +30,6 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
@@ -374,8 +374,8 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 		{failure.ErrLimit, codes.ResourceExhausted, lbv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},
 		{stream.ErrOverflow, codes.ResourceExhausted, lbv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},
 		{failure.ErrChanged, codes.Aborted, lbv1.ErrorReason_ERROR_REASON_STATE_CHANGED},
-		{stream.ErrReplaced, codes.Aborted, lbv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
-		{stream.ErrAck, codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK},
+		{failure.ErrReplaced, codes.Aborted, lbv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
+		{failure.ErrAck, codes.InvalidArgument, lbv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK},
 		{failure.ErrRevision, codes.OutOfRange, lbv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION},
 		{failure.ErrStorage, codes.Unavailable, lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED},
 		{failure.ErrStopped, codes.Unavailable, lbv1.ErrorReason_ERROR_REASON_STOPPING},

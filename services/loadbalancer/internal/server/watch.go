@@ -5,14 +5,13 @@ package server
 
 import (
 	"context"
-	"errors"
-	"io"
 
 	"google.golang.org/grpc"
 
+	"github.com/sluice-net/sluice/kit/desired/answer"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	"github.com/sluice-net/sluice/proto/wire/frontendwire"
-	"github.com/sluice-net/sluice/services/loadbalancer/internal/failure"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 )
 
@@ -20,15 +19,13 @@ type frontends = grpc.BidiStreamingServer[lbv1.WatchFrontendsRequest, lbv1.Watch
 
 // WatchFrontends implements the service.
 func (s *Server) WatchFrontends(conn frontends) error {
-	ctx, cancel := context.WithCancel(conn.Context())
-	defer cancel()
 	first, err := conn.Recv()
 	if err != nil {
 		return err
 	}
 	sub := first.GetSubscribe()
 	if sub == nil {
-		return statusOf(&failure.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
+		return statusOf(answer.ErrNoSubscribe)
 	}
 	want := owner.Subscription{
 		Name:     sub.GetName(),
@@ -41,74 +38,46 @@ func (s *Server) WatchFrontends(conn frontends) error {
 	if b := sub.GetIncarnation(); len(b) == len(want.Incarnation) {
 		copy(want.Incarnation[:], b)
 	}
-	session, err := s.Owner.Subscribe(ctx, want)
+	session, err := s.Owner.Subscribe(conn.Context(), want)
 	if err != nil {
 		return statusOf(err)
 	}
 	defer session.Close()
-
-	// Both end right after this has returned, which is what ends a Send to a client
-	// that does not read, and a Recv from one that does not write.
-	received, sent := make(chan error, 1), make(chan error, 1)
-	go func() { received <- receive(ctx, conn, session) }()
-	go func() { sent <- s.send(ctx, conn, session) }()
-	select {
-	case err := <-received:
-		return err
-	case err := <-sent:
-		return err
-	case <-session.Ended():
-		return statusOf(session.Err())
-	case <-ctx.Done():
-		return statusOf(ctx.Err())
-	}
-}
-
-// send passes steps on.
-func (s *Server) send(ctx context.Context, conn frontends, session *owner.Session) error {
 	run, name := s.Owner.Incarnation(), s.Owner.StateName()
 	incarnation, state := string(run[:]), string(name[:])
-	for {
-		steps, err := session.Next(ctx)
-		if err != nil {
-			return statusOf(err)
-		}
-		out := &lbv1.WatchFrontendsResponse{Steps: make([]*lbv1.FrontendStep, 0, len(steps))}
-		for _, x := range steps {
-			if x.Barrier != nil {
-				x.Barrier.Incarnation, x.Barrier.State = incarnation, state
+	return answer.Serve(conn, answer.Session[lbv1.WatchFrontendsRequest, lbv1.WatchFrontendsResponse]{
+		Next: func(ctx context.Context) (*lbv1.WatchFrontendsResponse, error) {
+			steps, err := session.Next(ctx)
+			if err != nil {
+				return nil, err
 			}
-			out.Steps = append(out.Steps, frontendwire.Step(x))
-		}
-		if err := conn.Send(out); err != nil {
-			return err
-		}
-	}
+			out := &lbv1.WatchFrontendsResponse{Steps: make([]*lbv1.FrontendStep, 0, len(steps))}
+			for _, x := range steps {
+				if x.Barrier != nil {
+					x.Barrier.Incarnation, x.Barrier.State = incarnation, state
+				}
+				out.Steps = append(out.Steps, frontendwire.Step(x))
+			}
+			return out, nil
+		},
+		Take: func(ctx context.Context, m *lbv1.WatchFrontendsRequest) error {
+			return take(ctx, session, m)
+		},
+		Ended: session.Ended(), Err: session.Err,
+	}, &answers)
 }
 
-func receive(ctx context.Context, conn frontends, session *owner.Session) error {
-	for {
-		m, err := conn.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
+// take takes a message of a subscriber.
+func take(ctx context.Context, session *owner.Session, m *lbv1.WatchFrontendsRequest) error {
+	switch x := m.GetMessage().(type) {
+	case *lbv1.WatchFrontendsRequest_Ack:
+		return session.Ack(ctx, x.Ack.GetEnforced(), x.Ack.GetEnded())
+	case *lbv1.WatchFrontendsRequest_Refused:
+		k, reason, malformed := frontendwire.RefusalOf(x.Refused)
+		if malformed != nil {
+			return &failure.FieldError{Field: "refused.key", Err: malformed}
 		}
-		if err != nil {
-			return err
-		}
-		switch x := m.GetMessage().(type) {
-		case *lbv1.WatchFrontendsRequest_Ack:
-			err = session.Ack(ctx, x.Ack.GetEnforced(), x.Ack.GetEnded())
-		case *lbv1.WatchFrontendsRequest_Refused:
-			k, reason, malformed := frontendwire.RefusalOf(x.Refused)
-			if malformed != nil {
-				return statusOf(&failure.FieldError{Field: "refused.key", Err: malformed})
-			}
-			err = session.Refuse(ctx, k, reason)
-		default:
-			err = &failure.FieldError{Field: "message", Err: errors.New("subscribe is only the first message")}
-		}
-		if err != nil {
-			return statusOf(err)
-		}
+		return session.Refuse(ctx, k, reason)
 	}
+	return answer.ErrSubscribed
 }

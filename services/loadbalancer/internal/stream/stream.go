@@ -19,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -44,10 +45,6 @@ const (
 
 // Sentinels.
 var (
-	// ErrAck: a barrier that was not sent is acknowledged.
-	ErrAck = errors.New("no such barrier was sent")
-	// ErrReplaced: a newer connection has the name.
-	ErrReplaced = errors.New("a newer connection has the name of this subscriber")
 	// ErrOverflow: more keys changed than may wait; the stream begins again with
 	// every frontend.
 	ErrOverflow = errors.New("too many frontends came and went without being taken")
@@ -264,9 +261,9 @@ func (s *Subscriber) end(src Source) *frontend.Barrier {
 func (s *Subscriber) Ack(enforced, ended uint64) error {
 	switch {
 	case enforced > s.last || ended > s.last:
-		return fmt.Errorf("%w: %d and %d are acknowledged, the last one is %d", ErrAck, enforced, ended, s.last)
+		return fmt.Errorf("%w: %d and %d are acknowledged, the last one is %d", failure.ErrAck, enforced, ended, s.last)
 	case ended > max(enforced, s.enforced):
-		return fmt.Errorf("%w: %d has ended before it is enforced", ErrAck, ended)
+		return fmt.Errorf("%w: %d has ended before it is enforced", failure.ErrAck, ended)
 	}
 	s.acknowledge(enforced)
 	if ended > s.ended {

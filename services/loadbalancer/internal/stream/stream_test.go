@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -352,7 +353,7 @@ func TestAcknowledgementsAreChecked(t *testing.T) {
 	s.Connect(1, 0, src)
 	k.all(s, src)
 	for _, c := range []struct{ enforced, ended uint64 }{{2, 0}, {1, 2}, {0, 1}} {
-		if err := s.Ack(c.enforced, c.ended); !errors.Is(err, ErrAck) {
+		if err := s.Ack(c.enforced, c.ended); !errors.Is(err, failure.ErrAck) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package answer is the gRPC side of a service of desired state: the codes of its
+// errors, and the stream of a subscriber.
+package answer
+
+import (
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
+)
+
+// retryAfter is when a caller may repeat a change that storage did not take.
+const retryAfter = time.Second
+
+// Reasons are what a service calls the errors of package failure in its enum
+// ErrorReason. Each is set.
+type Reasons struct {
+	NotFound, Owned, Foreign, Changed, Limit, Empty, Revision, Refused, Storage, Stopped, Replaced, Ack protoreflect.Enum
+	// Field is the reason of a FieldError, and Internal of an error that no row matches.
+	Field, Internal protoreflect.Enum
+	// Resource is the type of what is not found, and Quota names what has a limit.
+	Resource, Quota string
+}
+
+// Table returns the answers of a service: its own errors, which are matched first, and
+// the errors of package failure.
+func (r Reasons) Table(own ...rpcerr.Row) rpcerr.Table {
+	return rpcerr.Table{
+		Rows: append(own,
+			rpcerr.On(failure.ErrNotFound, codes.NotFound, r.NotFound, rpcerr.OfResource(r.Resource)),
+			rpcerr.On(failure.ErrOwned, codes.AlreadyExists, r.Owned),
+			rpcerr.On(failure.ErrForeign, codes.FailedPrecondition, r.Foreign),
+			rpcerr.On(failure.ErrEmpty, codes.FailedPrecondition, r.Empty),
+			rpcerr.On(failure.ErrRefused, codes.FailedPrecondition, r.Refused),
+			rpcerr.On(failure.ErrLimit, codes.ResourceExhausted, r.Limit, rpcerr.OfQuota(r.Quota)),
+			rpcerr.On(failure.ErrReplaced, codes.Aborted, r.Replaced),
+			rpcerr.On(failure.ErrChanged, codes.Aborted, r.Changed),
+			rpcerr.On(failure.ErrAck, codes.InvalidArgument, r.Ack),
+			rpcerr.On(failure.ErrRevision, codes.OutOfRange, r.Revision),
+			rpcerr.On(failure.ErrStorage, codes.Unavailable, r.Storage, rpcerr.Retries(retryAfter)),
+			rpcerr.On(failure.ErrStopped, codes.Unavailable, r.Stopped),
+			// A field is the least that is known of a mistake.
+			rpcerr.OnType(codes.InvalidArgument, r.Field, func(e *failure.FieldError) []protoadapt.MessageV1 {
+				return []protoadapt.MessageV1{rpcerr.Field(e.Field, e.Err.Error())}
+			}),
+		),
+		Otherwise: r.Internal,
+	}
+}

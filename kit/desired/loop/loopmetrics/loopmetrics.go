@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package loopmetrics shows the figures of a loop to Prometheus. It is apart from the
+// loop, which programs without metrics use, too.
+package loopmetrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/kit/desired/loop"
+)
+
+// Metrics show figures to Prometheus: a histogram and the longest turn, by operation.
+type Metrics struct{ busy, longest *prometheus.Desc }
+
+// New returns the metrics of the loop that owns something, such as "policy".
+// Prefix begins their names, such as "sluice_policy_".
+func New(prefix, owned string) Metrics {
+	labels := []string{"operation"}
+	return Metrics{
+		busy: prometheus.NewDesc(prefix+"owner_busy_seconds", "How long the one goroutine that owns "+owned+
+			" was busy with each operation; every other waits as long.", labels, nil),
+		longest: prometheus.NewDesc(prefix+"owner_busy_longest_seconds",
+			"The longest of them since the start.", labels, nil),
+	}
+}
+
+// Describe gives the descriptions of the metrics to ch.
+func (m Metrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- m.busy
+	ch <- m.longest
+}
+
+// Collect gives the metrics of the figures to ch.
+func (m Metrics) Collect(ch chan<- prometheus.Metric, figures []loop.Figures) {
+	for _, f := range figures {
+		ch <- prometheus.MustNewConstHistogram(m.busy, f.Count, f.Sum.Seconds(), f.Cumulative(), f.Operation)
+		ch <- prometheus.MustNewConstMetric(m.longest, prometheus.GaugeValue, f.Longest.Seconds(), f.Operation)
+	}
+}

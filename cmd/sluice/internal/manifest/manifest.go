@@ -18,6 +18,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/kit/yamlstream"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
@@ -49,6 +50,11 @@ func (d Document) Place() string {
 		return fmt.Sprintf("%s: document %d, item %d (line %d)", fileText(d.File), d.Index, d.Item, d.Line)
 	}
 	return fmt.Sprintf("%s: document %d (line %d)", fileText(d.File), d.Index, d.Line)
+}
+
+// Facts are the file and the document within it, for JSON.
+func (d Document) Facts() []message.Fact {
+	return []message.Fact{{Key: "file", Value: d.File}, {Key: "document", Value: d.Index}}
 }
 
 // fileText is how a message names a file.

@@ -15,10 +15,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
@@ -62,46 +64,6 @@ them. The exit code is %d if they are in force in the policy service, but not
 	manifestFlags(cmd, &o.allowUnknown, &o.skipOthers)
 	cmd.Flags().BoolVar(&o.prune, "prune", false, "delete the other policies of --manager")
 	return cmd
-}
-
-// change is what became of one policy.
-type change struct {
-	Kind      string   `json:"kind"`
-	Namespace string   `json:"namespace,omitempty"`
-	Name      string   `json:"name"`
-	Change    string   `json:"change"`
-	File      string   `json:"file,omitempty"`
-	Document  int      `json:"document,omitempty"`
-	Dropped   []string `json:"droppedFields,omitempty"`
-	Notes     []note   `json:"notes,omitempty"`
-}
-
-// changes is what `policy apply` and `policy delete` print.
-type changes struct {
-	Revision  uint64   `json:"revision"`
-	Validated bool     `json:"validatedOnly,omitempty"`
-	Changes   []change `json:"changes"`
-	// Enforced says whether the kernel enforces the revision; unset if that was
-	// not waited for.
-	Enforced *bool  `json:"enforced,omitempty"`
-	Pending  string `json:"pending,omitempty"` // why not
-	Took     string `json:"-"`
-}
-
-func changesOf(changes []*policyv1.PolicyChange, docs []manifest.Document) []change {
-	all := make([]change, 0, len(changes))
-	for i, ch := range changes {
-		shown := change{
-			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
-			Change: output.Enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(),
-			Notes: notesOf(ch.GetNotes(), ch.GetOmittedNoteCount()),
-		}
-		if i < len(docs) && len(docs) <= len(changes) {
-			shown.File, shown.Document = docs[i].File, docs[i].Index
-		}
-		all = append(all, shown)
-	}
-	return all
 }
 
 func apply(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o changeFlags) error {
@@ -201,6 +163,7 @@ func deletePolicies(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 
 // answer is what the policy service answers to a change.
 type answer interface {
+	proto.Message
 	GetRevision() uint64
 	GetChanges() []*policyv1.PolicyChange
 }
@@ -217,52 +180,55 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	if err != nil {
 		return err
 	}
-	done := &changes{Revision: r.GetRevision(), Validated: o.validate, Changes: changesOf(r.GetChanges(), docs)}
+	changes, pending, enforced := r.GetChanges(), "", any(nil)
 	if !o.validate && !o.wait.Off() {
-		enforced := true
-		if err := awaitRevision(ctx, inv, done.Revision, o.wait.Limit(inv.Timeout)); err != nil {
-			enforced, done.Pending = false, err.Error()
+		if err := awaitRevision(ctx, inv, r.GetRevision(), o.wait.Limit(inv.Timeout)); err != nil {
+			pending = err.Error()
 		}
-		done.Enforced = &enforced
+		enforced = pending == ""
 	}
-	done.Took = time.Since(began).Round(time.Millisecond).String()
-	for i, ch := range done.Changes {
-		where := policykind.KeyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}) + ": "
-		if i < len(docs) && len(docs) <= len(done.Changes) {
+	took := time.Since(began).Round(time.Millisecond)
+	shown := make([]message.Object, len(changes))
+	for i, ch := range changes {
+		shown[i] = message.Of(ch)
+		where := policykind.KeyText(ch.GetKey()) + ": "
+		if i < len(docs) && len(docs) <= len(changes) {
 			where = docs[i].Place() + ": " + where
+			shown[i] = message.Of(ch, docs[i].Facts()...)
 		}
-		for _, field := range ch.Dropped {
+		for _, field := range ch.GetDroppedFields() {
 			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+where+field+": no such field; it is ignored"))
 		}
-		for _, n := range ch.Notes {
-			fmt.Fprintln(inv.ErrOut, output.Printable(n.label()+where+n.String()))
+		for _, n := range withOmitted(ch.GetNotes(), ch.GetOmittedNoteCount()) {
+			fmt.Fprintln(inv.ErrOut, output.Printable(noteLabel(n)+where+noteText(n)))
 		}
 	}
-	if err := inv.Show(done, done.table); err != nil {
+	if err := inv.Show(message.Of(r, message.Fact{Key: "changes", Value: shown},
+		message.Fact{Key: "validateOnly", Value: o.validate}, message.Fact{Key: "enforced", Value: enforced},
+		message.Fact{Key: "pending", Value: pending},
+	), func(w io.Writer) {
+		for _, ch := range changes {
+			output.Row(w, policykind.KeyText(ch.GetKey()), output.Enum(ch.GetType(), "CHANGE_TYPE_"))
+		}
+		switch {
+		case o.validate:
+			fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+		case enforced == nil:
+			fmt.Fprintf(w, "Revision %d is in force in the policy service; that of the kernel was not waited for.\n",
+				r.GetRevision())
+		case pending == "":
+			fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", r.GetRevision(), took)
+		default:
+			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
+				r.GetRevision(), pending)))
+		}
+	}); err != nil {
 		return err
 	}
-	if done.Pending != "" {
+	if pending != "" {
 		return invocation.ErrNotReady
 	}
 	return nil
-}
-
-func (p *changes) table(w io.Writer) {
-	for _, ch := range p.Changes {
-		output.Row(w, policykind.KeyText(&policyv1.PolicyKey{Kind: ch.Kind, Namespace: ch.Namespace, Name: ch.Name}),
-			ch.Change)
-	}
-	switch {
-	case p.Validated:
-		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
-	case p.Enforced == nil:
-		fmt.Fprintf(w, "Revision %d is in force in the policy service; that of the kernel was not waited for.\n", p.Revision)
-	case *p.Enforced:
-		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", p.Revision, p.Took)
-	default:
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
-			p.Revision, p.Pending)))
-	}
 }
 
 // awaitRevision returns nil when a datapath is connected and the kernel

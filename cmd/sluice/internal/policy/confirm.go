@@ -13,19 +13,9 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
-
-// confirmation is what `policy confirm` prints.
-type confirmation struct {
-	Revision  uint64   `json:"revision"`
-	Policies  uint32   `json:"policies"`
-	Held      []string `json:"held"` // subscribers that went on enforcing an earlier state, with why
-	Validated bool     `json:"validatedOnly,omitempty"`
-	Enforced  bool     `json:"enforced"`
-	Pending   string   `json:"pending,omitempty"` // why not
-	Took      string   `json:"-"`
-}
 
 func confirmCommand(inv *invocation.Invocation) *cobra.Command {
 	var validate bool
@@ -49,45 +39,45 @@ the policies (yet).`, invocation.ExitNotReady),
 
 func confirm(ctx context.Context, inv *invocation.Invocation, validate bool) error {
 	began := time.Now()
-	done := confirmation{Held: []string{}, Validated: validate}
 	request := &policyv1.ConfirmPoliciesRequest{ValidateOnly: validate}
 	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.ConfirmPolicies, request)
 	if err != nil {
 		return err
 	}
-	done.Revision, done.Policies, done.Held = r.GetRevision(), r.GetPolicies(), append(done.Held, r.GetHeld()...)
-	if validate {
-		return inv.Show(&done, done.table)
+	pending := ""
+	if !validate {
+		if err := awaitRevision(ctx, inv, r.GetRevision(), inv.Timeout); err != nil {
+			pending = err.Error()
+		}
 	}
-	if err := awaitRevision(ctx, inv, done.Revision, inv.Timeout); err != nil {
-		done.Pending = err.Error()
-	}
-	done.Enforced, done.Took = done.Pending == "", time.Since(began).Round(time.Millisecond).String()
-	if err := inv.Show(&done, done.table); err != nil {
+	took := time.Since(began).Round(time.Millisecond)
+	if err := inv.Show(message.Of(r,
+		message.Fact{Key: "validateOnly", Value: validate},
+		message.Fact{Key: "enforced", Value: !validate && pending == ""},
+		message.Fact{Key: "pending", Value: pending},
+	), func(w io.Writer) {
+		for _, held := range r.GetHeld() {
+			fmt.Fprintln(w, "Until now "+output.Printable(held))
+		}
+		if len(r.GetHeld()) == 0 {
+			fmt.Fprintln(w, "The kernel was not behind the policy service: nothing was held.")
+		}
+		switch {
+		case validate:
+			fmt.Fprintf(w, "Nothing was changed: --validate-only. Revision %d, of %d policies, would be enforced.\n",
+				r.GetRevision(), r.GetPolicies())
+		case pending != "":
+			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.",
+				r.GetRevision(), pending)))
+		default:
+			fmt.Fprintf(w, "The kernel enforces revision %d, of %d policies, after %s.\n", r.GetRevision(), r.GetPolicies(),
+				took)
+		}
+	}); err != nil {
 		return err
 	}
-	if !done.Enforced {
+	if pending != "" {
 		return invocation.ErrNotReady
 	}
 	return nil
-}
-
-func (d *confirmation) table(w io.Writer) {
-	for _, held := range d.Held {
-		fmt.Fprintln(w, "Until now "+output.Printable(held))
-	}
-	if len(d.Held) == 0 {
-		fmt.Fprintln(w, "The kernel was not behind the policy service: nothing was held.")
-	}
-	if d.Validated {
-		fmt.Fprintf(w, "Nothing was changed: --validate-only. Revision %d, of %d policies, would be enforced.\n",
-			d.Revision, d.Policies)
-		return
-	}
-	if !d.Enforced {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is confirmed, but the kernel does not enforce it: %s.",
-			d.Revision, d.Pending)))
-		return
-	}
-	fmt.Fprintf(w, "The kernel enforces revision %d, of %d policies, after %s.\n", d.Revision, d.Policies, d.Took)
 }

@@ -9,12 +9,12 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
@@ -62,51 +62,28 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	return cmd
 }
 
-// state is what is shown of one policy.
-type state struct {
-	Kind      string     `json:"kind"`
-	Namespace string     `json:"namespace,omitempty"`
-	Name      string     `json:"name"`
-	Source    string     `json:"source"`
-	Manager   string     `json:"manager,omitempty"`
-	Origin    string     `json:"origin,omitempty"`
-	Accepted  bool       `json:"accepted"`
-	Error     string     `json:"error,omitempty"`
-	Revision  uint64     `json:"revision"`
-	Subjects  []uint32   `json:"subjects"`
-	Rules     uint32     `json:"rules"`
-	Updated   *time.Time `json:"updateTime,omitempty"`
-	Dropped   []string   `json:"droppedFields,omitempty"`
-	Notes     []note     `json:"notes,omitempty"`
-	Manifest  string     `json:"manifest,omitempty"`
+// columns are the columns of `policy list`.
+var columns = []output.Column[*policyv1.Policy]{
+	{Header: "POLICY", Cell: func(p *policyv1.Policy) any { return title(p) }},
+	{Header: "STATE", Cell: func(p *policyv1.Policy) any { return stateText(p) }},
+	{Header: "REVISION", Cell: func(p *policyv1.Policy) any { return p.GetRevision() }},
+	{Header: "SELECTS", Cell: func(p *policyv1.Policy) any { return identitiesText(len(p.GetSubjects())) }},
+	{Header: "RULES", Cell: func(p *policyv1.Policy) any { return p.GetRules() }},
+	{Header: "AGE", Cell: func(p *policyv1.Policy) any { return output.Since(output.When(p.GetUpdateTime())) }},
+	{Header: "SOURCE", Cell: func(p *policyv1.Policy) any { return sourceText(p) }},
 }
 
-func stateOf(p *policyv1.Policy) state {
-	s := state{
-		Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName(),
-		Source: p.GetSource(), Manager: p.GetManager(), Origin: p.GetOrigin(), Accepted: p.GetAccepted(), Error: p.GetError(),
-		Revision: p.GetRevision(),
-		Subjects: p.GetSubjects(), Rules: p.GetRules(), Updated: output.When(p.GetUpdateTime()),
-		Dropped: p.GetDroppedFields(),
-		Notes:   notesOf(p.GetNotes(), p.GetOmittedNoteCount()), Manifest: string(p.GetManifest()),
-	}
-	if s.Subjects == nil {
-		s.Subjects = []uint32{}
-	}
-	return s
-}
-
-// state is what became of a policy, in a word or two.
-func (p state) state() string {
+// stateText is the state of a policy, in a word or two.
+func stateText(p *policyv1.Policy) string {
 	switch {
-	case p.Accepted && p.Error != "":
+	case p.GetAccepted() && p.GetError() != "":
 		return "outdated" // a newer form was refused
-	case !p.Accepted:
+	case !p.GetAccepted():
 		return "refused"
 	}
-	converted := 0
-	for _, n := range p.Notes {
-		if n.Kind == noteUnsupported {
+	converted, dropped := 0, len(p.GetDroppedFields())
+	for _, n := range p.GetNotes() {
+		if n.GetKind() == policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED {
 			converted++
 		}
 	}
@@ -120,21 +97,21 @@ func (p state) state() string {
 		}
 	}
 	add(converted, "field converted", "fields converted")
-	add(len(p.Dropped), "field ignored", "fields ignored")
-	add(len(p.remarks())-converted-len(p.Dropped), "note", "notes")
+	add(dropped, "field ignored", "fields ignored")
+	add(len(remarks(p))-converted-dropped, "note", "notes")
 	return strings.Join(parts, ", ")
 }
 
 // remarks are the notes on a policy, and the fields that it lost. That it selects
 // no endpoint of this node is in a column of its own.
-func (p state) remarks() []string {
+func remarks(p *policyv1.Policy) []string {
 	var all []string
-	for _, field := range p.Dropped {
+	for _, field := range p.GetDroppedFields() {
 		all = append(all, field+": no such field; it is ignored")
 	}
-	for _, n := range p.Notes {
-		if n.Kind != noteSelectsNothing || n.Field != "" {
-			all = append(all, n.String())
+	for _, n := range withOmitted(p.GetNotes(), p.GetOmittedNoteCount()) {
+		if n.GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING || n.GetField() != "" {
+			all = append(all, noteText(n))
 		}
 	}
 	return all
@@ -142,29 +119,30 @@ func (p state) remarks() []string {
 
 // title is the policy's name; of a file that could not be read as one, the
 // file's.
-func (p state) title() string {
-	if p.Name == "" {
-		return p.source()
+func title(p *policyv1.Policy) string {
+	if p.GetKey().GetName() == "" {
+		return sourceText(p)
 	}
-	return policykind.KeyText(&policyv1.PolicyKey{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name})
+	return policykind.KeyText(p.GetKey())
 }
 
-func (p state) source() string {
+func sourceText(p *policyv1.Policy) string {
 	switch {
-	case p.Origin != "":
-		return p.Source + ":" + p.Origin
-	case p.Manager != "":
-		return p.Source + ":" + p.Manager
+	case p.GetOrigin() != "":
+		return p.GetSource() + ":" + p.GetOrigin()
+	case p.GetManager() != "":
+		return p.GetSource() + ":" + p.GetManager()
 	}
-	return p.Source
+	return p.GetSource()
 }
 
-func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) ([]state, error) {
-	all := []state{}
-	err := invocation.Each(ctx, inv, invocation.Policy, client.ListPolicies, req,
+func list(ctx context.Context, inv *invocation.Invocation, req *policyv1.ListPoliciesRequest) (
+	all []*policyv1.Policy, err error,
+) {
+	err = invocation.Each(ctx, inv, invocation.Policy, client.ListPolicies, req,
 		func(m *policyv1.ListPoliciesResponse) {
 			if m.GetPolicy() != nil {
-				all = append(all, stateOf(m.GetPolicy()))
+				all = append(all, m.GetPolicy())
 			}
 		})
 	return all, err
@@ -176,14 +154,10 @@ func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.Li
 		return err
 	}
 	if refused {
-		all = slices.DeleteFunc(all, func(p state) bool { return p.Error == "" })
+		all = slices.DeleteFunc(all, func(p *policyv1.Policy) bool { return p.GetError() == "" })
 	}
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "POLICY", "STATE", "REVISION", "SELECTS", "RULES", "AGE", "SOURCE")
-		for _, p := range all {
-			output.Row(w, p.title(), p.state(), p.Revision, identitiesText(len(p.Subjects)), p.Rules, output.Since(p.Updated),
-				p.source())
-		}
+	return inv.Show(message.List(all), func(w io.Writer) {
+		output.Table(w, columns, all)
 		first := true
 		line := func(text string) {
 			if first {
@@ -194,13 +168,13 @@ func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.Li
 		}
 		for _, p := range all {
 			switch {
-			case p.Error != "" && p.Accepted:
-				line(p.title() + " stays as it is; a newer form was refused: " + p.Error)
-			case p.Error != "":
-				line(p.title() + " was refused: " + p.Error)
+			case p.GetError() != "" && p.GetAccepted():
+				line(title(p) + " stays as it is; a newer form was refused: " + p.GetError())
+			case p.GetError() != "":
+				line(title(p) + " was refused: " + p.GetError())
 			}
-			for _, text := range p.remarks() {
-				line(p.title() + ": " + text)
+			for _, text := range remarks(p) {
+				line(title(p) + ": " + text)
 			}
 		}
 	})
@@ -246,17 +220,17 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *policyv1.Pol
 		return invocation.NotFound(key.GetKind(), policykind.NameText(key), "policy list")
 	}
 	if inv.Format == "json" {
-		return inv.Show(all[0], nil)
+		return inv.Show(message.Of(all[0]), nil)
 	}
 	for _, p := range all {
-		if p.Error != "" {
-			fmt.Fprintln(inv.ErrOut, output.Printable("warning: a newer form was refused: "+p.Error))
+		if p.GetError() != "" {
+			fmt.Fprintln(inv.ErrOut, output.Printable("warning: a newer form was refused: "+p.GetError()))
 		}
-		for _, text := range p.remarks() {
+		for _, text := range remarks(p) {
 			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+text))
 		}
 	}
-	text := all[0].Manifest
+	text := string(all[0].GetManifest())
 	if !strings.HasSuffix(text, "\n") {
 		text += "\n"
 	}

@@ -8,12 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
@@ -63,45 +63,27 @@ func onlyFiles(cmd *cobra.Command, a []string) error {
 	return nil
 }
 
-// note is something about an accepted policy that its author should know.
-type note struct {
-	Kind  string `json:"kind"`
-	Field string `json:"field,omitempty"`
-	Text  string `json:"text"`
-}
-
-// String is "field: text".
-func (n note) String() string {
-	if n.Field == "" {
-		return n.Text
+// noteText is "field: text".
+func noteText(n *policyv1.PolicyNote) string {
+	if n.GetField() == "" {
+		return n.GetText()
 	}
-	return n.Field + ": " + n.Text
+	return n.GetField() + ": " + n.GetText()
 }
 
-// label is how much attention a note wants.
-func (n note) label() string {
-	if n.Kind == noteSelectsNothing || n.Kind == noteNoEffect {
+// noteLabel is how much attention a note wants.
+func noteLabel(n *policyv1.PolicyNote) string {
+	switch n.GetKind() {
+	case policyv1.PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING, policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT:
 		return "note: "
 	}
 	return "warning: "
 }
 
-// Kinds of notes: on a policy without an endpoint, on a field on which no verdict
-// depends, and on one that is converted to what allows less.
-const (
-	noteSelectsNothing = "selects-nothing"
-	noteNoEffect       = "no-effect"
-	noteUnsupported    = "unsupported"
-)
-
-// notesOf are the notes of the service, with one on those that it left out.
-func notesOf(list []*policyv1.PolicyNote, omitted uint32) []note {
-	var all []note
-	for _, n := range list {
-		all = append(all, note{output.Enum(n.GetKind(), "POLICY_NOTE_KIND_"), n.GetField(), n.GetText()})
+// withOmitted adds to the notes of a policy a note on those that the service left out.
+func withOmitted(notes []*policyv1.PolicyNote, omitted uint32) []*policyv1.PolicyNote {
+	if omitted == 0 {
+		return notes
 	}
-	if omitted > 0 {
-		all = append(all, note{Kind: "omitted", Text: fmt.Sprintf("%d more notes are left out", omitted)})
-	}
-	return all
+	return append(slices.Clone(notes), &policyv1.PolicyNote{Text: fmt.Sprintf("%d more notes are left out", omitted)})
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	statuscommand "github.com/sluice-net/sluice/cmd/sluice/internal/status"
@@ -75,11 +76,14 @@ func TestApplyWaitsUntilTheKernelEnforces(t *testing.T) {
 		t.Errorf("apply says\n%s", out)
 	}
 	out, _ = n.Want(t, 0, "policy", "apply", "-f", file, "--wait=false", "-o", "json")
-	var done changes
+	var done struct {
+		Enforced *bool
+		Changes  []struct{ Type, File string }
+	}
 	if err := json.Unmarshal([]byte(out), &done); err != nil {
 		t.Fatal(err)
 	}
-	if done.Enforced != nil || len(done.Changes) != 1 || done.Changes[0].Change != "unchanged" ||
+	if done.Enforced != nil || len(done.Changes) != 1 || done.Changes[0].Type != "unchanged" ||
 		done.Changes[0].File != file {
 		t.Errorf("apply --wait=false: %+v", done)
 	}
@@ -159,13 +163,18 @@ func TestProblemsNameFileDocumentAndField(t *testing.T) {
 
 // TestFieldsWithoutEffectAreNotes: a field on which no verdict depends is neither converted nor a warning.
 func TestFieldsWithoutEffectAreNotes(t *testing.T) {
-	without := note{Kind: noteNoEffect, Field: "spec.log", Text: "has no effect"}
-	p := state{Accepted: true, Notes: []note{without, {Kind: noteUnsupported, Field: "spec.x", Text: "not supported"}}}
-	if got := p.state(); got != "accepted, 1 field converted, 1 note" {
+	without := &policyv1.PolicyNote{
+		Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT, Field: "spec.log", Text: "has no effect",
+	}
+	converted := &policyv1.PolicyNote{
+		Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED, Field: "spec.x", Text: "not supported",
+	}
+	p := &policyv1.Policy{Accepted: true, Notes: []*policyv1.PolicyNote{without, converted}}
+	if got := stateText(p); got != "accepted, 1 field converted, 1 note" {
 		t.Errorf("the state is %q", got)
 	}
-	if without.label() != "note: " || p.Notes[1].label() != "warning: " {
-		t.Errorf("labels are %q and %q", without.label(), p.Notes[1].label())
+	if noteLabel(without) != "note: " || noteLabel(converted) != "warning: " {
+		t.Errorf("labels are %q and %q", noteLabel(without), noteLabel(converted))
 	}
 }
 
@@ -179,9 +188,9 @@ func TestUnsupportedFieldsStayInSight(t *testing.T) {
 	out, _ := n.Want(t, 0, "policy", "list")
 	nodetest.WantLines(t, out, "NetworkPolicy shop/web accepted, 1 field converted 7 1 identity 2 0s grpc", text)
 	out, _ = n.Want(t, 0, "policy", "list", "-o", "json")
-	var all []state
-	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].Notes) != 1 ||
-		all[0].Notes[0].Kind != "unsupported" {
+	var all message.Items[*policyv1.Policy]
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].GetNotes()) != 1 ||
+		all[0].GetNotes()[0].GetKind() != policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED {
 		t.Errorf("list -o json: %v, %s", err, out)
 	}
 	_, errOut = n.Want(t, 0, "policy", "get", "netpol", "shop/web")
@@ -402,8 +411,8 @@ func TestDeleteListAndGet(t *testing.T) {
 		"file:z.yaml was refused: is no YAML",
 		"NetworkPolicy shop/x stays as it is; a newer form was refused: spec.ingress: is a number")
 	out, _ = n.Want(t, 0, "policy", "list", "--subject", "300", "-o", "json")
-	var all []state
-	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || all[0].Name != "web" {
+	var all message.Items[*policyv1.Policy]
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || all[0].GetKey().GetName() != "web" {
 		t.Errorf("list --subject 300: %v %s", err, out)
 	}
 	out, _ = n.Want(t, 0, "policy", "list", "--refused")

@@ -12,19 +12,12 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 func sourceCommand(inv *invocation.Invocation) *cobra.Command {
 	return invocation.Group("source", "Act on the sources of policies", acceptCommand(inv))
-}
-
-// acceptance is what `policy source accept-without` prints.
-type acceptance struct {
-	File      string   `json:"file"`
-	Reason    string   `json:"reason"`
-	Validated bool     `json:"validatedOnly,omitempty"`
-	Waiting   []string `json:"waitingFor"`
 }
 
 func acceptCommand(inv *invocation.Invocation) *cobra.Command {
@@ -51,29 +44,25 @@ func accept(ctx context.Context, inv *invocation.Invocation, file string, valida
 	if err != nil {
 		return err
 	}
-	done := acceptance{
-		File: r.GetFile(), Reason: r.GetReason(), Validated: validate, Waiting: append([]string{}, r.GetWaitingFor()...),
-	}
-	if err := inv.Show(&done, done.table); err != nil {
+	waits := len(r.GetWaitingFor()) > 0
+	if err := inv.Show(message.Of(r, message.Fact{Key: "validateOnly", Value: validate}), func(w io.Writer) {
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s was never read: %s", r.GetFile(), r.GetReason())))
+		switch {
+		case validate:
+			fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+		case !waits:
+			fmt.Fprintln(w, "It is accepted as missing. Containers are connected without its policies.")
+		default:
+			fmt.Fprintln(w, "It is accepted as missing. Containers are still not connected:")
+			for _, text := range r.GetWaitingFor() {
+				fmt.Fprintln(w, "  "+output.Printable(text))
+			}
+		}
+	}); err != nil {
 		return err
 	}
-	if !validate && len(done.Waiting) > 0 {
+	if !validate && waits {
 		return invocation.ErrNotReady
 	}
 	return nil
-}
-
-func (d *acceptance) table(w io.Writer) {
-	fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s was never read: %s", d.File, d.Reason)))
-	switch {
-	case d.Validated:
-		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
-	case len(d.Waiting) == 0:
-		fmt.Fprintln(w, "It is accepted as missing. Containers are connected without its policies.")
-	default:
-		fmt.Fprintln(w, "It is accepted as missing. Containers are still not connected:")
-		for _, text := range d.Waiting {
-			fmt.Fprintln(w, "  "+output.Printable(text))
-		}
-	}
 }

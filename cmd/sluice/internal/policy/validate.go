@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
@@ -73,15 +74,18 @@ type checked struct {
 	Name      string   `json:"name,omitempty"`
 	Problems  []string `json:"problems"`
 	Dropped   []string `json:"droppedFields,omitempty"`
-	Notes     []note   `json:"notes,omitempty"`
+	Notes     notes    `json:"notes,omitempty"`
 }
+
+// notes are written and read as those of the policy service.
+type notes = message.Items[*policyv1.PolicyNote]
 
 // verdictOnDocument is a line of what `sluice-policy validate` prints, one for
 // each document of its standard input in order.
 type verdictOnDocument struct {
 	Problems []string `json:"problems"`
 	Dropped  []string `json:"droppedFields"`
-	Notes    []note   `json:"notes"`
+	Notes    notes    `json:"notes"`
 }
 
 func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors,
@@ -130,7 +134,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 				fmt.Fprintln(w, docs[i].Problem("warning: "+field+": no such field; it would be ignored"))
 			}
 			for _, n := range d.Notes {
-				fmt.Fprintln(w, docs[i].Problem(n.label()+n.String()))
+				fmt.Fprintln(w, docs[i].Problem(noteLabel(n)+noteText(n)))
 			}
 		}
 		switch {

@@ -12,6 +12,7 @@
 //   - Times are RFC 3339 in UTC. Durations are text such as "1m30s". Bytes are hexadecimal, but a manifest is text.
 //   - Labels are SOURCE:KEY=VALUE, sorted.
 //   - Deprecated fields are absent.
+//   - What a command adds stands behind the fields of the message.
 package message
 
 import (
@@ -58,11 +59,11 @@ var renamed = map[protoreflect.Name]string{"endpoint_index": "endpointId"}
 // Object is a message that encoding/json writes by the rules of this package.
 type Object struct {
 	Message proto.Message
-	// Facts are additional keys, behind the fields of the message.
+	// Facts are additional keys, behind the fields of the message. One with the key of a field replaces it.
 	Facts []Fact
 }
 
-// Fact is a key with a value that encoding/json can write.
+// Fact is a key with a value that encoding/json can write. It is absent if the value is nil.
 type Fact struct {
 	Key   string
 	Value any
@@ -70,6 +71,9 @@ type Fact struct {
 
 // Of wraps m for encoding/json.
 func Of(m proto.Message, facts ...Fact) Object { return Object{m, facts} }
+
+// Join is an object of facts, for a command whose answer has several messages.
+func Join(facts ...Fact) Object { return Object{Facts: facts} }
 
 // Items are messages that encoding/json writes and reads by the rules of this package.
 type Items[M proto.Message] []M
@@ -114,10 +118,14 @@ func (o Object) MarshalJSON() ([]byte, error) { return o.Append(nil) }
 
 // Append appends the JSON of the object to b.
 func (o Object) Append(b []byte) ([]byte, error) {
-	if o.Message == nil || !o.Message.ProtoReflect().IsValid() {
-		return append(b, "null"...), nil
+	switch {
+	case o.Message != nil && o.Message.ProtoReflect().IsValid():
+		return appendFields(b, o.Message.ProtoReflect(), o.Facts)
+	case len(o.Facts) > 0:
+		b, err := appendFacts(append(b, '{'), o.Facts, all)
+		return append(b, '}'), err
 	}
-	return appendFields(b, o.Message.ProtoReflect(), o.Facts)
+	return append(b, "null"...), nil
 }
 
 // Appender is what has JSON.
@@ -192,16 +200,16 @@ func isLabel(f protoreflect.FieldDescriptor) bool {
 func appendFields(b []byte, m protoreflect.Message, facts []Fact) ([]byte, error) {
 	b = append(b, '{')
 	begin := len(b)
-	key := func(text string) {
-		if len(b) > begin {
-			b = append(b, ',')
-		}
-		b = append(b, text...)
-	}
 	var err error
 	fields := fieldsOf(m.Descriptor())
 	for i := range fields {
 		f := &fields[i]
+		if at := slices.IndexFunc(facts, func(x Fact) bool { return x.Key == f.name }); at >= 0 {
+			if b, err = appendFacts(b, facts[at:at+1], all); err != nil {
+				return b, err
+			}
+			continue
+		}
 		if f.presence && !m.Has(f.FieldDescriptor) {
 			continue
 		}
@@ -209,19 +217,39 @@ func appendFields(b []byte, m protoreflect.Message, facts []Fact) ([]byte, error
 		if f.hidesZero && v.Enum() == 0 {
 			continue
 		}
-		key(f.key)
+		if len(b) > begin {
+			b = append(b, ',')
+		}
+		b = append(b, f.key...)
 		if b, err = f.append(b, v); err != nil {
 			return b, fmt.Errorf("%s: %w", f.FullName(), err)
 		}
 	}
+	b, err = appendFacts(b, facts, func(x Fact) bool {
+		return !slices.ContainsFunc(fields, func(f field) bool { return f.name == x.Key })
+	})
+	return append(b, '}'), err
+}
+
+// appendFacts appends the keys and values of some facts to an object.
+func appendFacts(b []byte, facts []Fact, which func(Fact) bool) ([]byte, error) {
+	var err error
 	for _, fact := range facts {
-		key(strconv.Quote(fact.Key) + ":")
+		if fact.Value == nil || !which(fact) {
+			continue
+		}
+		if b[len(b)-1] != '{' {
+			b = append(b, ',')
+		}
+		b = append(strconv.AppendQuote(b, fact.Key), ':')
 		if b, err = appendAny(b, fact.Value); err != nil {
 			return b, fmt.Errorf("%s: %w", fact.Key, err)
 		}
 	}
-	return append(b, '}'), nil
+	return b, nil
 }
+
+func all(Fact) bool { return true }
 
 func (f *field) append(b []byte, v protoreflect.Value) ([]byte, error) {
 	switch {

@@ -42,6 +42,13 @@ func TestMessagesAreWrittenByTheRules(t *testing.T) {
 			message.Of(&datapathv1.DumpMapResponse{Key: "<&>\x1b"}, message.Fact{Key: "node", Value: "n1"}),
 			`{"key":"<&>\u001b","value":"","omittedEntryCount":0,"node":"n1"}`,
 		},
+		"facts instead of fields, and without a value": {
+			message.Of(&datapathv1.FlushConnectionsResponse{}, message.Fact{Key: "busyCount", Value: []message.Object{
+				message.Of(&datapathv1.DifferenceTarget{}, message.Fact{Key: "a", Value: "<"}),
+			}}, message.Fact{Key: "flushedCount"}, message.Fact{Key: "validateOnly"}),
+			`{"terminatedCount":0,"unrememberedCount":0,"busyCount":[{"inContainer":false,"a":"<"}]}`,
+		},
+		"facts alone": {message.Join(message.Fact{Key: "a"}, message.Fact{Key: "b", Value: 1}), `{"b":1}`},
 		"a number that may be large, an enum": {
 			message.Of(&ipamv1.Pool{
 				Prefix: "fd00::/64", AddressCount: math.MaxUint64, LeasedCount: 2, State: ipamv1.RangeState_RANGE_STATE_SERVING,

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,15 +15,18 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -66,94 +70,43 @@ said.`, exitDiffers, exitTrouble),
 	return cmd
 }
 
-// difference is one element of what `policy diff` prints.
-type difference struct {
-	Subject       uint32      `json:"subject"`
-	SubjectLabels []string    `json:"subjectLabels"`
-	Direction     string      `json:"direction"`
-	Peers         []diffPeer  `json:"peers"`
-	Ports         []diffPorts `json:"ports"`
-}
-
-type diffPeer struct {
-	Identity uint32   `json:"identity,omitempty"`
-	Labels   []string `json:"labels,omitempty"`
-	Prefix   string   `json:"prefix,omitempty"`
-	// Addresses is, of an identity that no endpoint of this node has, how many addresses of the cluster have it; unset if
-	// that is not known.
-	Addresses *int `json:"addresses,omitempty"`
-}
-
-type diffPorts struct {
-	Ports  []string `json:"ports"`
-	Before string   `json:"before"`
-	After  string   `json:"after"`
-}
-
-func differenceOf(r *policyv1.DiffResponse) difference {
-	d := difference{
-		Subject: r.GetSubject(), SubjectLabels: workload.LabelTextsInOrder(r.GetSubjectLabels()),
-		Direction: output.Enum(r.GetDirection(), "DIRECTION_"),
-		Peers:     []diffPeer{}, Ports: []diffPorts{},
-	}
-	for _, p := range r.GetPeers() {
-		d.addPeer(diffPeer{
-			Identity: p.GetIdentity(), Labels: workload.LabelTextsInOrder(p.GetLabels()), Prefix: p.GetPrefix(),
-		})
-	}
-	var sets []ports.Intervals
-	for _, p := range r.GetPorts() {
-		before, after := verdictWord(output.Enum(p.GetBefore(), "ACTION_")), verdictWord(output.Enum(p.GetAfter(), "ACTION_"))
-		i := 0
-		for i < len(d.Ports) && (d.Ports[i].Before != before || d.Ports[i].After != after) {
-			i++
-		}
-		if i == len(d.Ports) {
-			d.Ports = append(d.Ports, diffPorts{Before: before, After: after})
-			sets = append(sets, nil)
-		}
-		// The line goes on behind the last protocol that a packet can have.
-		first, last := ports.Point(p.GetFirstProtocol(), p.GetFirstPort()), ports.Point(p.GetLastProtocol(), p.GetLastPort())
-		sets[i] = append(sets[i], ports.Interval{First: min(first, ports.LastPoint), Last: min(last, ports.LastPoint)})
-	}
-	for i := range sets {
-		d.Ports[i].Ports = sets[i].Texts()
-	}
-	return d
-}
+// otherFamily is every address of the other family.
+var otherFamily = map[string]string{"0.0.0.0/0": "::/0", "::/0": "0.0.0.0/0"}
 
 // addPeer adds a peer that is not there yet. An identity that was named at
 // every IPv4 and at every IPv6 address is named once.
-func (d *difference) addPeer(p diffPeer) {
+func addPeer(all []*policyv1.DiffPeer, p *policyv1.DiffPeer) []*policyv1.DiffPeer {
 	find := func(prefix string) int {
-		return slices.IndexFunc(d.Peers, func(q diffPeer) bool { return q.Identity == p.Identity && q.Prefix == prefix })
+		return slices.IndexFunc(all, func(q *policyv1.DiffPeer) bool {
+			return q.GetIdentity() == p.GetIdentity() && q.GetPrefix() == prefix
+		})
 	}
-	other := map[string]string{"0.0.0.0/0": "::/0", "::/0": "0.0.0.0/0"}[p.Prefix]
 	i := -1
-	if p.Identity != 0 && other != "" {
+	if other := otherFamily[p.GetPrefix()]; p.GetIdentity() != 0 && other != "" {
 		i = find(other)
 	}
 	switch {
 	case i >= 0:
-		d.Peers[i].Prefix = ""
-	case find(p.Prefix) < 0 && (p.Identity == 0 || find("") < 0):
-		d.Peers = append(d.Peers, p)
+		all[i].Prefix = ""
+	case find(p.GetPrefix()) < 0 && (p.GetIdentity() == 0 || find("") < 0):
+		return append(all, p)
 	}
+	return all
 }
 
 // addDifference puts peers for which the same changes together.
-func addDifference(all []difference, d difference) []difference {
-	i := slices.IndexFunc(all, func(o difference) bool {
-		return o.Subject == d.Subject && o.Direction == d.Direction &&
-			slices.EqualFunc(o.Ports, d.Ports, func(a, b diffPorts) bool {
-				return a.Before == b.Before && a.After == b.After && slices.Equal(a.Ports, b.Ports)
-			})
+func addDifference(all []*policyv1.DiffResponse, d *policyv1.DiffResponse) []*policyv1.DiffResponse {
+	peers := d.GetPeers()
+	i := slices.IndexFunc(all, func(o *policyv1.DiffResponse) bool {
+		return o.GetSubject() == d.GetSubject() && o.GetDirection() == d.GetDirection() &&
+			slices.EqualFunc(o.GetPorts(), d.GetPorts(), func(a, b *policyv1.DiffPorts) bool { return proto.Equal(a, b) })
 	})
 	if i < 0 {
-		return append(all, d)
+		d.Peers = nil
+		all, i = append(all, d), len(all)
 	}
-	for _, p := range d.Peers {
-		all[i].addPeer(p)
+	for _, p := range peers {
+		all[i].Peers = addPeer(all[i].Peers, p)
 	}
 	return all
 }
@@ -183,14 +136,26 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 		}
 		req.Delete = append(req.Delete, keys...)
 	}
-	all := []difference{}
+	var all []*policyv1.DiffResponse
 	if err := invocation.Each(ctx, inv, invocation.Policy, client.Diff, req, func(m *policyv1.DiffResponse) {
-		all = addDifference(all, differenceOf(m))
+		all = addDifference(all, m)
 	}); err != nil {
 		return manifest.InDocuments(err, docs)
 	}
-	locate(ctx, inv, all)
-	if err := inv.Show(all, func(w io.Writer) { differencesTable(w, all) }); err != nil {
+	counts := locate(ctx, inv, all)
+	items := make([]message.Object, len(all))
+	for i, d := range all {
+		peers := make([]message.Object, len(d.GetPeers()))
+		for j, p := range d.GetPeers() {
+			count := message.Fact{Key: "addressCount"}
+			if n, ok := counts.of(p); ok {
+				count.Value = n
+			}
+			peers[j] = message.Of(p, count)
+		}
+		items[i] = message.Of(d, message.Fact{Key: "peers", Value: peers})
+	}
+	if err := inv.Show(items, func(w io.Writer) { differencesTable(w, all, counts) }); err != nil {
 		return err
 	}
 	if len(all) == 0 {
@@ -199,44 +164,47 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, file
 	return invocation.ErrReported
 }
 
+// addressCounts is how many addresses of the cluster have an identity; nil if that is not known.
+type addressCounts map[uint32]int
+
+// of returns the count of a peer that no endpoint of this node is.
+func (c addressCounts) of(p *policyv1.DiffPeer) (n int, known bool) {
+	return c[p.GetIdentity()], c != nil && unlocated(p)
+}
+
+// unlocated tells whether the policy service knows no address of the peer.
+func unlocated(p *policyv1.DiffPeer) bool {
+	return p.GetPrefix() == "" && identity.Numeric(p.GetIdentity()).Scope() == identity.ScopeCluster
+}
+
 // locateTimeout is how long the differences wait for a service that hangs.
 const locateTimeout = 3 * time.Second
 
 // locate counts the addresses of identities that the policy service knows none of: it knows those of this node. A node
 // that is not registered, or whose service of identities is away, does not know what others have.
-func locate(ctx context.Context, inv *invocation.Invocation, all []difference) {
-	var unknown []*diffPeer
-	for i := range all {
-		for j := range all[i].Peers {
-			p := &all[i].Peers[j]
-			if p.Prefix == "" && identity.Numeric(p.Identity).Scope() == identity.ScopeCluster {
-				unknown = append(unknown, p)
-			}
-		}
-	}
-	if len(unknown) == 0 {
-		return
+func locate(ctx context.Context, inv *invocation.Invocation, all []*policyv1.DiffResponse) addressCounts {
+	if !slices.ContainsFunc(all, func(d *policyv1.DiffResponse) bool {
+		return slices.ContainsFunc(d.GetPeers(), unlocated)
+	}) {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(inv.Timeout, locateTimeout))
 	defer cancel()
 	s, err := invocation.Ask(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.GetStatus,
 		&identityv1.GetStatusRequest{})
 	if err != nil || !s.GetCluster().GetRegistered() || !s.GetStoreConnected() {
-		return
+		return nil
 	}
-	count := map[uint32]int{}
+	counts := addressCounts{}
 	if err := invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListIPMappings,
 		&identityv1.ListIPMappingsRequest{}, func(m *identityv1.ListIPMappingsResponse) {
 			for _, x := range m.GetMappings() {
-				count[x.GetIdentity()]++
+				counts[x.GetIdentity()]++
 			}
 		}); err != nil {
-		return // the differences do not depend on it
+		return nil // the differences do not depend on it
 	}
-	for _, p := range unknown {
-		n := count[p.Identity]
-		p.Addresses = &n
-	}
+	return counts
 }
 
 // warnWithoutSubjects says that no difference means nothing, where nothing was
@@ -250,32 +218,49 @@ func warnWithoutSubjects(ctx context.Context, inv *invocation.Invocation) error 
 	return err
 }
 
-func differencesTable(w io.Writer, all []difference) {
+func differencesTable(w io.Writer, all []*policyv1.DiffResponse, counts addressCounts) {
 	if len(all) == 0 {
 		fmt.Fprintln(w, "No verdict would change for the pods of this node.")
 	}
 	for i, d := range all {
-		if i == 0 || d.Subject != all[i-1].Subject || d.Direction != all[i-1].Direction {
+		side, preposition := "What %s may receive", "from"
+		if d.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
+			side, preposition = "What %s may send", "to"
+		}
+		if i == 0 || d.GetSubject() != all[i-1].GetSubject() || d.GetDirection() != all[i-1].GetDirection() {
 			if i > 0 {
 				fmt.Fprintln(w)
 			}
-			side := "What %s may receive"
-			if d.Direction == "egress" {
-				side = "What %s may send"
-			}
-			fmt.Fprintln(w, output.Printable(fmt.Sprintf(side, workload.IdentityText(d.Subject, d.SubjectLabels))))
+			fmt.Fprintln(w, output.Printable(fmt.Sprintf(side, workload.IdentityText(d.GetSubject(),
+				workload.LabelTextsInOrder(d.GetSubjectLabels())))))
 		}
-		for _, p := range d.Ports {
-			fmt.Fprintln(w, output.Printable(fmt.Sprintf("  %s: %s -> %s", strings.Join(p.Ports, ", "), p.Before, p.After)))
+		for _, line := range portLines(d.GetPorts()) {
+			fmt.Fprintln(w, output.Printable("  "+line))
 		}
-		preposition := "from"
-		if d.Direction == "egress" {
-			preposition = "to"
-		}
-		for _, line := range peerLines(d.Peers) {
+		for _, line := range peerLines(d.GetPeers(), counts) {
 			fmt.Fprintln(w, output.Printable("    "+preposition+" "+line))
 		}
 	}
+}
+
+// portLines gives all ports with the same change a line.
+func portLines(all []*policyv1.DiffPorts) (lines []string) {
+	var changes []string
+	sets := map[string]ports.Intervals{}
+	for _, p := range all {
+		change := verdictWord(p.GetBefore()) + " -> " + verdictWord(p.GetAfter())
+		if sets[change] == nil {
+			changes = append(changes, change)
+		}
+		// The line goes on behind the last protocol that a packet can have.
+		first, last := ports.Point(p.GetFirstProtocol(), p.GetFirstPort()), ports.Point(p.GetLastProtocol(), p.GetLastPort())
+		sets[change] = append(sets[change],
+			ports.Interval{First: min(first, ports.LastPoint), Last: min(last, ports.LastPoint)})
+	}
+	for _, change := range changes {
+		lines = append(lines, strings.Join(sets[change].Texts(), ", ")+": "+change)
+	}
+	return lines
 }
 
 // maxPlaces is how many addresses of an identity are named to people.
@@ -283,41 +268,44 @@ const maxPlaces = 4
 
 // peerLines gives each workload a line, and one to all prefixes and
 // one to all reserved identities.
-func peerLines(peers []diffPeer) []string {
+func peerLines(peers []*policyv1.DiffPeer, counts addressCounts) []string {
 	var workloads, reserved, blocks []string
-	var order []diffPeer
+	var order []*policyv1.DiffPeer
 	places := map[uint32][]string{}
 	for _, p := range peers {
+		id := p.GetIdentity()
 		switch {
-		case p.Identity == 0:
-			blocks = append(blocks, p.text())
-		case p.Identity <= uint32(identity.MaxReserved) && len(p.Labels) > 0:
-			reserved = append(reserved, strings.ReplaceAll(workload.Text(p.Labels), ",", "+"))
+		case id == 0:
+			blocks = append(blocks, cmp.Or(placeText(p.GetPrefix()), "every other address outside"))
+		case id <= uint32(identity.MaxReserved) && len(p.GetLabels()) > 0:
+			text := workload.Text(workload.LabelTextsInOrder(p.GetLabels()))
+			reserved = append(reserved, strings.ReplaceAll(text, ",", "+"))
 		default:
-			if _, ok := places[p.Identity]; !ok {
+			if _, ok := places[id]; !ok {
 				order = append(order, p)
-				places[p.Identity] = nil
+				places[id] = nil
 			}
-			if p.Prefix != "" {
-				places[p.Identity] = append(places[p.Identity], placeText(p.Prefix))
+			if p.GetPrefix() != "" {
+				places[id] = append(places[id], placeText(p.GetPrefix()))
 			}
 		}
 	}
 	for _, p := range order {
-		line, at := workload.IdentityText(p.Identity, p.Labels), places[p.Identity]
+		line := workload.IdentityText(p.GetIdentity(), workload.LabelTextsInOrder(p.GetLabels()))
+		at := places[p.GetIdentity()]
 		if n := len(at); n > maxPlaces {
 			at = append(at[:maxPlaces:maxPlaces], fmt.Sprintf("%d more", n-maxPlaces))
 		}
-		switch {
+		switch n, known := counts.of(p); {
 		case len(at) > 0:
 			line += " at " + strings.Join(at, ", ")
-		case p.Addresses == nil:
-		case *p.Addresses == 0:
+		case !known:
+		case n == 0:
 			line += ", which no endpoint has now"
-		case *p.Addresses == 1:
+		case n == 1:
 			line += " at one address of the cluster"
 		default:
-			line += fmt.Sprintf(" at %d addresses of the cluster", *p.Addresses)
+			line += fmt.Sprintf(" at %d addresses of the cluster", n)
 		}
 		workloads = append(workloads, line)
 	}
@@ -335,12 +323,4 @@ func placeText(prefix string) string {
 		return p.Addr().String()
 	}
 	return prefix
-}
-
-// text is a prefix outside.
-func (p diffPeer) text() string {
-	if p.Prefix != "" {
-		return placeText(p.Prefix)
-	}
-	return "every other address outside"
 }

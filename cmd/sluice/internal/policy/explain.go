@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
@@ -53,64 +54,6 @@ that node enforces its own, and the first line says that it was not asked.`,
 	return cmd
 }
 
-// explanation is what `policy explain` prints.
-type explanation struct {
-	From     string           `json:"from"`
-	To       string           `json:"to"`
-	Protocol string           `json:"protocol"`
-	Port     uint32           `json:"port"`
-	Verdict  string           `json:"verdict"`
-	Egress   *sideExplanation `json:"egress,omitempty"`
-	Ingress  *sideExplanation `json:"ingress,omitempty"`
-	Revision uint64           `json:"revision"`
-	// NotAsked are the other nodes that enforce a side by their own policies.
-	NotAsked []peer.NotAsked `json:"notAsked,omitempty"`
-	Notes    []string        `json:"notes,omitempty"` // how the peers were found
-}
-
-type sideExplanation struct {
-	Subject       uint32         `json:"subject,omitempty"`
-	SubjectLabels []string       `json:"subjectLabels"`
-	Peer          uint32         `json:"peer"`
-	PeerLabels    []string       `json:"peerLabels"`
-	Action        string         `json:"action"`
-	Proxy         string         `json:"proxy,omitempty"`
-	DecidedBy     string         `json:"decidedBy"`
-	Rule          uint32         `json:"rule,omitempty"`
-	Enforced      bool           `json:"enforced"`
-	Matches       []matchingRule `json:"matches"`
-}
-
-type matchingRule struct {
-	Number  uint32   `json:"number"`
-	Action  string   `json:"action"`
-	Tier    string   `json:"tier"`
-	Sources []string `json:"sources"`
-	Text    string   `json:"text"`
-	Decides bool     `json:"decides"`
-}
-
-func sideExplanationOf(s *policyv1.SideExplanation) *sideExplanation {
-	if s == nil {
-		return nil
-	}
-	shown := &sideExplanation{
-		Subject: s.GetSubject(), SubjectLabels: workload.LabelTextsInOrder(s.GetSubjectLabels()),
-		Peer: s.GetPeer(), PeerLabels: workload.LabelTextsInOrder(s.GetPeerLabels()),
-		Action: output.Enum(s.GetAction(), "ACTION_"), DecidedBy: output.Enum(s.GetDecidedBy(), "DECIDED_BY_"),
-		Proxy: output.Enum(s.GetProxy(), "PROXY_"),
-		Rule:  s.GetRule(), Enforced: s.GetEnforced(), Matches: []matchingRule{},
-	}
-	for _, m := range s.GetMatches() {
-		shown.Matches = append(shown.Matches, matchingRule{
-			Number: m.GetNumber(), Action: output.Enum(m.GetAction(), "ACTION_"),
-			Tier:    output.Enum(m.GetTier(), "TIER_"),
-			Sources: sourceTexts(m.GetSources()), Text: m.GetText(), Decides: m.GetDecides(),
-		})
-	}
-	return shown
-}
-
 // sourceTexts are "NetworkPolicy shop/web spec.ingress[0]".
 func sourceTexts(sources []*policyv1.RuleSource) []string {
 	texts := make([]string, 0, len(sources))
@@ -124,13 +67,16 @@ func sourceTexts(sources []*policyv1.RuleSource) []string {
 }
 
 // verdictWords are the actions as verdicts.
-var verdictWords = map[string]string{"allow": "allowed", "deny": "denied", "redirect": "redirected"}
+var verdictWords = map[policyv1.Action]string{
+	policyv1.Action_ACTION_ALLOW: "allowed", policyv1.Action_ACTION_DENY: "denied",
+	policyv1.Action_ACTION_REDIRECT: "redirected",
+}
 
-func verdictWord(action string) string {
-	if w, ok := verdictWords[action]; ok {
+func verdictWord(a policyv1.Action) string {
+	if w, ok := verdictWords[a]; ok {
 		return w
 	}
-	return action
+	return output.Enum(a, "ACTION_")
 }
 
 func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
@@ -144,85 +90,103 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 	if err != nil {
 		return err
 	}
-	x := explanation{
-		From: conn.From.Name(conn.V6), To: conn.To.Name(conn.V6), Protocol: ports.ProtocolText(conn.Protocol),
-		Port:    conn.Port,
-		Verdict: verdictWord(output.Enum(r.GetVerdict(), "ACTION_")), Egress: sideExplanationOf(r.GetEgress()),
-		Ingress: sideExplanationOf(r.GetIngress()), Revision: r.GetRevision(), Notes: conn.Notes(),
-	}
+	egress, ingress := r.GetEgress(), r.GetIngress()
 	// A denial of this node is final: other nodes do not change it.
-	if e := x.Egress; conn.From.OtherNode() != "" || e == nil || e.Action != "deny" {
-		x.NotAsked = conn.NotAsked()
+	var notAsked []peer.NotAsked
+	if conn.From.OtherNode() != "" || egress.GetAction() != policyv1.Action_ACTION_DENY {
+		notAsked = conn.NotAsked()
 	}
-	if i := x.Ingress; conn.To.OtherNode() == "" && i != nil && i.Action == "deny" {
-		x.NotAsked = nil
+	if conn.To.OtherNode() == "" && ingress.GetAction() == policyv1.Action_ACTION_DENY {
+		notAsked = nil
 	}
 	// Labels that nobody has stand for an identity that exists for the answer
 	// alone.
-	if x.Egress != nil && conn.From.Identity == 0 {
-		x.Egress.Subject = 0
+	if egress != nil && conn.From.Identity == 0 {
+		egress.Subject = 0
 	}
-	if x.Ingress != nil && conn.To.Identity == 0 {
-		x.Ingress.Subject = 0
+	if ingress != nil && conn.To.Identity == 0 {
+		ingress.Subject = 0
 	}
-	return inv.Show(x, func(w io.Writer) {
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", x.From, x.To,
-			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(x.Verdict), x.Revision, x.outcome(),
-			peer.NotAskedText(x.NotAsked))))
-		for _, note := range x.Notes {
+	from, to, notes := conn.From.Name(conn.V6), conn.To.Name(conn.V6), conn.Notes()
+	facts := []message.Fact{
+		{Key: "from", Value: from},
+		{Key: "to", Value: to},
+		{Key: "protocol", Value: ports.ProtocolText(conn.Protocol)},
+		{Key: "port", Value: conn.Port},
+	}
+	if len(notAsked) > 0 {
+		facts = append(facts, message.Fact{Key: "notAsked", Value: notAsked})
+	}
+	if len(notes) > 0 {
+		facts = append(facts, message.Fact{Key: "notes", Value: notes})
+	}
+	return inv.Show(message.Of(r, facts...), func(w io.Writer) {
+		fmt.Fprintln(w, output.Printable(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", from, to,
+			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(verdictWord(r.GetVerdict())), r.GetRevision(),
+			outcome(r.GetVerdict()), peer.NotAskedText(notAsked))))
+		for _, note := range notes {
 			fmt.Fprintln(w, output.Printable("Note: "+note))
 		}
-		x.Egress.lines(w, "Egress", "what %s may send")
-		x.Ingress.lines(w, "Ingress", "what %s may receive")
-		if x.Egress == nil && x.Ingress == nil {
+		sideLines(w, egress, "Egress", "what %s may send")
+		sideLines(w, ingress, "Ingress", "what %s may receive")
+		if egress == nil && ingress == nil {
 			fmt.Fprintln(w, "\nNeither end is a workload, so no policy has a say.")
 		}
 	})
 }
 
-// outcome is what becomes of the packets where the verdict alone does not say it: `sluice
-// explain` asks the programs, and says the same.
-func (x *explanation) outcome() string {
-	if x.Verdict != verdictWords["redirect"] {
+// outcome is what happens to the packets where the verdict alone does not tell. `sluice
+// explain` asks the programs, and prints the same.
+func outcome(verdict policyv1.Action) string {
+	if verdict != policyv1.Action_ACTION_REDIRECT {
 		return ""
 	}
 	return ", and DROPPED (no-proxy): there is no proxy yet"
 }
 
-func (s *sideExplanation) lines(w io.Writer, title, what string) {
+// matchColumns are the columns of the rules that match a connection.
+var matchColumns = []output.Column[*policyv1.MatchingRule]{
+	{Cell: func(m *policyv1.MatchingRule) any {
+		if m.GetDecides() {
+			return fmt.Sprintf(" > %d", m.GetNumber())
+		}
+		return fmt.Sprintf("   %d", m.GetNumber())
+	}},
+	{Cell: func(m *policyv1.MatchingRule) any { return output.Enum(m.GetAction(), "ACTION_") }},
+	{Cell: func(m *policyv1.MatchingRule) any { return output.Enum(m.GetTier(), "TIER_") }},
+	{Cell: func(m *policyv1.MatchingRule) any { return strings.Join(sourceTexts(m.GetSources()), ", ") }},
+	{Cell: func(m *policyv1.MatchingRule) any { return m.GetText() }},
+}
+
+func sideLines(w io.Writer, s *policyv1.SideExplanation, title, what string) {
 	if s == nil {
 		return
 	}
 	fmt.Fprintf(w, "\n%s\n", output.Printable(fmt.Sprintf("%s, "+what+": %s%s", title,
-		workload.IdentityText(s.Subject, s.SubjectLabels), verdictWord(s.Action), s.because())))
-	for _, m := range s.Matches {
-		mark := " "
-		if m.Decides {
-			mark = ">"
-		}
-		output.Row(w, fmt.Sprintf(" %s %d", mark, m.Number), m.Action, m.Tier, strings.Join(m.Sources, ", "), m.Text)
-	}
+		workload.IdentityText(s.GetSubject(), workload.LabelTextsInOrder(s.GetSubjectLabels())),
+		verdictWord(s.GetAction()), because(s))))
+	output.Rows(w, matchColumns, s.GetMatches()...)
 }
 
-// because says what decided, where the list of rules does not.
-func (s *sideExplanation) because() string {
+// because tells what decided, where the list of rules does not.
+func because(s *policyv1.SideExplanation) string {
 	proxy := ""
-	if s.Proxy != "" {
-		proxy = " to the " + s.Proxy + " proxy"
+	if p := output.Enum(s.GetProxy(), "PROXY_"); p != "" {
+		proxy = " to the " + p + " proxy"
 	}
-	switch s.DecidedBy {
-	case "rule":
-		return fmt.Sprintf("%s by rule %d", proxy, s.Rule)
-	case "default":
-		if s.Action == "allow" {
+	switch s.GetDecidedBy() {
+	case netv1.DecidedBy_DECIDED_BY_RULE:
+		return fmt.Sprintf("%s by rule %d", proxy, s.GetRule())
+	case netv1.DecidedBy_DECIDED_BY_DEFAULT:
+		if s.GetAction() == policyv1.Action_ACTION_ALLOW {
 			return ", because no rule denies it"
 		}
 		return ", because no rule allows it"
-	case "host-allow":
+	case netv1.DecidedBy_DECIDED_BY_HOST_ALLOW:
 		return ", because the local node may"
-	case "unknown-identity":
-		return fmt.Sprintf(", because sluice-policy does not know identity %d yet", s.Peer)
-	case "no-policy":
+	case netv1.DecidedBy_DECIDED_BY_UNKNOWN_IDENTITY:
+		return fmt.Sprintf(", because sluice-policy does not know identity %d yet", s.GetPeer())
+	case netv1.DecidedBy_DECIDED_BY_NO_POLICY:
 		return ", because no policy selects it"
 	default:
 		return proxy

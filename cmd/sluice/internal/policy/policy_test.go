@@ -659,13 +659,13 @@ func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
 		`Ingress, what app=db\x1b[2J (301) may receive: denied by rule 2`,
 		"> 2 deny isolation NetworkPolicy shop/db everything from everybody")
 	out, _ = n.Want(t, 0, "policy", "explain", "--from", "0123", "--to", "301", "--port", "80", "-o", "json")
-	var x explanation
-	if err := json.Unmarshal([]byte(out), &x); err != nil {
+	x := &policyv1.ExplainResponse{}
+	if err := message.Unmarshal([]byte(out), x); err != nil {
 		t.Fatal(err)
 	}
-	if x.Verdict != "denied" || x.Ingress.Rule != 2 || x.Ingress.Matches[0].Sources[0] != "NetworkPolicy shop/db" ||
-		!x.Ingress.Matches[0].Decides {
-		t.Errorf("JSON %+v", x)
+	if m := x.GetIngress().GetMatches()[0]; x.GetVerdict() != policyv1.Action_ACTION_DENY ||
+		x.GetIngress().GetRule() != 2 || !m.GetDecides() || m.GetSources()[0].GetName() != "db" {
+		t.Errorf("JSON %s", out)
 	}
 }
 
@@ -698,9 +698,12 @@ func TestDiffSaysWhichPeersNoEndpointHas(t *testing.T) {
 		"from app=two (303) at 2 addresses of the cluster", "from app=ghost (304), which no endpoint has now",
 		"from app=local (65536)", "from reserved:host")
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
-	var all []difference
-	if err := nodetest.UnmarshalItems(out, &all); err != nil || *all[0].Peers[3].Addresses != 0 ||
-		*all[0].Peers[2].Addresses != 2 || all[0].Peers[0].Addresses != nil || all[0].Peers[4].Addresses != nil {
+	var all []struct {
+		Peers []struct{ AddressCount *int }
+	}
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || *all[0].Peers[3].AddressCount != 0 ||
+		*all[0].Peers[2].AddressCount != 2 || all[0].Peers[0].AddressCount != nil ||
+		all[0].Peers[4].AddressCount != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 
@@ -776,8 +779,8 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 		t.Errorf("deletions %v", d)
 	}
 	out, _ = n.Want(t, exitDiffers, "policy", "diff", "-f", file, "-o", "json")
-	var all []difference
-	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].Ports) != 2 {
+	var all message.Items[*policyv1.DiffResponse]
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 1 || len(all[0].GetPorts()) != 3 {
 		t.Errorf("JSON %v %s", err, out)
 	}
 

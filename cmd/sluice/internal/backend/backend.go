@@ -9,9 +9,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
@@ -64,15 +65,40 @@ translates no services.`,
 
 // backend is an address that answers for services.
 type backend struct {
-	Address  string `json:"address"`
-	Port     uint32 `json:"port"`
-	Protocol string `json:"protocol"`
-	// State is "ready" or "terminating".
-	State string `json:"state"`
-	// Connections of this node; nil: they are not known.
-	Connections *uint32  `json:"connections"`
-	Services    []string `json:"services"`
-	Frontends   []string `json:"frontends"`
+	*datapathv1.BackendConnections
+
+	// counted: the connections of this node are known.
+	counted bool
+	// state is "ready" or "terminating".
+	state               string
+	services, frontends []string
+}
+
+// columns are the columns of `backend list`.
+var columns = []output.Column[*backend]{
+	{Header: "BACKEND", Cell: func(b *backend) any {
+		return service.AddressText(b.GetAddress(), b.GetPort()) + "/" +
+			strings.ToUpper(output.Enum(b.GetProtocol(), "PROTOCOL_"))
+	}},
+	{Header: "STATE", Cell: func(b *backend) any { return b.state }},
+	{Header: "CONNECTIONS", Cell: func(b *backend) any {
+		if !b.counted {
+			return ""
+		}
+		return b.GetConnectionCount()
+	}},
+	{Header: "SERVICES", Cell: func(b *backend) any { return strings.Join(b.services, ", ") }},
+	{Header: "FRONTENDS", Cell: func(b *backend) any { return some(b.frontends) }},
+}
+
+// MarshalJSON implements json.Marshaler. Connections that are not known are absent.
+func (b *backend) MarshalJSON() ([]byte, error) {
+	count := message.Fact{Key: "connectionCount"}
+	if b.counted {
+		count.Value = b.GetConnectionCount()
+	}
+	return message.Of(b.BackendConnections, count, message.Fact{Key: "state", Value: b.state},
+		message.Fact{Key: "services", Value: b.services}, message.Fact{Key: "frontends", Value: b.frontends}).MarshalJSON()
 }
 
 // key of a backend. Each protocol has ports of its own.
@@ -91,16 +117,17 @@ func collect(all map[key]*backend, s *lbv1.Service) {
 			one := all[k]
 			if one == nil {
 				one = &backend{
-					Address: k.address, Port: k.port, Protocol: output.Enum(k.protocol, "PROTOCOL_"), State: "terminating",
+					BackendConnections: &datapathv1.BackendConnections{Address: k.address, Port: k.port, Protocol: k.protocol},
+					state:              "terminating",
 				}
 				all[k] = one
 			}
 			// One that terminates for a list that has no other may be ready nowhere else.
 			if !b.GetTerminating() {
-				one.State = "ready"
+				one.state = "ready"
 			}
-			one.Services = add(one.Services, s.GetNamespace()+"/"+s.GetName())
-			one.Frontends = add(one.Frontends, service.FrontendText(f.GetKey()))
+			one.services = add(one.services, s.GetNamespace()+"/"+s.GetName())
+			one.frontends = add(one.frontends, service.FrontendText(f.GetKey()))
 		}
 	}
 }
@@ -129,24 +156,15 @@ func count(ctx context.Context, inv *invocation.Invocation, all map[key]*backend
 		return fmt.Errorf("the connections of backends are not known: %w", err)
 	}
 	for k, b := range all {
-		n := counts[k]
-		b.Connections = &n
+		b.ConnectionCount, b.counted = counts[k], true
 	}
 	return nil
 }
 
-// connections are those of a backend for people.
-func (b *backend) connections() string {
-	if b.Connections == nil {
-		return "-"
-	}
-	return strconv.FormatUint(uint64(*b.Connections), 10)
-}
-
 func compare(a, b *backend) int {
-	x, _ := netip.ParseAddr(a.Address)
-	y, _ := netip.ParseAddr(b.Address)
-	return cmp.Or(x.Compare(y), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	x, _ := netip.ParseAddr(a.GetAddress())
+	y, _ := netip.ParseAddr(b.GetAddress())
+	return cmp.Or(x.Compare(y), cmp.Compare(a.GetPort(), b.GetPort()), cmp.Compare(a.GetProtocol(), b.GetProtocol()))
 }
 
 // maxFrontends is how many frontends of a backend are named to people.
@@ -171,18 +189,8 @@ func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListService
 	if len(found) > 0 {
 		counted = count(ctx, inv, found)
 	}
-	all := []*backend{}
-	for _, b := range found {
-		all = append(all, b)
-	}
-	slices.SortFunc(all, compare)
-	shown := inv.Show(all, func(w io.Writer) {
-		output.Row(w, "BACKEND", "STATE", "CONNECTIONS", "SERVICES", "FRONTENDS")
-		for _, b := range all {
-			output.Row(w, service.AddressText(b.Address, b.Port)+"/"+strings.ToUpper(b.Protocol), b.State,
-				b.connections(), strings.Join(b.Services, ", "), some(b.Frontends))
-		}
-	})
+	all := slices.SortedFunc(maps.Values(found), compare)
+	shown := inv.Show(all, func(w io.Writer) { output.Table(w, columns, all) })
 	if shown != nil {
 		return shown
 	}

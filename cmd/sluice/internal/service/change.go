@@ -16,10 +16,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
@@ -179,60 +181,29 @@ func deleteServices(ctx context.Context, inv *invocation.Invocation, stdin io.Re
 	})
 }
 
-// change is what became of one object.
-type change struct {
-	Kind      string   `json:"kind"`
-	Namespace string   `json:"namespace"`
-	Name      string   `json:"name"`
-	Change    string   `json:"change"`
-	File      string   `json:"file,omitempty"`
-	Document  int      `json:"document,omitempty"`
-	Dropped   []string `json:"droppedFields,omitempty"`
-	Notes     []string `json:"notes,omitempty"`
-}
-
-func (c change) title() string {
-	return keyText(&lbv1.ObjectKey{Kind: c.Kind, Namespace: c.Namespace, Name: c.Name})
-}
-
-// changes is what `service apply`, `service delete` and `service diff` print.
-type changes struct {
-	Revision  uint64   `json:"revision"`
-	Validated bool     `json:"validatedOnly,omitempty"`
-	Changes   []change `json:"changes"`
-	// Enforced says whether the kernel enforces the revision; unset if that was
-	// not waited for.
-	Enforced *bool  `json:"enforced,omitempty"`
-	Pending  string `json:"pending,omitempty"` // why not
-	Took     string `json:"-"`
-}
-
-func changesOf(changes []*lbv1.ObjectChange, docs []manifest.Document) []change {
-	all := make([]change, 0, len(changes))
+// changesOf are the changes for JSON, with the documents that they are of.
+func changesOf(changes []*lbv1.ObjectChange, docs []manifest.Document) message.Fact {
+	all := make([]message.Object, len(changes))
 	for i, ch := range changes {
-		shown := change{
-			Kind: ch.GetKey().GetKind(), Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName(),
-			Change: output.Enum(ch.GetType(), "CHANGE_TYPE_"), Dropped: ch.GetDroppedFields(), Notes: ch.GetNotes(),
-		}
+		all[i] = message.Of(ch)
 		if len(docs) == len(changes) {
-			shown.File, shown.Document = docs[i].File, docs[i].Index
+			all[i].Facts = docs[i].Facts()
 		}
-		all = append(all, shown)
 	}
-	return all
+	return message.Fact{Key: "changes", Value: all}
 }
 
-// warn writes what the authors of the objects should know to standard error.
-func warn(inv *invocation.Invocation, done *changes, docs []manifest.Document) {
-	for i, ch := range done.Changes {
-		where := ch.title() + ": "
-		if len(docs) == len(done.Changes) {
+// warn prints what the author of each object should know.
+func warn(inv *invocation.Invocation, changes []*lbv1.ObjectChange, docs []manifest.Document) {
+	for i, ch := range changes {
+		where := keyText(ch.GetKey()) + ": "
+		if len(docs) == len(changes) {
 			where = docs[i].Place() + ": " + where
 		}
-		for _, field := range ch.Dropped {
+		for _, field := range ch.GetDroppedFields() {
 			fmt.Fprintln(inv.ErrOut, output.Printable("warning: "+where+field+": no such field; it is ignored"))
 		}
-		for _, text := range ch.Notes {
+		for _, text := range ch.GetNotes() {
 			fmt.Fprintln(inv.ErrOut, output.Printable("note: "+where+text))
 		}
 	}
@@ -240,6 +211,7 @@ func warn(inv *invocation.Invocation, done *changes, docs []manifest.Document) {
 
 // answer is what the load balancer answers to a change.
 type answer interface {
+	proto.Message
 	GetRevision() uint64
 	GetChanges() []*lbv1.ObjectChange
 }
@@ -254,60 +226,60 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	if err != nil {
 		return manifest.InDocuments(err, docs)
 	}
-	done := &changes{Revision: r.GetRevision(), Validated: o.validate, Changes: changesOf(r.GetChanges(), docs)}
+	changes, pending, enforced := r.GetChanges(), "", any(nil)
 	if !o.validate && !o.wait.Off() {
-		enforced := true
-		if err := await(ctx, inv, o, done, docs); err != nil {
-			enforced, done.Pending = false, err.Error()
+		if err := await(ctx, inv, o, r, docs); err != nil {
+			pending = err.Error()
 		}
-		done.Enforced = &enforced
+		enforced = pending == ""
 	}
-	done.Took = time.Since(began).Round(time.Millisecond).String()
+	took := time.Since(began).Round(time.Millisecond)
 	if o.hints {
-		addHints(ctx, inv, done, docs)
+		addHints(ctx, inv, changes, docs)
 	}
-	warn(inv, done, docs)
-	if err := inv.Show(done, done.table); err != nil {
+	warn(inv, changes, docs)
+	if err := inv.Show(message.Of(r, changesOf(changes, docs),
+		message.Fact{Key: "validateOnly", Value: o.validate}, message.Fact{Key: "enforced", Value: enforced},
+		message.Fact{Key: "pending", Value: pending},
+	), func(w io.Writer) {
+		for _, ch := range changes {
+			output.Row(w, keyText(ch.GetKey()), output.Enum(ch.GetType(), "CHANGE_TYPE_"))
+		}
+		switch {
+		case o.validate:
+			fmt.Fprintln(w, "Nothing was changed: --validate-only.")
+		case enforced == nil:
+			fmt.Fprintf(w, "Revision %d is in force in the load balancer; that of the kernel was not waited for.\n",
+				r.GetRevision())
+		case pending == "":
+			fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", r.GetRevision(), took)
+		default:
+			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
+				r.GetRevision(), pending)))
+		}
+	}); err != nil {
 		return err
 	}
-	if done.Pending != "" {
+	if pending != "" {
 		return invocation.ErrNotReady
 	}
 	return nil
 }
 
-func (c *changes) table(w io.Writer) {
-	for _, ch := range c.Changes {
-		output.Row(w, ch.title(), ch.Change)
-	}
-	switch {
-	case c.Validated:
-		fmt.Fprintln(w, "Nothing was changed: --validate-only.")
-	case c.Enforced == nil:
-		fmt.Fprintf(w, "Revision %d is in force in the load balancer; that of the kernel was not waited for.\n", c.Revision)
-	case *c.Enforced:
-		fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", c.Revision, c.Took)
-	default:
-		fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
-			c.Revision, c.Pending)))
-	}
-}
-
 // concerned are the services whose refused frontends matter to a change; nil if a
 // slice does not say which service it is of, and then all matter.
-func concerned(done *changes, docs []manifest.Document) []*lbv1.ServiceKey {
+func concerned(changes []*lbv1.ObjectChange, docs []manifest.Document) []*lbv1.ServiceKey {
 	var keys []*lbv1.ServiceKey
-	for i, ch := range done.Changes {
-		name := ch.Name
-		if ch.Kind != kindService {
-			if len(docs) != len(done.Changes) || docs[i].Service == "" {
+	for i, ch := range changes {
+		key := &lbv1.ServiceKey{Namespace: ch.GetKey().GetNamespace(), Name: ch.GetKey().GetName()}
+		if ch.GetKey().GetKind() != kindService {
+			if len(docs) != len(changes) || docs[i].Service == "" {
 				return nil
 			}
-			name = docs[i].Service
+			key.Name = docs[i].Service
 		}
-		same := func(k *lbv1.ServiceKey) bool { return k.Namespace == ch.Namespace && k.Name == name }
-		if !slices.ContainsFunc(keys, same) {
-			keys = append(keys, &lbv1.ServiceKey{Namespace: ch.Namespace, Name: name})
+		if !slices.ContainsFunc(keys, func(k *lbv1.ServiceKey) bool { return proto.Equal(k, key) }) {
+			keys = append(keys, key)
 		}
 	}
 	return keys
@@ -315,16 +287,17 @@ func concerned(done *changes, docs []manifest.Document) []*lbv1.ServiceKey {
 
 // await returns nil when a datapath is connected and the kernel enforces the
 // revision, else why it does not.
-func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done *changes,
+func await(ctx context.Context, inv *invocation.Invocation, o changeFlags, done answer,
 	docs []manifest.Document,
 ) error {
 	limit := o.wait.Limit(inv.Timeout)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	request := &lbv1.WaitForRevisionRequest{Revision: done.Revision, Services: concerned(done, docs), Ended: o.ended}
+	request := &lbv1.WaitForRevisionRequest{
+		Revision: done.GetRevision(), Services: concerned(done.GetChanges(), docs), Ended: o.ended,
+	}
 	defer inv.Progress(func() string {
-		return fmt.Sprintf("waiting until the kernel enforces revision %d",
-			done.Revision)
+		return fmt.Sprintf("waiting until the kernel enforces revision %d", done.GetRevision())
 	})()
 	r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.WaitForRevision, request)
 	if err != nil {

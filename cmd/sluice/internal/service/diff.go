@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
@@ -67,22 +68,22 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o fi
 	if err != nil {
 		return manifest.InDocuments(err, docs)
 	}
-	found := &changes{Revision: r.GetRevision(), Validated: true, Changes: changesOf(r.GetChanges(), docs)}
-	warn(inv, found, docs)
-	differs := slices.ContainsFunc(found.Changes, func(c change) bool { return c.Change != "unchanged" })
-	if err := inv.Show(found, func(w io.Writer) {
-		for _, c := range found.Changes {
-			if c.Change != "unchanged" {
-				output.Row(w, c.title(), "would be "+c.Change)
-			}
+	warn(inv, r.GetChanges(), docs)
+	changed := slices.DeleteFunc(slices.Clone(r.GetChanges()), func(c *lbv1.ObjectChange) bool {
+		return c.GetType() == lbv1.ChangeType_CHANGE_TYPE_UNCHANGED
+	})
+	validateOnly := message.Fact{Key: "validateOnly", Value: true}
+	if err := inv.Show(message.Of(r, changesOf(r.GetChanges(), docs), validateOnly), func(w io.Writer) {
+		for _, c := range changed {
+			output.Row(w, keyText(c.GetKey()), "would be "+output.Enum(c.GetType(), "CHANGE_TYPE_"))
 		}
-		if !differs {
+		if len(changed) == 0 {
 			fmt.Fprintln(w, "Nothing would change.")
 		}
 	}); err != nil {
 		return err
 	}
-	if differs {
+	if len(changed) > 0 {
 		return invocation.ErrReported
 	}
 	return nil

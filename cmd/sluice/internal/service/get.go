@@ -17,88 +17,24 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
-
-// frontend is what is shown of one frontend.
-type frontend struct {
-	Address  string       `json:"address,omitempty"` // empty: every address of the node
-	Port     uint32       `json:"port"`
-	Protocol string       `json:"protocol"`
-	Family   string       `json:"family,omitempty"` // of a frontend without an address
-	Kind     string       `json:"kind"`
-	PortName string       `json:"portName,omitempty"`
-	Inside   *backendList `json:"inside,omitempty"`
-	Outside  *backendList `json:"outside,omitempty"` // unset: as inside
-	Affinity uint32       `json:"affinitySeconds,omitempty"`
-	Ranges   []string     `json:"sourceRanges,omitempty"`
-
-	text string
-}
-
-// backendList is where connections from one side lead.
-type backendList struct {
-	Backends  []backend `json:"backends"`
-	Algorithm string    `json:"algorithm,omitempty"`
-	WhenEmpty string    `json:"whenEmpty,omitempty"`
-	Draining  []backend `json:"draining,omitempty"`
-}
-
-type backend struct {
-	Address     string `json:"address"`
-	Port        uint32 `json:"port"`
-	Terminating bool   `json:"terminating,omitempty"`
-}
-
-func frontendOf(f *lbv1.Frontend) frontend {
-	return frontend{
-		Address: f.GetKey().GetAddress(), Port: f.GetKey().GetPort(),
-		Protocol: output.Enum(f.GetKey().GetProtocol(), "PROTOCOL_"),
-		Family:   output.Enum(f.GetKey().GetFamily(), "IP_FAMILY_"), Kind: output.Enum(f.GetKind(), "FRONTEND_KIND_"),
-		PortName: f.GetPortName(), Inside: backendsOf(f.GetInside()), Outside: backendsOf(f.GetOutside()),
-		Affinity: f.GetAffinitySeconds(), Ranges: f.GetSourceRanges(), text: FrontendText(f.GetKey()),
-	}
-}
-
-func backendsOf(l *lbv1.BackendList) *backendList {
-	if l == nil {
-		return nil
-	}
-	out := &backendList{
-		Backends: []backend{}, Algorithm: algorithm(l.GetAlgorithm()),
-		WhenEmpty: output.Enum(l.GetWhenEmpty(), "EMPTY_ACTION_"),
-	}
-	for _, b := range l.GetBackends() {
-		out.Backends = append(out.Backends, backend{b.GetAddress(), b.GetPort(), b.GetTerminating()})
-	}
-	for _, b := range l.GetDraining() {
-		out.Draining = append(out.Draining, backend{b.GetAddress(), b.GetPort(), b.GetTerminating()})
-	}
-	return out
-}
-
-// algorithm is how a backend is chosen; empty: as by default.
-func algorithm(a lbv1.Algorithm) string {
-	if a == lbv1.Algorithm_ALGORITHM_UNSPECIFIED {
-		return ""
-	}
-	return output.Enum(a, "ALGORITHM_")
-}
 
 // maxBackends is how many backends of a list are named to people.
 const maxBackends = 8
 
-// text names the backends, and those that terminate and get no new connections.
-func (l *backendList) text() string {
-	text := backendTexts(l.Backends, " (terminating)")
+// listText names the backends, and those that terminate and get no new connections.
+func listText(l *lbv1.BackendList) string {
+	text := backendTexts(l.GetBackends(), " (terminating)")
 	switch {
 	case text != "":
-	case l.WhenEmpty == "drop":
+	case l.GetWhenEmpty() == lbv1.EmptyAction_EMPTY_ACTION_DROP:
 		text = "none here: packets are dropped"
 	default:
 		text = "none: connections are refused"
 	}
-	leaving := slices.DeleteFunc(slices.Clone(l.Draining), func(b backend) bool { return !b.Terminating })
+	leaving := slices.DeleteFunc(slices.Clone(l.GetDraining()), func(b *lbv1.Backend) bool { return !b.GetTerminating() })
 	if len(leaving) > 0 {
 		text += "; draining " + backendTexts(leaving, "")
 	}
@@ -106,15 +42,15 @@ func (l *backendList) text() string {
 }
 
 // backendTexts names backends, with a remark at those that terminate.
-func backendTexts(bs []backend, terminating string) string {
+func backendTexts(bs []*lbv1.Backend, terminating string) string {
 	var texts []string
 	for i, b := range bs {
 		if i == maxBackends {
 			texts = append(texts, fmt.Sprintf("%d more", len(bs)-i))
 			break
 		}
-		text := AddressText(b.Address, b.Port)
-		if b.Terminating {
+		text := AddressText(b.GetAddress(), b.GetPort())
+		if b.GetTerminating() {
 			text += terminating
 		}
 		texts = append(texts, text)
@@ -149,48 +85,49 @@ func printOne(ctx context.Context, inv *invocation.Invocation, key *lbv1.Service
 	if err != nil {
 		return err
 	}
-	s := stateOf(r.GetService())
-	return inv.Show(s, s.describe)
+	s := r.GetService()
+	return inv.Show(message.Of(s), func(w io.Writer) { describe(w, s) })
 }
 
 // describe writes everything about a service.
-func (s state) describe(w io.Writer) {
-	output.Row(w, "Service", s.title())
-	output.Row(w, "Type", s.Type)
-	output.Row(w, "Addresses", strings.Join(s.Addresses, ", "))
-	output.Row(w, "Ports", s.portNames())
-	output.Row(w, "Endpoints", fmt.Sprintf("%d of %d ready", s.Ready, s.Endpoints))
-	output.Row(w, "Affinity", s.affinity())
-	if s.Algorithm != "" {
-		output.Row(w, "Algorithm", s.Algorithm)
+func describe(w io.Writer, s *lbv1.Service) {
+	output.Row(w, "Service", title(s))
+	output.Row(w, "Type", s.GetType())
+	output.Row(w, "Addresses", strings.Join(s.GetAddresses(), ", "))
+	output.Row(w, "Ports", portNames(s))
+	output.Row(w, "Endpoints", fmt.Sprintf("%d of %d ready", s.GetReady(), s.GetEndpoints()))
+	output.Row(w, "Affinity", affinity(s))
+	if s.GetAlgorithm() != lbv1.Algorithm_ALGORITHM_UNSPECIFIED {
+		output.Row(w, "Algorithm", output.Enum(s.GetAlgorithm(), "ALGORITHM_"))
 	}
-	if ranges := s.ranges(); len(ranges) > 0 {
+	if ranges := ranges(s); len(ranges) > 0 {
 		output.Row(w, "Source ranges", strings.Join(ranges, ", "))
 	}
 	enforced := "enforced by the kernel"
-	if !s.Enforced {
+	if !s.GetEnforced() {
 		enforced = "not enforced by the kernel"
 	}
-	output.Row(w, "Revision", fmt.Sprintf("%d, %s", s.Revision, enforced))
-	output.Row(w, "Source", s.source())
-	output.Row(w, "Age", output.Since(s.Updated))
-	if len(s.Frontends) > 0 {
+	output.Row(w, "Revision", fmt.Sprintf("%d, %s", s.GetRevision(), enforced))
+	output.Row(w, "Source", sourceText(s.GetSource(), s.GetManager(), s.GetOrigin()))
+	output.Row(w, "Age", output.Since(output.When(s.GetUpdateTime())))
+	if len(s.GetFrontends()) > 0 {
 		fmt.Fprintln(w)
 		output.Row(w, "FRONTEND", "KIND", "PORT", "FROM", "BACKENDS")
 	}
-	for _, f := range s.Frontends {
-		for i, side := range f.sides() {
+	for _, f := range s.GetFrontends() {
+		for i, side := range sides(f) {
 			if i == 0 {
-				output.Row(w, f.text, f.Kind, f.PortName, side.from, side.backends)
+				output.Row(w, FrontendText(f.GetKey()), output.Enum(f.GetKind(), "FRONTEND_KIND_"), f.GetPortName(), side.from,
+					side.backends)
 			} else {
 				fmt.Fprintf(w, "\t\t\t%s\t%s\n", side.from, output.Printable(side.backends))
 			}
 		}
 	}
-	if len(s.Notes) > 0 {
+	if len(s.GetNotes()) > 0 {
 		fmt.Fprintln(w)
 	}
-	for _, note := range s.Notes {
+	for _, note := range s.GetNotes() {
 		fmt.Fprintln(w, "Note: "+output.Printable(note))
 	}
 }
@@ -198,45 +135,45 @@ func (s state) describe(w io.Writer) {
 type side struct{ from, backends string }
 
 // sides are where connections of this node, and those from elsewhere, lead.
-func (f frontend) sides() []side {
+func sides(f *lbv1.Frontend) []side {
+	in, out := f.GetInside(), f.GetOutside()
 	switch {
-	case f.Inside == nil && f.Outside == nil:
+	case in == nil && out == nil:
 		return []side{{"nowhere", ""}}
-	case f.Inside == nil:
-		return []side{{"outside", f.Outside.text()}}
-	case f.Outside == nil:
-		return []side{{"everywhere", f.Inside.text()}}
+	case in == nil:
+		return []side{{"outside", listText(out)}}
+	case out == nil:
+		return []side{{"everywhere", listText(in)}}
 	}
-	return []side{{"inside", f.Inside.text()}, {"outside", f.Outside.text()}}
+	return []side{{"inside", listText(in)}, {"outside", listText(out)}}
 }
 
-func (s state) portNames() string {
-	texts := make([]string, 0, len(s.Ports))
-	for i, text := range strings.Split(s.portsText(), ",") {
-		if i < len(s.Ports) && s.Ports[i].Name != "" {
-			text = s.Ports[i].Name + " " + text
-		}
-		texts = append(texts, text)
+// portNames is "http 80/TCP, 443:30443/TCP".
+func portNames(s *lbv1.Service) string {
+	texts := make([]string, len(s.GetPorts()))
+	for i, p := range s.GetPorts() {
+		texts[i] = strings.TrimSpace(p.GetName() + " " + portText(p))
 	}
 	return strings.Join(texts, ", ")
 }
 
-// affinity says for how long a client keeps its backend; the same for all
+// affinity is for how long a client keeps its backend; the same for all
 // frontends of a service.
-func (s state) affinity() string {
-	for _, f := range s.Frontends {
-		if f.Affinity > 0 {
-			return fmt.Sprintf("a client keeps its backend if it returns within %s", time.Duration(f.Affinity)*time.Second)
+func affinity(s *lbv1.Service) string {
+	for _, f := range s.GetFrontends() {
+		if f.GetAffinitySeconds() > 0 {
+			return fmt.Sprintf("a client keeps its backend if it returns within %s",
+				time.Duration(f.GetAffinitySeconds())*time.Second)
 		}
 	}
 	return "none"
 }
 
 // ranges are the clients that may use the load balancer's addresses.
-func (s state) ranges() []string {
-	for _, f := range s.Frontends {
-		if len(f.Ranges) > 0 {
-			return f.Ranges
+func ranges(s *lbv1.Service) []string {
+	for _, f := range s.GetFrontends() {
+		if len(f.GetSourceRanges()) > 0 {
+			return f.GetSourceRanges()
 		}
 	}
 	return nil

@@ -19,23 +19,26 @@ const sourceKubernetes = "kubernetes"
 
 // addHints adds notes about Services that are valid and probably not what their author means. A service that does not
 // answer costs the notes alone: the change is made.
-func addHints(ctx context.Context, inv *invocation.Invocation, done *changes, docs []manifest.Document) {
-	if len(docs) != len(done.Changes) {
+func addHints(ctx context.Context, inv *invocation.Invocation, changes []*lbv1.ObjectChange,
+	docs []manifest.Document,
+) {
+	if len(docs) != len(changes) {
 		return
 	}
-	for i := range done.Changes {
-		ch := &done.Changes[i]
-		if ch.Kind != kindService {
+	for i, ch := range changes {
+		key := ch.GetKey()
+		if key.GetKind() != kindService {
 			continue
 		}
 		r, err := invocation.Ask(ctx, inv, invocation.LoadBalancer, client.GetService,
-			&lbv1.GetServiceRequest{Namespace: ch.Namespace, Name: ch.Name})
+			&lbv1.GetServiceRequest{Namespace: key.GetNamespace(), Name: key.GetName()})
 		if err != nil {
 			continue // nothing was stored, or nothing answers
 		}
-		if docs[i].Selector && r.GetService().GetEndpoints() == 0 && !hasSlice(done, docs, ch) && !withKubernetes(ctx, inv) {
+		if docs[i].Selector && r.GetService().GetEndpoints() == 0 && !hasSlice(changes, docs, key) &&
+			!withKubernetes(ctx, inv) {
 			ch.Notes = append(ch.Notes, "its selector selects no pod by itself, because there is no Kubernetes: apply an "+
-				"EndpointSlice with the label kubernetes.io/service-name: "+ch.Name)
+				"EndpointSlice with the label kubernetes.io/service-name: "+key.GetName())
 		}
 		for _, address := range r.GetService().GetAddresses() {
 			m, err := invocation.Ask(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.GetIPMapping,
@@ -52,9 +55,11 @@ func addHints(ctx context.Context, inv *invocation.Invocation, done *changes, do
 }
 
 // hasSlice reports whether an endpoint slice of the same change is the Service's.
-func hasSlice(done *changes, docs []manifest.Document, service *change) bool {
-	for i, ch := range done.Changes {
-		if ch.Kind == kindSlice && ch.Namespace == service.Namespace && docs[i].Service == service.Name {
+func hasSlice(changes []*lbv1.ObjectChange, docs []manifest.Document, service *lbv1.ObjectKey) bool {
+	for i, ch := range changes {
+		key := ch.GetKey()
+		if key.GetKind() == kindSlice && key.GetNamespace() == service.GetNamespace() &&
+			docs[i].Service == service.GetName() {
 			return true
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -49,7 +50,11 @@ func TestApplyNamesWhatTheKernelRefuses(t *testing.T) {
 	nodetest.WantLines(t, out, "Revision 7 is stored, but the kernel does not enforce it: "+
 		"datapath does not enforce 10.96.0.10:80/TCP: no room.")
 	out, _ = n.Want(t, invocation.ExitNotReady, "service", "apply", "-f", file, "-o", "json")
-	var done changes
+	var done struct {
+		Enforced *bool
+		Pending  string
+		Changes  []struct{ Type, File string }
+	}
 	if err := json.Unmarshal([]byte(out), &done); err != nil || done.Enforced == nil || *done.Enforced ||
 		!strings.HasSuffix(done.Pending, "no room") {
 		t.Errorf("apply -o json: %v, %s", err, out)
@@ -169,8 +174,12 @@ func TestListAndGetShowWhereAServiceLeads(t *testing.T) {
 		t.Errorf("--address\n%s", out)
 	}
 	out, _ = n.Want(t, 0, "service", "list", "--all", "-n", "shop", "-o", "json")
-	var all listing
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Services) != 3 ||
+	var all struct {
+		Items    message.Items[*lbv1.Service]
+		Refused  message.Items[*lbv1.RefusedObject]
+		Revision int
+	}
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Items) != 3 ||
 		len(all.Refused) != 2 || all.Revision != 7 || strings.Count(out, `"algorithm": "table"`) != 1 {
 		t.Errorf("list -o json: %v, %s", err, out)
 	}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -53,15 +55,6 @@ datapath. "sluice observe --verdict audited" shows what would have been denied.`
 	return cmd
 }
 
-// auditMode is what is in force after a change.
-type auditMode struct {
-	// Endpoint is nil for the node.
-	Endpoint   *endpoint  `json:"endpoint,omitempty"`
-	Configured bool       `json:"configured"`
-	NodeUntil  *time.Time `json:"nodeExpireTime,omitempty"`
-	Endpoints  uint32     `json:"auditedEndpoints"`
-}
-
 func setAuditMode(
 	ctx context.Context, inv *invocation.Invocation, name string, on bool, lasts time.Duration, validate bool,
 ) error {
@@ -82,43 +75,37 @@ func setAuditMode(
 	if err != nil {
 		return err
 	}
-	mode := auditMode{
-		Configured: resp.GetMode().GetConfigured(), NodeUntil: output.When(resp.GetMode().GetNodeExpireTime()),
-		Endpoints: resp.GetMode().GetEndpointCount(),
-	}
-	if e := resp.GetEndpoint(); e != nil {
-		was := shown(e)
-		mode.Endpoint = &was
-	}
-	return inv.Show(mode, func(w io.Writer) {
+	return inv.Show(message.Of(resp), func(w io.Writer) {
 		if validate {
 			fmt.Fprint(w, "Nothing was changed: --validate-only. ")
 		}
-		mode.lines(w)
+		auditLines(w, resp.GetMode(), resp.GetEndpoint())
 	})
 }
 
-// lines say what is in force.
-func (m auditMode) lines(w io.Writer) {
+// auditLines say what is in force for the node, and for an endpoint; nil for the node alone.
+func auditLines(w io.Writer, m *datapathv1.AuditMode, e *datapathv1.Endpoint) {
 	const passes, denies = "what policies deny passes and is reported", "policies are enforced"
-	switch e := m.Endpoint; {
-	case e == nil && m.NodeUntil != nil:
-		fmt.Fprintf(w, "The node is in audit mode until %s: %s.\n", output.Moment(*m.NodeUntil), passes)
+	node := m.GetNodeExpireTime()
+	owner, policy := output.Printable(workload.OwnerOf(e.GetOwner()).String()), e.GetPolicy()
+	switch {
+	case e == nil && node != nil:
+		fmt.Fprintf(w, "The node is in audit mode until %s: %s.\n", output.Moment(node.AsTime()), passes)
 	case e == nil:
 		fmt.Fprintf(w, "The node is not in audit mode: %s, but for what is named below.\n", denies)
-	case e.Policy == nil || !e.Policy.Audit:
-		fmt.Fprintf(w, "%s is not in audit mode: its %s.\n", output.Printable(e.Owner.String()), denies)
-	case e.Policy.AuditUntil != nil:
-		fmt.Fprintf(w, "%s is in audit mode until %s: %s.\n", output.Printable(e.Owner.String()),
-			output.Moment(*e.Policy.AuditUntil), passes)
+	case !policy.GetAudit():
+		fmt.Fprintf(w, "%s is not in audit mode: its %s.\n", owner, denies)
+	case policy.GetAuditExpireTime() != nil:
+		fmt.Fprintf(w, "%s is in audit mode until %s: %s.\n", owner,
+			output.Moment(policy.GetAuditExpireTime().AsTime()), passes)
 	default:
-		fmt.Fprintf(w, "%s is in audit mode: %s.\n", output.Printable(e.Owner.String()), passes)
+		fmt.Fprintf(w, "%s is in audit mode: %s.\n", owner, passes)
 	}
-	if m.Configured {
+	if m.GetConfigured() {
 		fmt.Fprintln(w, "The setting policy.audit has every container in audit mode, without an end.")
 	}
-	if m.Endpoint != nil && m.NodeUntil != nil {
-		fmt.Fprintf(w, "The node is in audit mode until %s.\n", output.Moment(*m.NodeUntil))
+	if e != nil && node != nil {
+		fmt.Fprintf(w, "The node is in audit mode until %s.\n", output.Moment(node.AsTime()))
 	}
-	fmt.Fprintf(w, "Containers in audit mode: %d.\n", m.Endpoints)
+	fmt.Fprintf(w, "Containers in audit mode: %d.\n", m.GetEndpointCount())
 }

@@ -6,7 +6,6 @@ package endpoint
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
@@ -75,8 +75,9 @@ func TestEndpointDeleteKeepsWhatIsInUse(t *testing.T) {
 		t.Errorf("%q after %v", out, n.Deleted)
 	}
 	out, _ = n.Want(t, 0, "endpoint", "delete", "evil", "-o", "json")
-	var gone removal
-	if err := json.Unmarshal([]byte(out), &gone); err != nil || !gone.Deleted || gone.Endpoint.Identity != 300 {
+	gone := &datapathv1.DeleteEndpointResponse{}
+	if err := message.Unmarshal([]byte(out), gone); err != nil || !gone.GetExisted() ||
+		gone.GetEndpoint().GetIdentity() != 300 || !strings.Contains(out, `"deleted": true`) {
 		t.Errorf("%v: %s", err, out)
 	}
 }

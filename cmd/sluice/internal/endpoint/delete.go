@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -37,14 +38,6 @@ named by the whole id and the interface.`,
 	cmd.Flags().BoolVar(&force, "force", false, "delete it although the container is still there, which loses its network")
 	invocation.ValidateFlag(cmd, &validate, "say what would be deleted, but delete nothing")
 	return cmd
-}
-
-// removal is what was deleted.
-type removal struct {
-	Owner   workload.Owner `json:"owner"`
-	Deleted bool           `json:"deleted"`
-	// Endpoint is nil if its record cannot be read.
-	Endpoint *endpoint `json:"endpoint,omitempty"`
 }
 
 func remove(ctx context.Context, inv *invocation.Invocation, name string, force, validate bool) error {
@@ -75,36 +68,32 @@ func remove(ctx context.Context, inv *invocation.Invocation, name string, force,
 	case !resp.GetExisted():
 		return NotFound(name)
 	}
-	gone := removal{Owner: workload.OwnerOf(owner), Deleted: !validate}
-	if e := resp.GetEndpoint(); e != nil {
-		was := shown(e)
-		gone.Endpoint = &was
-	}
-	return inv.Show(gone, func(w io.Writer) {
+	return inv.Show(message.Of(resp, message.Fact{Key: "owner", Value: message.Of(owner)},
+		message.Fact{Key: "deleted", Value: !validate}), func(w io.Writer) {
 		if validate {
 			fmt.Fprint(w, "Nothing was deleted: --validate-only. ")
 		}
-		fmt.Fprintln(w, gone.text(validate))
+		fmt.Fprintln(w, removedText(owner, resp.GetEndpoint(), validate))
 	})
 }
 
-func (r removal) text(validate bool) string {
+// removedText names what was deleted, or would be; e is nil if its record cannot be read.
+func removedText(owner *workloadv1.Owner, e *datapathv1.Endpoint, validate bool) string {
 	was := "was deleted"
 	if validate {
 		was = "would be deleted"
 	}
-	text := fmt.Sprintf("The endpoint of %s %s", output.Printable(r.Owner.String()), was)
-	e := r.Endpoint
+	text := fmt.Sprintf("The endpoint of %s %s", output.Printable(workload.OwnerOf(owner).String()), was)
 	if e == nil {
 		return text + "; its record cannot be read."
 	}
 	parts := []string{}
-	if e.Identity != 0 {
-		parts = append(parts, "identity "+output.Printable(workload.IdentityText(e.Identity, e.Labels)))
+	if e.GetIdentity() != 0 {
+		parts = append(parts, "identity "+output.Printable(identityText(e)))
 	}
-	parts = append(parts, "addresses "+strings.Join(e.Addresses, " "))
-	if e.Host.Name != "" {
-		parts = append(parts, "device "+e.Host.Name)
+	parts = append(parts, "addresses "+strings.Join(e.GetAddresses(), " "))
+	if name := e.GetHostInterface().GetName(); name != "" {
+		parts = append(parts, "device "+name)
 	}
 	return text + ": " + strings.Join(parts, ", ") + "."
 }

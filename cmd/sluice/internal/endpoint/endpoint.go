@@ -12,16 +12,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // Command is `endpoint`.
@@ -44,114 +43,45 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	)
 }
 
-// endpoint is what is shown of one.
-type endpoint struct {
-	Owner     workload.Owner `json:"owner"`
-	Manager   string         `json:"manager,omitempty"`
-	Network   string         `json:"network,omitempty"`
-	Pod       *podRef        `json:"pod,omitempty"`
-	ID        uint32         `json:"endpointId"`
-	State     string         `json:"state"`
-	Identity  uint32         `json:"identity"`
-	Labels    []string       `json:"labels"`
-	Addresses []string       `json:"addresses"`
-	Gateways  []string       `json:"gateways,omitempty"`
-	Host      device         `json:"hostInterface"`
-	Container device         `json:"containerInterface"`
-	Namespace string         `json:"networkNamespace"`
-	MTU       uint32         `json:"mtu"`
-	// SourceRouted are addresses whose family has its default routes by another
-	// interface of the container.
-	SourceRouted []string `json:"sourceRouted,omitempty"`
-	// Given are the labels as they were given last, unfiltered, and FromPod says
-	// that the identity comes from the Kubernetes pod instead.
-	Given      []string `json:"givenLabels,omitempty"`
-	FromPod    bool     `json:"labelsFromPod,omitempty"`
-	NamedPorts []string `json:"namedPorts,omitempty"`
-	// HostPorts are ports of the node that lead to the container, and LeaveSockets says
-	// that the calls of its sockets are left as they are.
-	HostPorts    []string   `json:"hostPorts,omitempty"`
-	LeaveSockets bool       `json:"leaveSockets,omitempty"`
-	Created      *time.Time `json:"createTime,omitempty"`
-	// Policy is what evaluates its packets; nil from a datapath that knows none.
-	Policy *policy `json:"policy,omitempty"`
+// columns are the columns of `endpoint list`.
+var columns = []output.Column[*datapathv1.Endpoint]{
+	{Header: "CONTAINER", Cell: func(e *datapathv1.Endpoint) any { return workload.OwnerOf(e.GetOwner()) }},
+	{Header: "ID", Cell: func(e *datapathv1.Endpoint) any { return e.GetEndpointIndex() }},
+	{Header: "STATE", Cell: func(e *datapathv1.Endpoint) any { return stateText(e) }},
+	{Header: "IDENTITY", Cell: func(e *datapathv1.Endpoint) any { return e.GetIdentity() }},
+	{Header: "ADDRESSES", Cell: func(e *datapathv1.Endpoint) any { return strings.Join(e.GetAddresses(), ",") }},
+	{Header: "DEVICE", Cell: func(e *datapathv1.Endpoint) any { return e.GetHostInterface().GetName() }},
+	{Header: "POLICY", Cell: func(e *datapathv1.Endpoint) any { return policyText(e.GetPolicy()) }},
+	{Header: "LABELS", Cell: func(e *datapathv1.Endpoint) any {
+		return strings.Join(workload.LabelTexts(e.GetLabels()), ",")
+	}},
 }
 
-type podRef struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	UID       string `json:"uid"`
+func stateText(e *datapathv1.Endpoint) string { return output.Enum(e.GetState(), "ENDPOINT_STATE_") }
+
+func identityText(e *datapathv1.Endpoint) string {
+	return workload.IdentityText(e.GetIdentity(), workload.LabelTexts(e.GetLabels()))
 }
 
-type policy struct {
-	Revision     uint64 `json:"revision"`
-	EgressTable  uint32 `json:"egressTable"`
-	IngressTable uint32 `json:"ingressTable"`
-	Epoch        uint32 `json:"epoch"`
-	Refusal      string `json:"refusal,omitempty"`
-	// Audit says that what the policy denies passes, and AuditUntil when that ends by
-	// itself.
-	Audit      bool       `json:"audit,omitempty"`
-	AuditUntil *time.Time `json:"auditExpireTime,omitempty"`
-}
-
-// text is the state of an endpoint's policy, for a table.
-func (p *policy) text() string {
+// policyText tells which policy evaluates the packets of an endpoint; empty from a datapath that knows none.
+func policyText(p *datapathv1.EndpointPolicy) string {
+	egress, ingress := p.GetEgressTable(), p.GetIngressTable()
 	switch {
 	case p == nil:
 		return ""
-	case p.Refusal != "" && p.Audit:
-		return fmt.Sprintf("revision %d, newer refused, audit only", p.Revision)
-	case p.Refusal != "":
-		return fmt.Sprintf("revision %d, newer refused", p.Revision)
-	case p.Audit:
-		return fmt.Sprintf("revision %d, audit only", p.Revision)
-	case p.EgressTable == verdict.TableWaiting || p.IngressTable == verdict.TableWaiting:
+	case p.GetRefusal() != "" && p.GetAudit():
+		return fmt.Sprintf("revision %d, newer refused, audit only", p.GetRevision())
+	case p.GetRefusal() != "":
+		return fmt.Sprintf("revision %d, newer refused", p.GetRevision())
+	case p.GetAudit():
+		return fmt.Sprintf("revision %d, audit only", p.GetRevision())
+	case egress == verdict.TableWaiting || ingress == verdict.TableWaiting:
 		return "waits for a policy"
-	case p.EgressTable == verdict.TableAllow && p.IngressTable == verdict.TableAllow:
+	case egress == verdict.TableAllow && ingress == verdict.TableAllow:
 		return "none, all is allowed"
 	default:
-		return fmt.Sprintf("revision %d", p.Revision)
+		return fmt.Sprintf("revision %d", p.GetRevision())
 	}
-}
-
-type device struct {
-	Name  string `json:"name"`
-	Index uint32 `json:"index"`
-	MAC   string `json:"mac"`
-}
-
-func shown(e *datapathv1.Endpoint) endpoint {
-	dev := func(d *datapathv1.Interface) device {
-		return device{Name: d.GetName(), Index: d.GetIndex(), MAC: d.GetMac()}
-	}
-	shown := endpoint{
-		Owner: workload.OwnerOf(e.GetOwner()), Manager: e.GetManager(), Network: e.GetNetwork(),
-		ID:    e.GetEndpointIndex(),
-		State: output.Enum(e.GetState(), "ENDPOINT_STATE_"), Identity: e.GetIdentity(),
-		Labels: workload.LabelTexts(e.GetLabels()), Addresses: e.GetAddresses(),
-		Gateways: e.GetGateways(),
-		Host:     dev(e.GetHostInterface()), Container: dev(e.GetContainerInterface()),
-		SourceRouted: e.GetSourceRouted(), Given: workload.LabelTexts(e.GetGivenLabels()), FromPod: e.GetLabelsFromPod(),
-		Namespace: e.GetNetworkNamespace(), MTU: e.GetMtu(), Created: output.When(e.GetCreateTime()),
-	}
-	if p := e.GetPod(); p != nil {
-		shown.Pod = &podRef{p.GetNamespace(), p.GetName(), p.GetUid()}
-	}
-	if p := e.GetPolicy(); p != nil {
-		shown.Policy = &policy{
-			Revision: p.GetRevision(), EgressTable: p.GetEgressTable(), IngressTable: p.GetIngressTable(),
-			Epoch: p.GetEpoch(), Refusal: p.GetRefusal(), Audit: p.GetAudit(), AuditUntil: output.When(p.GetAuditExpireTime()),
-		}
-	}
-	for _, p := range e.GetNamedPorts() {
-		shown.NamedPorts = append(shown.NamedPorts, namedPort(p))
-	}
-	for _, m := range e.GetPortMappings() {
-		shown.HostPorts = append(shown.HostPorts, hostPort(m))
-	}
-	shown.LeaveSockets = e.GetLeaveSockets()
-	return shown
 }
 
 // List asks the datapath for every endpoint.
@@ -167,21 +97,11 @@ func List(ctx context.Context, inv *invocation.Invocation) ([]*datapathv1.Endpoi
 }
 
 func printList(ctx context.Context, inv *invocation.Invocation) error {
-	found, err := List(ctx, inv)
+	all, err := List(ctx, inv)
 	if err != nil {
 		return err
 	}
-	all := make([]endpoint, 0, len(found))
-	for _, e := range found {
-		all = append(all, shown(e))
-	}
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "CONTAINER", "ID", "STATE", "IDENTITY", "ADDRESSES", "DEVICE", "POLICY", "LABELS")
-		for _, e := range all {
-			output.Row(w, e.Owner, e.ID, e.State, e.Identity, strings.Join(e.Addresses, ","), e.Host.Name, e.Policy.text(),
-				strings.Join(e.Labels, ","))
-		}
-	})
+	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
 }
 
 // Find finds an endpoint by CONTAINER[/INTERFACE], of which the start of
@@ -230,55 +150,61 @@ func Match(all []*datapathv1.Endpoint, name string) (*datapathv1.Endpoint, error
 }
 
 func printOne(ctx context.Context, inv *invocation.Invocation, name string) error {
-	found, err := Find(ctx, inv, name)
+	e, err := Find(ctx, inv, name)
 	if err != nil {
 		return err
 	}
-	e := shown(found)
-	return inv.Show(e, func(w io.Writer) {
-		output.Row(w, "Container", e.Owner.ContainerID)
-		output.Row(w, "Interface", e.Owner.Interface+" "+e.Container.MAC)
-		output.Row(w, "Manager", e.Manager)
-		output.Row(w, "Network", e.Network)
-		if e.Pod != nil {
-			output.Row(w, "Pod", e.Pod.Namespace+"/"+e.Pod.Name+" "+e.Pod.UID)
+	return inv.Show(message.Of(e), func(w io.Writer) { describe(w, e) })
+}
+
+func describe(w io.Writer, e *datapathv1.Endpoint) {
+	host := e.GetHostInterface()
+	output.Row(w, "Container", e.GetOwner().GetContainerId())
+	output.Row(w, "Interface", e.GetOwner().GetInterfaceName()+" "+e.GetContainerInterface().GetMac())
+	output.Row(w, "Manager", e.GetManager())
+	output.Row(w, "Network", e.GetNetwork())
+	if p := e.GetPod(); p != nil {
+		output.Row(w, "Pod", workload.PodText(p)+" "+p.GetUid())
+	}
+	output.Row(w, "State", stateText(e))
+	output.Row(w, "Identity", e.GetIdentity())
+	output.Row(w, "Labels", strings.Join(workload.LabelTexts(e.GetLabels()), " "))
+	if e.GetLabelsFromPod() {
+		output.Row(w, "Labels from", "the Kubernetes pod")
+	}
+	output.Row(w, "Addresses", strings.Join(e.GetAddresses(), " "))
+	output.Row(w, "Gateways", strings.Join(e.GetGateways(), " "))
+	if len(e.GetSourceRouted()) > 0 {
+		output.Row(w, "Source-routed", strings.Join(e.GetSourceRouted(), " "))
+	}
+	output.Row(w, "Device", host.GetName()+" "+host.GetMac())
+	output.Row(w, "MTU", e.GetMtu())
+	output.Row(w, "Namespace", e.GetNetworkNamespace())
+	output.Row(w, "Named ports", portsText(e))
+	if all := e.GetPortMappings(); len(all) > 0 {
+		texts := make([]string, len(all))
+		for i, m := range all {
+			texts[i] = hostPort(m)
 		}
-		output.Row(w, "State", e.State)
-		output.Row(w, "Identity", e.Identity)
-		output.Row(w, "Labels", strings.Join(e.Labels, " "))
-		if e.FromPod {
-			output.Row(w, "Labels from", "the Kubernetes pod")
+		output.Row(w, "Host ports", strings.Join(texts, " "))
+	}
+	if e.GetLeaveSockets() {
+		output.Row(w, "Sockets", "left as they are; packets are led to services")
+	}
+	output.Row(w, "Endpoint ID", e.GetEndpointIndex())
+	if p := e.GetPolicy(); p != nil {
+		output.Row(w, "Policy", policyText(p))
+		if p.GetAuditExpireTime() != nil {
+			output.Row(w, "Audit mode", "until "+output.Moment(p.GetAuditExpireTime().AsTime()))
 		}
-		output.Row(w, "Addresses", strings.Join(e.Addresses, " "))
-		output.Row(w, "Gateways", strings.Join(e.Gateways, " "))
-		if len(e.SourceRouted) > 0 {
-			output.Row(w, "Source-routed", strings.Join(e.SourceRouted, " "))
+		output.Row(w, "Egress table", verdict.TableText(p.GetEgressTable()))
+		output.Row(w, "Ingress table", verdict.TableText(p.GetIngressTable()))
+		output.Row(w, "Epoch", p.GetEpoch())
+		if p.GetRefusal() != "" {
+			output.Row(w, "Refused", p.GetRefusal())
 		}
-		output.Row(w, "Device", e.Host.Name+" "+e.Host.MAC)
-		output.Row(w, "MTU", e.MTU)
-		output.Row(w, "Namespace", e.Namespace)
-		output.Row(w, "Named ports", strings.Join(e.NamedPorts, " "))
-		if len(e.HostPorts) > 0 {
-			output.Row(w, "Host ports", strings.Join(e.HostPorts, " "))
-		}
-		if e.LeaveSockets {
-			output.Row(w, "Sockets", "left as they are; packets are led to services")
-		}
-		output.Row(w, "Endpoint ID", e.ID)
-		if p := e.Policy; p != nil {
-			output.Row(w, "Policy", p.text())
-			if p.AuditUntil != nil {
-				output.Row(w, "Audit mode", "until "+output.Moment(*p.AuditUntil))
-			}
-			output.Row(w, "Egress table", verdict.TableText(p.EgressTable))
-			output.Row(w, "Ingress table", verdict.TableText(p.IngressTable))
-			output.Row(w, "Epoch", p.Epoch)
-			if p.Refusal != "" {
-				output.Row(w, "Refused", p.Refusal)
-			}
-		}
-		output.Row(w, "Age", output.Since(e.Created))
-	})
+	}
+	output.Row(w, "Age", output.Since(output.When(e.GetCreateTime())))
 }
 
 // hostPort is "8080=80/tcp", "192.0.2.1:8080=80/tcp".
@@ -290,8 +216,13 @@ func hostPort(m *datapathv1.PortMapping) string {
 	return asked + "=" + portText(m.GetContainerPort()) + "/" + output.Enum(m.GetProtocol(), "PROTOCOL_")
 }
 
-func namedPort(p *workloadv1.NamedPort) string {
-	return p.GetName() + "=" + portText(p.GetPort()) + "/" + output.Enum(p.GetProtocol(), "PROTOCOL_")
+// portsText is "http=80/tcp dns=53/udp".
+func portsText(e *datapathv1.Endpoint) string {
+	texts := make([]string, len(e.GetNamedPorts()))
+	for i, p := range e.GetNamedPorts() {
+		texts[i] = p.GetName() + "=" + portText(p.GetPort()) + "/" + output.Enum(p.GetProtocol(), "PROTOCOL_")
+	}
+	return strings.Join(texts, " ")
 }
 
 func portText(p uint32) string { return strconv.FormatUint(uint64(p), 10) }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
@@ -21,17 +22,23 @@ func TestEndpointsShowTheirPolicy(t *testing.T) {
 	nodetest.WantLines(t, out, "Policy revision 6, newer refused", "Egress table 1 (allows everything)",
 		"Ingress table 17", "Epoch 9", "Refused no room")
 	for _, c := range []struct {
-		policy *policy
+		policy *datapathv1.EndpointPolicy
 		want   string
 	}{
 		{nil, ""},
-		{&policy{EgressTable: verdict.TableAllow, IngressTable: verdict.TableAllow}, "none, all is allowed"},
-		{&policy{EgressTable: verdict.TableWaiting, IngressTable: verdict.TableWaiting}, "waits for a policy"},
-		{&policy{Revision: 4, EgressTable: verdict.TableAllow, IngressTable: 16}, "revision 4"},
-		{&policy{Revision: 4, IngressTable: 16, Audit: true}, "revision 4, audit only"},
+		{
+			&datapathv1.EndpointPolicy{EgressTable: verdict.TableAllow, IngressTable: verdict.TableAllow},
+			"none, all is allowed",
+		},
+		{
+			&datapathv1.EndpointPolicy{EgressTable: verdict.TableWaiting, IngressTable: verdict.TableWaiting},
+			"waits for a policy",
+		},
+		{&datapathv1.EndpointPolicy{Revision: 4, EgressTable: verdict.TableAllow, IngressTable: 16}, "revision 4"},
+		{&datapathv1.EndpointPolicy{Revision: 4, IngressTable: 16, Audit: true}, "revision 4, audit only"},
 	} {
-		if got := c.policy.text(); got != c.want {
-			t.Errorf("%+v reads %q, want %q", c.policy, got, c.want)
+		if got := policyText(c.policy); got != c.want {
+			t.Errorf("%v reads %q, want %q", c.policy, got, c.want)
 		}
 	}
 }
@@ -47,13 +54,13 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 		t.Errorf("what a container says reaches the terminal: %q", out)
 	}
 	out, _ = n.Want(t, 0, "endpoint", "list", "-o", "json")
-	var list []endpoint
+	var list message.Items[*datapathv1.Endpoint]
 	if err := nodetest.UnmarshalItems(out, &list); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if len(list) != 2 || list[0].Owner.ContainerID != nodetest.LongID || list[0].Addresses[0] != "10.244.0.2" ||
-		list[0].Container.MAC != "02:00:00:00:00:02" {
-		t.Errorf("list %+v", list)
+	if len(list) != 2 || list[0].GetOwner().GetContainerId() != nodetest.LongID ||
+		list[0].GetAddresses()[0] != "10.244.0.2" || list[0].GetContainerInterface().GetMac() != "02:00:00:00:00:02" {
+		t.Errorf("list %s", out)
 	}
 }
 
@@ -75,7 +82,8 @@ func TestEndpointLabelChangesWhatWasGiven(t *testing.T) {
 	out, _ := n.Want(t, 0, "endpoint", "label", "0123", "app=db", "k8s:tier=front")
 	nodetest.WantLines(t, out, "0123456789abc/eth0 changed from identity 300 to cni:app=db,tier=front (301)")
 	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "--named-port", "http=8080/tcp", "-o", "json")
-	if !strings.Contains(out, `"http=8080/tcp"`) {
+	changed := &datapathv1.Endpoint{}
+	if err := message.Unmarshal([]byte(out), changed); err != nil || portsText(changed) != "http=8080/tcp" {
 		t.Errorf("named ports: %s", out)
 	}
 	out, _ = n.Want(t, 0, "endpoint", "label", "0123", "app=db", "--validate-only")

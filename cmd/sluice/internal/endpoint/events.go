@@ -5,7 +5,6 @@ package endpoint
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -36,7 +36,7 @@ what has changed meanwhile. --timeout bounds how long the first answer may take.
 comes one object a line.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			w := watcher{inv: inv, known: map[workload.Owner]endpoint{}, existing: existing}
+			w := watcher{inv: inv, known: map[workload.Owner]*datapathv1.Endpoint{}, existing: existing}
 			return w.run(cmd.Context())
 		},
 	}
@@ -56,29 +56,44 @@ const (
 
 // event is what happened to an endpoint, or to the connection to the datapath.
 type event struct {
-	Time  time.Time `json:"time"`
-	Event string    `json:"event"`
-	// Changes say what is different, each as "WHAT: OLD -> NEW".
-	Changes []string `json:"changes,omitempty"`
-	// Endpoint is it afterwards, of one that was deleted before; nil for events of the
+	time  time.Time
+	event string
+	// changes say what is different, each as "WHAT: OLD -> NEW".
+	changes []string
+	// endpoint is it afterwards, of one that was deleted before; nil for events of the
 	// connection.
-	Endpoint *endpoint `json:"endpoint,omitempty"`
-	Error    string    `json:"error,omitempty"`
+	endpoint *datapathv1.Endpoint
+	err      string
+}
+
+// object is the event for programs. What it does not have is absent.
+func (e event) object() message.Object {
+	facts := []message.Fact{{Key: "time", Value: e.time}, {Key: "event", Value: e.event}}
+	if len(e.changes) > 0 {
+		facts = append(facts, message.Fact{Key: "changes", Value: e.changes})
+	}
+	if e.endpoint != nil {
+		facts = append(facts, message.Fact{Key: "endpoint", Value: message.Of(e.endpoint)})
+	}
+	if e.err != "" {
+		facts = append(facts, message.Fact{Key: "error", Value: e.err})
+	}
+	return message.Join(facts...)
 }
 
 // line is the event for people.
 func (e event) line() string {
-	parts := []string{e.Time.Format("15:04:05.000"), fmt.Sprintf("%-12s", e.Event)}
-	if p := e.Endpoint; p != nil {
-		parts = append(parts, p.Owner.String())
-		if e.Event == eventChanged {
-			parts = append(parts, strings.Join(e.Changes, ", "))
+	parts := []string{e.time.Format("15:04:05.000"), fmt.Sprintf("%-12s", e.event)}
+	if p := e.endpoint; p != nil {
+		parts = append(parts, workload.OwnerOf(p.GetOwner()).String())
+		if e.event == eventChanged {
+			parts = append(parts, strings.Join(e.changes, ", "))
 		} else {
-			parts = append(parts, p.State, workload.IdentityText(p.Identity, p.Labels), strings.Join(p.Addresses, ","))
+			parts = append(parts, stateText(p), identityText(p), strings.Join(p.GetAddresses(), ","))
 		}
 	}
-	if e.Error != "" {
-		parts = append(parts, e.Error)
+	if e.err != "" {
+		parts = append(parts, e.err)
 	}
 	for i := range parts {
 		parts[i] = output.Printable(parts[i])
@@ -91,7 +106,7 @@ type watcher struct {
 	inv      *invocation.Invocation
 	existing bool // what exists at the beginning is shown
 
-	known    map[workload.Owner]endpoint
+	known    map[workload.Owner]*datapathv1.Endpoint
 	token    []byte
 	complete bool // a listing was complete once
 	lost     bool // disconnected, and said so
@@ -123,7 +138,7 @@ func (w *watcher) run(ctx context.Context) error {
 			if err != nil {
 				text = status.Convert(err).Message()
 			}
-			if err := w.print(event{Event: eventDisconnected, Error: text}); err != nil {
+			if err := w.print(event{event: eventDisconnected, err: text}); err != nil {
 				return err
 			}
 		}
@@ -173,18 +188,17 @@ func (w *watcher) watch(ctx context.Context, answered func()) error {
 func (w *watcher) take(m *datapathv1.WatchEndpointsResponse) error {
 	if w.lost {
 		w.lost = false
-		if err := w.print(event{Event: eventConnected}); err != nil {
+		if err := w.print(event{event: eventConnected}); err != nil {
 			return err
 		}
 	}
 	var err error
 	switch {
 	case m.GetUpsert() != nil:
-		e := shown(m.GetUpsert())
 		if w.listed != nil {
-			w.listed[e.Owner] = struct{}{}
+			w.listed[workload.OwnerOf(m.GetUpsert().GetOwner())] = struct{}{}
 		}
-		err = w.upsert(e)
+		err = w.upsert(m.GetUpsert())
 	case m.GetDelete() != nil:
 		err = w.remove(workload.OwnerOf(m.GetDelete()))
 	case m.GetBookmark().GetSnapshotComplete() && w.listed != nil:
@@ -212,22 +226,23 @@ func (w *watcher) owners() []workload.Owner {
 	return owners
 }
 
-func (w *watcher) upsert(e endpoint) error {
-	before, there := w.known[e.Owner]
-	w.known[e.Owner] = e
+func (w *watcher) upsert(e *datapathv1.Endpoint) error {
+	owner := workload.OwnerOf(e.GetOwner())
+	before, there := w.known[owner]
+	w.known[owner] = e
 	switch {
 	case !there && !w.complete && !w.existing:
 		return nil
 	case !there && !w.complete:
-		return w.print(event{Event: eventExisting, Endpoint: &e})
+		return w.print(event{event: eventExisting, endpoint: e})
 	case !there:
-		return w.print(event{Event: eventCreated, Endpoint: &e})
+		return w.print(event{event: eventCreated, endpoint: e})
 	}
 	changes := changesOf(before, e)
 	if len(changes) == 0 {
 		return nil
 	}
-	return w.print(event{Event: eventChanged, Changes: changes, Endpoint: &e})
+	return w.print(event{event: eventChanged, changes: changes, endpoint: e})
 }
 
 func (w *watcher) remove(o workload.Owner) error {
@@ -236,39 +251,40 @@ func (w *watcher) remove(o workload.Owner) error {
 		return nil
 	}
 	delete(w.known, o)
-	return w.print(event{Event: eventDeleted, Endpoint: &before})
+	return w.print(event{event: eventDeleted, endpoint: before})
 }
 
 func (w *watcher) print(e event) error {
-	e.Time = time.Now()
+	e.time = time.Now()
 	if w.inv.Format == "json" {
-		encoder := json.NewEncoder(w.inv.Out)
-		encoder.SetEscapeHTML(false)
-		return encoder.Encode(e)
+		return message.WriteLine(w.inv.Out, e.object())
 	}
 	_, err := io.WriteString(w.inv.Out, e.line()+"\n")
 	return err
 }
 
 // changesOf are the differences of what a person sees of an endpoint.
-func changesOf(before, after endpoint) (changes []string) {
-	add := func(what, old, now string) {
-		if old != now {
+func changesOf(before, after *datapathv1.Endpoint) (changes []string) {
+	add := func(what string, text func(*datapathv1.Endpoint) string) {
+		if old, now := text(before), text(after); old != now {
 			changes = append(changes, fmt.Sprintf("%s: %s -> %s", what, orNone(old), orNone(now)))
 		}
 	}
-	add("state", before.State, after.State)
-	add("identity", workload.IdentityText(before.Identity, before.Labels),
-		workload.IdentityText(after.Identity, after.Labels))
-	add("addresses", strings.Join(before.Addresses, ","), strings.Join(after.Addresses, ","))
-	add("device", before.Host.Name, after.Host.Name)
-	add("endpoint ID", indexText(before.ID), indexText(after.ID))
-	add("named ports", strings.Join(before.NamedPorts, " "), strings.Join(after.NamedPorts, " "))
-	add("policy", before.Policy.text(), after.Policy.text())
-	if b, a := before.Policy, after.Policy; b != nil && a != nil {
-		add("egress table", verdict.TableText(b.EgressTable), verdict.TableText(a.EgressTable))
-		add("ingress table", verdict.TableText(b.IngressTable), verdict.TableText(a.IngressTable))
-		add("refused", b.Refusal, a.Refusal)
+	add("state", stateText)
+	add("identity", identityText)
+	add("addresses", func(e *datapathv1.Endpoint) string { return strings.Join(e.GetAddresses(), ",") })
+	add("device", func(e *datapathv1.Endpoint) string { return e.GetHostInterface().GetName() })
+	add("endpoint ID", func(e *datapathv1.Endpoint) string { return indexText(e.GetEndpointIndex()) })
+	add("named ports", portsText)
+	add("policy", func(e *datapathv1.Endpoint) string { return policyText(e.GetPolicy()) })
+	if before.GetPolicy() != nil && after.GetPolicy() != nil {
+		add("egress table", func(e *datapathv1.Endpoint) string {
+			return verdict.TableText(e.GetPolicy().GetEgressTable())
+		})
+		add("ingress table", func(e *datapathv1.Endpoint) string {
+			return verdict.TableText(e.GetPolicy().GetIngressTable())
+		})
+		add("refused", func(e *datapathv1.Endpoint) string { return e.GetPolicy().GetRefusal() })
 	}
 	return changes
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -94,19 +95,19 @@ func changeLabels(ctx context.Context, inv *invocation.Invocation, name string, 
 	if err != nil {
 		return err
 	}
-	after := shown(resp.GetEndpoint())
-	return inv.Show(after, func(w io.Writer) {
-		before, text := e.GetIdentity(), workload.IdentityText(after.Identity, after.Labels)
+	after := resp.GetEndpoint()
+	return inv.Show(message.Of(after), func(w io.Writer) {
 		const unchanged = "Nothing was changed: --validate-only."
+		before, owner, text := e.GetIdentity(), workload.OwnerOf(after.GetOwner()), identityText(after)
 		switch {
-		case c.validate && after.Identity == 0:
-			fmt.Fprintf(w, "%s %s would get an identity that has no number yet: %s\n", unchanged, after.Owner, text)
+		case c.validate && after.GetIdentity() == 0:
+			fmt.Fprintf(w, "%s %s would get an identity that has no number yet: %s\n", unchanged, owner, text)
 		case c.validate:
-			fmt.Fprintf(w, "%s %s would change from identity %d to %s\n", unchanged, after.Owner, before, text)
-		case after.Identity == before:
-			fmt.Fprintf(w, "%s stays identity %s\n", after.Owner, text)
+			fmt.Fprintf(w, "%s %s would change from identity %d to %s\n", unchanged, owner, before, text)
+		case after.GetIdentity() == before:
+			fmt.Fprintf(w, "%s stays identity %s\n", owner, text)
 		default:
-			fmt.Fprintf(w, "%s changed from identity %d to %s\n", after.Owner, before, text)
+			fmt.Fprintf(w, "%s changed from identity %d to %s\n", owner, before, text)
 		}
 	})
 }

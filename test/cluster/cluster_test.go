@@ -33,12 +33,16 @@ type shownAddress struct {
 
 // shownNode is an element of what `sluice node list -o json` prints.
 type shownNode struct {
-	Name      string   `json:"name"`
-	Local     bool     `json:"local"`
-	State     string   `json:"state"`
-	Addresses []string `json:"addresses"`
-	PodCIDRs  []string `json:"podCidrs"`
-	Mappings  uint32   `json:"mappings"`
+	Node struct {
+		Name     string `json:"name"`
+		Underlay struct {
+			Addresses []string `json:"addresses"`
+		} `json:"underlay"`
+		PodRanges []string `json:"podRanges"`
+	} `json:"node"`
+	State    string `json:"state"`
+	Mappings uint32 `json:"mappingCount"`
+	Local    bool   `json:"local"`
 }
 
 // TestNodesAgreeOnIdentitiesAndAddresses: nodes that meet new label sets at the
@@ -100,15 +104,16 @@ func TestNodesAgreeOnIdentitiesAndAddresses(t *testing.T) {
 			return err
 		}
 		for i, n := range c.nodes {
-			want := shownNode{Name: n.Name(), Local: i == 1, State: "alive", Mappings: 2 * sets}
+			want := shownNode{Local: i == 1, State: "alive", Mappings: 2 * sets}
+			want.Node.Name = n.Name()
 			if i == 0 {
 				want.Mappings -= 2 // the pod that is gone
 			}
 			for _, a := range n.Addresses() {
-				want.Addresses = append(want.Addresses, a.String())
+				want.Node.Underlay.Addresses = append(want.Node.Underlay.Addresses, a.String())
 			}
 			for _, p := range n.PodCIDRs() {
-				want.PodCIDRs = append(want.PodCIDRs, p.String())
+				want.Node.PodRanges = append(want.Node.PodRanges, p.String())
 			}
 			if len(nodes) != len(c.nodes) || fmt.Sprint(nodes[i]) != fmt.Sprint(want) {
 				return fmt.Errorf("%+v, want as element %d %+v", nodes, i, want)
@@ -148,7 +153,7 @@ func TestSilentNodeKeepsItsAddressesUntilItIsForgotten(t *testing.T) {
 	p := there.add(t, "web")
 	number := here.identityOf(t, p, there)
 	var forgotten struct {
-		Mappings uint32 `json:"mappings"`
+		Mappings uint32 `json:"mappingCount"`
 	}
 	err := here.trySluice(t.Context(), &forgotten, "node", "forget", there.Name())
 	if err == nil || !strings.Contains(err.Error(), "--force") || !strings.Contains(err.Error(), "NODE_ALIVE") {

@@ -270,8 +270,8 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 		LeasedCount, ConfirmedCount uint64
 	}
 	var identities []struct {
-		Number     uint64
-		References int
+		Identity       struct{ Number uint64 }
+		ReferenceCount int
 	}
 	if err := errors.Join(n.list(&endpoints, "endpoint", "list"), n.list(&leases, "ipam", "list"),
 		n.list(&pools, "ipam", "pools"), n.list(&identities, "identity", "list")); err != nil {
@@ -316,11 +316,11 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	}
 	held := map[uint64]int{}
 	for _, i := range identities {
-		if i.Number >= firstNodeLocal && i.References == 1 {
+		if i.Identity.Number >= firstNodeLocal && i.ReferenceCount == 1 {
 			continue // an API server's, whose address no node has
 		}
-		if i.References > 0 {
-			held[i.Number] = i.References
+		if i.ReferenceCount > 0 {
+			held[i.Identity.Number] = i.ReferenceCount
 		}
 	}
 	if !maps.Equal(held, used) {

@@ -5,6 +5,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 )
 
@@ -47,56 +49,44 @@ root, at any node of the cluster.`,
 	}
 }
 
-// node is what is shown of one.
-type node struct {
-	Name             string         `json:"name"`
-	Local            bool           `json:"local"` // it is the node that answers
-	State            string         `json:"state"`
-	Addresses        []string       `json:"addresses"`
-	OverlayAddresses []string       `json:"overlayAddresses,omitempty"`
-	PodCIDRs         []string       `json:"podCidrs"`
-	Refused          []refusedRange `json:"refusedRanges,omitempty"`
-	Mode             string         `json:"routingMode,omitempty"`
-	TunnelPort       uint32         `json:"tunnelPort,omitempty"`
-	MTU              uint32         `json:"mtu,omitempty"`
-	Mappings         uint32         `json:"mappings"`
-	RefusedMappings  uint32         `json:"refusedMappings"`
-	Version          string         `json:"version,omitempty"`
-	Incarnation      string         `json:"incarnation,omitempty"`
+// columns are the columns of `node list`.
+var columns = []output.Column[*identityv1.ListNodesResponse]{
+	{Header: "NODE", Cell: func(n *identityv1.ListNodesResponse) any {
+		if n.GetLocal() {
+			return n.GetNode().GetName() + " (this node)"
+		}
+		return n.GetNode().GetName()
+	}},
+	{Header: "STATE", Cell: func(n *identityv1.ListNodesResponse) any { return stateText(n) }},
+	{Header: "ADDRESSES", Cell: func(n *identityv1.ListNodesResponse) any {
+		return strings.Join(n.GetNode().GetUnderlay().GetAddresses(), ",")
+	}},
+	{Header: "POD CIDRS", Cell: func(n *identityv1.ListNodesResponse) any {
+		return strings.Join(n.GetNode().GetPodRanges(), ",")
+	}},
+	{Header: "MAPPINGS", Cell: func(n *identityv1.ListNodesResponse) any { return n.GetMappingCount() }},
+	{Header: "REFUSED", Cell: func(n *identityv1.ListNodesResponse) any { return refusalsText(n) }},
+	{Header: "VERSION", Cell: func(n *identityv1.ListNodesResponse) any { return n.GetNode().GetVersion() }},
 }
 
-type refusedRange struct {
-	CIDR   string `json:"cidr"`
-	Holder string `json:"holder,omitempty"`
-	Reason string `json:"reason"`
+// stateText is "unknown" of a node whose state the service does not know.
+func stateText(n *identityv1.ListNodesResponse) string {
+	return cmp.Or(output.Enum(n.GetState(), "NODE_STATE_"), "unknown")
 }
 
-func shown(n *identityv1.Node) node {
-	u := n.GetUnderlay()
-	s := node{
-		Name: n.GetName(), Addresses: append([]string{}, u.GetAddresses()...), OverlayAddresses: u.GetOverlayAddresses(),
-		PodCIDRs: append([]string{}, n.GetPodRanges()...), Mode: output.Enum(u.GetMode(), "ROUTING_MODE_"),
-		TunnelPort: u.GetTunnelPort(), MTU: u.GetMtu(), Version: n.GetVersion(), Incarnation: n.GetIncarnation(),
+// refusalsText counts what of a node does not count.
+func refusalsText(n *identityv1.ListNodesResponse) string {
+	text := fmt.Sprint(n.GetRefusedMappingCount())
+	if ranges := n.GetNode().GetRefusedRanges(); len(ranges) > 0 {
+		text += fmt.Sprintf(", %d ranges", len(ranges))
 	}
-	for _, r := range n.GetRefusedRanges() {
-		s.Refused = append(s.Refused, refusedRange{r.GetPrefix(), r.GetHolder(), r.GetReason()})
-	}
-	return s
+	return text
 }
 
 // list asks for every node.
-func list(ctx context.Context, inv *invocation.Invocation) ([]node, error) {
-	all := []node{}
-	err := invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListNodes,
-		&identityv1.ListNodesRequest{}, func(m *identityv1.ListNodesResponse) {
-			n := shown(m.GetNode())
-			n.Local, n.State = m.GetLocal(), "unknown"
-			if m.GetState() != identityv1.NodeState_NODE_STATE_UNSPECIFIED {
-				n.State = output.Enum(m.GetState(), "NODE_STATE_")
-			}
-			n.Mappings, n.RefusedMappings = m.GetMappingCount(), m.GetRefusedMappingCount()
-			all = append(all, n)
-		})
+func list(ctx context.Context, inv *invocation.Invocation) (all []*identityv1.ListNodesResponse, err error) {
+	err = invocation.Each(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ListNodes,
+		&identityv1.ListNodesRequest{}, func(m *identityv1.ListNodesResponse) { all = append(all, m) })
 	return all, err
 }
 
@@ -105,26 +95,7 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "NODE", "STATE", "ADDRESSES", "POD CIDRS", "MAPPINGS", "REFUSED", "VERSION")
-		for _, n := range all {
-			name := n.Name
-			if n.Local {
-				name += " (this node)"
-			}
-			output.Row(w, name, n.State, strings.Join(n.Addresses, ","), strings.Join(n.PodCIDRs, ","), n.Mappings,
-				n.refusals(), n.Version)
-		}
-	})
-}
-
-// refusals counts what of a node does not count, for a table.
-func (n node) refusals() string {
-	text := fmt.Sprint(n.RefusedMappings)
-	if len(n.Refused) > 0 {
-		text += fmt.Sprintf(", %d ranges", len(n.Refused))
-	}
-	return text
+	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
 }
 
 func printOne(ctx context.Context, inv *invocation.Invocation, name string) error {
@@ -133,29 +104,30 @@ func printOne(ctx context.Context, inv *invocation.Invocation, name string) erro
 		return err
 	}
 	for _, n := range all {
-		if n.Name == name {
-			return inv.Show(n, n.table)
+		if n.GetNode().GetName() == name {
+			return inv.Show(message.Of(n), func(w io.Writer) { describe(w, n) })
 		}
 	}
 	return invocation.NotFound("node", name, "node list")
 }
 
-func (n node) table(w io.Writer) {
-	output.Row(w, "Node", n.Name)
-	output.Row(w, "This node", yesNo(n.Local))
-	output.Row(w, "State", n.State)
-	output.Row(w, "Addresses", strings.Join(n.Addresses, " "))
-	output.Row(w, "Overlay addresses", strings.Join(n.OverlayAddresses, " "))
-	output.Row(w, "Pod CIDRs", strings.Join(n.PodCIDRs, " "))
-	for _, r := range n.Refused {
-		output.Row(w, "Refused CIDR", fmt.Sprintf("%s: %s", r.CIDR, r.Reason))
+func describe(w io.Writer, r *identityv1.ListNodesResponse) {
+	n, u := r.GetNode(), r.GetNode().GetUnderlay()
+	output.Row(w, "Node", n.GetName())
+	output.Row(w, "This node", yesNo(r.GetLocal()))
+	output.Row(w, "State", stateText(r))
+	output.Row(w, "Addresses", strings.Join(u.GetAddresses(), " "))
+	output.Row(w, "Overlay addresses", strings.Join(u.GetOverlayAddresses(), " "))
+	output.Row(w, "Pod CIDRs", strings.Join(n.GetPodRanges(), " "))
+	for _, r := range n.GetRefusedRanges() {
+		output.Row(w, "Refused CIDR", fmt.Sprintf("%s: %s", r.GetPrefix(), r.GetReason()))
 	}
-	output.Row(w, "Routing mode", n.Mode)
-	output.Row(w, "Tunnel port", unset(n.TunnelPort))
-	output.Row(w, "MTU", unset(n.MTU))
-	output.Row(w, "Mappings", fmt.Sprintf("%d, %d refused", n.Mappings, n.RefusedMappings))
-	output.Row(w, "Version", n.Version)
-	output.Row(w, "Incarnation", n.Incarnation)
+	output.Row(w, "Routing mode", output.Enum(u.GetMode(), "ROUTING_MODE_"))
+	output.Row(w, "Tunnel port", unset(u.GetTunnelPort()))
+	output.Row(w, "MTU", unset(u.GetMtu()))
+	output.Row(w, "Mappings", fmt.Sprintf("%d, %d refused", r.GetMappingCount(), r.GetRefusedMappingCount()))
+	output.Row(w, "Version", n.GetVersion())
+	output.Row(w, "Incarnation", n.GetIncarnation())
 }
 
 func yesNo(b bool) string {
@@ -173,15 +145,6 @@ func unset(n uint32) string {
 	return fmt.Sprint(n)
 }
 
-// forgotten is what `node forget` prints.
-type forgotten struct {
-	Node     string   `json:"node"`
-	PodCIDRs []string `json:"podCidrs"`
-	Mappings uint32   `json:"mappings"`
-	// ValidateOnly: nothing was forgotten.
-	ValidateOnly bool `json:"validateOnly,omitempty"`
-}
-
 func forget(ctx context.Context, inv *invocation.Invocation, name string, force, validate bool) error {
 	resp, err := invocation.Ask(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.ForgetNode,
 		&identityv1.ForgetNodeRequest{Name: name, Force: force, ValidateOnly: validate})
@@ -193,19 +156,15 @@ func forget(ctx context.Context, inv *invocation.Invocation, name string, force,
 	if err != nil {
 		return invocation.OrNotFound(err, "node", name, "node list")
 	}
-	f := forgotten{
-		Node: name, PodCIDRs: append([]string{}, resp.GetNode().GetPodRanges()...), Mappings: resp.GetMappingCount(),
-		ValidateOnly: validate,
-	}
-	return inv.Show(f, func(w io.Writer) {
-		what := fmt.Sprintf("node %s with %d mappings", output.Printable(name), f.Mappings)
+	return inv.Show(message.Of(resp, message.Fact{Key: "validateOnly", Value: validate}), func(w io.Writer) {
+		what := fmt.Sprintf("node %s with %d mappings", output.Printable(name), resp.GetMappingCount())
 		if validate {
 			fmt.Fprintf(w, "Nothing was changed: --validate-only. It would forget %s.\n", what)
 			return
 		}
 		fmt.Fprintf(w, "Forgot %s.\n", what)
-		if len(f.PodCIDRs) > 0 {
-			fmt.Fprintf(w, "For 15 minutes, only a node of this name can have %s.\n", strings.Join(f.PodCIDRs, " and "))
+		if ranges := resp.GetNode().GetPodRanges(); len(ranges) > 0 {
+			fmt.Fprintf(w, "For 15 minutes, only a node of this name can have %s.\n", strings.Join(ranges, " and "))
 		}
 	})
 }

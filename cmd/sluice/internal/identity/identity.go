@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	numbers "github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -47,41 +48,42 @@ sluice-identity, unless policies select by it.`,
 	)
 }
 
-type identity struct {
-	Number     uint32   `json:"number"`
-	Scope      string   `json:"scope"`
-	References uint32   `json:"references"`
-	Labels     []string `json:"labels"`
-	Holders    []string `json:"holders,omitempty"`
+// columns are the columns of `identity list`.
+var columns = []output.Column[*identityv1.ListIdentitiesResponse]{
+	{Header: "IDENTITY", Cell: func(r *identityv1.ListIdentitiesResponse) any { return r.GetIdentity().GetNumber() }},
+	{Header: "SCOPE", Cell: func(r *identityv1.ListIdentitiesResponse) any { return scopeText(r.GetIdentity()) }},
+	{Header: "HELD BY", Cell: func(r *identityv1.ListIdentitiesResponse) any { return r.GetReferenceCount() }},
+	{Header: "LABELS", Cell: func(r *identityv1.ListIdentitiesResponse) any {
+		return strings.Join(workload.LabelTexts(r.GetIdentity().GetLabels()), ",")
+	}},
 }
 
-func shown(i *identityv1.Identity) identity {
-	return identity{
-		Number: i.GetNumber(), Scope: output.Enum(i.GetScope(), "SCOPE_"),
-		Labels: workload.LabelTexts(i.GetLabels()),
-	}
-}
+func scopeText(i *identityv1.Identity) string { return output.Enum(i.GetScope(), "SCOPE_") }
 
-func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) error {
+// each calls f for the identities of the cluster and of this node, and for the reserved ones, if they are wanted.
+func each(ctx context.Context, inv *invocation.Invocation, reserved bool,
+	f func(*identityv1.ListIdentitiesResponse),
+) error {
 	req := &identityv1.ListIdentitiesRequest{}
 	if !reserved {
 		req.Scopes = []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL}
 	}
-	all := []identity{}
-	call := identityv1.IdentityServiceClient.ListIdentities
-	if err := invocation.Each(ctx, inv, invocation.Identity, call, req, func(m *identityv1.ListIdentitiesResponse) {
-		i := shown(m.GetIdentity())
-		i.References = m.GetReferenceCount()
-		all = append(all, i)
-	}); err != nil {
+	return invocation.Each(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.ListIdentities, req, f)
+}
+
+func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) error {
+	var all []*identityv1.ListIdentitiesResponse
+	if err := each(ctx, inv, reserved, func(m *identityv1.ListIdentitiesResponse) { all = append(all, m) }); err != nil {
 		return err
 	}
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "IDENTITY", "SCOPE", "HELD BY", "LABELS")
-		for _, i := range all {
-			output.Row(w, i.Number, i.Scope, i.References, strings.Join(i.Labels, ","))
-		}
-	})
+	return inv.Show(message.List(all), func(w io.Writer) { output.Table(w, columns, all) })
+}
+
+// keyColumns are the columns of `identity top-labels`.
+var keyColumns = []output.Column[labelKey]{
+	{Header: "LABEL KEY", Cell: func(k labelKey) any { return k.Key }},
+	{Header: "VALUES", Cell: func(k labelKey) any { return k.Values }},
+	{Header: "IDENTITIES", Cell: func(k labelKey) any { return k.Identities }},
 }
 
 // labelKey is a key with how many identities it makes.
@@ -92,12 +94,8 @@ type labelKey struct {
 }
 
 func printTopLabels(ctx context.Context, inv *invocation.Invocation) error {
-	req := &identityv1.ListIdentitiesRequest{
-		Scopes: []identityv1.Scope{identityv1.Scope_SCOPE_CLUSTER, identityv1.Scope_SCOPE_NODE_LOCAL},
-	}
 	values, identities := map[string]map[string]struct{}{}, map[string]int{}
-	call := identityv1.IdentityServiceClient.ListIdentities
-	if err := invocation.Each(ctx, inv, invocation.Identity, call, req, func(m *identityv1.ListIdentitiesResponse) {
+	if err := each(ctx, inv, false, func(m *identityv1.ListIdentitiesResponse) {
 		for _, l := range m.GetIdentity().GetLabels() {
 			key := l.GetSource() + ":" + l.GetKey()
 			if values[key] == nil {
@@ -116,12 +114,7 @@ func printTopLabels(ctx context.Context, inv *invocation.Invocation) error {
 	slices.SortFunc(all, func(a, b labelKey) int {
 		return cmp.Or(cmp.Compare(b.Values, a.Values), cmp.Compare(b.Identities, a.Identities), cmp.Compare(a.Key, b.Key))
 	})
-	return inv.Show(all, func(w io.Writer) {
-		output.Row(w, "LABEL KEY", "VALUES", "IDENTITIES")
-		for _, k := range all {
-			output.Row(w, k.Key, k.Values, k.Identities)
-		}
-	})
+	return inv.Show(all, func(w io.Writer) { output.Table(w, keyColumns, all) })
 }
 
 func printOne(ctx context.Context, inv *invocation.Invocation, text string) error {
@@ -134,20 +127,16 @@ func printOne(ctx context.Context, inv *invocation.Invocation, text string) erro
 	if err != nil {
 		return invocation.OrNotFound(err, "identity", text, "identity list --all")
 	}
-	i := shown(resp.GetIdentity())
-	for _, e := range resp.GetEndpoints() {
-		i.Holders = append(i.Holders, "endpoint:"+e.GetOwner().GetContainerId()+"/"+e.GetOwner().GetInterfaceName())
-	}
-	for _, r := range resp.GetReferences() {
-		i.Holders = append(i.Holders, "reference:"+r)
-	}
-	i.References = uint32(len(i.Holders))
-	return inv.Show(i, func(w io.Writer) {
-		output.Row(w, "Identity", i.Number)
-		output.Row(w, "Scope", i.Scope)
-		output.Row(w, "Labels", strings.Join(i.Labels, " "))
-		for _, h := range i.Holders {
-			output.Row(w, "Held by", h)
+	i := resp.GetIdentity()
+	return inv.Show(message.Of(resp), func(w io.Writer) {
+		output.Row(w, "Identity", i.GetNumber())
+		output.Row(w, "Scope", scopeText(i))
+		output.Row(w, "Labels", strings.Join(workload.LabelTexts(i.GetLabels()), " "))
+		for _, e := range resp.GetEndpoints() {
+			output.Row(w, "Held by", "endpoint:"+e.GetOwner().GetContainerId()+"/"+e.GetOwner().GetInterfaceName())
+		}
+		for _, r := range resp.GetReferences() {
+			output.Row(w, "Held by", "reference:"+r)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	numbers "github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -37,83 +38,74 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	})
 }
 
-// mapping is the identity that a node says an address has.
-type mapping struct {
-	Identity uint32   `json:"identity"`
-	Labels   []string `json:"labels"`
-	Node     string   `json:"node,omitempty"` // empty for an address outside the nodes
-	Reason   string   `json:"reason,omitempty"`
-}
-
-// knowledge is what `ip get -o json` prints.
-type knowledge struct {
-	Address string `json:"address"`
-	// Mapping is the one that counts; nil if none does.
-	Mapping   *mapping  `json:"mapping,omitempty"`
-	Range     string    `json:"range,omitempty"`
-	RangeNode string    `json:"rangeNode,omitempty"`
-	Refused   []mapping `json:"refused"`
-}
-
 func printOne(ctx context.Context, inv *invocation.Invocation, a netip.Addr) error {
 	resp, err := invocation.Ask(ctx, inv, invocation.Cluster, identityv1.ClusterServiceClient.GetIPMapping,
 		&identityv1.GetIPMappingRequest{Address: a.String()})
 	if err != nil {
 		return err
 	}
-	k := knowledge{Address: a.String(), Range: resp.GetRange(), RangeNode: resp.GetRangeNode(), Refused: []mapping{}}
-	if m := resp.GetMapping(); m != nil {
-		shown, err := shown(ctx, inv, m, "")
+	labels := map[uint32][]string{}
+	// of is a mapping with the labels of its identity.
+	of := func(m *identityv1.IPMapping) (message.Object, error) {
+		known, err := labelsOf(ctx, inv, m.GetIdentity())
+		labels[m.GetIdentity()] = known
+		return message.Of(m, message.Fact{Key: "labels", Value: known}), err
+	}
+	facts := []message.Fact{{Key: "address", Value: a.String()}}
+	if resp.GetMapping() != nil {
+		m, err := of(resp.GetMapping())
 		if err != nil {
 			return err
 		}
-		k.Mapping = &shown
+		facts = append(facts, message.Fact{Key: "mapping", Value: m})
 	}
-	for _, r := range resp.GetRefused() {
-		shown, err := shown(ctx, inv, r.GetMapping(), r.GetReason())
+	refused := make([]message.Object, len(resp.GetRefused()))
+	for i, r := range resp.GetRefused() {
+		m, err := of(r.GetMapping())
 		if err != nil {
 			return err
 		}
-		k.Refused = append(k.Refused, shown)
+		refused[i] = message.Of(r, message.Fact{Key: "mapping", Value: m})
 	}
-	return inv.Show(k, k.table)
+	facts = append(facts, message.Fact{Key: "refused", Value: refused})
+	return inv.Show(message.Of(resp, facts...), func(w io.Writer) { table(w, a, resp, labels) })
 }
 
-// shown adds the labels of the identity. One that this node does not know yet has none.
-func shown(ctx context.Context, inv *invocation.Invocation, m *identityv1.IPMapping, reason string) (mapping, error) {
-	s := mapping{Identity: m.GetIdentity(), Labels: []string{}, Node: m.GetNode(), Reason: reason}
+// labelsOf are the labels of an identity. One that this node does not know yet has none.
+func labelsOf(ctx context.Context, inv *invocation.Invocation, number uint32) ([]string, error) {
 	resp, err := invocation.Ask(ctx, inv, invocation.Identity, identityv1.IdentityServiceClient.GetIdentity,
-		&identityv1.GetIdentityRequest{Number: m.GetIdentity()})
-	switch {
-	case err == nil:
-		s.Labels = workload.LabelTexts(resp.GetIdentity().GetLabels())
-	case status.Code(err) != codes.NotFound:
-		return s, err
+		&identityv1.GetIdentityRequest{Number: number})
+	if status.Code(err) == codes.NotFound {
+		return []string{}, nil
 	}
-	return s, nil
+	return workload.LabelTexts(resp.GetIdentity().GetLabels()), err
 }
 
-func (k knowledge) table(w io.Writer) {
-	output.Row(w, "Address", k.Address)
-	if m := k.Mapping; m != nil {
-		output.Row(w, "Identity", workload.IdentityText(m.Identity, m.Labels))
-		output.Row(w, "Node", m.Node)
-	} else if k.Range != "" {
+func table(w io.Writer, a netip.Addr, r *identityv1.GetIPMappingResponse, labels map[uint32][]string) {
+	identityText := func(m *identityv1.IPMapping) string {
+		return workload.IdentityText(m.GetIdentity(), labels[m.GetIdentity()])
+	}
+	output.Row(w, "Address", a)
+	if m := r.GetMapping(); m != nil {
+		output.Row(w, "Identity", identityText(m))
+		output.Row(w, "Node", m.GetNode())
+	} else if r.GetRange() != "" {
 		output.Row(w, "Identity", fmt.Sprintf("none: packets have %d, unknown-in-cluster", numbers.UnknownInCluster))
 	} else { // mappings that do not count change nothing
 		output.Row(w, "Identity", "none: packets have the identity of the world")
 	}
-	if k.Range == "" {
+	if r.GetRange() == "" {
 		output.Row(w, "Range", "none of a node")
 	} else {
-		output.Row(w, "Range", fmt.Sprintf("%s of node %s", k.Range, k.RangeNode))
+		output.Row(w, "Range", fmt.Sprintf("%s of node %s", r.GetRange(), r.GetRangeNode()))
 	}
-	if len(k.Refused) == 0 {
+	if len(r.GetRefused()) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
-	output.Row(w, "REFUSED FROM", "IDENTITY", "REASON")
-	for _, r := range k.Refused {
-		output.Row(w, r.Node, workload.IdentityText(r.Identity, r.Labels), r.Reason)
-	}
+	output.Table(w, []output.Column[*identityv1.RefusedMapping]{
+		{Header: "REFUSED FROM", Cell: func(r *identityv1.RefusedMapping) any { return r.GetMapping().GetNode() }},
+		{Header: "IDENTITY", Cell: func(r *identityv1.RefusedMapping) any { return identityText(r.GetMapping()) }},
+		{Header: "REASON", Cell: func(r *identityv1.RefusedMapping) any { return r.GetReason() }},
+	}, r.GetRefused())
 }

@@ -6,9 +6,11 @@ package shares
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 )
 
@@ -45,55 +48,45 @@ levels were last computed, at most 10 s ago; "-" means that a source was never c
 	return cmd
 }
 
-// Limits is what `shares -o json` prints.
-type Limits struct {
-	Items []*Limit `json:"items"`
-}
-
-// Limit is one limit of a process.
+// Limit is one limit of a process, with its tenants.
 type Limit struct {
-	Process string  `json:"process"`
-	Name    string  `json:"limit"`
-	Size    uint64  `json:"size"`
-	Asked   uint64  `json:"asked"`
-	Used    uint64  `json:"used"`
-	Tenants []Share `json:"tenants"`
+	Process string
+	*sharesv1.ListSharesResponse
 }
 
-// Share is what a tenant has of a limit.
-type Share struct {
-	Kind      string `json:"kind"` // system, labelled, namespace or unlabelled
-	Name      string `json:"name"`
-	Asked     uint64 `json:"asked"`
-	Admitted  uint64 `json:"admitted"`
-	Guarantee uint64 `json:"guarantee"`
-	Allotment uint64 `json:"allotment"`
+// MarshalJSON implements json.Marshaler.
+func (l *Limit) MarshalJSON() ([]byte, error) {
+	return message.Of(l.ListSharesResponse, message.Fact{Key: "process", Value: l.Process}).MarshalJSON()
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *Limit) UnmarshalJSON(data []byte) error {
+	var of struct{ Process string }
+	if err := json.Unmarshal(data, &of); err != nil {
+		return err
+	}
+	l.Process, l.ListSharesResponse = of.Process, &sharesv1.ListSharesResponse{}
+	return message.Unmarshal(data, l.ListSharesResponse)
 }
 
 func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSharesRequest, exceeded bool) error {
-	all := Limits{Items: []*Limit{}}
+	var all []*Limit
 	var errs []error
 	for _, process := range invocation.Shares {
 		var last *Limit
 		err := invocation.Each(ctx, inv, process, sharesv1.SharesServiceClient.ListShares, req,
 			func(m *sharesv1.ListSharesResponse) {
-				l := m.GetLimit()
-				if last == nil || last.Name != l.GetName() {
-					last = &Limit{
-						Process: process.Name(), Name: l.GetName(), Size: l.GetSize(), Asked: l.GetAsked(), Used: l.GetUsed(),
-						Tenants: []Share{},
-					}
-					all.Items = append(all.Items, last)
-				}
-				for _, t := range m.GetTenants() {
-					if exceeded && t.GetAdmitted() >= t.GetAsked() {
-						continue
-					}
-					last.Tenants = append(last.Tenants, Share{
-						Kind: output.Enum(t.GetKind(), "TENANT_KIND_"), Name: t.GetName(), Asked: t.GetAsked(),
-						Admitted: t.GetAdmitted(), Guarantee: t.GetGuarantee(), Allotment: t.GetAllotment(),
+				if exceeded {
+					m.Tenants = slices.DeleteFunc(m.GetTenants(), func(t *sharesv1.TenantShare) bool {
+						return t.GetAdmitted() >= t.GetAsked()
 					})
 				}
+				if last != nil && last.GetLimit().GetName() == m.GetLimit().GetName() {
+					last.Tenants = append(last.Tenants, m.GetTenants()...)
+					return
+				}
+				last = &Limit{process.Name(), m}
+				all = append(all, last)
 			})
 		switch status.Code(err) {
 		case codes.OK:
@@ -103,50 +96,48 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 			errs = append(errs, err)
 		}
 	}
-	if len(all.Items) == 0 && len(errs) > 0 {
+	if len(all) == 0 && len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	return errors.Join(append([]error{inv.Show(all, all.table)}, errs...)...)
+	return errors.Join(append([]error{inv.Show(all, func(w io.Writer) {
+		output.Row(w, Columns...)
+		for _, l := range all {
+			for _, row := range l.Rows() {
+				output.Row(w, row...)
+			}
+		}
+	})}, errs...)...)
 }
 
 // Columns are the names of the columns of Rows.
 var Columns = []any{"LIMIT", "SIZE", "TENANT", "ASKS FOR", "HAS", "GUARANTEED", "MAY USE"}
 
-func (l Limits) table(w io.Writer) {
-	output.Row(w, Columns...)
-	for _, x := range l.Items {
-		for _, row := range x.Rows() {
-			output.Row(w, row...)
-		}
-	}
-}
-
 // Rows are the limit and its tenants as rows of a table.
 func (l *Limit) Rows() [][]any {
-	name := l.Process + "/" + l.Name
-	rows := [][]any{{name, number(l.Size), "all", number(l.Asked), number(l.Used), "", ""}}
-	for _, t := range l.Tenants {
+	name, size := l.Process+"/"+l.GetLimit().GetName(), number(l.GetLimit().GetSize())
+	rows := [][]any{{name, size, "all", number(l.GetLimit().GetAsked()), number(l.GetLimit().GetUsed()), "", ""}}
+	for _, t := range l.GetTenants() {
 		allotment := ""
-		if t.Allotment > 0 {
-			allotment = number(t.Allotment)
+		if t.GetAllotment() > 0 {
+			allotment = number(t.GetAllotment())
 		}
 		rows = append(rows, []any{
-			name, number(l.Size), t.text(), number(t.Asked), number(t.Admitted), number(t.Guarantee), allotment,
+			name, size, tenantText(t), number(t.GetAsked()), number(t.GetAdmitted()), number(t.GetGuarantee()), allotment,
 		})
 	}
 	return rows
 }
 
-func (s Share) text() string {
-	switch s.Kind {
-	case "labelled":
-		return s.Name
-	case "namespace":
-		return "namespace " + s.Name
-	case "unlabelled":
+func tenantText(t *sharesv1.TenantShare) string {
+	switch t.GetKind() {
+	case sharesv1.TenantKind_TENANT_KIND_LABELLED:
+		return t.GetName()
+	case sharesv1.TenantKind_TENANT_KIND_NAMESPACE:
+		return "namespace " + t.GetName()
+	case sharesv1.TenantKind_TENANT_KIND_UNLABELLED:
 		return "namespaces without a tenant"
 	}
-	return s.Kind
+	return output.Enum(t.GetKind(), "TENANT_KIND_")
 }
 
 func number(n uint64) string { return strconv.FormatUint(n, 10) }

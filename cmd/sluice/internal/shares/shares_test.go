@@ -4,12 +4,14 @@
 package shares
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 )
 
 func TestSharesOfEveryProcessAreListed(t *testing.T) {
@@ -22,9 +24,11 @@ func TestSharesOfEveryProcessAreListed(t *testing.T) {
 		"datapath/tables 100 all 140 90 - -")
 
 	out, _ = n.Want(t, 0, "shares", "acme", "-o", "json")
-	var all Limits
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Items) != 4 || len(all.Items[0].Tenants) != 1 ||
-		all.Items[0].Tenants[0] != (Share{"labelled", "acme", 20, 20, 10, 20}) {
+	var all []*Limit
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 4 || len(all[0].GetTenants()) != 1 ||
+		!proto.Equal(all[0].GetTenants()[0], &sharesv1.TenantShare{
+			Kind: sharesv1.TenantKind_TENANT_KIND_LABELLED, Name: "acme", Asked: 20, Admitted: 20, Guarantee: 10, Allotment: 20,
+		}) {
 		t.Errorf("shares of acme: %v, %s", err, out)
 	}
 	out, _ = n.Want(t, 0, "shares", "--exceeded")

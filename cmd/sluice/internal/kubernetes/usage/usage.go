@@ -103,7 +103,7 @@ func (s *node) read(out []byte, err error) error {
 	if len(out) == 0 {
 		return err
 	}
-	var answer shares.Limits
+	var answer struct{ Items []*shares.Limit }
 	if jerr := json.Unmarshal(out, &answer); jerr != nil {
 		return errors.Join(err, fmt.Errorf("the answer is not that of `sluice shares`: %w", jerr))
 	}

@@ -14,7 +14,8 @@ import (
 
 // answer is what `sluice shares -o json` prints.
 func answer(admitted int) []byte {
-	return fmt.Appendf(nil, `{"items": [{"process": "policy", "limit": "policies", "size": 100, "asked": 30, "used": %[1]d,
+	return fmt.Appendf(nil, `{"items": [{"process": "policy",
+		"limit": {"name": "policies", "size": 100, "asked": 30, "used": %[1]d},
 		"tenants": [{"kind": "labelled", "name": "acme", "asked": 30, "admitted": %[1]d, "allotment": 20}]}]}`, admitted)
 }
 

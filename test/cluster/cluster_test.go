@@ -251,9 +251,11 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 		t.Errorf("without etcd, the pod has identity %d, before %d", got, number)
 	}
 	var status struct {
-		Cluster struct {
-			Pending uint32 `json:"pendingPublications"`
-		} `json:"cluster"`
+		Identity struct {
+			Cluster struct {
+				Pending uint32 `json:"pendingPublications"`
+			} `json:"cluster"`
+		} `json:"identity"`
 	}
 	if err := first.trySluice(t.Context(), &status, "status"); err == nil {
 		t.Error("sluice status ends with 0 while etcd is away")
@@ -275,7 +277,7 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 		if err := first.trySluice(t.Context(), &status, "status"); err != nil {
 			return err
 		}
-		if status.Cluster.Pending > 0 {
+		if status.Identity.Cluster.Pending > 0 {
 			return fmt.Errorf("%+v", status)
 		}
 		return nil

@@ -102,35 +102,17 @@ func (s *Node) askIdentity(ctx context.Context, service *serviceStatus,
 		return err
 	}
 	service.about(r.GetService())
-	s.Identity = &identityStatus{
-		Node: r.GetNodeName(), StoreReached: r.GetStoreConnected(), StoreError: r.GetStoreError(),
-		Cluster: r.GetClusterIdentities(), Held: r.GetHeldIdentities(), PendingWrites: r.GetPendingStoreWrites(),
-	}
+	s.Identity.Message = r
 	switch {
-	case !s.Identity.StoreReached:
-		service.Error, service.known = "new label sets cannot be connected: etcd is away: "+s.Identity.StoreError, true
-	case s.Identity.StoreError != "":
-		service.Error, service.known = "new label sets cannot be connected: "+s.Identity.StoreError, true
-	}
-	if c := r.GetCluster(); c != nil { // nil from a service of an older version
-		s.Cluster = &clusterStatus{
-			Registered: c.GetRegistered(), Nodes: c.GetNodes(), Mappings: c.GetMappings(),
-			RefusedMappings: c.GetRefusedMappings(), RefusedRanges: c.GetRefusedRanges(),
-			Pending: c.GetPendingPublications(), PublicationError: c.GetPublicationError(),
-		}
+	case !r.GetStoreConnected():
+		service.Error, service.known = "new label sets cannot be connected: etcd is away: "+r.GetStoreError(), true
+	case r.GetStoreError() != "":
+		service.Error, service.known = "new label sets cannot be connected: "+r.GetStoreError(), true
 	}
 	for _, p := range r.GetService().GetProblems() {
-		switch p.GetReason() {
-		case statusv1.ProblemReason_PROBLEM_REASON_STORE: // which is an error of the service already
-		case statusv1.ProblemReason_PROBLEM_REASON_STORAGE:
+		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORAGE {
 			service.Error, service.known = "new label sets cannot be connected: "+p.GetText(), true
-		default:
-			s.Identity.problems = append(s.Identity.problems, p.GetText())
 		}
-	}
-	for _, k := range r.GetTopLabelKeys() {
-		s.Identity.TopLabelKeys = append(s.Identity.TopLabelKeys, fmt.Sprintf("%s (%d values)", k.GetKey(),
-			k.GetDistinctValues()))
 	}
 	return nil
 }
@@ -141,15 +123,13 @@ func (s *Node) askIPAM(ctx context.Context, service *serviceStatus, client ipamv
 		return err
 	}
 	service.about(r.GetService())
-	s.Pools = r.GetPools()
+	s.IPAM.Message = r
 	var problems []string
 	for _, p := range r.GetService().GetProblems() {
-		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORE {
-			// What the cluster has of the ranges changes; addresses are given out of those that there are.
-			s.poolProblems = append(s.poolProblems, p.GetText())
-			continue
+		// What the cluster has of the ranges changes; addresses are given out of those that there are.
+		if p.GetReason() != statusv1.ProblemReason_PROBLEM_REASON_STORE {
+			problems = append(problems, p.GetText())
 		}
-		problems = append(problems, p.GetText())
 	}
 	if len(problems) > 0 {
 		service.Error = "no container can be connected now: " + strings.Join(problems, "; ")
@@ -163,25 +143,7 @@ func (s *Node) askPolicy(ctx context.Context, service *serviceStatus, client pol
 		return err
 	}
 	service.about(r.GetService())
-	p := &policyStatus{
-		Revision: r.GetRevision(), Policies: r.GetPolicies(), Refused: r.GetRefused(), Identities: r.GetIdentities(),
-		WaitingIdentities: r.GetWaitingIdentities(), Subjects: r.GetSubjects(), Tables: r.GetTables(),
-		Sources: []policySource{}, Subscribers: []policySubscriber{}, Unsupported: r.GetPoliciesWithUnsupportedFields(),
-		WaitingFor: r.GetWaitingFor(), Skipped: r.GetSkippedDocuments(),
-	}
-	for _, source := range r.GetSources() {
-		p.Sources = append(p.Sources, policySource{
-			source.GetName(), source.GetManager(), source.GetSynced(), source.GetError(), source.GetPolicies(),
-		})
-	}
-	for _, sub := range r.GetSubscribers() {
-		p.Subscribers = append(p.Subscribers, policySubscriber{
-			sub.GetName(), sub.GetConnected(), sub.GetEnforces(),
-			sub.GetRevision(), sub.GetBehind(), sub.GetRefusals(),
-		})
-	}
-	p.problems = textsOf(r.GetService())
-	s.Policy = p
+	s.Policy.Message = r
 	return nil
 }
 
@@ -193,7 +155,7 @@ func (s *Node) askLoadBalancer(ctx context.Context, service *serviceStatus,
 		return err
 	}
 	service.about(r.GetService())
-	s.LoadBalancer = loadBalancerOf(r)
+	s.LoadBalancer.Message = r
 	return nil
 }
 
@@ -205,44 +167,9 @@ func (s *Node) askDatapath(ctx context.Context, service *serviceStatus,
 		return err
 	}
 	service.about(r.GetService())
-	d := &datapathStatus{
-		AddReady: r.GetAddReady(), KnownAddReady: r.GetAddReady() || r.GetKnownAddReady(),
-		PolicyMode: output.Enum(r.GetPolicyMode(), "POLICY_MODE_"), Kernel: r.GetKernelRelease(),
-		PodCIDRs: r.GetPodPrefixes(), NodeAddresses: r.GetNodeAddresses(),
-		Endpoints: map[string]uint32{}, PendingReleases: r.GetPendingReleases(),
-		AttachmentRepair: r.GetAttachmentRepairs(), EventsLost: r.GetEventsLost(), Packets: []packets{},
-	}
-	for _, e := range r.GetEndpoints() {
-		if e.GetCount() > 0 {
-			d.Endpoints[output.Enum(e.GetState(), "ENDPOINT_STATE_")] = e.GetCount()
-		}
-	}
-	for _, p := range r.GetPacketCounters() {
-		if p.GetPackets() > 0 {
-			d.Packets = append(d.Packets, packets{
-				output.Enum(p.GetReason(), "REASON_"), output.Enum(p.GetDirection(), "DIRECTION_"), p.GetDropped(),
-				p.GetPackets(), p.GetBytes(),
-			})
-		}
-	}
-	d.PolicyRevision, d.PolicyRefusals, d.Maps = r.GetPolicyRevision(), append([]string{}, r.GetPolicyRefusals()...),
-		r.GetMaps()
-	d.Warnings, d.DeviceRepairs, d.NodeRepairs = append([]string{}, r.GetWarnings()...), r.GetDeviceRepairs(),
-		r.GetNodeRepairs()
-	if n := r.GetConnections(); n != nil {
-		d.Connections = &connectionCounts{
-			n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted(),
-			n.GetPickedUp(),
-		}
-	}
-	if i := r.GetIdentityStream(); i != nil {
-		d.IdentityStream = &identityStream{i.GetComplete(), i.GetError(), i.GetChanged(), i.GetPending()}
-	}
-	d.Frontends = frontendsOf(r.GetFrontendStream())
-	d.NodeProbes, d.PodRouting = probesOf(r.GetNodeProbes()), routingOf(r.GetPodRouting())
-	s.Datapath = d
+	s.Datapath.Message = r
 	switch why := strings.Join(textsOf(r.GetService()), "; "); {
-	case d.AddReady:
+	case r.GetAddReady():
 	case r.GetKnownAddReady():
 		service.Error, service.known = "containers with new labels cannot be connected now: "+why, true
 	default:

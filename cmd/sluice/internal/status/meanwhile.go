@@ -30,7 +30,7 @@ var works = map[string]string{
 // meanwhile says of each service that is away what works without it, and where its log is.
 func (s *Node) meanwhile(inv *invocation.Invocation) []string {
 	all := []string{}
-	if i := s.Identity; i != nil && !i.StoreReached {
+	if i := s.Identity.Message; i != nil && !i.GetStoreConnected() {
 		all = append(all, "without etcd: "+works["etcd"])
 	}
 	for _, service := range s.Services {

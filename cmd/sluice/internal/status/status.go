@@ -20,7 +20,11 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
 // Command is `status`.
@@ -60,17 +64,14 @@ type Node struct {
 	Problems []string `json:"problems"`
 	Warnings []string `json:"warnings"`
 	// Meanwhile says what works without the services that are away, and what to do.
-	Meanwhile []string                    `json:"meanwhile"`
-	Services  []serviceStatus             `json:"services"`
-	Datapath  *datapathStatus             `json:"datapath,omitempty"`
-	Identity  *identityStatus             `json:"identity,omitempty"`
-	Pools     message.Items[*ipamv1.Pool] `json:"pools,omitempty"`
-	Policy    *policyStatus               `json:"policy,omitempty"`
-	Cluster   *clusterStatus              `json:"cluster,omitempty"`
-
-	LoadBalancer *loadBalancerStatus `json:"loadBalancer,omitempty"`
-
-	poolProblems []string // of ipam, that keep no container from being connected
+	Meanwhile []string        `json:"meanwhile"`
+	Services  []serviceStatus `json:"services"`
+	// What each service says of itself; absent if it does not answer.
+	Identity     message.One[*identityv1.GetStatusResponse] `json:"identity,omitzero"`
+	IPAM         message.One[*ipamv1.GetStatusResponse]     `json:"ipam,omitzero"`
+	Policy       message.One[*policyv1.GetStatusResponse]   `json:"policy,omitzero"`
+	LoadBalancer message.One[*lbv1.GetStatusResponse]       `json:"loadBalancer,omitzero"`
+	Datapath     message.One[*datapathv1.GetStatusResponse] `json:"datapath,omitzero"`
 }
 
 type serviceStatus struct {
@@ -84,114 +85,6 @@ type serviceStatus struct {
 	known   bool       // Error is about label sets that this node does not have
 	node    string     // that its settings name; empty: none
 	nodeKey string     // of that setting
-}
-
-type datapathStatus struct {
-	AddReady         bool                                `json:"addReady"`
-	KnownAddReady    bool                                `json:"knownAddReady"`
-	PolicyMode       string                              `json:"policyMode"`
-	Kernel           string                              `json:"kernel"`
-	PodCIDRs         []string                            `json:"podCidrs"`
-	NodeAddresses    []string                            `json:"nodeAddresses"`
-	Endpoints        map[string]uint32                   `json:"endpoints"`
-	PendingReleases  uint32                              `json:"pendingReleases"`
-	AttachmentRepair uint64                              `json:"attachmentRepairs"`
-	DeviceRepairs    uint64                              `json:"deviceRepairs"`
-	NodeRepairs      uint64                              `json:"nodeRepairs"`
-	EventsLost       uint64                              `json:"eventsLost"`
-	Packets          []packets                           `json:"packets"`
-	PolicyRevision   uint64                              `json:"policyRevision"`
-	PolicyRefusals   []string                            `json:"policyRefusals"`
-	Warnings         []string                            `json:"warnings"`
-	Connections      *connectionCounts                   `json:"connections,omitempty"`
-	Maps             message.Items[*datapathv1.MapUsage] `json:"maps"`
-	IdentityStream   *identityStream                     `json:"identityStream,omitempty"`
-	NodeProbes       *nodeProbes                         `json:"nodeProbes,omitempty"`
-	PodRouting       *podRouting                         `json:"podRouting,omitempty"`
-	Frontends        *frontendStream                     `json:"frontendStream,omitempty"` // nil: it translates no service
-}
-
-// identityStream is how endpoints change their identity.
-type identityStream struct {
-	Complete bool   `json:"complete"` // everything that identity wants was heard
-	Error    string `json:"error,omitempty"`
-	Changed  uint64 `json:"changed"`
-	Pending  uint32 `json:"pending"`
-}
-
-type connectionCounts struct {
-	Live     uint64 `json:"live"`
-	Created  uint64 `json:"created"`
-	Revoked  uint64 `json:"revoked"`
-	Expired  uint64 `json:"expired"`
-	Evicted  uint64 `json:"evicted"`
-	PickedUp uint64 `json:"pickedUp"`
-}
-
-// policyStatus is what the policy service says of itself.
-type policyStatus struct {
-	Revision          uint64             `json:"revision"`
-	Policies          uint32             `json:"policies"`
-	Refused           uint32             `json:"refused"`
-	Identities        uint32             `json:"identities"`
-	WaitingIdentities uint32             `json:"waitingIdentities"`
-	Subjects          uint32             `json:"subjects"`
-	Tables            uint32             `json:"tables"`
-	Sources           []policySource     `json:"sources"`
-	Subscribers       []policySubscriber `json:"subscribers"`
-	Unsupported       uint32             `json:"policiesWithUnsupportedFields"`
-	WaitingFor        []string           `json:"waitingFor,omitempty"`       // why no new endpoint gets its policies
-	Skipped           []string           `json:"skippedDocuments,omitempty"` // of files, which are no policies
-
-	problems []string // as the service words them
-}
-
-type policySource struct {
-	Name     string `json:"name"`
-	Manager  string `json:"manager,omitempty"`
-	Synced   bool   `json:"synced"`
-	Error    string `json:"error,omitempty"`
-	Policies uint32 `json:"policies"`
-}
-
-type policySubscriber struct {
-	Name      string   `json:"name"`
-	Connected bool     `json:"connected"`
-	Enforces  bool     `json:"enforces"` // else it only watches
-	Revision  uint64   `json:"revision"`
-	Behind    uint64   `json:"behind"`
-	Refusals  []string `json:"refusals,omitempty"`
-}
-
-type packets struct {
-	Reason    string `json:"reason"`
-	Direction string `json:"direction"`
-	Dropped   bool   `json:"dropped"`
-	Packets   uint64 `json:"packets"`
-	Bytes     uint64 `json:"bytes"`
-}
-
-type identityStatus struct {
-	Node          string   `json:"node"`
-	StoreReached  bool     `json:"storeConnected"`
-	StoreError    string   `json:"storeError,omitempty"`
-	Cluster       uint32   `json:"clusterIdentities"`
-	Held          uint32   `json:"heldIdentities"`
-	PendingWrites uint32   `json:"pendingStoreWrites"`
-	TopLabelKeys  []string `json:"topLabelKeys,omitempty"`
-
-	problems []string // as the service words them, but for those of etcd
-}
-
-// clusterStatus is this node among the others.
-type clusterStatus struct {
-	Registered       bool   `json:"registered"` // etcd has what this node says of itself
-	Nodes            uint32 `json:"nodes"`      // that are registered
-	Mappings         uint32 `json:"mappings"`   // addresses of other nodes
-	RefusedMappings  uint32 `json:"refusedMappings"`
-	RefusedRanges    uint32 `json:"refusedRanges"` // of this node
-	Pending          uint32 `json:"pendingPublications"`
-	PublicationError string `json:"publicationError,omitempty"`
 }
 
 // once shows the status.
@@ -244,15 +137,15 @@ func look(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 
 // judge says for which containers an ADD works, and why for no others.
 func (s *Node) judge() {
-	s.Problems = append(s.Problems, exhausted(s.Pools)...)
-	if b := s.LoadBalancer; b != nil && b.SystemRefused != "" {
+	s.Problems = append(s.Problems, exhausted(s.IPAM.Message.GetPools())...)
+	if why := s.LoadBalancer.Message.GetSystemRefused(); why != "" {
 		// A container would start without the cluster's DNS or API server.
-		s.Problems = append(s.Problems, "sluice-loadbalancer: "+b.SystemRefused)
+		s.Problems = append(s.Problems, "sluice-loadbalancer: "+why)
 	}
 	s.Known = len(s.Problems) == 0
 	// While identity or policy are away, the datapath knows what it needs of them for
 	// the label sets of this node.
-	stands := s.Datapath != nil && s.Datapath.KnownAddReady
+	stands := s.Datapath.Message.GetAddReady() || s.Datapath.Message.GetKnownAddReady()
 	for _, service := range s.Services {
 		switch {
 		case service.Name == "loadbalancer":
@@ -294,11 +187,12 @@ func accessHint(services []serviceStatus) string {
 // dropUnused leaves out services that do not answer, and that the datapath does not
 // use.
 func (s *Node) dropUnused() {
-	if s.Datapath == nil {
+	d := s.Datapath.Message
+	if d == nil {
 		return
 	}
 	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
-		unused := service.Name == "policy" && s.Datapath.PolicyMode == "none" ||
+		unused := service.Name == "policy" && d.GetPolicyMode() == datapathv1.PolicyMode_POLICY_MODE_NONE ||
 			service.Name == "loadbalancer" && s.translatesNone()
 		return unused && service.Error != "" && service.Version == ""
 	})
@@ -331,64 +225,48 @@ func exhausted(pools []*ipamv1.Pool) []string {
 }
 
 // translatesNone says that the datapath is set to leave services to others.
-func (s *Node) translatesNone() bool { return s.Datapath != nil && s.Datapath.Frontends == nil }
+func (s *Node) translatesNone() bool {
+	return s.Datapath.Message != nil && s.Datapath.Message.GetFrontendStream() == nil
+}
 
 // warnings is what is wrong and keeps no container from being connected.
 func (s *Node) warnings() []string {
 	all := []string{}
-	if i := s.Identity; i != nil {
-		for _, problem := range i.problems {
-			all = append(all, "sluice-identity: "+problem)
+	i := s.Identity.Message
+	for _, p := range i.GetService().GetProblems() {
+		switch p.GetReason() {
+		case statusv1.ProblemReason_PROBLEM_REASON_STORE, statusv1.ProblemReason_PROBLEM_REASON_STORAGE:
+			// They are errors of the service.
+		default:
+			all = append(all, "sluice-identity: "+p.GetText())
 		}
 	}
-	for _, problem := range s.poolProblems {
-		all = append(all, "sluice-ipam: "+problem)
+	for _, p := range s.IPAM.Message.GetService().GetProblems() {
+		if p.GetReason() == statusv1.ProblemReason_PROBLEM_REASON_STORE {
+			all = append(all, "sluice-ipam: "+p.GetText())
+		}
 	}
-	if c := s.Cluster; c != nil {
-		if !c.Registered && s.Identity.StoreReached {
+	if c := i.GetCluster(); c != nil { // nil from a service of an older version
+		if !c.GetRegistered() && i.GetStoreConnected() {
 			all = append(all, "sluice-identity: this node is not registered: other nodes do not know the addresses of its "+
 				"containers; sluice-ipam registers it, if its setting identity is there")
 		}
-		if c.RefusedMappings > 0 {
+		if n := c.GetRefusedMappings(); n > 0 {
 			all = append(all, fmt.Sprintf("sluice-identity: %d addresses that other nodes wrote do not count; "+
-				"`sluice node list` names the nodes, `sluice ip get` says why of an address", c.RefusedMappings))
+				"`sluice node list` names the nodes, `sluice ip get` says why of an address", n))
 		}
-		if c.PublicationError != "" && s.Identity.StoreReached {
-			all = append(all, "sluice-identity: what this node says does not reach the cluster: "+c.PublicationError)
-		}
-	}
-	if p := s.Policy; p != nil {
-		for _, problem := range p.problems {
-			all = append(all, "sluice-policy: "+problem)
-		}
-		if p.Refused > 0 && len(p.problems) == 0 {
-			all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`",
-				p.Refused))
-		}
-		if p.Unsupported > 0 {
-			all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice "+
-				"policy list` names them", p.Unsupported))
-		}
-		for _, source := range p.Sources {
-			switch {
-			case source.Error != "":
-				all = append(all, "sluice-policy: source "+source.Name+": "+source.Error)
-			case !source.Synced:
-				all = append(all, "sluice-policy: source "+source.Name+" is not complete yet")
-			}
+		if why := c.GetPublicationError(); why != "" && i.GetStoreConnected() {
+			all = append(all, "sluice-identity: what this node says does not reach the cluster: "+why)
 		}
 	}
-	if p := s.Policy; p != nil && p.WaitingIdentities > 0 {
-		all = append(all,
-			fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", p.WaitingIdentities))
-	}
-	if b := s.LoadBalancer; b != nil {
-		all = append(all, b.warnings(s.translatesNone())...)
+	all = append(all, policyWarnings(s.Policy.Message)...)
+	if b := s.LoadBalancer.Message; b != nil {
+		all = append(all, loadBalancerWarnings(b, s.translatesNone())...)
 	}
 	for _, service := range s.Services {
-		if s.Identity != nil && service.node != "" && s.Identity.Node != "" && service.node != s.Identity.Node {
+		if name := i.GetNodeName(); service.node != "" && name != "" && service.node != name {
 			all = append(all, fmt.Sprintf("sluice-%s: the setting %s is %q, and sluice-identity has this node as %q: make the "+
-				"two equal", service.Name, service.nodeKey, service.node, s.Identity.Node))
+				"two equal", service.Name, service.nodeKey, service.node, name))
 		}
 		switch {
 		case service.Name != "loadbalancer":
@@ -398,28 +276,71 @@ func (s *Node) warnings() []string {
 			all = append(all, "sluice-loadbalancer is not ready: services stay as they are")
 		}
 	}
-	if d := s.Datapath; d != nil {
-		for _, state := range []string{"waiting-for-identity", "waiting-for-policy", "restoring"} {
-			if n := d.Endpoints[state]; n > 0 {
-				all = append(all, fmt.Sprintf("sluice-datapath: %d endpoints are %s", n, state))
+	if d := s.Datapath.Message; d != nil {
+		for _, state := range []datapathv1.EndpointState{
+			datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY,
+			datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY, datapathv1.EndpointState_ENDPOINT_STATE_RESTORING,
+		} {
+			if n := endpointsIn(d, state); n > 0 {
+				all = append(all, fmt.Sprintf("sluice-datapath: %d endpoints are %s", n, stateText(state)))
 			}
 		}
-		for _, refusal := range d.PolicyRefusals {
+		for _, refusal := range d.GetPolicyRefusals() {
 			all = append(all, "sluice-datapath: not enforced: "+refusal)
 		}
-		for _, warning := range d.Warnings {
+		for _, warning := range d.GetWarnings() {
 			all = append(all, "sluice-datapath: "+warning)
 		}
-		all = append(all, d.Frontends.warnings(s.LoadBalancer)...)
-		if i := d.IdentityStream; i != nil && !i.Complete {
+		all = append(all, frontendWarnings(d.GetFrontendStream(), s.LoadBalancer.Message)...)
+		if i := d.GetIdentityStream(); i != nil && !i.GetComplete() {
 			all = append(all, "sluice-datapath: endpoints keep their identities when labels change: "+
-				cmp.Or(i.Error, "identity has not listed them yet"))
+				cmp.Or(i.GetError(), "identity has not listed them yet"))
 		}
 	}
 	// Two may say the same.
 	slices.Sort(all)
 	return slices.Compact(all)
 }
+
+// policyWarnings are what is wrong with policies; p is nil if the service does not answer.
+func policyWarnings(p *policyv1.GetStatusResponse) (all []string) {
+	problems := textsOf(p.GetService())
+	for _, problem := range problems {
+		all = append(all, "sluice-policy: "+problem)
+	}
+	if p.GetRefused() > 0 && len(problems) == 0 {
+		all = append(all, fmt.Sprintf("sluice-policy: %d policies or files were refused; see `sluice policy list --refused`",
+			p.GetRefused()))
+	}
+	if n := p.GetPoliciesWithUnsupportedFields(); n > 0 {
+		all = append(all, fmt.Sprintf("sluice-policy: policies with fields that Sluice does not support: %d; `sluice "+
+			"policy list` names them", n))
+	}
+	for _, source := range p.GetSources() {
+		switch {
+		case source.GetError() != "":
+			all = append(all, "sluice-policy: source "+source.GetName()+": "+source.GetError())
+		case !source.GetSynced():
+			all = append(all, "sluice-policy: source "+source.GetName()+" is not complete yet")
+		}
+	}
+	if n := p.GetWaitingIdentities(); n > 0 {
+		all = append(all, fmt.Sprintf("sluice-policy: %d identities are unknown to a table that has no room", n))
+	}
+	return all
+}
+
+// endpointsIn counts the endpoints in a state.
+func endpointsIn(d *datapathv1.GetStatusResponse, state datapathv1.EndpointState) (n uint32) {
+	for _, e := range d.GetEndpoints() {
+		if e.GetState() == state {
+			n += e.GetCount()
+		}
+	}
+	return n
+}
+
+func stateText(state datapathv1.EndpointState) string { return output.Enum(state, "ENDPOINT_STATE_") }
 
 func (s *Node) table(w io.Writer) {
 	output.Row(w, "COMPONENT", "SERVING", "UP", "VERSION")
@@ -432,22 +353,23 @@ func (s *Node) table(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	output.Row(w, "Ready", s.readyText())
-	if i := s.Identity; i != nil {
+	if i := s.Identity.Message; i != nil {
 		store := "reached"
 		switch {
-		case !i.StoreReached:
-			store = "away: " + i.StoreError
-		case i.StoreError != "":
+		case !i.GetStoreConnected():
+			store = "away: " + i.GetStoreError()
+		case i.GetStoreError() != "":
 			store = "reached; it refuses what this node writes"
 		}
 		output.Row(w, "etcd", store)
-		output.Row(w, "Node", i.Node)
-		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.Cluster, i.Held))
+		output.Row(w, "Node", i.GetNodeName())
+		output.Row(w, "Identities", fmt.Sprintf("%d in the cluster, %d held here", i.GetClusterIdentities(),
+			i.GetHeldIdentities()))
+		if i.GetCluster() != nil {
+			output.Row(w, "Cluster", clusterText(i.GetCluster()))
+		}
 	}
-	if c := s.Cluster; c != nil {
-		output.Row(w, "Cluster", c.text())
-	}
-	for _, p := range s.Pools {
+	for _, p := range s.IPAM.Message.GetPools() {
 		free := output.Count(p.GetFreeCount()) + " free"
 		switch p.GetState() {
 		case ipamv1.RangeState_RANGE_STATE_DRAINING, ipamv1.RangeState_RANGE_STATE_REFUSED:
@@ -456,14 +378,14 @@ func (s *Node) table(w io.Writer) {
 		output.Row(w, "Pool", fmt.Sprintf("%s: %d confirmed, %d leased, %d in quarantine, %s", p.GetPrefix(),
 			p.GetConfirmedCount(), p.GetLeasedCount(), p.GetQuarantinedCount(), free))
 	}
-	if p := s.Policy; p != nil {
-		p.rows(w)
+	if p := s.Policy.Message; p != nil {
+		policyRows(w, p)
 	}
-	if b := s.LoadBalancer; b != nil {
-		b.rows(w, s.translatesNone())
+	if b := s.LoadBalancer.Message; b != nil {
+		loadBalancerRows(w, b, s.translatesNone())
 	}
-	if d := s.Datapath; d != nil {
-		d.rows(w, s.Policy)
+	if d := s.Datapath.Message; d != nil {
+		datapathRows(w, d, s.Policy.Message)
 	}
 	if len(s.Problems)+len(s.Warnings) > 0 {
 		fmt.Fprintln(w)
@@ -479,19 +401,19 @@ func (s *Node) table(w io.Writer) {
 	}
 }
 
-// text counts the nodes of the cluster, what they say, and what of it is refused.
-func (c *clusterStatus) text() string {
-	text := fmt.Sprintf("%d nodes, %d mappings of others", c.Nodes, c.Mappings)
-	if !c.Registered {
+// clusterText counts the nodes of the cluster, what they say, and what of it is refused.
+func clusterText(c *identityv1.ClusterStatus) string {
+	text := fmt.Sprintf("%d nodes, %d mappings of others", c.GetNodes(), c.GetMappings())
+	if !c.GetRegistered() {
 		text = "not registered; " + text
 	}
 	for _, more := range []struct {
 		n    uint32
 		what string
 	}{
-		{c.RefusedMappings, "of others refused"},
-		{c.RefusedRanges, "ranges of this node refused"},
-		{c.Pending, "endpoints wait to be published"},
+		{c.GetRefusedMappings(), "of others refused"},
+		{c.GetRefusedRanges(), "ranges of this node refused"},
+		{c.GetPendingPublications(), "endpoints wait to be published"},
 	} {
 		if more.n > 0 {
 			text += fmt.Sprintf("; %d %s", more.n, more.what)
@@ -500,93 +422,149 @@ func (c *clusterStatus) text() string {
 	return text
 }
 
-// rows are the policies, their tables and sources.
-func (p *policyStatus) rows(w io.Writer) {
-	output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.Policies, p.Refused, p.Revision))
-	output.Row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.Tables, p.Subjects, p.Identities))
-	var sources []string
-	for _, source := range p.Sources {
-		name := strings.TrimSuffix(source.Name+" "+source.Manager, " ")
-		if !source.Synced {
-			name += " (not complete yet)"
+// source is what sources of policies and of services have in common.
+type source interface {
+	GetName() string
+	GetManager() string
+	GetSynced() bool
+}
+
+// sourceName is the name of a source, with the program whose objects it has.
+func sourceName(s source) string { return strings.TrimSuffix(s.GetName()+" "+s.GetManager(), " ") }
+
+// sourcesText names the sources, and those that are not complete.
+func sourcesText[S source](all []S) string {
+	names := make([]string, len(all))
+	for i, s := range all {
+		names[i] = sourceName(s)
+		if !s.GetSynced() {
+			names[i] += " (not complete yet)"
 		}
-		sources = append(sources, name)
 	}
-	output.Row(w, "Sources", strings.Join(sources, ", "))
-	for _, text := range p.Skipped {
+	return strings.Join(names, ", ")
+}
+
+// policyRows are the policies, their tables and sources.
+func policyRows(w io.Writer, p *policyv1.GetStatusResponse) {
+	output.Row(w, "Policies", fmt.Sprintf("%d in force, %d refused, revision %d", p.GetPolicies(), p.GetRefused(),
+		p.GetRevision()))
+	output.Row(w, "Tables", fmt.Sprintf("%d for %d subjects, %d identities known", p.GetTables(), p.GetSubjects(),
+		p.GetIdentities()))
+	output.Row(w, "Sources", sourcesText(p.GetSources()))
+	for _, text := range p.GetSkippedDocuments() {
 		output.Row(w, "Skipped", output.Printable(text))
 	}
-	if p.WaitingIdentities > 0 {
-		output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", p.WaitingIdentities))
+	if n := p.GetWaitingIdentities(); n > 0 {
+		output.Row(w, "Unknown", fmt.Sprintf("%d identities, because a table has no room", n))
 	}
 }
 
-// rows are the endpoints, what evaluates them, and the kernel.
-func (d *datapathStatus) rows(w io.Writer, p *policyStatus) {
+// packetColumns are the columns of the packets that were counted.
+var packetColumns = []output.Column[*datapathv1.PacketCounter]{
+	{Header: "PACKETS", Cell: func(p *datapathv1.PacketCounter) any { return p.GetPackets() }},
+	{Header: "DIRECTION", Cell: func(p *datapathv1.PacketCounter) any {
+		return output.Enum(p.GetDirection(), "DIRECTION_")
+	}},
+	{Header: "VERDICT", Cell: func(p *datapathv1.PacketCounter) any {
+		if p.GetDropped() {
+			return "dropped"
+		}
+		return "forwarded"
+	}},
+	{Header: "REASON", Cell: func(p *datapathv1.PacketCounter) any { return output.Enum(p.GetReason(), "REASON_") }},
+}
+
+// datapathRows are the endpoints, what evaluates them, and the kernel.
+func datapathRows(w io.Writer, d *datapathv1.GetStatusResponse, p *policyv1.GetStatusResponse) {
 	states := []string{}
-	for _, state := range []string{
-		"ready", "damaged", "waiting-for-identity", "waiting-for-policy", "restoring", "disconnecting",
+	for _, state := range []datapathv1.EndpointState{
+		datapathv1.EndpointState_ENDPOINT_STATE_READY, datapathv1.EndpointState_ENDPOINT_STATE_DAMAGED,
+		datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_IDENTITY,
+		datapathv1.EndpointState_ENDPOINT_STATE_WAITING_FOR_POLICY, datapathv1.EndpointState_ENDPOINT_STATE_RESTORING,
+		datapathv1.EndpointState_ENDPOINT_STATE_DISCONNECTING,
 	} {
-		if n := d.Endpoints[state]; n > 0 {
-			states = append(states, fmt.Sprintf("%d %s", n, state))
+		if n := endpointsIn(d, state); n > 0 {
+			states = append(states, fmt.Sprintf("%d %s", n, stateText(state)))
 		}
 	}
 	output.Row(w, "Endpoints", strings.Join(states, ", "))
-	output.Row(w, "Policy", d.policyText(p))
-	if f := d.Frontends; f != nil {
-		output.Row(w, "Translated", f.text())
+	output.Row(w, "Policy", policyText(d, p))
+	if f := d.GetFrontendStream(); f != nil {
+		output.Row(w, "Translated", frontendText(f))
 	}
-	if i := d.IdentityStream; i != nil {
-		text := fmt.Sprintf("%d endpoints, %d pending", i.Changed, i.Pending)
-		if !i.Complete {
+	if i := d.GetIdentityStream(); i != nil {
+		text := fmt.Sprintf("%d endpoints, %d pending", i.GetChanged(), i.GetPending())
+		if !i.GetComplete() {
 			text += "; the stream from identity is not open"
 		}
 		output.Row(w, "Relabelled", text)
 	}
-	if p := d.NodeProbes; p != nil && p.Nodes > 0 {
-		output.Row(w, "Nodes", p.text())
+	if p := d.GetNodeProbes(); p.GetNodes() > 0 {
+		output.Row(w, "Nodes", probesText(p))
 	}
-	if r := d.PodRouting; r != nil {
-		output.Row(w, "Routing", r.text())
+	if r := d.GetPodRouting(); r != nil {
+		output.Row(w, "Routing", routingText(r))
 	}
-	if n := d.Connections; n != nil {
-		output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted", n.Live,
-			n.Created, n.Revoked, n.Expired, n.Evicted))
+	if n := d.GetConnections(); n != nil {
+		output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted",
+			n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted()))
 	}
-	if len(d.Maps) > 0 {
+	if len(d.GetMaps()) > 0 {
 		var sum uint64
-		for _, m := range d.Maps {
+		for _, m := range d.GetMaps() {
 			sum += m.GetBytes()
 		}
-		output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.Maps), output.Bytes(sum)))
+		output.Row(w, "Maps", fmt.Sprintf("%d, %s", len(d.GetMaps()), output.Bytes(sum)))
 	}
-	output.Row(w, "Kernel", d.Kernel)
-	output.Row(w, "Repairs",
-		fmt.Sprintf("attachments %d, devices %d, node %d", d.AttachmentRepair, d.DeviceRepairs, d.NodeRepairs))
-	if d.PendingReleases > 0 {
-		output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", d.PendingReleases))
+	output.Row(w, "Kernel", d.GetKernelRelease())
+	output.Row(w, "Repairs", fmt.Sprintf("attachments %d, devices %d, node %d", d.GetAttachmentRepairs(),
+		d.GetDeviceRepairs(), d.GetNodeRepairs()))
+	if n := d.GetPendingReleases(); n > 0 {
+		output.Row(w, "Pending", fmt.Sprintf("%d releases wait for identity or ipam", n))
 	}
-	if len(d.Packets) > 0 {
+	counted := slices.DeleteFunc(slices.Clone(d.GetPacketCounters()), func(p *datapathv1.PacketCounter) bool {
+		return p.GetPackets() == 0
+	})
+	if len(counted) > 0 {
 		fmt.Fprintln(w)
-		output.Row(w, "PACKETS", "DIRECTION", "VERDICT", "REASON")
-		for _, packets := range d.Packets {
-			verdict := "forwarded"
-			if packets.Dropped {
-				verdict = "dropped"
-			}
-			output.Row(w, packets.Packets, packets.Direction, verdict, packets.Reason)
-		}
+		output.Table(w, packetColumns, counted)
 	}
 }
 
 // policyText says which policies the kernel enforces.
-func (d *datapathStatus) policyText(p *policyStatus) string {
-	if d.PolicyMode == "none" {
+func policyText(d *datapathv1.GetStatusResponse, p *policyv1.GetStatusResponse) string {
+	if d.GetPolicyMode() == datapathv1.PolicyMode_POLICY_MODE_NONE {
 		return "none: nothing is enforced, every pod may talk to every pod"
 	}
-	text := fmt.Sprintf("%s; the kernel enforces revision %d", d.PolicyMode, d.PolicyRevision)
-	if p != nil && p.Revision > d.PolicyRevision {
-		text += fmt.Sprintf(" of %d", p.Revision)
+	text := fmt.Sprintf("%s; the kernel enforces revision %d", output.Enum(d.GetPolicyMode(), "POLICY_MODE_"),
+		d.GetPolicyRevision())
+	if p.GetRevision() > d.GetPolicyRevision() {
+		text += fmt.Sprintf(" of %d", p.GetRevision())
 	}
 	return text
+}
+
+// probesText counts the nodes that answer, with the slowest path.
+func probesText(p *datapathv1.NodeProbes) string {
+	text := fmt.Sprintf("%d of %d other nodes answer", p.GetAnsweringNodes(), p.GetNodes())
+	if slowest := p.GetSlowestUs(); slowest > 0 {
+		digits := 1
+		if slowest < 100 {
+			digits = 2
+		}
+		text += fmt.Sprintf(", slowest %.*f ms", digits, float64(slowest)/1000)
+	}
+	return text
+}
+
+// routingText is how packets between pods of two nodes travel.
+func routingText(r *datapathv1.PodRouting) string {
+	if r.GetReason() == "" {
+		return r.GetMode()
+	}
+	path := "past the host's stack"
+	if r.GetByStack() {
+		path = "by the host's stack"
+	}
+	return r.GetMode() + ", " + path + " (" + r.GetReason() + ")"
 }

@@ -5,11 +5,15 @@ package status
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -328,17 +332,20 @@ func TestStatusShowsWhichNodesAnswer(t *testing.T) {
 		Trouble: "path MTU 1400 < 1500 expected",
 	}}}
 	out, _ := n.Want(t, 0, "status", "-o", "json")
-	var s Node
-	if err := json.Unmarshal([]byte(out), &s); err != nil {
+	if p := datapathOf(t, out).GetNodeProbes(); !proto.Equal(p, n.Probes) {
+		t.Errorf("probes %v, want %v", p, n.Probes)
+	}
+}
+
+// datapathOf reads what a status has of the datapath.
+func datapathOf(t *testing.T, status string) *datapathv1.GetStatusResponse {
+	t.Helper()
+	var s struct{ Datapath json.RawMessage }
+	d := &datapathv1.GetStatusResponse{}
+	if err := errors.Join(json.Unmarshal([]byte(status), &s), message.Unmarshal(s.Datapath, d)); err != nil {
 		t.Fatal(err)
 	}
-	want := nodePath{
-		Node: "b", Address: "192.0.2.2", State: "reachable", Latency: 300, Smoothed: 312, MTU: 1400, Expected: 1500, Lost: 1,
-		Asked: 9, Trouble: "path MTU 1400 < 1500 expected",
-	}
-	if p := s.Datapath.NodeProbes; p == nil || len(p.Paths) != 1 || p.Paths[0] != want {
-		t.Errorf("probes %+v, want %+v", p, want)
-	}
+	return d
 }
 
 // TestStatusShowsHowPacketsTravelBetweenNodes: the mode, and with native routing the path
@@ -369,12 +376,8 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 			t.Errorf("%v:\n%s", c.routing, out)
 		}
 		out, _ = n.Want(t, 0, "status", "-o", "json")
-		var s Node
-		if err := json.Unmarshal([]byte(out), &s); err != nil {
-			t.Fatal(err)
-		}
-		if r := s.Datapath.PodRouting; (r == nil) != (c.routing == nil) || r != nil && *r != *routingOf(c.routing) {
-			t.Errorf("routing %+v, want %v", r, c.routing)
+		if r := datapathOf(t, out).GetPodRouting(); !proto.Equal(r, c.routing) {
+			t.Errorf("routing %v, want %v", r, c.routing)
 		}
 	}
 }
@@ -382,7 +385,7 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 // TestNodeIsNotReadyWithoutTheServicesOfTheCluster: a container would start without its DNS.
 func TestNodeIsNotReadyWithoutTheServicesOfTheCluster(t *testing.T) {
 	why := "datapath does not enforce 10.96.0.10:53/UDP of service kube-system/kube-dns: no room"
-	n := &Node{LoadBalancer: loadBalancerOf(&lbv1.GetStatusResponse{SystemRefused: why})}
+	n := &Node{LoadBalancer: message.One[*lbv1.GetStatusResponse]{Message: &lbv1.GetStatusResponse{SystemRefused: why}}}
 	n.judge()
 	if n.Ready || n.Known || !slices.Equal(n.Problems, []string{"sluice-loadbalancer: " + why}) {
 		t.Errorf("ready: %t, for known label sets: %t, problems %q", n.Ready, n.Known, n.Problems)

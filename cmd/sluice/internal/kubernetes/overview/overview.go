@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
 )
 
 // Command is `kubernetes status`.
@@ -66,7 +65,17 @@ type nodeStatus struct {
 	Status json.RawMessage `json:"status,omitempty"`
 
 	containers []string
-	status     *status.Node // nil without an answer
+	status     *answer // nil without an answer
+}
+
+// answer is what is read of a node's status. Nodes of earlier releases have other keys below the services; their counts
+// are not known.
+type answer struct {
+	Problems, Warnings []string
+	Services           []struct{}
+	Datapath           struct{ Endpoints []struct{ Count uint32 } }
+	Policy             *struct{ Policies uint32 }
+	LoadBalancer       *struct{ Services uint32 }
 }
 
 func run(ctx context.Context, inv *invocation.Invocation, client *kubectl.Client) error {
@@ -140,10 +149,14 @@ func (s *nodeStatus) lookAt(containers []kubectl.Container) {
 
 // read takes over the answer of a node. The exit code says what the answer says, too.
 func (s *nodeStatus) read(out []byte, err error) {
-	var answer status.Node
+	var got answer
+	decoded := json.Unmarshal(out, &got)
+	if _, other := errors.AsType[*json.UnmarshalTypeError](decoded); other {
+		decoded = nil // of another release, and the rest was read
+	}
 	// A command that was stopped may have printed half of an object.
-	if decoded := json.Unmarshal(out, &answer); decoded == nil && len(answer.Services) > 0 {
-		s.Status, s.status = out, &answer
+	if decoded == nil && len(got.Services) > 0 {
+		s.Status, s.status = out, &got
 		return
 	}
 	if err == nil {
@@ -257,12 +270,12 @@ func (s nodeStatus) counts() (endpoints, policies, services string) {
 	if s.status == nil {
 		return "", "", ""
 	}
-	if d := s.status.Datapath; d != nil {
-		all := uint32(0)
-		for _, n := range d.Endpoints {
-			all += n
+	if all := s.status.Datapath.Endpoints; all != nil {
+		n := uint32(0)
+		for _, e := range all {
+			n += e.Count
 		}
-		endpoints = fmt.Sprint(all)
+		endpoints = fmt.Sprint(n)
 	}
 	if p := s.status.Policy; p != nil {
 		policies = fmt.Sprint(p.Policies)
@@ -330,7 +343,7 @@ func (s *clusterStatus) lines() []string {
 
 // texts are a node's problems or warnings.
 func (s nodeStatus) texts(kind string) []string {
-	own := cmp.Or(s.status, &status.Node{})
+	own := cmp.Or(s.status, &answer{})
 	if kind == "Problem" {
 		return slices.Concat(s.Problems, own.Problems)
 	}

@@ -15,13 +15,13 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 )
 
-// answer is what a node prints as its status.
-func answer(warnings ...string) []byte {
+// answerOf is what a node prints as its status.
+func answerOf(warnings ...string) []byte {
 	list, _ := json.Marshal(warnings)
 	return fmt.Appendf(nil, `{
 		"ready": true, "problems": [], "warnings": %s, "services": [{"name": "ipam", "serving": true}],
-		"datapath": {"endpoints": {"ready": 3, "restoring": 1}}, "policy": {"policies": 7},
-		"loadBalancer": {"services": 5}}`, list)
+		"datapath": {"endpoints": [{"state": "ready", "count": 3}, {"state": "restoring", "count": 1}]},
+		"policy": {"policies": 7}, "loadBalancer": {"services": 5}}`, list)
 }
 
 // withPod is a node whose pod has two containers.
@@ -46,11 +46,11 @@ func shown(t *testing.T, d kubectl.DaemonSet, nodes ...nodeStatus) (clusterStatu
 
 func TestEveryNodeIsOneLine(t *testing.T) {
 	good, warned, silent, starting := withPod("a", true), withPod("b", true), withPod("c", true), withPod("d", false)
-	good.read(answer(), nil)
+	good.read(answerOf(), nil)
 	// The exit code says that there are warnings, and the answer has them.
-	warned.read(answer("sluice-policy: source file: gone"), &kubectl.Error{Code: 3})
+	warned.read(answerOf("sluice-policy: source file: gone"), &kubectl.Error{Code: 3})
 	silent.read(nil, fmt.Errorf("%w within 20s", kubectl.ErrNoAnswer))
-	starting.read(answer("sluice-policy: source file: gone"), nil)
+	starting.read(answerOf("sluice-policy: source file: gone"), nil)
 	absent := nodeStatus{Name: "e", Selected: true, Problems: []string{"no pod of Sluice is on the node"}}
 	other := nodeStatus{Name: "w", Problems: []string{}}
 	s, text := shown(t, kubectl.DaemonSet{Name: "sluice", Desired: 5, Ready: 4, Updated: 5},
@@ -74,11 +74,22 @@ Warning: b, d: sluice-policy: source file: gone
 	}
 }
 
+// TestNodesOfAnEarlierReleaseAreShown: a cluster that is upgraded has both. Their keys are others below the services.
+func TestNodesOfAnEarlierReleaseAreShown(t *testing.T) {
+	n := withPod("a", true)
+	n.read(bytes.Replace(answerOf("x"), []byte(`[{"state": "ready", "count": 3}, {"state": "restoring", "count": 1}]`),
+		[]byte(`{"ready": 3}`), 1), nil)
+	endpoints, policies, services := n.counts()
+	if n.state() != "1 warning" || endpoints != "" || policies != "7" || services != "5" {
+		t.Errorf("%s, %q endpoints, %q policies, %q services of %s", n.state(), endpoints, policies, services, n.Status)
+	}
+}
+
 func TestReadyIsWithoutProblemsAlone(t *testing.T) {
 	whole := kubectl.DaemonSet{Name: "sluice", Desired: 1, Ready: 1, Updated: 1}
 	good := func() nodeStatus {
 		n := withPod("a", true)
-		n.read(answer(), nil)
+		n.read(answerOf(), nil)
 		return n
 	}
 	if s, text := shown(t, whole, good(), nodeStatus{Name: "w"}); !s.Ready {
@@ -87,7 +98,7 @@ func TestReadyIsWithoutProblemsAlone(t *testing.T) {
 	for what, spoil := range map[string]func(*nodeStatus, *kubectl.DaemonSet){
 		"an old pod":           func(_ *nodeStatus, d *kubectl.DaemonSet) { d.Updated = 0 },
 		"a container":          func(n *nodeStatus, _ *kubectl.DaemonSet) { n.Ready["cni"] = false },
-		"a warning":            func(n *nodeStatus, _ *kubectl.DaemonSet) { n.read(answer("x"), nil) },
+		"a warning":            func(n *nodeStatus, _ *kubectl.DaemonSet) { n.read(answerOf("x"), nil) },
 		"a node that is not":   func(n *nodeStatus, _ *kubectl.DaemonSet) { n.Problems = []string{"the node is not Ready"} },
 		"no answer of a node":  func(n *nodeStatus, _ *kubectl.DaemonSet) { n.status = nil },
 		"a node without a pod": func(n *nodeStatus, _ *kubectl.DaemonSet) { *n = nodeStatus{Name: "a", Selected: true} },

@@ -75,6 +75,16 @@ func Of(m proto.Message, facts ...Fact) Object { return Object{m, facts} }
 // Join is an object of facts, for a command whose answer has several messages.
 func Join(facts ...Fact) Object { return Object{Facts: facts} }
 
+// One is a message of a struct that encoding/json writes by the rules of this package. With omitzero, one that is not
+// set is absent.
+type One[M proto.Message] struct{ Message M }
+
+// IsZero tells whether the message is not set.
+func (o One[M]) IsZero() bool { return !o.Message.ProtoReflect().IsValid() }
+
+// MarshalJSON implements json.Marshaler.
+func (o One[M]) MarshalJSON() ([]byte, error) { return Of(o.Message).MarshalJSON() }
+
 // Items are messages that encoding/json writes and reads by the rules of this package.
 type Items[M proto.Message] []M
 

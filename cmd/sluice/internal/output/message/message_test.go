@@ -183,6 +183,18 @@ func TestMessagesAreReadAsTheyAreWritten(t *testing.T) {
 	}
 }
 
+func TestAMessageOfAStructIsAbsentUnlessItIsSet(t *testing.T) {
+	var node struct {
+		Stream message.One[*datapathv1.IdentityStream] `json:"stream,omitzero"`
+		Map    message.One[*datapathv1.MapUsage]       `json:"map,omitzero"`
+	}
+	node.Stream.Message = &datapathv1.IdentityStream{Changed: 3}
+	const want = `{"stream":{"complete":false,"error":"","changed":3,"pending":0}}`
+	if got, err := json.Marshal(node); err != nil || string(got) != want {
+		t.Errorf("%s, %v, want %s", got, err, want)
+	}
+}
+
 // fieldsWithRules are the fields that the package writes in another way, and their kinds.
 func fieldsWithRules() map[protoreflect.FullName]protoreflect.Kind {
 	kinds := map[protoreflect.FullName]protoreflect.Kind{}

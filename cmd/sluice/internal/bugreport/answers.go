@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/node"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
@@ -149,27 +150,22 @@ func (r *report) connections(ctx context.Context, w *content) error {
 // manifests writes each policy as it came, one object a line. A manifest is written by its structure, in which names
 // of secrets are found; one that has none is left out.
 func (r *report) manifests(ctx context.Context, w *content) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
 	return invocation.Stream(ctx, r.inv, invocation.Policy, policyv1.PolicyServiceClient.ListPolicies,
 		&policyv1.ListPoliciesRequest{WithManifests: true}, func(m *policyv1.ListPoliciesResponse) error {
 			p := m.GetPolicy()
 			if p == nil {
 				return nil
 			}
-			shown := struct {
-				Kind      string `json:"kind"`
-				Namespace string `json:"namespace,omitempty"`
-				Name      string `json:"name"`
-				Manifest  any    `json:"manifest,omitempty"`
-				Omitted   string `json:"omitted,omitempty"`
-			}{Kind: p.GetKey().GetKind(), Namespace: p.GetKey().GetNamespace(), Name: p.GetKey().GetName()}
+			var parsed any
 			var text bytes.Buffer
-			if err := yaml.Unmarshal(p.GetManifest(), &shown.Manifest); err != nil {
-				shown.Manifest, shown.Omitted = nil, "the manifest cannot be read: "+err.Error()
-			} else if err := json.NewEncoder(&text).Encode(shown.Manifest); err != nil {
-				shown.Manifest, shown.Omitted = nil, "the manifest is not written as JSON: "+err.Error()
+			manifest, omitted := message.Fact{Key: "manifest"}, message.Fact{Key: "omitted"}
+			if err := yaml.Unmarshal(p.GetManifest(), &parsed); err != nil {
+				omitted.Value = "the manifest cannot be read: " + err.Error()
+			} else if err := json.NewEncoder(&text).Encode(parsed); err != nil {
+				omitted.Value = "the manifest is not written as JSON: " + err.Error()
+			} else {
+				manifest.Value = parsed
 			}
-			return encoder.Encode(shown)
+			return message.WriteLine(w, message.Of(p.GetKey(), manifest, omitted))
 		})
 }

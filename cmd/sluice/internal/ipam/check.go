@@ -16,10 +16,12 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -51,17 +53,25 @@ something differs. Nothing is changed.
 
 // finding is an address that does not fit.
 type finding struct {
-	Kind    string          `json:"kind"`
-	Address string          `json:"address,omitempty"`
-	Owner   *workload.Owner `json:"owner,omitempty"`
-	Text    string          `json:"text"`
+	Kind    string                         `json:"kind"`
+	Address string                         `json:"address"`
+	Owner   message.One[*workloadv1.Owner] `json:"owner,omitzero"`
+	Text    string                         `json:"text"`
 }
 
 func (f finding) ofWhom() string {
-	if f.Owner == nil {
+	if f.Owner.IsZero() {
 		return ""
 	}
-	return f.Owner.String()
+	return workload.OwnerOf(f.Owner.Message).String()
+}
+
+// columns are the columns of the findings.
+var columns = []output.Column[finding]{
+	{Header: "FINDING", Cell: func(f finding) any { return f.Kind }},
+	{Header: "ADDRESS", Cell: func(f finding) any { return f.Address }},
+	{Header: "CONTAINER", Cell: func(f finding) any { return f.ofWhom() }},
+	{Header: "WHAT", Cell: func(f finding) any { return f.Text }},
 }
 
 // Kinds of findings.
@@ -127,8 +137,7 @@ func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration
 // lasting are the findings of the second look that the first had, too.
 func lasting(first, second []finding) []finding {
 	same := func(a, b finding) bool {
-		return a.Kind == b.Kind && a.Address == b.Address &&
-			(a.Owner == nil) == (b.Owner == nil) && (a.Owner == nil || *a.Owner == *b.Owner)
+		return a.Kind == b.Kind && a.Address == b.Address && proto.Equal(a.Owner.Message, b.Owner.Message)
 	}
 	return slices.DeleteFunc(second, func(b finding) bool {
 		return !slices.ContainsFunc(first, func(a finding) bool { return same(a, b) })
@@ -137,10 +146,7 @@ func lasting(first, second []finding) []finding {
 
 func (r report) table(w io.Writer) {
 	if len(r.Findings) > 0 {
-		output.Row(w, "FINDING", "ADDRESS", "CONTAINER", "WHAT")
-		for _, f := range r.Findings {
-			output.Row(w, f.Kind, f.Address, f.ofWhom(), f.Text)
-		}
+		output.Table(w, columns, r.Findings)
 		fmt.Fprintln(w)
 	}
 	with := ""
@@ -233,12 +239,10 @@ func (s *seen) askCluster(ctx context.Context, inv *invocation.Invocation) (*clu
 func (s *seen) compare() []finding {
 	found := []finding{}
 	add := func(kind, address string, owner *workloadv1.Owner, format string, args ...any) {
-		f := finding{Kind: kind, Address: address, Text: fmt.Sprintf(format, args...)}
-		if owner != nil {
-			o := workload.OwnerOf(owner)
-			f.Owner = &o
-		}
-		found = append(found, f)
+		found = append(found, finding{
+			Kind: kind, Address: address, Owner: message.One[*workloadv1.Owner]{Message: owner},
+			Text: fmt.Sprintf(format, args...),
+		})
 	}
 	live := map[workload.Owner]bool{}
 	user := map[string]workload.Owner{} // the endpoint that has an address

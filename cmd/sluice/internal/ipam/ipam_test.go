@@ -56,8 +56,19 @@ func live(id string, addresses ...string) *datapathv1.Endpoint {
 	}
 }
 
+// compared is what check prints.
+type compared struct {
+	Allocations int
+	Endpoints   int
+	Cluster     bool `json:"comparedWithCluster"`
+	Findings    []struct {
+		Kind, Address, Text string
+		Owner               *struct{ ContainerID, InterfaceName string }
+	}
+}
+
 // findings are what check says, as "kind address owner".
-func findings(t *testing.T, n *nodetest.Node, args ...string) (found []string, whole report) {
+func findings(t *testing.T, n *nodetest.Node, args ...string) (found []string, whole compared) {
 	t.Helper()
 	code, out, errOut := n.Sluice(append([]string{"ipam", "check", "--settle", "0s", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &whole); err != nil {
@@ -65,8 +76,8 @@ func findings(t *testing.T, n *nodetest.Node, args ...string) (found []string, w
 	}
 	for _, f := range whole.Findings {
 		text := f.Kind + " " + f.Address
-		if f.Owner != nil {
-			text += " " + f.Owner.String()
+		if o := f.Owner; o != nil {
+			text += " " + o.ContainerID + "/" + o.InterfaceName
 		}
 		found = append(found, text)
 	}

@@ -14,8 +14,7 @@ import (
 
 // Owner is who an endpoint or an allocation belongs to.
 type Owner struct {
-	ContainerID string `json:"containerId"`
-	Interface   string `json:"interfaceName"`
+	ContainerID, Interface string
 }
 
 // OwnerOf shows an owner of the services.

@@ -17,7 +17,7 @@ import (
 )
 
 // reference is docs/reference.md without its rows.
-const reference = `# Reference
+var reference = `# Reference
 
 What programs and people may rely on, and where it is written. Tests compare each list with the code: what is lost or
 renamed fails one of them.
@@ -40,12 +40,8 @@ renamed fails one of them.
 
 ` + "`-o json` of `sluice` and `kubectl sluice`" + ` is for programs. Its rules:
 
-- A command that lists prints one object with the list as ` + "`items`" + `, which is never absent or null.
-- What does not end or may be large is one object a line: ` +
-	"`observe`, `endpoint events`, `conntrack list`, `map dump`" + `.
-- Keys are in camel case. Values of enums are in lower case, with ` + "`-`" + ` between words.
-- Times are RFC 3339, and labels are ` + "`SOURCE:KEY=VALUE`" + `.
-- An error is one line ` + "`{\"error\":\"…\"}`" + ` on standard error; exit codes are those of the tables.
+` + jsonRules + `- An error is one line ` + "`{\"error\":\"…\"}`" +
+	` on standard error; exit codes are those of the tables.
 
 Keys are added at any time. A key keeps its name and its meaning until 1.0, but for what [changes.md](changes.md) lists.
 [reference/json.md](reference/json.md) lists the keys of each command.
@@ -57,6 +53,21 @@ which a test compares.
 | call | takes | answers with |
 |---|---|---|
 `
+
+// jsonRules are the rules of the package message and of the commands, with ' for the sign that Go's text cannot have.
+var jsonRules = strings.ReplaceAll(`- The answer of a service is printed as the service gives it: its message is an
+  object, with the fields of the message as keys, in camel case and in their order. 'endpoint_index' is 'endpointId'.
+  What a command adds stands behind them. A command that asks several services has one key for each answer.
+- A command that lists prints one object with the list as 'items', which is never absent or null.
+- What does not end or may be large is one object a line: 'observe', 'endpoint events', 'conntrack list', 'map dump'.
+- Zero values are present. Absent is what is not set: a message, a time, an optional field, an enum without a value.
+- Enums are in lower case without their prefix, with '-' between words. A value that the program does not know is its
+  number. Flags, such as those of TCP, are a list of names.
+- Numbers are numbers, but those that may reach 2^53 are text: 'addressCount', 'reservedCount' and 'freeCount' of a
+  pool.
+- Times are RFC 3339 in UTC. Durations are text such as '1m30s'. Bytes are hexadecimal, but a manifest is text.
+- Labels are 'SOURCE:KEY=VALUE', sorted.
+`, "'", "`")
 
 // TestReferenceListsEveryCall compares docs/reference.md with the services that
 // the API defines. -update writes it anew.

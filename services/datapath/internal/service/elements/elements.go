@@ -119,6 +119,12 @@ func (p *Runs) Give(s Run) {
 	}
 }
 
+// LookFrom makes Take look for the next run behind base first.
+func (p *Runs) LookFrom(base int) { p.next = base }
+
+// Spans returns the free runs by base. The caller must not modify them.
+func (p *Runs) Spans() []Run { return p.spans }
+
 // Free is how many elements are unused, in however many pieces.
 func (p *Runs) Free() int { return p.free }
 

@@ -84,6 +84,10 @@ type NoRoomError struct {
 	// Need is the number of elements that the change needs, Free the number that is free,
 	// and Limit how many elements one list may have: a quarter of the map.
 	Need, Free, Limit int
+	// Piece is how many elements are needed in one piece, if enough are free and they are not in
+	// one piece; else 0. Aligned says that the piece has to begin at a multiple of its length.
+	Piece   int
+	Aligned bool
 	// Open says that not even an element that refuses connections fits. Packets to the frontend
 	// reach another socket of the node, or leave the node.
 	Open bool
@@ -92,6 +96,9 @@ type NoRoomError struct {
 // Error names the map and the figures.
 func (e *NoRoomError) Error() string {
 	text := fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
+	if e.Piece > 0 {
+		text += "; they are not in one piece"
+	}
 	if e.Open {
 		text += "; nor is there room to refuse connections: packets pass as if there were no frontend"
 	}

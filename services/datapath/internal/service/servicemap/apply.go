@@ -27,7 +27,8 @@ import (
 // A frontend that does not fit is refused; the others are applied. Of one that is there, the
 // backends and clients that it should not have any more are removed nevertheless. Connections to a
 // new one are refused, if there is room for that: see close. If room is
-// short and something has left, Apply waits for a grace period and tries again.
+// short and something has left, or lists were moved to make room, Apply waits for a grace
+// period and tries again.
 //
 // Which backends are drained is not in the maps. So the first transaction that is not
 // partial has to name every frontend that drains some: what it does not name is not
@@ -105,6 +106,7 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 	}
 	a.loseBackends()
 	frontendtx.SortRefusals(a.res.Refused)
+	a.gather()
 	if !m.store.left.empty() {
 		again = a.short(tx)
 	}
@@ -418,9 +420,16 @@ func (s *store) makeRoom(st standing, e *entry, keys int, ps []*part, fam int) e
 					s.places.Give(q.span)
 				}
 			}
-			return fmt.Errorf("%w; they are not in one piece", &frontendtx.NoRoomError{
-				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers),
-			})
+			e := &frontendtx.NoRoomError{
+				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers), Piece: members,
+			}
+			if table := wantedTable(p.want); table > 0 {
+				e.Piece, e.Aligned = max(longest, s.longest(table)), true
+				if gains {
+					e.Piece *= 2 // and one in which any table can be exchanged
+				}
+			}
+			return e
 		}
 	}
 	return nil

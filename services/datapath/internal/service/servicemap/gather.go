@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package servicemap
+
+import (
+	"errors"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
+)
+
+// gather moves lists for the frontends that were refused because what is free is not in one
+// piece. The places that the lists leave are free after a grace period.
+//
+// Without it, a tenant that makes many short lists and removes most of them would leave no piece
+// for the longer lists of others.
+func (a *application) gather() {
+	s := a.s
+	sum, longest, table := 0, 0, 0
+	for _, r := range a.res.Refused {
+		room, ok := errors.AsType[*frontendtx.NoRoomError](r.Err)
+		switch {
+		case !ok || room.Map != bpf.MapsMapSlMember:
+		case room.Aligned:
+			table = max(table, room.Piece)
+		default:
+			sum, longest = sum+room.Piece, max(longest, room.Piece)
+		}
+	}
+	var of elements.Run // the table
+	if table > 0 {
+		of, _ = s.gather(table, true, of)
+	}
+	if sum == 0 {
+		return
+	}
+	at, ok := s.gather(min(sum, quarter(s.nMembers)), false, of)
+	if !ok {
+		at, ok = s.gather(longest, false, of)
+	}
+	if ok {
+		s.places.LookFrom(at.Base)
+	}
+}
+
+// What an element of sl_member is to gather.
+const (
+	stuck   = iota // of a table, or of a list that programs may use still
+	movable        // of a list without a table
+	leaving        // free after the next grace period
+	vacant
+	uses
+)
+
+// gather moves lists without tables, so that n elements in one piece are free after a grace
+// period. It chooses the piece that needs the fewest moves, outside of another run. If aligned, the
+// distance of the piece from the end is a multiple of n. false: there is no such piece.
+func (s *store) gather(n int, aligned bool, but elements.Run) (elements.Run, bool) {
+	use := make([]byte, s.nMembers)
+	mark := func(run elements.Run, as byte) {
+		for i := range run.N {
+			use[run.Base+i] = as
+		}
+	}
+	for _, run := range s.places.Spans() {
+		mark(run, vacant)
+	}
+	for _, run := range s.left.spans {
+		mark(run, leaving)
+	}
+	for _, ls := range s.lists {
+		for _, l := range ls {
+			if l.table == nil {
+				mark(l.span, movable)
+			}
+		}
+	}
+	mark(but, stuck)
+	var in [uses]int // of the run
+	best, fewest := elements.Run{}, n+1
+	for i, u := range use {
+		in[u]++
+		if i >= n {
+			in[use[i-n]]--
+		}
+		at := elements.Run{Base: i + 1 - n, N: n}
+		if at.Base < 0 || aligned && (s.nMembers-at.End())%n != 0 || in[stuck] > 0 || in[movable] >= fewest ||
+			in[movable] > s.places.Free()-in[vacant] {
+			continue
+		}
+		best, fewest = at, in[movable]
+	}
+	if fewest > n || !s.vacate(best, but) {
+		return elements.Run{}, false
+	}
+	return best, true
+}
+
+// vacate moves the lists of a run to places outside of it and of another run. false: they do not
+// fit there.
+func (s *store) vacate(run, but elements.Run) bool {
+	var kept []elements.Run // that no list is moved to
+	for _, free := range s.places.Spans() {
+		for _, r := range []elements.Run{run, but} {
+			if base, end := max(free.Base, r.Base), min(free.End(), r.End()); base < end {
+				kept = append(kept, elements.Run{Base: base, N: end - base})
+			}
+		}
+	}
+	for _, free := range kept {
+		s.places.TakeAt(free)
+	}
+	moves := map[*list]elements.Run{}
+	fits := true
+	for _, ls := range s.lists {
+		for _, l := range ls {
+			if fits && l.span.Base < run.End() && run.Base < l.span.End() {
+				if moves[l], fits = s.places.Take(l.span.N); !fits {
+					delete(moves, l)
+				}
+			}
+		}
+	}
+	for _, free := range kept {
+		s.places.Give(free)
+	}
+	if !fits {
+		for _, to := range moves {
+			s.places.Give(to)
+		}
+		return false
+	}
+	for l, to := range moves {
+		s.left.spans = append(s.left.spans, l.span)
+		l.span = to
+		for i := range to.N {
+			s.storeMember(to.Base+i, l.element(i))
+		}
+	}
+	for _, f := range s.fronts {
+		if f == nil || f.list == nil {
+			continue
+		}
+		if _, moved := moves[f.list]; moved {
+			s.storeFrontWord(f.number, listWord, f.listWord())
+		}
+	}
+	return true
+}

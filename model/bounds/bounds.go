@@ -154,10 +154,14 @@ var All = []Bound{
 	},
 	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",
-		Default: "a tenth of the datapath's maps", Divided: Undivided,
-		Beyond: "new frontends are refused until sockets and connections end that use the former ones",
-		Shown:  "`service get`, `sluice status`",
-		Tests:  []string{"TestKernelNewFrontendsWithoutRoomRefuseConnections"},
+		Default: "what the datapath's maps have beside those in use", Divided: ByTenant,
+		Beyond: "a tenant whose removed numbers are not free yet leaves an eighth of the maps to others: its new frontends " +
+			"and backends are refused until they are",
+		Shown: "`service get`, `sluice status`",
+		Tests: []string{
+			"TestKernelNumbersThatRestCountForTheTenantThatUsedThem", "TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree",
+			"TestKernelNewFrontendsWithoutRoomRefuseConnections",
+		},
 	},
 	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",

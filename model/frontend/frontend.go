@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-net/sluice/model/shares"
 )
 
 // ErrInvalid says that a frontend is invalid. The text names the field.
@@ -121,6 +123,9 @@ type Frontend struct {
 	// Service is the ServicePort of the frontend. All frontends of one ServicePort share
 	// session affinity. The Service of a host port is the name of the endpoint.
 	Service string
+	// Tenant is the tenant of the Service's namespace, or of the pod of a host port; zero: it is
+	// unknown.
+	Tenant shares.Tenant
 	// Inside is the list for sockets and pods of the node; nil: they do not use the
 	// frontend.
 	Inside *List
@@ -153,9 +158,9 @@ func SplitServicePort(s string) (namespace, name, port string) {
 
 // Equal reports whether two frontends have the same key, lists and options.
 func (f *Frontend) Equal(o *Frontend) bool {
-	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.Affinity == o.Affinity &&
-		f.ExceedsShare == o.ExceedsShare && f.Inside.equal(o.Inside) && f.Outside.equal(o.Outside) &&
-		slices.Equal(f.SourceRanges, o.SourceRanges)
+	return f.Key == o.Key && f.Kind == o.Kind && f.Service == o.Service && f.Tenant == o.Tenant &&
+		f.Affinity == o.Affinity && f.ExceedsShare == o.ExceedsShare && f.Inside.equal(o.Inside) &&
+		f.Outside.equal(o.Outside) && slices.Equal(f.SourceRanges, o.SourceRanges)
 }
 
 // String is the frontend with its lists on one line.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/model/shares"
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
@@ -45,6 +46,7 @@ func everyStep() []frontend.Step {
 		{Upsert: &frontend.Frontend{
 			Key:  frontend.Key{Addr: netip.MustParseAddr("fd00::1"), Port: 80, Protocol: frontend.TCP},
 			Kind: frontend.ClusterIP, Service: "shop/web", Inside: &frontend.List{}, ExceedsShare: true,
+			Tenant: shares.Labelled("acme"),
 		}},
 		{Upsert: &frontend.Frontend{Key: node4, Kind: frontend.NodePort, Service: "shop/web", Inside: &frontend.List{}}},
 		{Upsert: &frontend.Frontend{

@@ -118,6 +118,9 @@ func frontendOf(k frontend.Key, p *loadbalancerv1.Frontend) (*frontend.Frontend,
 		Key: k, Kind: kind, Service: frontend.ServicePort(p.GetNamespace(), p.GetName(), p.GetPortName()),
 		Affinity: time.Duration(p.GetAffinitySeconds()) * time.Second, ExceedsShare: p.GetExceedsShare(),
 	}
+	if t := p.GetTenant(); t != nil {
+		f.Tenant, _ = wire.ReadTenant(t)
+	}
 	if f.Inside, err = listOf(p.GetInside()); err != nil {
 		return nil, fmt.Errorf("inside: %w", err)
 	}

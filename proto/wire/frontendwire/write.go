@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	loadbalancerv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/proto/wire"
 )
 
 // Step writes a step. It panics if given a step without a message: an empty one, or a
@@ -63,7 +64,7 @@ func Frontend(f *frontend.Frontend) *loadbalancerv1.Frontend {
 	out := &loadbalancerv1.Frontend{
 		Key: Key(f.Key), Kind: kinds[f.Kind], Namespace: namespace, Name: name, PortName: port,
 		Inside: list(f.Inside), Outside: list(f.Outside), AffinitySeconds: uint32(f.Affinity / time.Second),
-		ExceedsShare: f.ExceedsShare,
+		Tenant: wire.Tenant(f.Tenant, 0), ExceedsShare: f.ExceedsShare,
 	}
 	for _, r := range f.SourceRanges {
 		out.SourceRanges = append(out.SourceRanges, r.String())

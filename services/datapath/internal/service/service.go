@@ -100,7 +100,7 @@ func Open(o Options) *Services {
 	})
 	s.Frontends = frontendstream.New(frontendstream.Options{
 		Name: o.Name, Service: o.Service, Kernel: s.HostPorts.Services(), Ender: flows{s}, Memory: o.Memory,
-		Freed: s.HostPorts.Freed(), Capacity: capacity, Log: o.Log,
+		Freed: s.HostPorts.Freed(), Room: o.Maps.Freed(), Capacity: capacity, Log: o.Log,
 	})
 	return s
 }
@@ -164,11 +164,11 @@ const (
 
 // collect removes translations whose connections are gone, and frees the
 // numbers of removed frontends and backends, at intervals, and early where ports of the
-// node run out.
+// node or those numbers run out.
 func (s *Services) collect(ctx context.Context) error {
 	var due time.Time
 	return work.Every(ctx, portInterval, s.o.Log, "free numbers of services", func() error {
-		if time.Now().Before(due) && !s.o.Translations.Pressed() {
+		if time.Now().Before(due) && !s.o.Translations.Pressed() && !s.o.Maps.Short() {
 			return nil
 		}
 		due = time.Now().Add(interval)

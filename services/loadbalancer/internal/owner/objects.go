@@ -170,7 +170,12 @@ func (o *Owner) keys(j *joined) []frontend.Key {
 
 // frontends are the frontends that the kernel has to have, if no older service has them.
 func (o *Owner) frontends(j *joined, notes *compile.Notes) []*frontend.Frontend {
-	return o.config.Node.Within(j.view(), j.share, notes)
+	fs := o.config.Node.Within(j.view(), j.share, notes)
+	tenant := o.places.tenant(j.name)
+	for _, f := range fs {
+		f.Tenant = tenant
+	}
+	return fs
 }
 
 // older orders services that want one frontend: the first has it.

@@ -541,6 +541,16 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	if within, exceed := count(o.allFrontends(), "shop/web"); within != 40 || exceed != 0 {
 		t.Errorf("the other tenant has %d frontends of 40, %d refuse", within, exceed)
 	}
+	// the datapath counts numbers that rest for the tenant
+	if err := o.loop.Do(t.Context(), opOther, func() {
+		for _, f := range o.frontends(o.services[service.Name{Namespace: "evil0", Name: "s"}], nil) {
+			if f.Tenant != shares.Labelled("evil") {
+				t.Errorf("%v is of %v", f.Key, f.Tenant)
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // listedTenants are tenants whose Namespaces are listed later.

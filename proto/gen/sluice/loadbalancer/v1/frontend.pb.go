@@ -12,6 +12,7 @@ package loadbalancerv1
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	v1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -1030,6 +1031,9 @@ type Frontend struct {
 	// Clients that may use the frontend, as prefixes; others' packets are dropped.
 	// Empty: all.
 	SourceRanges []string `protobuf:"bytes,9,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"`
+	// Tenant of the service's namespace when the frontend was made. The subscriber counts for it
+	// what it cannot give to others yet. Unset by earlier versions.
+	Tenant *v11.Tenant `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// The service's tenant asks for more frontends than its share, so this one has no backend
 	// and refuses connections. Of an address that only services use, the other ports refuse
 	// them too, and have no frontend.
@@ -1127,6 +1131,13 @@ func (x *Frontend) GetAffinitySeconds() uint32 {
 func (x *Frontend) GetSourceRanges() []string {
 	if x != nil {
 		return x.SourceRanges
+	}
+	return nil
+}
+
+func (x *Frontend) GetTenant() *v11.Tenant {
+	if x != nil {
+		return x.Tenant
 	}
 	return nil
 }
@@ -1284,7 +1295,7 @@ var File_sluice_loadbalancer_v1_frontend_proto protoreflect.FileDescriptor
 
 const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\n" +
-	"%sluice/loadbalancer/v1/frontend.proto\x12\x16sluice.loadbalancer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17sluice/net/v1/net.proto\"\xda\x01\n" +
+	"%sluice/loadbalancer/v1/frontend.proto\x12\x16sluice.loadbalancer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1dsluice/shares/v1/shares.proto\"\xda\x01\n" +
 	"\x15WatchFrontendsRequest\x12A\n" +
 	"\tsubscribe\x18\x01 \x01(\v2!.sluice.loadbalancer.v1.SubscribeH\x00R\tsubscribe\x12/\n" +
 	"\x03ack\x18\x02 \x01(\v2\x1b.sluice.loadbalancer.v1.AckH\x00R\x03ack\x12;\n" +
@@ -1328,7 +1339,7 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x04port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\x04port\x12B\n" +
 	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolB\r\xbaH\n" +
 	"\x82\x01\a\x18\x06\x18\x11\x18\x84\x01R\bprotocol\x12B\n" +
-	"\x06family\x18\x04 \x01(\x0e2 .sluice.loadbalancer.v1.IPFamilyB\b\xbaH\x05\x82\x01\x02\x10\x01R\x06family\"\xbb\x03\n" +
+	"\x06family\x18\x04 \x01(\x0e2 .sluice.loadbalancer.v1.IPFamilyB\b\xbaH\x05\x82\x01\x02\x10\x01R\x06family\"\xed\x03\n" +
 	"\bFrontend\x125\n" +
 	"\x03key\x18\x01 \x01(\v2#.sluice.loadbalancer.v1.FrontendKeyR\x03key\x128\n" +
 	"\x04kind\x18\x02 \x01(\x0e2$.sluice.loadbalancer.v1.FrontendKindR\x04kind\x12\x1c\n" +
@@ -1338,7 +1349,9 @@ const file_sluice_loadbalancer_v1_frontend_proto_rawDesc = "" +
 	"\x06inside\x18\x06 \x01(\v2#.sluice.loadbalancer.v1.BackendListR\x06inside\x12=\n" +
 	"\aoutside\x18\a \x01(\v2#.sluice.loadbalancer.v1.BackendListR\aoutside\x12)\n" +
 	"\x10affinity_seconds\x18\b \x01(\rR\x0faffinitySeconds\x12#\n" +
-	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\x12#\n" +
+	"\rsource_ranges\x18\t \x03(\tR\fsourceRanges\x120\n" +
+	"\x06tenant\x18\n" +
+	" \x01(\v2\x18.sluice.shares.v1.TenantR\x06tenant\x12#\n" +
 	"\rexceeds_share\x18< \x01(\bR\fexceedsShare\"\x8c\x02\n" +
 	"\vBackendList\x12;\n" +
 	"\bbackends\x18\x01 \x03(\v2\x1f.sluice.loadbalancer.v1.BackendR\bbackends\x12B\n" +
@@ -1406,6 +1419,7 @@ var file_sluice_loadbalancer_v1_frontend_proto_goTypes = []any{
 	(*BackendList)(nil),            // 15: sluice.loadbalancer.v1.BackendList
 	(*Backend)(nil),                // 16: sluice.loadbalancer.v1.Backend
 	(v1.Protocol)(0),               // 17: sluice.net.v1.Protocol
+	(*v11.Tenant)(nil),             // 18: sluice.shares.v1.Tenant
 }
 var file_sluice_loadbalancer_v1_frontend_proto_depIdxs = []int32{
 	6,  // 0: sluice.loadbalancer.v1.WatchFrontendsRequest.subscribe:type_name -> sluice.loadbalancer.v1.Subscribe
@@ -1424,15 +1438,16 @@ var file_sluice_loadbalancer_v1_frontend_proto_depIdxs = []int32{
 	2,  // 13: sluice.loadbalancer.v1.Frontend.kind:type_name -> sluice.loadbalancer.v1.FrontendKind
 	15, // 14: sluice.loadbalancer.v1.Frontend.inside:type_name -> sluice.loadbalancer.v1.BackendList
 	15, // 15: sluice.loadbalancer.v1.Frontend.outside:type_name -> sluice.loadbalancer.v1.BackendList
-	16, // 16: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
-	4,  // 17: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
-	16, // 18: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
-	3,  // 19: sluice.loadbalancer.v1.BackendList.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	18, // 16: sluice.loadbalancer.v1.Frontend.tenant:type_name -> sluice.shares.v1.Tenant
+	16, // 17: sluice.loadbalancer.v1.BackendList.backends:type_name -> sluice.loadbalancer.v1.Backend
+	4,  // 18: sluice.loadbalancer.v1.BackendList.when_empty:type_name -> sluice.loadbalancer.v1.EmptyAction
+	16, // 19: sluice.loadbalancer.v1.BackendList.draining:type_name -> sluice.loadbalancer.v1.Backend
+	3,  // 20: sluice.loadbalancer.v1.BackendList.algorithm:type_name -> sluice.loadbalancer.v1.Algorithm
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_sluice_loadbalancer_v1_frontend_proto_init() }

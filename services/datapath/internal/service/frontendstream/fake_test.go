@@ -185,13 +185,14 @@ type world struct {
 	kernel *kernel
 	memory *memory
 	freed  chan struct{}
+	room   chan struct{}
 	f      *Follower
 	stop   func()
 }
 
 func newWorld(t *testing.T) *world {
 	return &world{
-		t: t, svc: &service{subscribed: make(chan *stream)}, memory: &memory{}, freed: make(chan struct{}),
+		t: t, svc: &service{subscribed: make(chan *stream)}, memory: &memory{}, freed: make(chan struct{}), room: make(chan struct{}),
 		kernel: &kernel{have: map[frontend.Key]*frontend.Frontend{}, room: 100},
 	}
 }
@@ -201,7 +202,8 @@ func (w *world) start(e Ender) *world {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.f = New(Options{
-		Name: "datapath", Service: w.svc, Kernel: w.kernel, Ender: e, Memory: w.memory, Freed: w.freed, Log: log.Discard(),
+		Name: "datapath", Service: w.svc, Kernel: w.kernel, Ender: e, Memory: w.memory, Freed: w.freed, Room: w.room,
+		Log: log.Discard(),
 	})
 	var work sync.WaitGroup
 	work.Go(func() { _ = w.f.Run(ctx) })

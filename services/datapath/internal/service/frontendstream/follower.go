@@ -44,6 +44,9 @@ type Options struct {
 	// Freed receives when a frontend may be written that Kernel has refused for another
 	// reason than room; nil: there is no such reason.
 	Freed <-chan struct{}
+	// Room receives when a frontend may be written that Kernel has refused for lack of room; nil:
+	// nothing says so.
+	Room <-chan struct{}
 	// Capacity of the kernel, which the service is told of; zero: it is not known.
 	Capacity frontend.Capacity
 	Log      *slog.Logger
@@ -229,6 +232,8 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		case <-f.o.Freed:
 			f.reset()
 			err = errRecovered
+		case <-f.o.Room:
+			err = f.retry(ctx)
 		}
 		if err != nil {
 			return heard, err

@@ -295,3 +295,23 @@ func TestFreedFrontendsAreSentAgain(t *testing.T) {
 		t.Errorf("subscribed with %+v, want everything from the beginning", again.sub)
 	}
 }
+
+// TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree: no Service changes after the kernel refused a
+// frontend, and numbers of removed ones are free later.
+func TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree(t *testing.T) {
+	w := newWorld(t)
+	w.kernel.room = 1
+	w.start(nil)
+	s := w.next()
+	w.send(s, up(1, 1), up(2, 2), end(7, snapshot))
+	w.hears(s, refusal{key(2), "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"}, ack{7, 0}, ack{7, 7})
+	w.room <- struct{}{} // there is none yet
+	w.room <- struct{}{} // it was taken
+	w.has(1)
+	w.kernel.mu.Lock()
+	w.kernel.room = 2
+	w.kernel.mu.Unlock()
+	w.room <- struct{}{}
+	w.next() // from which the service learns of it
+	w.has(1, 2)
+}

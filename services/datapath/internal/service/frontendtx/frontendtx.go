@@ -88,6 +88,10 @@ type NoRoomError struct {
 	// one piece; else 0. Aligned says that the piece has to begin at a multiple of its length.
 	Piece   int
 	Aligned bool
+	// Resting is how many elements that Tenant removed are not free yet, if the tenant leaves
+	// elements to others for that reason; else Tenant is empty.
+	Resting int
+	Tenant  string
 	// Open says that not even an element that refuses connections fits. Packets to the frontend
 	// reach another socket of the node, or leave the node.
 	Open bool
@@ -98,6 +102,9 @@ func (e *NoRoomError) Error() string {
 	text := fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
 	if e.Piece > 0 {
 		text += "; they are not in one piece"
+	}
+	if e.Tenant != "" {
+		text += fmt.Sprintf("; %s has removed %d that are not free yet, and leaves others to other tenants", e.Tenant, e.Resting)
 	}
 	if e.Open {
 		text += "; nor is there room to refuse connections: packets pass as if there were no frontend"

@@ -367,7 +367,10 @@ func (p *Ports) lead(ctx context.Context, owners []workload.Owner) error {
 	p.mu.Lock()
 	for _, o := range owners {
 		for _, k := range p.owners[o] {
-			tx.Upsert(p.claims[k].frontend)
+			c := p.claims[k]
+			f := *c.frontend
+			f.Tenant = p.tenantOf(c.namespace)
+			tx.Upsert(&f)
 		}
 	}
 	p.mu.Unlock()

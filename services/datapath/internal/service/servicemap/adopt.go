@@ -57,6 +57,7 @@ func (s *store) adopt() error {
 			case b == nil || b.lists > 0:
 			case b.gone:
 				b.left = s.left
+				s.removed[backendKind+fam].add(b.tenant, 1)
 				s.left.backends = append(s.left.backends, b)
 			case s.backends[fam][b.addr] == b:
 				s.adopted = append(s.adopted, b)
@@ -207,6 +208,7 @@ func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	f := &front{number: number, key: frontend.Key{}, flags: flagGone}
 	s.frontNumbers.TakeAt(number)
 	s.fronts[number] = f
+	s.removed[frontKind].add(f.tenant, 1)
 	s.left.fronts = append(s.left.fronts, f)
 	base, members, bits := run(w[listWord])
 	if bits > rendezvous.MaxBits {

@@ -107,6 +107,7 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 	a.loseBackends()
 	frontendtx.SortRefusals(a.res.Refused)
 	a.gather()
+	a.noteShort()
 	if !m.store.left.empty() {
 		again = a.short(tx)
 	}
@@ -289,7 +290,7 @@ func (a *application) setWith(f *frontend.Frontend, st standing) error {
 		if s.addresses.NeedsKey(f) {
 			keys++
 		}
-		if err := s.makeRoom(st, e, keys, ps, familyOf(f.Key.Addr)); err != nil {
+		if err := s.makeRoom(st, e, f, keys, ps); err != nil {
 			s.freeUnused(group)
 			return tableError(f, ps, err)
 		}
@@ -303,6 +304,8 @@ func (a *application) setWith(f *frontend.Frontend, st standing) error {
 		reshape = false
 	}
 	e.service, e.kind, e.refused = f.Service, f.Kind, st == closing
+	e.tenant = f.Tenant
+	e.each(func(x *front) { x.own(f.Tenant) })
 	s.claim(e, claim)
 	s.reopen(f.Key)
 	s.join(e, group)
@@ -355,7 +358,8 @@ func (a *application) reshape(e, was *entry) error {
 
 // makeRoom finds the lists of the parts of an entry, nil: a new one, or the places and backends
 // for them. If something is missing, nothing is taken.
-func (s *store) makeRoom(st standing, e *entry, keys int, ps []*part, fam int) error {
+func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, ps []*part) error {
+	fam := familyOf(f.Key.Addr)
 	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {
 		if free = max(free-kept, 0); need > free || total > quarter(size) {
 			return &frontendtx.NoRoomError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
@@ -364,6 +368,17 @@ func (s *store) makeRoom(st standing, e *entry, keys int, ps []*part, fam int) e
 	}
 	fits := func(mapName string, need, total, free, size int) error {
 		return fitsBeside(st.kept(size), mapName, need, total, free, size)
+	}
+	fitsNumbers := func(kind int, mapName string, need, total, free, size int) error {
+		if need == 0 {
+			return fits(mapName, need, total, free, size)
+		}
+		leaves := s.removed[kind].leaves(f.Tenant, size)
+		err := fitsBeside(st.kept(size)+leaves, mapName, need, total, free, size)
+		if room, ok := errors.AsType[*frontendtx.NoRoomError](err); ok && leaves > 0 {
+			room.Resting, room.Tenant = s.removed[kind].of[f.Tenant], f.Tenant.String()
+		}
+		return err
 	}
 	members, backends, fronts, largest, sources := 0, 0, 0, 0, 0
 	longest, bits, gains := 0, 0, false // of the runs, of the tables
@@ -397,8 +412,8 @@ func (s *store) makeRoom(st standing, e *entry, keys int, ps []*part, fam int) e
 	ownKeys, ownFronts := e.ofReserve()
 	for _, err := range []error{
 		fitsBeside(s.keptMembers(st, bits, gains), bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
-		fits(backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
-		fits(bpf.MapsMapSlFront, ownFronts+fronts, 0, ownFronts+s.frontNumbers.Free(), s.nFronts),
+		fitsNumbers(backendKind+fam, backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
+		fitsNumbers(frontKind, bpf.MapsMapSlFront, ownFronts+fronts, 0, ownFronts+s.frontNumbers.Free(), s.nFronts),
 		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
 		fits(keyMap[fam], ownKeys+keys, 0, ownKeys+s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
 	} {
@@ -484,13 +499,14 @@ func (a *application) write(e *entry, p *part) {
 		if p.list = s.find(familyOf(e.key.Addr), p.want); p.list != nil {
 			s.places.Give(p.span)
 		} else {
-			p.list = a.makeList(familyOf(e.key.Addr), p)
+			p.list = a.makeList(e, p)
 		}
 	}
 	if p.front == nil {
 		number, _ := s.frontNumbers.Take()
 		p.front = &front{
 			number: number, key: e.key, list: p.list, flags: p.flags, timeout: e.timeout, group: e.group,
+			tenant: e.tenant,
 		}
 		p.list.fronts++
 		s.fronts[number] = p.front
@@ -560,8 +576,8 @@ func (a *application) drain(f *front, bs []*backend) (fewer bool) {
 }
 
 // makeList writes the backends and members of a list.
-func (a *application) makeList(fam int, p *part) *list {
-	s := a.s
+func (a *application) makeList(e *entry, p *part) *list {
+	s, fam := a.s, familyOf(e.key.Addr)
 	l := &list{family: fam, span: p.span, backends: p.backends}
 	var fresh []backend // made together: there may be many
 	for i, b := range l.backends {
@@ -576,11 +592,12 @@ func (a *application) makeList(fam int, p *part) *list {
 			}
 			b, fresh = &fresh[0], fresh[1:]
 			addr := p.want.Backends[i].AddrPort
-			*b = backend{family: fam, number: number, addr: addr, salt: Salt(addr), gen: s.gens[fam][number]}
+			*b = backend{family: fam, number: number, addr: addr, salt: Salt(addr), gen: s.gens[fam][number], tenant: e.tenant}
 			s.backends[fam][b.addr] = b
 			s.storeBackend(fam, number, b.raw())
 		case b.gone:
-			b.gone, b.left = false, nil
+			s.removed[backendKind+fam].add(b.tenant, -1)
+			b.gone, b.left, b.tenant = false, nil, e.tenant
 			s.storeBackend(fam, b.number, b.raw())
 		}
 		l.backends[i] = b
@@ -616,6 +633,7 @@ func (a *application) retire(f *front) {
 	a.release(l)
 	a.restrict(f, nil)
 	a.drain(f, nil)
+	a.s.removed[frontKind].add(f.tenant, 1)
 	a.s.left.fronts = append(a.s.left.fronts, f)
 }
 
@@ -709,6 +727,7 @@ func (s *store) lose(b *backend) {
 	b.gen++
 	s.gens[b.family][b.number] = b.gen
 	b.left = s.left
+	s.removed[backendKind+b.family].add(b.tenant, 1)
 	s.left.backends = append(s.left.backends, b)
 }
 

@@ -4,8 +4,13 @@
 package servicemap
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
@@ -72,3 +77,98 @@ func numbersFrom(first, n int) (ns []int) {
 	}
 	return ns
 }
+
+// TestKernelNumbersThatRestCountForTheTenantThatUsedThem: a tenant removes its Services and makes
+// others, again and again, faster than numbers are free again. Frontends of other tenants find
+// numbers nevertheless, new ones and those whose backends change, and the tenant gets its own when
+// its numbers are free.
+func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
+	const size, share = 1024, 300
+	for name, tenant := range map[string]func(round int) shares.Tenant{
+		"one tenant":               func(int) shares.Tenant { return shares.Labelled("noisy") },
+		"one namespace":            func(int) shares.Tenant { return shares.Namespace("noisy") },
+		"many namespaces":          func(round int) shares.Tenant { return shares.Namespace(fmt.Sprint("noisy", round)) },
+		"all namespaces, together": func(int) shares.Tenant { return shares.TenantOf(shares.KindUnlabelled, "") },
+	} {
+		for _, is6 := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, IPv6 %t", name, is6), func(t *testing.T) {
+				dir, sz := kerneltest.NewBPFFS(t), sizes{keys: 8192, fronts: size, members: 8192, backends: size}
+				i := start(t, dir, sz)
+				quiet := func(n int, backends ...int) *frontend.Frontend {
+					f := service(60000+n, is6, listOf(is6, backends...))
+					f.Tenant = shares.Labelled("quiet")
+					return f
+				}
+				there := quiet(0, 60000)
+				s := state{there.Key: there}
+				i.apply(t, s.all())
+				refused := 0
+				for round := range 20 { // the attack
+					with := state{there.Key: there}
+					for n := range share {
+						f := service(round*share+n, is6, listOf(is6, round*share+n))
+						f.Tenant = tenant(round)
+						with[f.Key] = f
+					}
+					res, err := i.Apply(t.Context(), s.to(with))
+					if err != nil {
+						t.Fatal(err)
+					}
+					refused += len(res.Refused)
+					s = with
+					if round == 0 { // the next process learns whose the frontends are
+						i.close(t)
+						i = start(t, dir, sz)
+						i.apply(t, s.all())
+					}
+				}
+				if refused == 0 {
+					t.Fatal("the attack has used up no numbers")
+				}
+				tx := &frontendtx.Transaction{Partial: true}
+				tx.Upsert(quiet(0, numbersFrom(60001, 20)...))
+				for n := range 20 {
+					tx.Upsert(quiet(1+n, 60100+n))
+				}
+				i.apply(t, tx)
+				i.sound(t)
+
+				if !i.Short() {
+					t.Error("nobody is told that numbers are short")
+				}
+				i.clock = i.clock.Add(callTime)
+				if _, err := i.Collect(t.Context(), nobody{}); err != nil { // they begin to rest
+					t.Fatal(err)
+				}
+				i.clock = i.clock.Add(callTime)
+				if n, err := i.Collect(t.Context(), nobody{}); err != nil || n == 0 {
+					t.Fatalf("%d numbers are free (%v)", n, err)
+				}
+				select {
+				case <-i.Freed():
+				default:
+					t.Error("nobody is told that numbers are free")
+				}
+				again := &frontendtx.Transaction{Partial: true}
+				for _, f := range s {
+					if f != there {
+						again.Upsert(f)
+					}
+				}
+				i.apply(t, again)
+				i.sound(t)
+				for kind := range i.store.removed {
+					if r := i.store.removed[kind]; len(r.of) > 0 || r.others != 0 {
+						t.Errorf("kind %d: %+v rest, want none", kind, r)
+					}
+				}
+			})
+		}
+	}
+}
+
+// nobody names no number.
+type nobody struct{}
+
+// Named implements Users.
+func (nobody) Named(context.Context) (Numbers, error) { return NoNumbers(), nil }

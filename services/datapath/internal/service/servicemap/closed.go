@@ -62,7 +62,7 @@ func (a *application) closeAddress(f *frontend.Frontend) error {
 
 // closeFrontend inserts a frontend without backends.
 func (a *application) closeFrontend(f *frontend.Frontend) error {
-	shut := &frontend.Frontend{Key: f.Key, Kind: f.Kind, Service: f.Service}
+	shut := &frontend.Frontend{Key: f.Key, Kind: f.Kind, Service: f.Service, Tenant: f.Tenant}
 	if f.Inside != nil {
 		shut.Inside = &frontend.List{}
 	}

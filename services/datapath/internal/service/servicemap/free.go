@@ -159,6 +159,13 @@ func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	}
 	clear(s.resting[len(kept):])
 	s.resting = kept
+	if s.short && n > 0 {
+		s.short = false
+		select {
+		case m.freed <- struct{}{}:
+		default:
+		}
+	}
 	return n, nil
 }
 
@@ -178,12 +185,14 @@ func (m *Maps) waiting() (map[*rest]bool, error) {
 func (s *store) free(r *rest) {
 	if f := r.front; f != nil {
 		s.clearFront(f.number)
+		s.removed[frontKind].add(f.tenant, -1)
 		s.fronts[f.number] = nil
 		s.frontNumbers.Give(f.number)
 		return
 	}
 	b := r.backend
 	s.storeBackend(b.family, b.number, freeBackend(b.gen))
+	s.removed[backendKind+b.family].add(b.tenant, -1)
 	if s.backends[b.family][b.addr] == b {
 		delete(s.backends[b.family], b.addr)
 	}

@@ -65,7 +65,7 @@ func (e *entry) reductions(f *frontend.Frontend) []*frontend.Frontend {
 // closed is the entry without backends: connections are refused.
 func (e *entry) closed() *frontend.Frontend {
 	f := &frontend.Frontend{
-		Key: e.key, Kind: e.kindKnown(), Service: e.service,
+		Key: e.key, Kind: e.kindKnown(), Service: e.service, Tenant: e.tenant,
 		Affinity: time.Duration(e.timeout) * time.Second,
 	}
 	if e.service == "" {

@@ -64,6 +64,8 @@ type Maps struct {
 	rest time.Duration
 	now  func() time.Time
 
+	freed chan struct{} // see Freed
+
 	gate  pin.Gate
 	store *store
 }
@@ -78,7 +80,7 @@ func Open(pm *pin.Maps, o Options) (*Maps, error) {
 		o.Now = time.Now
 	}
 	m := &Maps{
-		log: o.Log, rest: o.Rest, now: o.Now,
+		log: o.Log, rest: o.Rest, now: o.Now, freed: make(chan struct{}, 1),
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, store: newStore(openRawMaps(pm)),
 	}
 	if pm.Adopted {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
@@ -57,6 +58,8 @@ type store struct {
 	left    *departed
 	leaving []*departed // of grace periods that are under way
 	resting []*rest
+	removed [kinds]removed // numbers that left and are not free yet
+	short   bool           // a frontend was refused while some of them were not free
 }
 
 // entry is a frontend as it is in the maps.
@@ -64,6 +67,7 @@ type entry struct {
 	key     frontend.Key
 	service string        // empty: adopted, and not named since
 	kind    frontend.Kind // 0: likewise
+	tenant  shares.Tenant // zero: it is unknown
 	inside  *front        // nil: there is none
 	outside *front        // may be inside
 
@@ -90,6 +94,7 @@ type front struct {
 	// timeout and group are those of the entry.
 	timeout uint32
 	group   uint16
+	tenant  shares.Tenant // of the Service
 }
 
 // list is a run of members that fronts share, with the slots of its table behind them.
@@ -110,9 +115,10 @@ type backend struct {
 	salt   uint32 // of addr
 	gen    uint8
 	gone   bool
-	lists  int       // that have it
-	drains int       // fronts that drain it
-	left   *departed // that it is gone in
+	lists  int           // that have it
+	drains int           // fronts that drain it
+	tenant shares.Tenant // of the Service that had it first
+	left   *departed     // that it is gone in
 }
 
 // used says whether a list leads to the backend, or a front drains it.
@@ -152,6 +158,9 @@ func newStore(rm rawMaps) *store {
 		named:        map[uint16]string{},
 		groupUses:    map[uint16]int{},
 		left:         &departed{},
+	}
+	for k := range s.removed {
+		s.removed[k].of = map[shares.Tenant]int{}
 	}
 	for fam := range families {
 		s.backends[fam] = map[netip.AddrPort]*backend{}

@@ -81,9 +81,6 @@ type Services struct {
 	attached chan struct{} // closed when the programs of sockets are attached
 }
 
-// hostPortPart is the part of the frontends that is for host ports.
-const hostPortPart = 16
-
 // Open prepares them. The kernel's frontends stay as they are until the tasks run.
 func Open(o Options) *Services {
 	s := &Services{o: o, attached: make(chan struct{})}
@@ -91,9 +88,7 @@ func Open(o Options) *Services {
 	var capacity frontend.Capacity
 	hostPorts := 0 // frontends for host ports, which services do not get
 	if c, ok := o.Maps.Capacity(); ok {
-		hostPorts = c.Frontends / hostPortPart
-		c.Frontends, c.Backends, c.Members = c.Frontends-hostPorts, c.Backends-hostPorts, c.Members-hostPorts
-		capacity = c
+		capacity, hostPorts = hostport.Divide(c)
 	}
 	s.HostPorts = hostport.New(hostport.Options{
 		Kernel: o.Frontends, Ender: flows{s}, Own: s.isOwn, Closed: o.Closed, Room: hostPorts, Log: o.Log,

@@ -55,6 +55,23 @@ const systemNamespace = "kube-system"
 // keptTenants is how many tenants of namespaces without claims are kept.
 const keptTenants = 64
 
+// part is the part of the elements for frontends that is for host ports, and frontsEach how many of
+// them a host port needs: one for inside, one for outside.
+const (
+	part       = 16
+	frontsEach = 2
+)
+
+// Divide divides the capacity of the kernel between services and host ports: what services may
+// have, and how many host ports there may be.
+func Divide(c frontend.Capacity) (services frontend.Capacity, hostPorts int) {
+	hostPorts = c.Frontends / part / frontsEach
+	c.Frontends -= hostPorts * frontsEach
+	c.Backends -= hostPorts
+	c.Members -= hostPorts
+	return c, hostPorts
+}
+
 // Options are what Ports work with.
 type Options struct {
 	Kernel Kernel

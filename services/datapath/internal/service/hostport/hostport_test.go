@@ -489,3 +489,27 @@ func TestHostPortsOfNamespacesLeaveALabelledTenantItsPart(t *testing.T) {
 		t.Errorf("%d tenants are kept for %d namespaces", n, len(p.counts))
 	}
 }
+
+// TestServicesAndHostPortsFitTogether: what services may have and what all host ports need is not
+// more than the kernel has, so host ports take no place within the shares of Services.
+func TestServicesAndHostPortsFitTogether(t *testing.T) {
+	fronts := 0
+	for _, f := range frontendsOf(spec("a", 2, "", 80, workload.TCP)) {
+		for _, l := range []*frontend.List{f.Inside, f.Outside} { // each needs a front
+			if l != nil {
+				fronts++
+			}
+		}
+	}
+	each := fronts / len(frontendsOf(spec("a", 2, "", 80, workload.TCP)))
+	for _, n := range []int{0, 1, 31, 32, 33, 1000, 58981} {
+		c := frontend.Capacity{Frontends: n, Backends: 2 * n, Members: 4 * n, BackendsPerList: n}
+		services, ports := Divide(c)
+		if services.Frontends+each*ports > n || services.Backends+ports > 2*n || services.Members+ports > 4*n {
+			t.Errorf("%+v: services have %+v and there are %d host ports of %d fronts", c, services, ports, each)
+		}
+		if n >= 32 && ports == 0 || services.BackendsPerList != n {
+			t.Errorf("%+v: services have %+v and there are %d host ports", c, services, ports)
+		}
+	}
+}

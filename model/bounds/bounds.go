@@ -165,9 +165,13 @@ var All = []Bound{
 	},
 	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",
-		Default: "262,144 places of lists and tables", Divided: Undivided,
-		Beyond: "a frontend whose table has no place is refused", Shown: "`service get`, `sluice status`",
-		Tests: []string{"TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied"},
+		Default: "262,144 places of lists and tables, as units of the limit of backends", Divided: ByTenant,
+		Beyond: "the backends of the newest slices of a tenant above its share are not used",
+		Shown:  "`service get`, `sluice status`",
+		Tests: []string{
+			"TestTablesCountForTheirTenant", "TestKernelTablesWithinTheLimitLeaveRoomForLists",
+			"TestKernelListsOfOneTenantLeavePiecesForOthers", "TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied",
+		},
 	},
 	{
 		Name: "identity numbers", Process: "sluice-identity", Default: "65,280 in the cluster", Divided: ByTenant,

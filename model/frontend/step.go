@@ -49,3 +49,22 @@ type Capacity struct {
 	Members         int // of all lists together
 	BackendsPerList int
 }
+
+// A table needs so many units of the limit of backends for each backend that it leads to, and so
+// many at most. Up to fewTable backends have none.
+const (
+	unitsOfTable = 68
+	mostOfTable  = 17408
+	fewTable     = 16
+)
+
+// Units returns how many units of the limit of backends a port of a Service needs for n backends
+// and so many lists with a rendezvous table. A unit is two members of lists, one for each list
+// that a port has at most. A table has 64 to 128 slots for each backend, at most 32,768, and a
+// sixteenth more for its members.
+func Units(n, tables int) int {
+	if n <= fewTable {
+		return n
+	}
+	return max(n, tables*min(n*unitsOfTable, mostOfTable))
+}

@@ -6,7 +6,9 @@ package compile
 import (
 	"net/netip"
 	"slices"
+	"sort"
 
+	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -313,4 +315,59 @@ func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
 		out = append(out, &part)
 	}
 	return out
+}
+
+// Charge counts the units of the limit of backends that the slices of a service need, one after
+// the other.
+type Charge struct {
+	ports  Ports
+	tables int            // of each port and family
+	has    map[portID]int // backends
+}
+
+// ChargeOf returns the charge of a service without slices.
+func ChargeOf(s *service.Service) *Charge {
+	c := &Charge{ports: PortsOf(s), has: make(map[portID]int)}
+	if s.Table {
+		c.tables = 1
+		if s.InternalLocal || s.ExternalLocal {
+			c.tables = 2
+		}
+	}
+	return c
+}
+
+// each calls f for the ports of a slice, with how many of its first n backends each has.
+func (c *Charge) each(s *service.Slice, n int, f func(p portID, backends int)) {
+	var ports []portID
+	for _, x := range s.Ports {
+		if c.ports.has(x) {
+			ports = append(ports, portID{x.Name, x.Protocol, s.IPv6})
+		}
+	}
+	for i, p := range ports {
+		backends := n / len(ports)
+		if i < n%len(ports) {
+			backends++
+		}
+		f(p, backends)
+	}
+}
+
+// Units returns how many more units the first n backends of a slice need.
+func (c *Charge) Units(s *service.Slice, n int) (units int) {
+	c.each(s, n, func(p portID, backends int) {
+		units += frontend.Units(c.has[p]+backends, c.tables) - frontend.Units(c.has[p], c.tables)
+	})
+	return units
+}
+
+// Within returns how many of the first n backends of a slice need no more than so many units.
+func (c *Charge) Within(s *service.Slice, n, units int) int {
+	return sort.Search(n, func(i int) bool { return c.Units(s, i+1) > units })
+}
+
+// Add adds the first n backends of a slice.
+func (c *Charge) Add(s *service.Slice, n int) {
+	c.each(s, n, func(p portID, backends int) { c.has[p] += backends })
 }

@@ -313,21 +313,26 @@ func (p *places) ask(n *compile.Node, j *joined) shared {
 // askBackends asks for the backends of a service, and notes which slices do not get all of
 // theirs.
 func (p *places) askBackends(j *joined, cut map[*object]int) {
-	ports := compile.PortsOf(j.object.service)
+	ports, charge := compile.PortsOf(j.object.service), compile.ChargeOf(j.object.service)
 	left := p.asked
 	for _, x := range byAge(j.slices) {
 		all := ports.Count(x.slice)
-		units := min(all, left)
-		left -= units
-		if units == 0 {
+		within := min(all, left)
+		left -= within
+		if within == 0 {
 			p.backends.Delete(x.slice.Name)
 			if all > 0 {
 				cut[x] = 0
 			}
 			continue
 		}
-		if got := p.backends.Put(x.slice.Name, p.part(x, x.slice.Name, units, 0)); got < all {
-			cut[x] = got
+		units := charge.Units(x.slice, within)
+		if got := p.backends.Put(x.slice.Name, p.part(x, x.slice.Name, units, 0)); got < units {
+			within = charge.Within(x.slice, within, got)
+		}
+		charge.Add(x.slice, within)
+		if within < all {
+			cut[x] = within
 		}
 	}
 }
@@ -723,7 +728,7 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 		all := compile.PortsOf(j.object.service).Count(x.slice)
 		out.backends += all - x.share
 		why := fmt.Sprintf("a service can have %d (limits.backendsPerService)", o.places.perService())
-		if tenant, share, asked, _ := o.places.backends.Of(x.slice.Name); asked == all {
+		if tenant, share, asked, got := o.places.backends.Of(x.slice.Name); got < asked {
 			why = fmt.Sprintf("%s asks for %d of %d (limits.backends) and gets %d", tenant, share.Asked,
 				o.places.backends.Limit().Size, share.Admitted)
 		}

@@ -654,3 +654,45 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 			all, len(o.winners), len(o.contested))
 	}
 }
+
+// TestTablesCountForTheirTenant: a tenant asks for more rendezvous tables than the datapath has
+// places for. Its newest tables have fewer backends, or none, and another tenant keeps its own.
+func TestTablesCountForTheirTenant(t *testing.T) {
+	const endpoints, limit = 20, 20000 // units
+	o := startShared(t, Limits{
+		Services: 1000, Slices: 1000, Frontends: 1000, Backends: limit, BackendsPerService: limit,
+	})
+	addresses := func(b int) (as []string) {
+		for i := range endpoints {
+			as = append(as, fmt.Sprintf("10.244.%d.%d", b, i+1))
+		}
+		return as
+	}
+	for i := range 40 {
+		text := serviceText("evil", fmt.Sprint("s", i), fmt.Sprint("10.96.1.", i+1), 1)
+		text = strings.Replace(text, "metadata: {", "metadata: {annotations: {sluice.io/load-balancing-algorithm: table}, ", 1)
+		o.give(text, sliceText("evil", fmt.Sprint("s", i), 1, addresses(i)...))
+	}
+	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, addresses(100)...))
+	o.complete()
+	tables, backends := 0, 0
+	for k, text := range o.allFrontends() {
+		n := strings.Count(text, "10.244.")
+		switch {
+		case k.Addr == netip.MustParseAddr("10.96.0.1"):
+			backends = n
+		case strings.Contains(text, "by a table") && n > 16:
+			tables++
+		}
+	}
+	if backends != endpoints {
+		t.Errorf("the other tenant has %d backends, want %d", backends, endpoints)
+	}
+	if most := limit * 9 / 10 / (68 * 17); tables == 0 || tables > most {
+		t.Errorf("there are %d tables, want some and at most %d", tables, most)
+	}
+	st, err := o.Status(t.Context())
+	if err != nil || st.Limits[1].Exceeding != 1 || st.Limits[1].Used > limit {
+		t.Errorf("the status has %+v, %v", st.Limits, err)
+	}
+}

@@ -172,3 +172,50 @@ type nobody struct{}
 
 // Named implements Users.
 func (nobody) Named(context.Context) (Numbers, error) { return NoNumbers(), nil }
+
+// TestKernelTablesWithinTheLimitLeaveRoomForLists: a tenant has as many of the smallest, middle or
+// largest tables as nine tenths of the limit of backends let it have, in two lists of each Service.
+// Lists of others have room for the last tenth, and every table can be exchanged.
+func TestKernelTablesWithinTheLimitLeaveRoomForLists(t *testing.T) {
+	for _, n := range []int{17, 33, 300, 2048} {
+		t.Run(fmt.Sprint(n, " backends"), func(t *testing.T) {
+			i := start(t, kerneltest.NewBPFFS(t), sizes{})
+			c, ok := i.Capacity()
+			if !ok {
+				t.Fatal("there is no room for services")
+			}
+			limit := min(c.Backends, c.Members/2)
+			s := state{}
+			put := func(number int, units int, backends ...int) (left int) {
+				var f *frontend.Frontend
+				if table := len(backends) > 2; table {
+					f = nodePort(uint16(number), false, tableList(false, backends...))
+					f.Outside = tableList(false, backends[1:]...)
+					left = units - frontend.Units(len(backends), 2)
+				} else {
+					f = nodePort(uint16(number), false, listOf(false, backends...))
+					f.Outside = listOf(false, backends[1:]...)
+					left = units - len(backends)
+				}
+				if left >= 0 {
+					s[f.Key] = f
+				}
+				return left
+			}
+			number := 1
+			for units := limit * 9 / 10; units >= 0; number++ {
+				units = put(number, units, numbersFrom(number*(n+1), n)...)
+			}
+			tables := len(s)
+			i.apply(t, s.all())
+			for units := limit / 10; units >= 0 && number < 20000; number++ {
+				units = put(number, units, 65000-number*2, 65001-number*2)
+			}
+			tx := state{}.to(s)
+			tx.Partial = true
+			i.apply(t, tx)
+			i.sound(t)
+			t.Logf("%d tables and %d lists", 2*tables, 2*(len(s)-tables))
+		})
+	}
+}

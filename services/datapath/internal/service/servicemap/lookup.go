@@ -216,12 +216,17 @@ func (m *Maps) Counts() (Counts, error) {
 }
 
 // Capacity returns how many elements the maps have for new frontends and lists. A tenth of
-// each map is kept for changes of existing ones. ok is false if the node has no services.
+// each map is kept for changes of existing ones, and of the members as many as the largest table
+// takes. ok is false if the node has no services.
 func (m *Maps) Capacity() (_ frontend.Capacity, ok bool) {
 	s := m.store
+	table := rendezvous.MaxBits // of the largest table that there may be
+	for table > 0 && runLength(0, table) > quarter(s.nMembers) {
+		table--
+	}
 	usable := func(size int) int { return size - reserve(size) }
 	c := frontend.Capacity{
-		Frontends: usable(s.nFronts) - 1, Backends: usable(s.nBackends) - 1, Members: usable(s.nMembers),
+		Frontends: usable(s.nFronts) - 1, Backends: usable(s.nBackends) - 1, Members: s.nMembers - s.reservedMembers(table),
 		BackendsPerList: min(quarter(s.nMembers), quarter(s.nBackends), maxCount),
 	}
 	for fam := range families {

@@ -164,6 +164,12 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "source ranges of load balancers", Process: datapath, Default: "16,384 of each family", Divided: ByTenant,
+		Beyond: "load balancer addresses of the newest Services refuse connections",
+		Shown:  "`service get`, `sluice status`",
+		Tests:  []string{"TestKernelSourceRangesOfOneTenantLeaveRoomForOthers"},
+	},
+	{
 		Name: "tables of the annotation for consistent hashing", Process: "sluice-loadbalancer",
 		Default: "262,144 places of lists and tables, as units of the limit of backends", Divided: ByTenant,
 		Beyond: "the backends of the newest slices of a tenant above its share are not used",

@@ -670,8 +670,8 @@ func TestTablesCountForTheirTenant(t *testing.T) {
 	}
 	for i := range 40 {
 		text := serviceText("evil", fmt.Sprint("s", i), fmt.Sprint("10.96.1.", i+1), 1)
-		text = strings.Replace(text, "metadata: {", "metadata: {annotations: {sluice.io/load-balancing-algorithm: table}, ", 1)
-		o.give(text, sliceText("evil", fmt.Sprint("s", i), 1, addresses(i)...))
+		table := "metadata: {annotations: {sluice.io/load-balancing-algorithm: table}, "
+		o.give(strings.Replace(text, "metadata: {", table, 1), sliceText("evil", fmt.Sprint("s", i), 1, addresses(i)...))
 	}
 	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, addresses(100)...))
 	o.complete()

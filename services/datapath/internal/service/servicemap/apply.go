@@ -305,7 +305,7 @@ func (a *application) setWith(f *frontend.Frontend, st standing) error {
 	}
 	e.service, e.kind, e.refused = f.Service, f.Kind, st == closing
 	e.tenant = f.Tenant
-	e.each(func(x *front) { x.own(f.Tenant) })
+	e.each(func(x *front) { s.own(x, f.Tenant) })
 	s.claim(e, claim)
 	s.reopen(f.Key)
 	s.join(e, group)
@@ -414,6 +414,7 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 		fitsBeside(s.keptMembers(st, bits, gains), bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
 		fitsNumbers(backendKind+fam, backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
 		fitsNumbers(frontKind, bpf.MapsMapSlFront, ownFronts+fronts, 0, ownFronts+s.frontNumbers.Free(), s.nFronts),
+		s.sourceUse[fam].fit(f.Tenant, sources, sourceMap[fam]),
 		fits(sourceMap[fam], sources, sources, s.sourceRoom(fam), int(s.sources[fam].MaxEntries())),
 		fits(keyMap[fam], ownKeys+keys, 0, ownKeys+s.keyRoom(fam), int(s.keys[fam].MaxEntries())),
 	} {

@@ -6,6 +6,7 @@ package servicemap
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/sluice-net/sluice/model/frontend"
@@ -217,5 +218,67 @@ func TestKernelTablesWithinTheLimitLeaveRoomForLists(t *testing.T) {
 			i.sound(t)
 			t.Logf("%d tables and %d lists", 2*tables, 2*(len(s)-tables))
 		})
+	}
+}
+
+// TestKernelSourceRangesOfOneTenantLeaveRoomForOthers: a tenant gives its load balancers as many
+// source ranges as it can, also over a restart and through many namespaces. Another tenant has
+// room for its own, and what exceeds the share refuses every client.
+func TestKernelSourceRangesOfOneTenantLeaveRoomForOthers(t *testing.T) {
+	const size = 2048
+	dir, sz := kerneltest.NewBPFFS(t), sizes{keys: size}
+	i := start(t, dir, sz)
+	balancer := func(n, sources int, of shares.Tenant) *frontend.Frontend {
+		f := service(n, false, listOf(false, 1))
+		f.Kind, f.Tenant = frontend.LoadBalancer, of
+		for k := range sources {
+			f.SourceRanges = append(f.SourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(k), 0}), 24))
+		}
+		return f
+	}
+	s, refused := state{}, 0
+	attack := func(first, n int, of func(n int) shares.Tenant) {
+		t.Helper()
+		tx := &frontendtx.Transaction{Partial: true}
+		for k := range n {
+			f := balancer(first+k, 50, of(k))
+			s[f.Key] = f
+			tx.Upsert(f)
+		}
+		res, err := i.Apply(t.Context(), tx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range res.Refused {
+			delete(s, r.Key)
+			refused++
+		}
+	}
+	attack(0, 30, func(int) shares.Tenant { return shares.Labelled("noisy") })
+	attack(100, 30, func(n int) shares.Tenant { return shares.Namespace(fmt.Sprint("noisy", n)) })
+	i.close(t)
+	i = start(t, dir, sz)
+	again := &frontendtx.Transaction{Partial: true}
+	for _, f := range s {
+		again.Upsert(f)
+	}
+	if res := i.apply(t, again); res.Changed != 0 {
+		t.Errorf("%d changes after a restart", res.Changed)
+	}
+	attack(200, 30, func(int) shares.Tenant { return shares.Labelled("noisy") })
+	if refused == 0 {
+		t.Fatal("nothing of the attack is refused")
+	}
+	tx := &frontendtx.Transaction{Partial: true}
+	tx.Upsert(balancer(1000, 40, shares.Labelled("quiet")))
+	i.apply(t, tx)
+	i.sound(t)
+	for _, f := range s {
+		tx := &frontendtx.Transaction{Partial: true}
+		tx.Remove(f.Key)
+		i.apply(t, tx)
+	}
+	if r := i.store.sourceUse[ip4]; r.held.Used() != 80 || len(r.of) != 1 {
+		t.Errorf("%+v are in use, want the 80 of the other tenant", r)
 	}
 }

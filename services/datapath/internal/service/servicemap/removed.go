@@ -61,8 +61,13 @@ func (r *removed) leaves(t shares.Tenant, size int) int {
 }
 
 // own notes whose a front is, and its backends that an earlier process wrote.
-func (f *front) own(t shares.Tenant) {
-	f.tenant = t
+func (s *store) own(f *front, t shares.Tenant) {
+	if f.tenant != t {
+		fam := familyOf(f.key.Addr)
+		s.sourceUse[fam].use(f.tenant, -len(f.sources))
+		s.sourceUse[fam].use(t, len(f.sources))
+		f.tenant = t
+	}
 	for _, b := range f.list.backends {
 		if b.tenant == (shares.Tenant{}) {
 			b.tenant = t

@@ -12,8 +12,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/frontend"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
 // frontBits is how many bits of a key of sl_src4 and sl_src6 are the front's.
@@ -122,6 +124,31 @@ func (p *part) missing() (n int) {
 	return n
 }
 
+// sourceUse is the sources that tenants use.
+type sourceUse struct {
+	held shares.Held
+	of   map[shares.Tenant]int
+}
+
+// use changes how many sources a tenant has.
+func (u *sourceUse) use(t shares.Tenant, n int) {
+	u.held.Add(t, n)
+	if u.of[t] += n; u.of[t] == 0 {
+		delete(u.of, t)
+	}
+}
+
+// fit returns why a tenant may not have so many more sources; nil: it may.
+func (u *sourceUse) fit(t shares.Tenant, n int, mapName string) error {
+	has := u.of[t]
+	most := u.held.Most(t, has)
+	if n == 0 || has+n <= most {
+		return nil
+	}
+	return fmt.Errorf("source ranges: %s has %d and may have %d: %w", t, has, most,
+		&frontendtx.NoRoomError{Map: mapName, Need: n, Free: max(0, most-has), Limit: quarter(u.held.Size)})
+}
+
 // allow lets a front be asked from prefixes, besides those that it has. What cannot be
 // written is asked from by nobody, until an audit writes it.
 func (a *application) allow(f *front, want []netip.Prefix) {
@@ -130,6 +157,7 @@ func (a *application) allow(f *front, want []netip.Prefix) {
 			continue
 		}
 		a.s.nSources[familyOf(p.Addr())]++
+		a.s.sourceUse[familyOf(p.Addr())].use(f.tenant, 1)
 		if err := a.s.insertSource(source{f.number, p}); err != nil {
 			a.errs = append(a.errs, fmt.Errorf("frontend %v: let %v ask: %w", f.key, p, err))
 		}
@@ -143,6 +171,7 @@ func (a *application) restrict(f *front, want []netip.Prefix) {
 			continue
 		}
 		a.s.nSources[familyOf(p.Addr())]--
+		a.s.sourceUse[familyOf(p.Addr())].use(f.tenant, -1)
 		if err := a.s.deleteSource(source{f.number, p}); err != nil {
 			a.errs = append(a.errs, fmt.Errorf("frontend %v: let %v not ask any more: %w", f.key, p, err))
 		}
@@ -161,6 +190,7 @@ func (s *store) adoptSources() error {
 		f := s.fronts[src.front]
 		if f != nil && f.list != nil && familyOf(f.key.Addr) == src.family() && src.prefix == src.prefix.Masked() {
 			f.sources = append(f.sources, src.prefix)
+			s.sourceUse[src.family()].use(f.tenant, 1)
 		}
 	})
 	for _, f := range s.fronts {

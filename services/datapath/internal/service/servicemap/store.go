@@ -30,8 +30,9 @@ type store struct {
 	addresses alone.Addresses
 	// closed are new frontends without room, whose addresses only Services use. They have no
 	// entry: the key of the address makes programs refuse connections.
-	closed   map[frontend.Key]struct{}
-	nSources [families]int // of all fronts
+	closed    map[frontend.Key]struct{}
+	nSources  [families]int // of all fronts
+	sourceUse [families]sourceUse
 
 	frontNumbers   elements.Numbers
 	backendNumbers [families]elements.Numbers
@@ -163,6 +164,7 @@ func newStore(rm rawMaps) *store {
 		s.removed[k].of = map[shares.Tenant]int{}
 	}
 	for fam := range families {
+		s.sourceUse[fam] = sourceUse{shares.Held{Size: int(rm.sources[fam].MaxEntries())}, map[shares.Tenant]int{}}
 		s.backends[fam] = map[netip.AddrPort]*backend{}
 		s.backendNumbers[fam] = elements.NewNumbers(rm.nBackends - 1)
 		s.gens[fam] = make([]uint8, rm.nBackends)

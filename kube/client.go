@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -59,10 +60,12 @@ type Options struct {
 // Client reaches the API.
 type Client struct {
 	// Config is for clients of the API. Copy it before changing it.
-	Config    *rest.Config
-	addresses *addresses
-	monitor   *monitor
-	log       *slog.Logger
+	Config *rest.Config
+	// credentials says where they are from, and what to do if a server refuses them.
+	credentials string
+	addresses   *addresses
+	monitor     *monitor
+	log         *slog.Logger
 }
 
 // New returns a client. It connects to nothing, but reads the credentials.
@@ -83,7 +86,10 @@ func New(s Settings, o Options) (*Client, error) {
 	cfg.UserAgent = o.Name + "/" + version.Get().String()
 	cfg.QPS, cfg.Burst = 20, 40
 	cfg.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
-	c := &Client{Config: cfg, log: o.Log, addresses: newAddresses(configured, o.StateFile, o.Log)}
+	c := &Client{
+		Config: cfg, credentials: s.credentials(cfg), log: o.Log,
+		addresses: newAddresses(configured, o.StateFile, o.Log),
+	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return newFailover(next, c.addresses) })
 	core, err := c.REST(schema.GroupVersion{Version: "v1"}, metav1.AddMetaToScheme)
 	if err != nil {
@@ -121,6 +127,27 @@ func (s *Settings) load() (*rest.Config, []string, error) {
 	return &rest.Config{
 		Host: s.API[0], BearerTokenFile: s.Token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CA},
 	}, s.API, nil
+}
+
+// credentials says where the credentials are from. client-go reads files again, and what is in
+// the kubeconfig itself only once.
+func (s *Settings) credentials(cfg *rest.Config) string {
+	switch {
+	case s.Kubeconfig == "":
+		return "kubernetes.token: " + s.Token + ": is read again within a minute after it was replaced"
+	case cfg.BearerTokenFile != "":
+		return "kubernetes.kubeconfig: " + cfg.BearerTokenFile + ": is read again within a minute after it was replaced"
+	}
+	return "kubernetes.kubeconfig: " + s.Kubeconfig + ": is read when this service starts; restart it if the file has " +
+		"changed, or name files there (tokenFile, client-certificate)"
+}
+
+// refused adds to an error of the API where the credentials are from, if a server refuses them.
+func (c *Client) refused(err error) error {
+	if apierrors.IsUnauthorized(err) {
+		return fmt.Errorf("%w: the credentials are refused (%s)", err, c.credentials)
+	}
+	return err
 }
 
 // Files are the directories that hold the credentials. New versions of them

@@ -81,7 +81,17 @@ func Follow[V any](ctx context.Context, c *Client, k Kind[V], h Handler[V], l *s
 		}
 		o.LabelSelector = k.Labels
 	})
-	return follow(ctx, c.monitor, lw, k, h, l)
+	explained := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := lw.ListWithContext(ctx, o)
+			return list, c.refused(err)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := lw.WatchWithContext(ctx, o)
+			return w, c.refused(err)
+		},
+	}
+	return follow(ctx, c.monitor, explained, k, h, l)
 }
 
 func follow[V any](

@@ -40,6 +40,21 @@ func ReadTenant(t *sharesv1.Tenant) (tenant shares.Tenant, guarantee int) {
 	return shares.Namespace(""), 0
 }
 
+// SendEndpointShares sends a limit with what endpoints have of it.
+func SendEndpointShares(
+	limit *sharesv1.Limit, all []*sharesv1.EndpointShare, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	if len(all) == 0 {
+		return stream.Send(&sharesv1.ListSharesResponse{Limit: limit})
+	}
+	for some := range slices.Chunk(all, tenantsPerMessage) {
+		if err := stream.Send(&sharesv1.ListSharesResponse{Limit: limit, Endpoints: some}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // SendShares answers ListShares with what tenants use of the limits of a process.
 func SendShares(
 	all []shares.Usage, req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],

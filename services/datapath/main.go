@@ -180,6 +180,9 @@ func newServer(
 		}
 		return all
 	}
+	if d.Collector != nil {
+		s.Budgets = d.Collector
+	}
 	if d.Node.Prober != nil {
 		s.Probes = d.Node.Prober.State
 	}

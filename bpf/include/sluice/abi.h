@@ -560,6 +560,20 @@ struct sl_held {
 };
 _Static_assert(sizeof(struct sl_held) == 32, "half a cache line");
 
+/* Counters of sl_refused: the bounds as above, and connections beyond the budget. */
+#define SL_REFUSED_CONNECTION4 8
+#define SL_REFUSED_CONNECTION6 9
+#define SL_REFUSED 10
+
+/*
+ * Value of sl_refused, at the slot or SL_BUDGET_OUTSIDE: packets, answers and events that were
+ * refused because the endpoint exceeded its share, modulo 2^32.
+ */
+struct sl_refused {
+	__u32 n[SL_REFUSED];
+};
+_Static_assert(sizeof(struct sl_refused) == 40, "a multiple of 8");
+
 /* Index of sl_ct_stats. */
 enum sl_ct_stat {
 	SL_CT_STAT_CREATED = 0,

@@ -18,7 +18,7 @@
 
 #include <sluice/clock.h>
 #include <sluice/compiler.h>
-#include <sluice/maps.h>
+#include <sluice/refused.h>
 
 static __always_inline __u32 held(__u32 bound, __u32 slot)
 {
@@ -60,6 +60,7 @@ __noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
 		if (READ_ONCE(b->used) + n > READ_ONCE(b->common)) {
 			if (!READ_ONCE(b->refused_s))
 				__sync_val_compare_and_swap(&b->refused_s, 0, now_seconds());
+			count_refused(bound, slot);
 			return 0;
 		}
 		__sync_fetch_and_add(&b->used, n);

@@ -13,7 +13,7 @@
 
 #include <sluice/clock.h>
 #include <sluice/compiler.h>
-#include <sluice/maps.h>
+#include <sluice/refused.h>
 
 /* How often a budget is read again that other CPUs change. */
 #define SL_BUDGET_TRIES 4
@@ -75,7 +75,7 @@ __noinline int renew_budget(__u32 at)
 			if (!since)
 				__sync_val_compare_and_swap(&budget->begun, begun,
 							    (__u64)now << 32 | (__u32)begun);
-			return 0;
+			break;
 		}
 		/* this connection included */
 		stamp = returned ? now : 0;
@@ -85,6 +85,7 @@ __noinline int renew_budget(__u32 at)
 			return 1;
 		}
 	}
+	count_refused(SL_REFUSED_CONNECTION4 + (at & 1), at >> 1);
 	return 0;
 }
 

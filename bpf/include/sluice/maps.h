@@ -252,6 +252,15 @@ struct {
 	__type(value, struct sl_held);
 } sl_held SEC(".maps");
 
+/* slot or outside -> what was refused because of its share */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_SLOTS + 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct sl_refused);
+} sl_refused SEC(".maps");
+
 /* hash of an address -> changes whenever the address goes to another identity */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -59,8 +59,11 @@ static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
  */
 static __always_inline bool may_wait(__u32 slot)
 {
-	return bpf_ringbuf_query(&sl_events, BPF_RB_AVAIL_DATA) < SL_EVENT_BYTES / 2 ||
-	       !has_guarantee(SL_BOUND_EVENTS, slot);
+	if (bpf_ringbuf_query(&sl_events, BPF_RB_AVAIL_DATA) < SL_EVENT_BYTES / 2 ||
+	    !has_guarantee(SL_BOUND_EVENTS, slot))
+		return true;
+	count_refused(SL_BOUND_EVENTS, slot);
+	return false;
 }
 
 /*

@@ -60,14 +60,19 @@ static __always_inline bool within_rate_of(__u32 at, __u32 limit, __u32 bound, _
 	struct sl_rate *rate = rate_at(at, now);
 	__u32 taken, takers;
 
-	if (!rate || !counts || rate->given >= 2 * limit)
+	if (!rate || !counts)
 		return false;
+	if (rate->given >= 2 * limit) {
+		count_refused(bound, slot);
+		return false;
+	}
 	taken = taken_in(READ_ONCE(counts->n[bound & (SL_BOUNDS - 1)]),
 			 (__u32)(now / SL_RATE_WINDOW));
 	takers = rate->takers > rate->last_takers ? rate->takers : rate->last_takers;
 	if ((taken & 0xffff) >= limit / 2 / (takers ? takers : 1)) {
 		if (rate->common >= limit / 2) {
 			rate->refused++;
+			count_refused(bound, slot);
 			return false;
 		}
 		rate->common++;

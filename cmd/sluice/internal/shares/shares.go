@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 )
 
@@ -28,13 +29,19 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	var exceeded bool
 	cmd := &cobra.Command{
 		Use:   "shares [TENANT]",
-		Short: "Show what tenants ask for and have of the limits that they share",
-		Long: `Show what tenants ask for and have of the limits that they share.
+		Short: "Show what tenants and endpoints have of the limits that they share",
+		Long: `Show what tenants ask for and have of the limits that they share, and what endpoints of the
+node have of the limits of the eBPF programs.
 
 A tenant is a namespace, or all namespaces with one value of the tenant label. TENANT is that value, or
 the name of a namespace without the label. A tenant that has less than it asks for exceeds its share:
 its newest objects are not in force as they were written. MAY USE is what the tenant could use when the
-levels were last computed, at most 10 s ago; "-" means that a source was never complete.`,
+levels were last computed, at most 10 s ago; "-" means that a source was never complete.
+
+The second table lists the endpoints that use connections, translations, fragments, affinity, events or
+answers, or that were refused some, and what senders outside of the node have. MAY USE is what the
+endpoint may have now, "-" means that there is no limit. REFUSED counts packets, events and answers
+beyond the share since the endpoint was made. With TENANT it lists the pods of the tenant.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &sharesv1.ListSharesRequest{}
@@ -44,11 +51,12 @@ levels were last computed, at most 10 s ago; "-" means that a source was never c
 			return list(cmd.Context(), inv, req, exceeded)
 		},
 	}
-	cmd.Flags().BoolVar(&exceeded, "exceeded", false, "only tenants that ask for more than they have")
+	cmd.Flags().BoolVar(&exceeded, "exceeded", false,
+		"only tenants that ask for more than they have, and endpoints that were refused something")
 	return cmd
 }
 
-// Limit is one limit of a process, with its tenants.
+// Limit is one limit of a process, with its tenants or endpoints.
 type Limit struct {
 	Process string
 	*sharesv1.ListSharesResponse
@@ -80,9 +88,13 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 					m.Tenants = slices.DeleteFunc(m.GetTenants(), func(t *sharesv1.TenantShare) bool {
 						return t.GetAdmitted() >= t.GetAsked()
 					})
+					m.Endpoints = slices.DeleteFunc(m.GetEndpoints(), func(e *sharesv1.EndpointShare) bool {
+						return e.GetRefused() == 0
+					})
 				}
 				if last != nil && last.GetLimit().GetName() == m.GetLimit().GetName() {
 					last.Tenants = append(last.Tenants, m.GetTenants()...)
+					last.Endpoints = append(last.Endpoints, m.GetEndpoints()...)
 					return
 				}
 				last = &Limit{process.Name(), m}
@@ -99,30 +111,74 @@ func list(ctx context.Context, inv *invocation.Invocation, req *sharesv1.ListSha
 	if len(all) == 0 && len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	return errors.Join(append([]error{inv.Show(all, func(w io.Writer) {
-		output.Row(w, Columns...)
-		for _, l := range all {
-			for _, row := range l.Rows() {
-				output.Row(w, row...)
-			}
-		}
-	})}, errs...)...)
+	return errors.Join(append([]error{inv.Show(all, func(w io.Writer) { table(w, all) })}, errs...)...)
 }
 
 // Columns are the names of the columns of Rows.
 var Columns = []any{"LIMIT", "SIZE", "TENANT", "ASKS FOR", "HAS", "GUARANTEED", "MAY USE"}
 
+func table(w io.Writer, limits []*Limit) {
+	output.Row(w, Columns...)
+	for _, x := range limits {
+		for _, row := range x.Rows() {
+			output.Row(w, row...)
+		}
+	}
+	some := false
+	for _, x := range limits {
+		for _, row := range x.EndpointRows() {
+			if !some {
+				fmt.Fprintln(w)
+				output.Row(w, EndpointColumns...)
+				some = true
+			}
+			output.Row(w, row...)
+		}
+	}
+}
+
+// EndpointColumns are the names of the columns of EndpointRows.
+var EndpointColumns = []any{"LIMIT", "SIZE", "ENDPOINT", "HAS", "GUARANTEED", "MAY USE", "REFUSED"}
+
+// EndpointRows are the endpoints of the limit as rows of a table.
+func (l *Limit) EndpointRows() (rows [][]any) {
+	for _, e := range l.GetEndpoints() {
+		rows = append(rows, []any{
+			l.Process + "/" + l.GetLimit().GetName(), number(l.GetLimit().GetSize()), endpointText(e), number(e.GetUsed()), unlessNone(e.GetGuarantee()),
+			unlessNone(e.GetMost()), number(e.GetRefused()),
+		})
+	}
+	return rows
+}
+
+func endpointText(e *sharesv1.EndpointShare) string {
+	switch {
+	case e.GetPod() != nil:
+		return "pod " + workload.PodText(e.GetPod())
+	case e.GetOwner() != nil:
+		return "container " + workload.OwnerOf(e.GetOwner()).String()
+	}
+	return output.Enum(e.GetKind(), "ENDPOINT_KIND_")
+}
+
+func unlessNone(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return number(n)
+}
+
 // Rows are the limit and its tenants as rows of a table.
 func (l *Limit) Rows() [][]any {
+	if l.GetLimit().GetByEndpoint() {
+		return nil
+	}
 	name, size := l.Process+"/"+l.GetLimit().GetName(), number(l.GetLimit().GetSize())
 	rows := [][]any{{name, size, "all", number(l.GetLimit().GetAsked()), number(l.GetLimit().GetUsed()), "", ""}}
 	for _, t := range l.GetTenants() {
-		allotment := ""
-		if t.GetAllotment() > 0 {
-			allotment = number(t.GetAllotment())
-		}
 		rows = append(rows, []any{
-			name, size, tenantText(t), number(t.GetAsked()), number(t.GetAdmitted()), number(t.GetGuarantee()), allotment,
+			name, size, tenantText(t), number(t.GetAsked()), number(t.GetAdmitted()), number(t.GetGuarantee()),
+			unlessNone(t.GetAllotment()),
 		})
 	}
 	return rows

@@ -21,11 +21,14 @@ func TestSharesOfEveryProcessAreListed(t *testing.T) {
 		"policy/policies 100 all 140 90 - -", "policy/policies 100 system 10 10 0 10",
 		"policy/policies 100 acme 20 20 10 20", "policy/policies 100 namespace shop 110 60 0 -",
 		"loadbalancer/frontends 100 all 140 90 - -", "identity/numbers 100 all 140 90 - -",
-		"datapath/tables 100 all 140 90 - -")
+		"datapath/tables 100 all 140 90 - -", "LIMIT SIZE ENDPOINT HAS GUARANTEED MAY USE REFUSED",
+		"datapath/translations-ipv4 14336 pod shop/web 7168 3584 7168 12",
+		"datapath/translations-ipv4 14336 container fedcba9876543210/eth0 32 3584 3584 0",
+		"datapath/translations-ipv4 14336 outside 40 - 16384 0")
 
 	out, _ = n.Want(t, 0, "shares", "acme", "-o", "json")
 	var all []*Limit
-	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 4 || len(all[0].GetTenants()) != 1 ||
+	if err := nodetest.UnmarshalItems(out, &all); err != nil || len(all) != 5 || len(all[0].GetTenants()) != 1 ||
 		!proto.Equal(all[0].GetTenants()[0], &sharesv1.TenantShare{
 			Kind: sharesv1.TenantKind_TENANT_KIND_LABELLED, Name: "acme", Asked: 20, Admitted: 20, Guarantee: 10, Allotment: 20,
 		}) {

@@ -45,6 +45,7 @@ const (
 	JudgeMapSlPgen       = "sl_pgen"
 	JudgeMapSlPorts      = "sl_ports"
 	JudgeMapSlRate       = "sl_rate"
+	JudgeMapSlRefused    = "sl_refused"
 	JudgeMapSlRevoked4   = "sl_revoked4"
 	JudgeMapSlRevoked6   = "sl_revoked6"
 	JudgeMapSlRing4      = "sl_ring4"
@@ -134,6 +135,7 @@ type JudgeMapSpecs struct {
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -199,6 +201,7 @@ type JudgeMaps struct {
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRate     *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -240,6 +243,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlPgen,
 		m.SlPorts,
 		m.SlRate,
+		m.SlRefused,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

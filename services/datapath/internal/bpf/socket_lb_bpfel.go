@@ -58,6 +58,7 @@ const (
 	SocketLBMapSlPgen              = "sl_pgen"
 	SocketLBMapSlPorts             = "sl_ports"
 	SocketLBMapSlRate              = "sl_rate"
+	SocketLBMapSlRefused           = "sl_refused"
 	SocketLBMapSlRevoked4          = "sl_revoked4"
 	SocketLBMapSlRevoked6          = "sl_revoked6"
 	SocketLBMapSlRing4             = "sl_ring4"
@@ -192,6 +193,7 @@ type SocketLBMapSpecs struct {
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -288,6 +290,7 @@ type SocketLBMaps struct {
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRate     *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -348,6 +351,7 @@ func (m *SocketLBMaps) Close() error {
 		m.SlPgen,
 		m.SlPorts,
 		m.SlRate,
+		m.SlRefused,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

@@ -60,6 +60,7 @@ const (
 	ToOverlayMapSlPrev4             = "sl_prev4"
 	ToOverlayMapSlPrev6             = "sl_prev6"
 	ToOverlayMapSlRate              = "sl_rate"
+	ToOverlayMapSlRefused           = "sl_refused"
 	ToOverlayMapSlRevoked4          = "sl_revoked4"
 	ToOverlayMapSlRevoked6          = "sl_revoked6"
 	ToOverlayMapSlRing4             = "sl_ring4"
@@ -181,6 +182,7 @@ type ToOverlayMapSpecs struct {
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -278,6 +280,7 @@ type ToOverlayMaps struct {
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRate     *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -340,6 +343,7 @@ func (m *ToOverlayMaps) Close() error {
 		m.SlPrev4,
 		m.SlPrev6,
 		m.SlRate,
+		m.SlRefused,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

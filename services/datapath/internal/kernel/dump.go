@@ -107,7 +107,10 @@ var dumpers = map[string]dumper{
 		return fmt.Sprintf("guarantee %d common %d of which used %d, refused at %d s",
 			v.Guarantee, v.Common, v.Used, v.RefusedS)
 	}),
-	bpf.MapsMapSlHeld:   array(number, func(v *bpf.MapsSlHeld) string { return fmt.Sprint(v.N) }),
+	bpf.MapsMapSlHeld: array(number, func(v *bpf.MapsSlHeld) string { return fmt.Sprint(v.N) }),
+	bpf.MapsMapSlRefused: array(number, func(v *bpf.MapsSlRefused) string {
+		return fmt.Sprint(v.N)
+	}),
 	bpf.MapsMapSlPgen:   array(number, plain[uint64]),
 	bpf.MapsMapSlFe4:    batched(servicemap.DescribeKey4, servicemap.DescribeFronts),
 	bpf.MapsMapSlFe6:    batched(servicemap.DescribeKey6, servicemap.DescribeFronts),

@@ -44,7 +44,9 @@ type Server struct {
 	Counts Counts
 	// Bounds are what endpoints share of the programs' maps; nil: metrics leave them out.
 	Bounds *bound.Bounds
-	Called Called
+	// Budgets divide the maps of connections; nil: ListShares leaves them out.
+	Budgets Budgets
+	Called  Called
 	// Owners is the stream of what endpoints shall be.
 	Owners interface {
 		State() (complete bool, err error)
@@ -158,10 +160,12 @@ func Methods() rpc.Methods {
 func (s *Server) ListShares(
 	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
-	if s.Policy == nil {
-		return nil
+	if s.Policy != nil {
+		if err := wire.SendShares(s.Policy.Shares(), req, stream); err != nil {
+			return err
+		}
 	}
-	return wire.SendShares(s.Policy.Shares(), req, stream)
+	return s.sendEndpointShares(req.GetTenant(), stream)
 }
 
 // CreateEndpoint implements the API.

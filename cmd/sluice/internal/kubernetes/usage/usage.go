@@ -115,6 +115,12 @@ func (s *node) read(out []byte, err error) error {
 const mostNamed = 3
 
 func (n nodes) table(w io.Writer) {
+	n.rows(w, shares.Columns, (*shares.Limit).Rows, true)
+	n.rows(w, shares.EndpointColumns, (*shares.Limit).EndpointRows, false)
+}
+
+// rows prints one table; only if it has rows, unless always is set.
+func (n nodes) rows(w io.Writer, columns []any, of func(*shares.Limit) [][]any, always bool) {
 	var rows [][]any
 	names := make(map[string][]string)
 	answered := 0
@@ -123,7 +129,7 @@ func (n nodes) table(w io.Writer) {
 			answered++
 		}
 		for _, l := range x.Limits {
-			for _, row := range l.Rows() {
+			for _, row := range of(l) {
 				key := fmt.Sprintf("%q", row)
 				if names[key] == nil {
 					rows = append(rows, row)
@@ -135,7 +141,13 @@ func (n nodes) table(w io.Writer) {
 	slices.SortStableFunc(rows, func(a, b []any) int {
 		return strings.Compare(fmt.Sprint(a[0]), fmt.Sprint(b[0]))
 	})
-	output.Row(w, slices.Concat(shares.Columns, []any{"NODES"})...)
+	if !always {
+		if len(rows) == 0 {
+			return
+		}
+		fmt.Fprintln(w)
+	}
+	output.Row(w, slices.Concat(columns, []any{"NODES"})...)
 	for _, row := range rows {
 		who := names[fmt.Sprintf("%q", row)]
 		text := "all"

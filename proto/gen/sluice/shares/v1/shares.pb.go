@@ -13,6 +13,7 @@ package sharesv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -26,6 +27,63 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// EndpointKind is the kind of a user of a limit of the eBPF programs.
+type EndpointKind int32
+
+const (
+	// Never sent.
+	EndpointKind_ENDPOINT_KIND_UNSPECIFIED EndpointKind = 0
+	// A container.
+	EndpointKind_ENDPOINT_KIND_CONTAINER EndpointKind = 1
+	// The node itself.
+	EndpointKind_ENDPOINT_KIND_HOST EndpointKind = 2
+	// All senders that are no endpoints of the node.
+	EndpointKind_ENDPOINT_KIND_OUTSIDE EndpointKind = 3
+)
+
+// Enum value maps for EndpointKind.
+var (
+	EndpointKind_name = map[int32]string{
+		0: "ENDPOINT_KIND_UNSPECIFIED",
+		1: "ENDPOINT_KIND_CONTAINER",
+		2: "ENDPOINT_KIND_HOST",
+		3: "ENDPOINT_KIND_OUTSIDE",
+	}
+	EndpointKind_value = map[string]int32{
+		"ENDPOINT_KIND_UNSPECIFIED": 0,
+		"ENDPOINT_KIND_CONTAINER":   1,
+		"ENDPOINT_KIND_HOST":        2,
+		"ENDPOINT_KIND_OUTSIDE":     3,
+	}
+)
+
+func (x EndpointKind) Enum() *EndpointKind {
+	p := new(EndpointKind)
+	*p = x
+	return p
+}
+
+func (x EndpointKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EndpointKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_shares_v1_shares_proto_enumTypes[0].Descriptor()
+}
+
+func (EndpointKind) Type() protoreflect.EnumType {
+	return &file_sluice_shares_v1_shares_proto_enumTypes[0]
+}
+
+func (x EndpointKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EndpointKind.Descriptor instead.
+func (EndpointKind) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{0}
+}
 
 // TenantKind is the kind of a tenant.
 type TenantKind int32
@@ -72,11 +130,11 @@ func (x TenantKind) String() string {
 }
 
 func (TenantKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_shares_v1_shares_proto_enumTypes[0].Descriptor()
+	return file_sluice_shares_v1_shares_proto_enumTypes[1].Descriptor()
 }
 
 func (TenantKind) Type() protoreflect.EnumType {
-	return &file_sluice_shares_v1_shares_proto_enumTypes[0]
+	return &file_sluice_shares_v1_shares_proto_enumTypes[1]
 }
 
 func (x TenantKind) Number() protoreflect.EnumNumber {
@@ -85,7 +143,7 @@ func (x TenantKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TenantKind.Descriptor instead.
 func (TenantKind) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{0}
+	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{1}
 }
 
 // ListSharesRequest is the input of ListShares.
@@ -141,7 +199,11 @@ type ListSharesResponse struct {
 	// The limit.
 	Limit *Limit `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
 	// At most 1,000 tenants.
-	Tenants       []*TenantShare `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	Tenants []*TenantShare `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// At most 1,000 endpoints, if endpoints share the limit and not tenants: those that
+	// have units of it or were refused some, those with most units first. With a tenant
+	// in the request, only its endpoints.
+	Endpoints     []*EndpointShare `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -190,6 +252,13 @@ func (x *ListSharesResponse) GetTenants() []*TenantShare {
 	return nil
 }
 
+func (x *ListSharesResponse) GetEndpoints() []*EndpointShare {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
 // Limit is a limit that tenants share.
 type Limit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -200,7 +269,9 @@ type Limit struct {
 	// How many units all objects together ask for.
 	Asked uint64 `protobuf:"varint,3,opt,name=asked,proto3" json:"asked,omitempty"`
 	// How many units are in use.
-	Used          uint64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`
+	Used uint64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`
+	// Endpoints of the node share the limit, not tenants.
+	ByEndpoint    bool `protobuf:"varint,5,opt,name=by_endpoint,json=byEndpoint,proto3" json:"by_endpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -261,6 +332,13 @@ func (x *Limit) GetUsed() uint64 {
 		return x.Used
 	}
 	return 0
+}
+
+func (x *Limit) GetByEndpoint() bool {
+	if x != nil {
+		return x.ByEndpoint
+	}
+	return false
 }
 
 // TenantShare is what one tenant has of a limit.
@@ -355,6 +433,109 @@ func (x *TenantShare) GetAllotment() uint64 {
 	return 0
 }
 
+// EndpointShare is what one endpoint of the node has of a limit of the eBPF programs.
+type EndpointShare struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind of user of the limit.
+	Kind EndpointKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.shares.v1.EndpointKind" json:"kind,omitempty"`
+	// Whose endpoint it is. Unset for the others.
+	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Kubernetes pod of the endpoint. Unset without one.
+	Pod *v1.PodReference `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	// How many units it has: entries of a map, events that wait, or answers in this
+	// second.
+	Used uint64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`
+	// How many units it may have whatever the others have. 0: none are guaranteed.
+	Guarantee uint64 `protobuf:"varint,5,opt,name=guarantee,proto3" json:"guarantee,omitempty"`
+	// How many units it may have now. 0: there is no limit.
+	Most uint64 `protobuf:"varint,6,opt,name=most,proto3" json:"most,omitempty"`
+	// How many packets, events or answers exceeded the share since the endpoint was made,
+	// modulo 2^32. Entries from outside replace each other, so that most are never
+	// refused.
+	Refused       uint64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndpointShare) Reset() {
+	*x = EndpointShare{}
+	mi := &file_sluice_shares_v1_shares_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndpointShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndpointShare) ProtoMessage() {}
+
+func (x *EndpointShare) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_shares_v1_shares_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndpointShare.ProtoReflect.Descriptor instead.
+func (*EndpointShare) Descriptor() ([]byte, []int) {
+	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *EndpointShare) GetKind() EndpointKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EndpointKind_ENDPOINT_KIND_UNSPECIFIED
+}
+
+func (x *EndpointShare) GetOwner() *v1.Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *EndpointShare) GetPod() *v1.PodReference {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *EndpointShare) GetUsed() uint64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *EndpointShare) GetGuarantee() uint64 {
+	if x != nil {
+		return x.Guarantee
+	}
+	return 0
+}
+
+func (x *EndpointShare) GetMost() uint64 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+func (x *EndpointShare) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
 // Tenant identifies a tenant to a process that does not know its namespaces.
 type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -370,7 +551,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_sluice_shares_v1_shares_proto_msgTypes[4]
+	mi := &file_sluice_shares_v1_shares_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -382,7 +563,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_shares_v1_shares_proto_msgTypes[4]
+	mi := &file_sluice_shares_v1_shares_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -395,7 +576,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{4}
+	return file_sluice_shares_v1_shares_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Tenant) GetKind() TenantKind {
@@ -423,28 +604,44 @@ var File_sluice_shares_v1_shares_proto protoreflect.FileDescriptor
 
 const file_sluice_shares_v1_shares_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/shares/v1/shares.proto\x12\x10sluice.shares.v1\x1a\x1bbuf/validate/validate.proto\"5\n" +
+	"\x1dsluice/shares/v1/shares.proto\x12\x10sluice.shares.v1\x1a\x1bbuf/validate/validate.proto\x1a!sluice/workload/v1/workload.proto\"5\n" +
 	"\x11ListSharesRequest\x12 \n" +
-	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x06tenant\"|\n" +
+	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x06tenant\"\xbb\x01\n" +
 	"\x12ListSharesResponse\x12-\n" +
 	"\x05limit\x18\x01 \x01(\v2\x17.sluice.shares.v1.LimitR\x05limit\x127\n" +
-	"\atenants\x18\x02 \x03(\v2\x1d.sluice.shares.v1.TenantShareR\atenants\"Y\n" +
+	"\atenants\x18\x02 \x03(\v2\x1d.sluice.shares.v1.TenantShareR\atenants\x12=\n" +
+	"\tendpoints\x18\x03 \x03(\v2\x1f.sluice.shares.v1.EndpointShareR\tendpoints\"z\n" +
 	"\x05Limit\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x14\n" +
 	"\x05asked\x18\x03 \x01(\x04R\x05asked\x12\x12\n" +
-	"\x04used\x18\x04 \x01(\x04R\x04used\"\xc1\x01\n" +
+	"\x04used\x18\x04 \x01(\x04R\x04used\x12\x1f\n" +
+	"\vby_endpoint\x18\x05 \x01(\bR\n" +
+	"byEndpoint\"\xc1\x01\n" +
 	"\vTenantShare\x120\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1c.sluice.shares.v1.TenantKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05asked\x18\x03 \x01(\x04R\x05asked\x12\x1a\n" +
 	"\badmitted\x18\x04 \x01(\x04R\badmitted\x12\x1c\n" +
 	"\tguarantee\x18\x05 \x01(\x04R\tguarantee\x12\x1c\n" +
-	"\tallotment\x18\x06 \x01(\x04R\tallotment\"l\n" +
+	"\tallotment\x18\x06 \x01(\x04R\tallotment\"\x88\x02\n" +
+	"\rEndpointShare\x122\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1e.sluice.shares.v1.EndpointKindR\x04kind\x12/\n" +
+	"\x05owner\x18\x02 \x01(\v2\x19.sluice.workload.v1.OwnerR\x05owner\x122\n" +
+	"\x03pod\x18\x03 \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12\x12\n" +
+	"\x04used\x18\x04 \x01(\x04R\x04used\x12\x1c\n" +
+	"\tguarantee\x18\x05 \x01(\x04R\tguarantee\x12\x12\n" +
+	"\x04most\x18\x06 \x01(\x04R\x04most\x12\x18\n" +
+	"\arefused\x18\a \x01(\x04R\arefused\"l\n" +
 	"\x06Tenant\x120\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1c.sluice.shares.v1.TenantKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
-	"\tguarantee\x18\x03 \x01(\rR\tguarantee*\x92\x01\n" +
+	"\tguarantee\x18\x03 \x01(\rR\tguarantee*}\n" +
+	"\fEndpointKind\x12\x1d\n" +
+	"\x19ENDPOINT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17ENDPOINT_KIND_CONTAINER\x10\x01\x12\x16\n" +
+	"\x12ENDPOINT_KIND_HOST\x10\x02\x12\x19\n" +
+	"\x15ENDPOINT_KIND_OUTSIDE\x10\x03*\x92\x01\n" +
 	"\n" +
 	"TenantKind\x12\x1b\n" +
 	"\x17TENANT_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -469,28 +666,36 @@ func file_sluice_shares_v1_shares_proto_rawDescGZIP() []byte {
 	return file_sluice_shares_v1_shares_proto_rawDescData
 }
 
-var file_sluice_shares_v1_shares_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_shares_v1_shares_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_sluice_shares_v1_shares_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_shares_v1_shares_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_sluice_shares_v1_shares_proto_goTypes = []any{
-	(TenantKind)(0),            // 0: sluice.shares.v1.TenantKind
-	(*ListSharesRequest)(nil),  // 1: sluice.shares.v1.ListSharesRequest
-	(*ListSharesResponse)(nil), // 2: sluice.shares.v1.ListSharesResponse
-	(*Limit)(nil),              // 3: sluice.shares.v1.Limit
-	(*TenantShare)(nil),        // 4: sluice.shares.v1.TenantShare
-	(*Tenant)(nil),             // 5: sluice.shares.v1.Tenant
+	(EndpointKind)(0),          // 0: sluice.shares.v1.EndpointKind
+	(TenantKind)(0),            // 1: sluice.shares.v1.TenantKind
+	(*ListSharesRequest)(nil),  // 2: sluice.shares.v1.ListSharesRequest
+	(*ListSharesResponse)(nil), // 3: sluice.shares.v1.ListSharesResponse
+	(*Limit)(nil),              // 4: sluice.shares.v1.Limit
+	(*TenantShare)(nil),        // 5: sluice.shares.v1.TenantShare
+	(*EndpointShare)(nil),      // 6: sluice.shares.v1.EndpointShare
+	(*Tenant)(nil),             // 7: sluice.shares.v1.Tenant
+	(*v1.Owner)(nil),           // 8: sluice.workload.v1.Owner
+	(*v1.PodReference)(nil),    // 9: sluice.workload.v1.PodReference
 }
 var file_sluice_shares_v1_shares_proto_depIdxs = []int32{
-	3, // 0: sluice.shares.v1.ListSharesResponse.limit:type_name -> sluice.shares.v1.Limit
-	4, // 1: sluice.shares.v1.ListSharesResponse.tenants:type_name -> sluice.shares.v1.TenantShare
-	0, // 2: sluice.shares.v1.TenantShare.kind:type_name -> sluice.shares.v1.TenantKind
-	0, // 3: sluice.shares.v1.Tenant.kind:type_name -> sluice.shares.v1.TenantKind
-	1, // 4: sluice.shares.v1.SharesService.ListShares:input_type -> sluice.shares.v1.ListSharesRequest
-	2, // 5: sluice.shares.v1.SharesService.ListShares:output_type -> sluice.shares.v1.ListSharesResponse
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	4, // 0: sluice.shares.v1.ListSharesResponse.limit:type_name -> sluice.shares.v1.Limit
+	5, // 1: sluice.shares.v1.ListSharesResponse.tenants:type_name -> sluice.shares.v1.TenantShare
+	6, // 2: sluice.shares.v1.ListSharesResponse.endpoints:type_name -> sluice.shares.v1.EndpointShare
+	1, // 3: sluice.shares.v1.TenantShare.kind:type_name -> sluice.shares.v1.TenantKind
+	0, // 4: sluice.shares.v1.EndpointShare.kind:type_name -> sluice.shares.v1.EndpointKind
+	8, // 5: sluice.shares.v1.EndpointShare.owner:type_name -> sluice.workload.v1.Owner
+	9, // 6: sluice.shares.v1.EndpointShare.pod:type_name -> sluice.workload.v1.PodReference
+	1, // 7: sluice.shares.v1.Tenant.kind:type_name -> sluice.shares.v1.TenantKind
+	2, // 8: sluice.shares.v1.SharesService.ListShares:input_type -> sluice.shares.v1.ListSharesRequest
+	3, // 9: sluice.shares.v1.SharesService.ListShares:output_type -> sluice.shares.v1.ListSharesResponse
+	9, // [9:10] is the sub-list for method output_type
+	8, // [8:9] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_sluice_shares_v1_shares_proto_init() }
@@ -503,8 +708,8 @@ func file_sluice_shares_v1_shares_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_shares_v1_shares_proto_rawDesc), len(file_sluice_shares_v1_shares_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   5,
+			NumEnums:      2,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

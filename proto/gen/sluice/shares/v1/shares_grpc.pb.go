@@ -36,7 +36,8 @@ const (
 type SharesServiceClient interface {
 	// ListShares streams the limits of the process, in a fixed order, with what each
 	// tenant asks for and has. A limit with many tenants comes in several messages, one
-	// after the other; a limit that no tenant uses comes in one. It changes nothing.
+	// after the other; a limit that no tenant uses comes in one. sluice-datapath adds
+	// the limits that endpoints of the node share. It changes nothing.
 	// Root and members of the group may call it.
 	//
 	// UNIMPLEMENTED: the process is of an earlier version. UNAVAILABLE: it is stopping.
@@ -79,7 +80,8 @@ type SharesService_ListSharesClient = grpc.ServerStreamingClient[ListSharesRespo
 type SharesServiceServer interface {
 	// ListShares streams the limits of the process, in a fixed order, with what each
 	// tenant asks for and has. A limit with many tenants comes in several messages, one
-	// after the other; a limit that no tenant uses comes in one. It changes nothing.
+	// after the other; a limit that no tenant uses comes in one. sluice-datapath adds
+	// the limits that endpoints of the node share. It changes nothing.
 	// Root and members of the group may call it.
 	//
 	// UNIMPLEMENTED: the process is of an earlier version. UNAVAILABLE: it is stopping.

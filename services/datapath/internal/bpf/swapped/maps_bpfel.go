@@ -60,6 +60,7 @@ const (
 	MapsMapSlPrev4    = "sl_prev4"
 	MapsMapSlPrev6    = "sl_prev6"
 	MapsMapSlRate     = "sl_rate"
+	MapsMapSlRefused  = "sl_refused"
 	MapsMapSlRevoked4 = "sl_revoked4"
 	MapsMapSlRevoked6 = "sl_revoked6"
 	MapsMapSlRing4    = "sl_ring4"
@@ -168,6 +169,7 @@ type MapsMapSpecs struct {
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
@@ -254,6 +256,7 @@ type MapsMaps struct {
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
 	SlRate     *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
 	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
 	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
 	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
@@ -316,6 +319,7 @@ func (m *MapsMaps) Close() error {
 		m.SlPrev4,
 		m.SlPrev6,
 		m.SlRate,
+		m.SlRefused,
 		m.SlRevoked4,
 		m.SlRevoked6,
 		m.SlRing4,

@@ -364,13 +364,16 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 	return s, nil
 }
 
-// clearHeld forgets what the last endpoint of the slot had of the bounds of the node: entries of
-// an endpoint that is gone are nobody's.
+// clearHeld forgets what the last endpoint of the slot had of the bounds of the node, and what it was
+// refused: entries of an endpoint that is gone are nobody's.
 func (eps *Maps) clearHeld(s Slot) {
-	const size = int(unsafe.Sizeof(bpf.MapsSlHeld{}))
-	for at := int(s) * size; at < int(s+1)*size; at += 4 {
-		atomic.StoreUint32(pin.Word32(eps.held, at), 0)
+	zero := func(mem []byte, size uintptr) {
+		for at := int(s) * int(size); at < int(s+1)*int(size); at += 4 {
+			atomic.StoreUint32(pin.Word32(mem, at), 0)
+		}
 	}
+	zero(eps.held, unsafe.Sizeof(bpf.MapsSlHeld{}))
+	zero(eps.refused, unsafe.Sizeof(bpf.MapsSlRefused{}))
 }
 
 // takeSlot returns with the lock held if it returns no error.

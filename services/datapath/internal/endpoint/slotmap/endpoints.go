@@ -40,6 +40,7 @@ type Maps struct {
 	own               *ebpf.Map // sl_own
 	mem               []byte    // of sl_ep
 	held              []byte    // of sl_held
+	refused           []byte    // of sl_refused
 	counter           []byte    // of sl_gen
 
 	gate      pin.Gate
@@ -63,8 +64,9 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 		log: o.Log, reserved: o.Reserved, services: o.Services, addresses: addresses,
 		devices: pm.Map(bpf.MapsMapSlIf), ip4: pm.Map(bpf.MapsMapSlIp4), ip6: pm.Map(bpf.MapsMapSlIp6),
 		own: pm.Map(bpf.MapsMapSlOwn),
-		mem: pm.Memory(bpf.MapsMapSlEp), held: pm.Memory(bpf.MapsMapSlHeld), counter: pm.Memory(bpf.MapsMapSlGen),
-		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[nodetable.ID]bool{}, renamed: map[Slot]uint32{},
+		mem: pm.Memory(bpf.MapsMapSlEp), held: pm.Memory(bpf.MapsMapSlHeld), refused: pm.Memory(bpf.MapsMapSlRefused),
+		counter: pm.Memory(bpf.MapsMapSlGen),
+		gate:    pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[nodetable.ID]bool{}, renamed: map[Slot]uint32{},
 	}
 }
 

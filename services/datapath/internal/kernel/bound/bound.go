@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
@@ -32,17 +33,27 @@ const (
 	Affinity6
 	Events
 	counted
-	// all is how many counters an endpoint has; the rest are rates.
-	all = 8
 )
 
-var names = [counted]string{
+// The bounds of which only refusals are kept here: rates, and connections, which package conntrack divides.
+const (
+	Answers Bound = iota + counted
+	TooBig
+	Connections4
+	Connections6
+	refusals
+	// all is how many counters an endpoint has in sl_held.
+	all = Connections4
+)
+
+var names = [refusals]string{
 	"translations-ipv4", "translations-ipv6", "fragments", "affinity-ipv4", "affinity-ipv6", "events",
+	"answers", "too-big", "connections-ipv4", "connections-ipv6",
 }
 
 // String is the name of the bound in metrics and documents.
 func (b Bound) String() string {
-	if b < counted {
+	if b < refusals {
 		return names[b]
 	}
 	return fmt.Sprintf("bound-%d", uint32(b))
@@ -65,7 +76,10 @@ func ofPods(entries int) int {
 type Bounds struct {
 	gate         pin.Gate
 	bounds, held []byte
+	refusals     []byte
 	sizes        [counted]int
+	outsides     [counted]int // the parts of senders outside
+	outside      [counted]atomic.Int64
 	frag         *ebpf.Map
 	aff4, aff6   *ebpf.Map
 	seen         map[uint64]struct{} // datagrams that the last pass found, by their hash
@@ -77,7 +91,8 @@ func Open(pm *pin.Maps) *Bounds {
 	b := &Bounds{
 		gate:   pin.Gate{ValidateOnly: pm.ValidateOnly},
 		bounds: pm.Memory(bpf.MapsMapSlBound), held: pm.Memory(bpf.MapsMapSlHeld),
-		frag: pm.Map(bpf.MapsMapSlFrag), aff4: pm.Map(bpf.MapsMapSlAff4), aff6: pm.Map(bpf.MapsMapSlAff6),
+		refusals: pm.Memory(bpf.MapsMapSlRefused),
+		frag:     pm.Map(bpf.MapsMapSlFrag), aff4: pm.Map(bpf.MapsMapSlAff4), aff6: pm.Map(bpf.MapsMapSlAff6),
 		seed: maphash.MakeSeed(),
 	}
 	for of, name := range map[Bound]string{
@@ -85,6 +100,7 @@ func Open(pm *pin.Maps) *Bounds {
 		Affinity4: bpf.MapsMapSlAff4, Affinity6: bpf.MapsMapSlAff6,
 	} {
 		b.sizes[of] = ofPods(int(pm.Map(name).MaxEntries()))
+		b.outsides[of] = int(pm.Map(name).MaxEntries()) / 2
 	}
 	b.sizes[Events] = int(pm.Map(bpf.MapsMapSlEvents).MaxEntries()) / eventBytes
 	for of := range counted {
@@ -121,7 +137,51 @@ func (b *Bounds) word(of Bound, field uintptr) *uint32 {
 }
 
 func (b *Bounds) count(of Bound, s slotmap.Slot) *uint32 {
-	return pin.Word32(b.held, (int(s)*all+int(of))*4)
+	return pin.Word32(b.held, (int(s)*int(all)+int(of))*4)
+}
+
+// Refusals is how many packets, answers or events of an endpoint exceeded its share of a bound, since
+// its slot is its own, modulo 2^32. One slot after the endpoints is outside.
+func (b *Bounds) Refusals(of Bound, s slotmap.Slot) uint64 {
+	at := int(s)*int(unsafe.Sizeof(bpf.MapsSlRefused{})) + int(of)*4
+	return uint64(atomic.LoadUint32(pin.Word32(b.refusals, at)))
+}
+
+// Most is how many entries of a bound an endpoint may have now: its guarantee or what it has, and what
+// is left of the common half.
+func (b *Bounds) Most(of Bound, s slotmap.Slot) int {
+	left := int(atomic.LoadUint32(b.word(of, common))) - int(atomic.LoadUint32(b.word(of, used)))
+	return max(b.Guarantee(of), b.Held(of, s)) + max(0, left)
+}
+
+// Outside is how many entries senders outside have of a bound, as of the last pass, and how many they may
+// have. They have none of events.
+func (b *Bounds) Outside(of Bound) (used, most int) {
+	return int(b.outside[of].Load()), b.outsides[of]
+}
+
+// Rate is how often in a second a CPU does what a bound limits that is a rate: SL_ANSWER_RATE and
+// SL_TOO_BIG_RATE of abi.h.
+func Rate(of Bound) int {
+	if of == Answers {
+		return 1000
+	}
+	return 100
+}
+
+// Taken is how often an endpoint has taken of a rate in this second.
+func (b *Bounds) Taken(of Bound, s slotmap.Slot) int {
+	if s > slotmap.MaxEndpoints {
+		return 0 // outside has a rate of its own
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0
+	}
+	if n := atomic.LoadUint32(b.count(of, s)); n>>16 == uint32(now.Sec)&0xffff {
+		return int(n & 0xffff)
+	}
+	return 0
 }
 
 // Size is how many entries of a bound the endpoints share.
@@ -155,6 +215,8 @@ type Pass struct {
 	of     Bound
 	before []uint32 // when the pass began: what programs add meanwhile stays
 	found  []uint32
+	// outside is how many entries of senders outside were found.
+	outside int64
 }
 
 // Begin begins a pass of a bound. It precedes the first look at the entries.
@@ -175,6 +237,9 @@ func (p *Pass) Add(s slotmap.Slot, n int) {
 	}
 }
 
+// AddOutside counts an entry of a sender outside.
+func (p *Pass) AddOutside() { p.outside++ }
+
 // Finish corrects the counts and divides the bound anew. A pass that failed is not finished.
 func (p *Pass) Finish() {
 	for s := range p.found {
@@ -182,6 +247,7 @@ func (p *Pass) Finish() {
 			atomic.AddUint32(p.b.count(p.of, slotmap.Slot(s)), p.found[s]-p.before[s])
 		}
 	}
+	p.b.outside[p.of].Store(p.outside)
 	p.b.divide(p.of)
 }
 
@@ -225,7 +291,8 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 		for i := range keys {
 			s := keys[i].Slot
 			if s > slotmap.MaxEndpoints {
-				continue // from outside
+				p.AddOutside()
+				continue
 			}
 			h := maphash.Comparable(b.seed, keys[i])
 			if _, old := b.seen[h]; old {
@@ -278,7 +345,9 @@ func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
 func (p *Pass) addClient(local map[netip.Addr]slotmap.Slot, client netip.Addr) {
 	if s, ok := local[client]; ok && s != slotmap.HostSlot {
 		p.Add(s, 1)
+		return
 	}
+	p.AddOutside()
 }
 
 // divide writes what each endpoint is guaranteed, and how much of the common half is used.

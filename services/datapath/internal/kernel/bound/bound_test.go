@@ -15,7 +15,7 @@ import (
 // fresh are bounds in ordinary memory.
 func fresh(size int) *Bounds {
 	b := &Bounds{
-		bounds: make([]byte, all*int(unsafe.Sizeof(bpf.MapsSlBound{}))),
+		bounds: make([]byte, int(all)*int(unsafe.Sizeof(bpf.MapsSlBound{}))),
 		held:   make([]byte, (slotmap.MaxEndpoints+1)*int(unsafe.Sizeof(bpf.MapsSlHeld{}))),
 	}
 	b.sizes[Fragments] = size

@@ -144,6 +144,8 @@ type Pass struct {
 	OutsideSpent time.Time
 	// Endpoints that are charged with connections which are still open.
 	Endpoints int
+	// Owned are the open connections of each slot, and of Outside, of IPv4 and IPv6.
+	Owned [][2]int
 	// Nodes are the numbers of the nodes that connections are with, those that
 	// were removed too.
 	Nodes map[uint16]struct{}
@@ -270,6 +272,28 @@ func (c *Collector) Budget(slot slotmap.Slot, family int) (begun, limit uint64) 
 	return atomic.LoadUint64(b), uint64(uint32(atomic.LoadUint64(l)))
 }
 
+// Use is how many connections of a family a slot, or Outside, has: those that the last pass found open, and
+// those that it has begun since. It may have at most so many before the next pass; 0: there is no limit.
+// Before the first pass nothing is known.
+func (c *Collector) Use(slot slotmap.Slot, family int) (used, most int) {
+	p := c.Last()
+	if int(slot) >= len(p.Owned) {
+		return 0, 0
+	}
+	owned := p.Owned[slot][family]
+	begun, limit := c.Budget(slot, family)
+	switch {
+	case slot == Outside:
+		return owned + int(uint32(begun)), c.ct.capacity()[family] / 2
+	case limit == 0:
+		return owned + int(uint32(begun)), 0
+	}
+	return owned + int(uint32(begun)), owned + int(limit)
+}
+
+// Capacity is how many connections of a family fit.
+func (c *Collector) Capacity(family int) int { return c.ct.capacity()[family] }
+
 // capacity of the connection maps of IPv4 and IPv6.
 func (ct *Connections) capacity() [2]int {
 	return [2]int{
@@ -388,6 +412,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		p.EvictedAt = start
 	}
 	spent, wasSpent := c.renew(&p, s.owned, s.open)
+	p.Owned = s.owned
 	if p.OutsideSpent = previous.OutsideSpent; wasSpent {
 		p.OutsideSpent = time.Now().Add(-time.Duration(int32(c.o.Now()-spent)) * time.Second)
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
 // TestKernelListsOfOneTenantLeavePiecesForOthers: a tenant makes many short lists and removes most

@@ -51,13 +51,16 @@ func (p *pods) owner(t Translation) (s slotmap.Slot, ok bool) {
 }
 
 func (p *pods) add(e entry) {
-	s, ok := p.owner(e.Translation)
-	if !ok {
-		return
-	}
 	f := 1
 	if e.Source.Addr().Is4() {
 		f = 0
+	}
+	s, ok := p.owner(e.Translation)
+	if !ok {
+		if !e.Record && !e.Copy {
+			p.passes[f].AddOutside()
+		}
+		return
 	}
 	p.passes[f].Add(s, 1)
 	if p.crowded[f] != nil {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"cmp"
+	"slices"
+
+	"google.golang.org/grpc"
+
+	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+)
+
+// Budgets say what endpoints have of the maps of connections; family 0 is IPv4.
+type Budgets interface {
+	// Use is how many connections a slot, or conntrack.Outside, has and may have; most 0: no limit.
+	Use(s slotmap.Slot, family int) (used, most int)
+	// Capacity is how many connections fit.
+	Capacity(family int) int
+}
+
+// sharedLimit is a limit that the programs divide among endpoints.
+type sharedLimit struct {
+	bound.Bound
+	size, guarantee int
+	use             func(slotmap.Slot) (used, most int)
+}
+
+// sharedLimits lists the limits, in the order in which they are sent.
+func (s *Server) sharedLimits() (all []sharedLimit) {
+	if s.Budgets != nil {
+		for family, of := range [2]bound.Bound{bound.Connections4, bound.Connections6} {
+			all = append(all, sharedLimit{of, s.Budgets.Capacity(family), 0, func(slot slotmap.Slot) (used, most int) {
+				return s.Budgets.Use(slot, family)
+			}})
+		}
+	}
+	for _, of := range bound.Counted() {
+		size := s.Bounds.Size(of)
+		if size == 0 {
+			continue
+		}
+		all = append(all, sharedLimit{of, size, s.Bounds.Guarantee(of), func(slot slotmap.Slot) (used, most int) {
+			switch {
+			case slot == conntrack.Outside:
+				return s.Bounds.Outside(of)
+			case slot == slotmap.HostSlot && of == bound.Events:
+				return 0, 0 // they are not limited
+			}
+			return s.Bounds.Held(of, slot), s.Bounds.Most(of, slot)
+		}})
+	}
+	for _, of := range []bound.Bound{bound.Answers, bound.TooBig} {
+		rate := bound.Rate(of)
+		all = append(all, sharedLimit{of, rate, 0, func(slot slotmap.Slot) (used, most int) {
+			return s.Bounds.Taken(of, slot), rate
+		}})
+	}
+	return all
+}
+
+// sendEndpointShares sends what endpoints have of the limits of the programs; of one tenant, unless it
+// is empty.
+func (s *Server) sendEndpointShares(
+	tenant string, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	if s.Bounds == nil {
+		return nil
+	}
+	endpoints := s.Core.List()
+	for _, l := range s.sharedLimits() {
+		var all []*sharesv1.EndpointShare
+		total := 0
+		add := func(slot slotmap.Slot, kind sharesv1.EndpointKind, e endpoint.Endpoint, of string) {
+			used, most := l.use(slot)
+			x := &sharesv1.EndpointShare{
+				Kind: kind, Used: uint64(used), Guarantee: uint64(l.guarantee), Most: uint64(most),
+				Refused: s.Bounds.Refusals(l.Bound, slot),
+			}
+			total += used
+			if used == 0 && x.GetRefused() == 0 || tenant != "" && of != tenant {
+				return
+			}
+			if kind == sharesv1.EndpointKind_ENDPOINT_KIND_CONTAINER {
+				x.Owner, x.Pod = wire.Owner(e.Spec.Owner), wire.Pod(e.Spec.Pod)
+			} else {
+				x.Guarantee = 0
+			}
+			all = append(all, x)
+		}
+		for _, e := range endpoints {
+			if e.Slot != 0 {
+				add(slotmap.Slot(e.Slot), sharesv1.EndpointKind_ENDPOINT_KIND_CONTAINER, e, e.Identity.Tenant.Name())
+			}
+		}
+		inside := total
+		add(slotmap.HostSlot, sharesv1.EndpointKind_ENDPOINT_KIND_HOST, endpoint.Endpoint{}, "")
+		add(conntrack.Outside, sharesv1.EndpointKind_ENDPOINT_KIND_OUTSIDE, endpoint.Endpoint{}, "")
+		slices.SortStableFunc(all, func(a, b *sharesv1.EndpointShare) int { return cmp.Compare(b.GetUsed(), a.GetUsed()) })
+		if l.Bound == bound.Connections4 || l.Bound == bound.Connections6 {
+			inside = total // all share one map
+		}
+		limit := &sharesv1.Limit{
+			Name: l.Bound.String(), Size: uint64(l.size), Asked: uint64(inside), Used: uint64(inside), ByEndpoint: true,
+		}
+		if err := wire.SendEndpointShares(limit, all, stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -5,7 +5,11 @@
 // asked for. Each has a code of its own in the API.
 package failure
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/sluice-net/sluice/kit/desired/loop"
+)
 
 // What callers branch on.
 var (
@@ -36,7 +40,7 @@ var (
 	// ErrStorage: stable storage did not take a change, which was undone.
 	ErrStorage = errors.New("storage")
 	// ErrStopped: the owner is not running any more.
-	ErrStopped = errors.New("the service is going down")
+	ErrStopped = loop.ErrStopped
 )
 
 // FieldError says that an argument makes no sense, whatever the state.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -92,7 +93,7 @@ var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selec
 // noteSelection notes which of the documents select no endpoint of this node.
 // The changes of the documents come first. It looks in the caller's goroutine.
 func (o *Owner) noteSelection(ctx context.Context, docs []reading.Decoded, changes []Changed) error {
-	subjects, err := ask(ctx, o, func() ([]label.Set, error) {
+	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set
 		for _, s := range o.subscribers {
 			for x := range s.subjects {
@@ -261,8 +262,7 @@ func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)
 	}
 	var out Outcome
 	err := o.aside(ctx, func() error {
-		t, err := ask(ctx, o, func() (trial, error) {
-			o.operation = opDraft
+		t, err := loop.Ask(ctx, o.loop, opDraft, func() (trial, error) {
 			e, err := look()
 			if err != nil {
 				return trial{}, err

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -80,7 +81,7 @@ type Confirmation struct {
 // Confirm says that what the owner has is what shall be enforced, whatever its
 // subscribers enforced before. To validate changes nothing.
 func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, error) {
-	return ask(ctx, o, func() (Confirmation, error) {
+	return loop.Ask(ctx, o.loop, opOther, func() (Confirmation, error) {
 		out := Confirmation{Revision: o.barrier.Policy, Policies: len(o.policies)}
 		states, _ := o.stream.States()
 		for _, s := range states {

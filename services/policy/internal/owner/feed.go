@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -42,7 +43,7 @@ func (o *Owner) Feed(name string) *Feed {
 
 // Held is how many policies of the source there are.
 func (f *Feed) Held(ctx context.Context) (int, error) {
-	return ask(ctx, f.owner, func() (int, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() (int, error) {
 		held := 0
 		for _, p := range f.owner.policies {
 			if p.Source == f.name {
@@ -108,7 +109,7 @@ func (d *file) read(in directory.File, rules rule.Options) {
 // inForce are the policies of the source by origin: after a restart most files
 // are what they were, and need not be understood once more.
 func (f *Feed) inForce(ctx context.Context) (map[string][]reading.Decoded, error) {
-	return ask(ctx, f.owner, func() (map[string][]reading.Decoded, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]reading.Decoded, error) {
 		out := make(map[string][]reading.Decoded)
 		for _, p := range f.owner.policies {
 			if p.Source == f.name && p.Broken == "" && p.Exceeds == "" && len(p.Dropped) == 0 {
@@ -150,7 +151,7 @@ type puts struct {
 
 // takeOver makes the policies of a source those of its files.
 func (o *Owner) takeOver(ctx context.Context, l *listing) error {
-	release, err := o.hold(ctx)
+	release, err := o.revising.Hold(ctx)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/labelfilter"
@@ -74,13 +75,12 @@ func (o *Owner) SetLabelFilter(ctx context.Context, workloads, nodes []labelfilt
 	if err != nil {
 		return err
 	}
-	release, err := o.hold(ctx)
+	release, err := o.revising.Hold(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	_, err = ask(ctx, o, func() (struct{}, error) {
-		o.operation = opChange
+	_, err = loop.Ask(ctx, o.loop, opChange, func() (struct{}, error) {
 		path := filepath.Join(o.dir, filterFile)
 		if old, err := os.ReadFile(path); err != nil || !bytes.Equal(old, text) {
 			o.problem("filter of labels", durable.WriteFile(path, text, 0o600, durable.SyncAll))

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
@@ -49,7 +50,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits := func() bool {
-		is, err := ask(t.Context(), o, func() (bool, error) { return !o.subscribers["datapath"].saveAt.IsZero(), nil })
+		is, err := loop.Ask(t.Context(), o.loop, opOther, func() (bool, error) { return !o.subscribers["datapath"].saveAt.IsZero(), nil })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -495,7 +495,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 		t.Fatal("the name was forgotten")
 	}
 	c.add(names.MaxTTL + 2*time.Minute)
-	if _, err := ask(t.Context(), o, func() (struct{}, error) { o.sweep(); return struct{}{}, nil }); err != nil {
+	if err := o.loop.Do(t.Context(), opOther, o.sweep); err != nil {
 		t.Fatal(err)
 	}
 	if remembered() != 0 {

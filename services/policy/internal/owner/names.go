@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -27,7 +28,7 @@ func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl 
 		return false, &failure.FieldError{Field: "name", Err: err}
 	}
 	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
-		o.operation = opLearn
+		o.loop.Rename(opLearn)
 		if err := o.learn(name, addrs, ttl); err != nil {
 			return stream.Barrier{}, err
 		}
@@ -45,8 +46,7 @@ func (o *Owner) ValidateLearn(ctx context.Context, name string) (used bool, err 
 	if _, err := dnsname.Name(name); err != nil {
 		return false, &failure.FieldError{Field: "name", Err: err}
 	}
-	return ask(ctx, o, func() (bool, error) {
-		o.operation = opRead
+	return loop.Ask(ctx, o.loop, opRead, func() (bool, error) {
 		return o.engine.Wants(name), nil
 	})
 }
@@ -94,8 +94,7 @@ func (o *Owner) forget(gone []engine.Name) {
 // HoldAddresses keeps addresses whose time is over and that connections use, of those that
 // the call before returned. It returns the addresses whose time is over now.
 func (o *Owner) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
-	return ask(ctx, o, func() ([]netip.Addr, error) {
-		o.operation = opLearn
+	return loop.Ask(ctx, o.loop, opLearn, func() ([]netip.Addr, error) {
 		return o.names.Hold(inUse, o.config.Now()), nil
 	})
 }
@@ -115,8 +114,7 @@ func (o *Owner) Names(ctx context.Context, f names.Filter) ([]names.Used, error)
 		return nil, &failure.FieldError{Field: "pattern", Err: err}
 	}
 	var objects []policy.Object
-	list, err := ask(ctx, o, func() ([]names.Learned, error) {
-		o.operation = opRead
+	list, err := loop.Ask(ctx, o.loop, opRead, func() ([]names.Learned, error) {
 		for _, p := range o.policies {
 			if p.inForce() {
 				objects = append(objects, p.object)
@@ -142,8 +140,7 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 	if err != nil {
 		return nil, &failure.FieldError{Field: "pattern", Err: err}
 	}
-	list, err := ask(ctx, o, func() ([]names.Learned, error) {
-		o.operation = opRead
+	list, err := loop.Ask(ctx, o.loop, opRead, func() ([]names.Learned, error) {
 		return o.names.List(match, f.Address), nil
 	})
 	if err != nil {
@@ -153,8 +150,7 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		return names.Would(list, f.Address), nil
 	}
 	for chunk := range slices.Chunk(list, forgetAtOnce) {
-		some, err := ask(ctx, o, func() (some []engine.Name, _ error) {
-			o.operation = opLearn
+		some, err := loop.Ask(ctx, o.loop, opLearn, func() (some []engine.Name, _ error) {
 			for _, l := range chunk {
 				some = append(some, o.names.Forget(l.Name, f.Address)...)
 			}
@@ -168,7 +164,7 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 	}
 	// Also if there was nothing: a call before may have ended before its answer.
 	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
-		o.operation = opLearn
+		o.loop.Rename(opLearn)
 		return stream.Barrier{Address: o.barrier.Address}, nil
 	})
 	return gone, err

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -81,7 +82,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 // same are the objects whose text is that of a policy in force: after a restart
 // they are all listed, and need not be understood once more.
 func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Written) (map[policy.Key]*file, error) {
-	return ask(ctx, f.owner, func() (map[policy.Key]*file, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]*file, error) {
 		out := make(map[policy.Key]*file)
 		for k, object := range objects {
 			p := f.owner.policies[k]
@@ -122,7 +123,7 @@ type Judged struct {
 // Judged are those of objects that were applied: what ListPolicies says of them,
 // but for what depends on the endpoints of a node.
 func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]Judged, error) {
-	return ask(ctx, f.owner, func() (map[policy.Key]Judged, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]Judged, error) {
 		out := make(map[policy.Key]Judged, len(keys))
 		for _, k := range keys {
 			var j Judged
@@ -143,7 +144,7 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 
 // Held are the policies that the source brought, in earlier runs too.
 func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
-	return ask(ctx, f.owner, func() ([]policy.Key, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() ([]policy.Key, error) {
 		var out []policy.Key
 		for k, p := range f.owner.policies {
 			if p.Source == f.name && k.Kind != policy.KindNamespaceIsolation {

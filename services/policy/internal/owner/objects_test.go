@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
@@ -258,7 +259,7 @@ func TestObjectBeyondTheShareIsEnforcedWhenThereIsRoom(t *testing.T) {
 func settle(t *testing.T, o *Owner, c *clock) {
 	t.Helper()
 	for {
-		done, err := ask(t.Context(), o, func() (<-chan struct{}, error) {
+		done, err := loop.Ask(t.Context(), o.loop, opOther, func() (<-chan struct{}, error) {
 			if o.leveling || !o.levelAt().IsZero() {
 				return o.leveled, nil
 			}

@@ -70,10 +70,10 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	}
 	seen := 0
 	for _, b := range st.Busy {
-		if b.Tables > 2*subjectsAtOnce {
-			t.Errorf("%s: one compiled %d tables, want at most %d", b.Operation, b.Tables, 2*subjectsAtOnce)
+		if b.Most > 2*subjectsAtOnce {
+			t.Errorf("%s: one compiled %d tables, want at most %d", b.Operation, b.Most, 2*subjectsAtOnce)
 		}
-		seen += b.Tables
+		seen += b.Most
 	}
 	if seen == 0 {
 		t.Error("no operation compiled anything")

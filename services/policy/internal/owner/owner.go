@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kube/tenants"
@@ -38,7 +39,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
-	"github.com/sluice-net/sluice/services/policy/internal/turns"
 	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
@@ -125,12 +125,11 @@ type Owner struct {
 	engine  *engine.Engine
 	stream  *stream.Log
 	journal *record.Journal
-	calls   chan func()
-	done    chan struct{} // closed when Run has returned
-	// questions has one place, for the question that compiles beside the engine.
-	questions chan struct{}
-	// revising has one place, for the change of policies that is under way.
-	revising chan struct{}
+	loop    *loop.Loop
+	// questions is held for the question that compiles beside the engine.
+	questions *loop.Lock
+	// revising is held for the change of policies that is under way.
+	revising *loop.Lock
 	ctx      context.Context
 
 	barrier   stream.Barrier // revisions now
@@ -173,9 +172,6 @@ type Owner struct {
 	filter  atomic.Pointer[uncounted.Filter] // of labels of identities
 	dir     string                           // of the state
 	fatal   error
-
-	turns     *turns.Record
-	operation string // that the owner is busy with
 }
 
 // New takes the state of dir and compiles it. The sources are those of the
@@ -188,15 +184,14 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		config.Tenants = withoutTenants()
 	}
 	o := &Owner{
-		config: config, stream: stream.NewLog(config.Stream), calls: make(chan func(), 64), done: make(chan struct{}), ctx: context.Background(),
-		questions: make(chan struct{}, 1), revising: make(chan struct{}, 1),
+		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
 		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
 		folded: make(map[policy.Key]struct{}), foldedIn: make(map[string]int), again: make(map[policy.Key]struct{}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
-		problems: make(map[string]string), readied: make(chan struct{}), turns: turns.NewRecord(config.Processor),
+		problems: make(map[string]string), readied: make(chan struct{}),
 	}
 	for _, s := range sources {
 		o.sources[s] = &source{refused: make(map[string]refused)}
@@ -211,6 +206,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		return t, guarantees[t.Name()]
 	}
 	o.engine = engine.New(config.Engine)
+	o.loop = loop.New(loop.Options{
+		After: o.publishTurn, Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
+	})
+	o.questions, o.revising = o.loop.NewLock(), o.loop.NewLock()
 	o.dir = dir
 	if err := o.loadFilter(); err != nil {
 		return nil, err
@@ -234,29 +233,13 @@ func (o *Owner) Close() error { return o.journal.Close() }
 // Run owns the state until the context ends.
 func (o *Owner) Run(ctx context.Context) error {
 	defer o.tasks.Wait()
-	defer close(o.done)
 	o.ctx = ctx
-	for o.fatal == nil {
-		var t turns.Turn
-		select {
-		case f := <-o.calls:
-			t, o.operation = o.turns.Begin(), opOther // f says which
-			f()
-		case <-time.After(o.pause()):
-			t, o.operation = o.turns.Begin(), opSweep
-			o.sweep()
-		case <-o.tenants:
-			t, o.operation = o.turns.Begin(), opLevel
-			o.assign()
-		case <-ctx.Done():
-			o.saveSubscribers()
-			return nil
-		}
-		o.publish()
-		o.checkReady()
-		o.turns.Spent(o.operation, t, o.engine.Counters().Tables)
-	}
-	return o.fatal
+	return o.loop.Run(ctx, loop.Work{
+		Pause: o.pause, Sweep: o.sweep, SweepAs: opSweep,
+		Wake: o.tenants, Woken: o.assign, WokenAs: opLevel,
+		Fatal: func() error { return o.fatal },
+		Stop:  o.saveSubscribers,
+	})
 }
 
 // pause is the time until something has to be done without being asked.
@@ -270,38 +253,10 @@ func (o *Owner) pause() time.Duration {
 	return next
 }
 
-// ask runs f as the owner and waits for its answer.
-func ask[T any](ctx context.Context, o *Owner, f func() (T, error)) (T, error) {
-	type answer struct {
-		v   T
-		err error
-	}
-	var none T
-	out := make(chan answer, 1)
-	call := func() {
-		if err := ctx.Err(); err != nil { // nobody waits any more
-			out <- answer{err: err}
-			return
-		}
-		v, err := f()
-		o.publish()
-		out <- answer{v, err}
-	}
-	select {
-	case o.calls <- call:
-	case <-ctx.Done():
-		return none, ctx.Err()
-	case <-o.done:
-		return none, failure.ErrStopped
-	}
-	select {
-	case a := <-out:
-		return a.v, a.err
-	case <-ctx.Done():
-		return none, ctx.Err()
-	case <-o.done:
-		return none, failure.ErrStopped
-	}
+// publishTurn puts what a turn did into the stream, before its caller has the answer.
+func (o *Owner) publishTurn() {
+	o.publish()
+	o.checkReady()
 }
 
 // publish puts what the engine did into the stream.
@@ -334,9 +289,9 @@ func (o *Owner) save(c record.Cache) { o.stored(o.journal.Note(o.ctx, c.Records(
 // commit makes a staged change count, which has to be so on the disk before it
 // is answered.
 func (o *Owner) commit(s *record.Staged) error {
-	t := o.turns.Begin()
+	end := o.loop.Part(opCommit)
 	err := s.Commit(o.ctx)
-	o.turns.SpentOn(opCommit, t)
+	end()
 	if err != nil {
 		o.stored(err)
 		return fmt.Errorf("%w: %w", failure.ErrStorage, err)
@@ -424,7 +379,7 @@ func (o *Owner) Ready() <-chan struct{} { return o.readied }
 
 // SourceFailed notes why a source cannot say anything; nil takes it back.
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
-	_, err := ask(ctx, o, func() (struct{}, error) {
+	err := o.loop.Do(ctx, opOther, func() {
 		s := o.sources[name]
 		s.err = ""
 		if why != nil {
@@ -433,7 +388,6 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 		if name == SourceFile {
 			o.directoryFailed(s)
 		}
-		return struct{}{}, nil
 	})
 	return err
 }

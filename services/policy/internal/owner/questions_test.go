@@ -55,7 +55,10 @@ func small(t *testing.T) (o *Owner, subject, stranger identity.Numeric) {
 
 func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 	o, subject, stranger := small(t)
-	o.questions <- struct{}{} // one is being worked on
+	release, err := o.questions.Hold(t.Context()) // one is being worked on
+	if err != nil {
+		t.Fatal(err)
+	}
 	for what, ask := range questions(o, subject, stranger) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -76,7 +79,7 @@ func TestQuestionThatCompilesKeepsNobodyElseWaiting(t *testing.T) {
 			t.Errorf("%s: %v, want that it stops waiting", what, err)
 		}
 	}
-	<-o.questions
+	release()
 	for what, ask := range questions(o, subject, stranger) {
 		if err := ask(t.Context()); err != nil {
 			t.Errorf("%s: %v", what, err)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
@@ -49,8 +50,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	takes := func(k policy.Key) bool {
 		return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
 	}
-	c, err := ask(ctx, o, func() (copied, error) {
-		o.operation = opRead
+	c, err := loop.Ask(ctx, o.loop, opRead, func() (copied, error) {
 		c := copied{revision: o.barrier.Policy, subjects: o.engine.Subjects()}
 		if id, ok := o.engine.Identity(f.Subject); ok {
 			c.subject = &id
@@ -127,14 +127,11 @@ func (s *source) refusal(origin string) (refused, bool) {
 // the owner goes on meanwhile. One is worked on at a time, so that questions
 // take the memory of one.
 func (o *Owner) aside(ctx context.Context, work func() error) error {
-	select {
-	case o.questions <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-o.done:
-		return failure.ErrStopped
+	release, err := o.questions.Hold(ctx)
+	if err != nil {
+		return err
 	}
-	defer func() { <-o.questions }()
+	defer release()
 	return work()
 }
 
@@ -146,8 +143,7 @@ func (o *Owner) answer(ctx context.Context, q question.Question) error {
 		draft    engine.Draft
 	}
 	look := func(draft bool) (looked, error) {
-		return ask(ctx, o, func() (l looked, err error) {
-			o.operation = opRead
+		return loop.Ask(ctx, o.loop, opRead, func() (l looked, err error) {
 			l.complete, err = q.Begin(question.View{
 				Engine: o.engine, Identities: o.identities, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
 				Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store,
@@ -157,7 +153,7 @@ func (o *Owner) answer(ctx context.Context, q question.Question) error {
 			case l.complete:
 				err = q.Evaluate(o.engine)
 			case draft:
-				o.operation = opDraft
+				o.loop.Rename(opDraft)
 				l.draft = o.engine.Draft()
 			}
 			return l, err
@@ -210,8 +206,7 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	}
 	var compared *question.Comparison
 	if err := o.aside(ctx, func() error {
-		draft, err := ask(ctx, o, func() (engine.Draft, error) {
-			o.operation = opDraft
+		draft, err := loop.Ask(ctx, o.loop, opDraft, func() (engine.Draft, error) {
 			for _, d := range docs {
 				if old := o.policies[d.Object.Key]; old != nil && o.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
@@ -242,10 +237,9 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 
 // Status looks at everything.
 func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
-	return ask(ctx, o, func() (summary.Status, error) {
-		o.operation = opRead
+	return loop.Ask(ctx, o.loop, opRead, func() (summary.Status, error) {
 		s := summary.Status{
-			Busy:     o.turns.All(),
+			Busy:     o.loop.Figures(),
 			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
 			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.journal.Size(),
 		}

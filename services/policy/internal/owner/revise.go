@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -60,25 +61,13 @@ type revision struct {
 	ended    bool
 }
 
-// hold waits until no other change of policies is under way.
-func (o *Owner) hold(ctx context.Context) (release func(), err error) {
-	select {
-	case o.revising <- struct{}{}:
-		return func() { <-o.revising }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-o.done:
-		return nil, failure.ErrStopped
-	}
-}
-
 // revise makes a change of policies: all of it at once, or nothing. A small one
 // is one turn of the owner. What takes longer of a large one is done beside the
 // owner, as is writing its records, or in many short turns, as is compiling its
 // tables; the last turn makes all of it count. Decide and done run in turns of
 // the owner.
 func (o *Owner) revise(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
-	release, err := o.hold(ctx)
+	release, err := o.revising.Hold(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -89,7 +78,7 @@ func (o *Owner) revise(ctx context.Context, operation string, decide func() (edi
 // reviseHeld is revise for who has held Owner.revising.
 func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
 	r := &revision{owner: o, operation: operation, decide: decide, done: done}
-	out, err := ask(ctx, o, r.begin)
+	out, err := loop.Ask(ctx, o.loop, opPrepare, r.begin)
 	if err != nil || r.ended {
 		return out, err // begin has undone it
 	}
@@ -97,18 +86,17 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	last := context.WithoutCancel(ctx)
 	if err = r.stage(ctx); err == nil {
 		if err = r.prepare(ctx); err == nil {
-			out, err = ask(last, o, r.finish)
+			out, err = loop.Ask(last, o.loop, operation, r.finish)
 		}
 	}
 	if err != nil {
 		// An owner that has ended has no ledger.
-		ask(last, o, func() (struct{}, error) { //nolint:errcheck // above
+		o.loop.Do(last, opOther, func() { //nolint:errcheck // above
 			o.takeBack(r.plan.places)
-			return struct{}{}, nil
 		})
 	}
 	if serr := r.clear(last, err != nil); serr != nil {
-		_, terr := ask(last, o, func() (struct{}, error) { o.stored(serr); return struct{}{}, nil })
+		terr := o.loop.Do(last, opOther, func() { o.stored(serr) })
 		if err == nil && terr == nil && errors.Is(serr, journal.ErrLost) {
 			err = fmt.Errorf("%w: %w", failure.ErrStorage, serr)
 		}
@@ -119,7 +107,6 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 // begin finds out what the change is, and makes it if that takes no time.
 func (r *revision) begin() (out Outcome, err error) {
 	o := r.owner
-	o.operation = opPrepare
 	if r.edit, err = r.decide(); err != nil {
 		return r.edit.Outcome, err
 	}
@@ -150,7 +137,7 @@ func (r *revision) stage(ctx context.Context) (err error) {
 		return err
 	}
 	why := err
-	if _, err := ask(ctx, r.owner, func() (struct{}, error) { r.owner.stored(why); return struct{}{}, nil }); err != nil {
+	if err := r.owner.loop.Do(ctx, opOther, func() { r.owner.stored(why) }); err != nil {
 		return err
 	}
 	return fmt.Errorf("%w: %w", failure.ErrStorage, why)
@@ -174,8 +161,7 @@ func (r *revision) prepare(ctx context.Context) (err error) {
 func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
 	for more := true; more; {
 		var err error
-		if more, err = ask(ctx, r.owner, func() (bool, error) {
-			r.owner.operation = opPrepare
+		if more, err = loop.Ask(ctx, r.owner.loop, opPrepare, func() (bool, error) {
 			return step(), nil
 		}); err != nil {
 			return err
@@ -187,7 +173,7 @@ func (r *revision) repeat(ctx context.Context, step func() (more bool)) error {
 // finish makes the change.
 func (r *revision) finish() (Outcome, error) {
 	o := r.owner
-	o.operation = r.operation
+	o.loop.Rename(r.operation)
 	err := o.change(r.plan, r.staged)
 	if err == nil {
 		r.done(&r.edit)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -388,12 +389,11 @@ func (o *Owner) level(ctx context.Context) {
 		return
 	}
 	// The owner answers, or is gone, and then nothing matters.
-	ask(ctx, o, func() (struct{}, error) { //nolint:errcheck // above
+	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
 		o.problem("shares of limits", err)
 		close(o.leveled)
 		o.leveled = make(chan struct{})
-		return struct{}{}, nil
 	})
 }
 
@@ -429,8 +429,7 @@ func (o *Owner) assign() {
 
 // Shares returns what the tenants have of each limit.
 func (o *Owner) Shares(ctx context.Context) ([]shares.Usage, error) {
-	return ask(ctx, o, func() ([]shares.Usage, error) {
-		o.operation = opRead
+	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
 		return append(append(o.ledger.Usage(), o.isolations.Usage()...), o.splits()...), nil
 	})
 }
@@ -477,7 +476,7 @@ type closedForm struct {
 // in force, and the former ones may allow what the new ones deny. The next change of the
 // policies that is stored ends it.
 func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
-	_, err := ask(ctx, o, func() (struct{}, error) {
+	_, err := loop.Ask(ctx, o.loop, opOther, func() (struct{}, error) {
 		o.sources[l.source].err = why.Error()
 		var c engine.Change
 		shut := func(k policy.Key, p *Policy) {
@@ -523,8 +522,7 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 
 // StorageFailure returns why the state cannot be stored; empty: it can.
 func (o *Owner) StorageFailure(ctx context.Context) (string, error) {
-	return ask(ctx, o, func() (string, error) {
-		o.operation = opRead
+	return loop.Ask(ctx, o.loop, opRead, func() (string, error) {
 		return o.problems[partStorage], nil
 	})
 }
@@ -533,8 +531,7 @@ func (o *Owner) StorageFailure(ctx context.Context) (string, error) {
 // tables are too large, or a change could not be stored. What all nodes do not enforce, such
 // as policies that exceed a share, is not among them.
 func (o *Owner) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
-	return ask(ctx, o, func() (map[policy.Key]string, error) {
-		o.operation = opRead
+	return loop.Ask(ctx, o.loop, opRead, func() (map[policy.Key]string, error) {
 		out := make(map[policy.Key]string)
 		for k, form := range o.closed {
 			if form.of != nil { // else its object is gone

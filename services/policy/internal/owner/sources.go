@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/gate"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
@@ -188,7 +189,7 @@ type Acceptance struct {
 // AcceptWithout ends the waiting for a file of policies that was never read, and
 // records it. To validate changes nothing.
 func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
-	return ask(ctx, o, func() (Acceptance, error) {
+	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) {
 		src := o.sources[SourceFile]
 		if src == nil {
 			return Acceptance{}, fmt.Errorf(

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -71,12 +72,8 @@ func (s *subscriber) wants(x identity.Numeric) bool { _, ok := s.subjects[x]; re
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
-	select {
-	case <-o.gate.Opened():
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-o.done:
-		return nil, failure.ErrStopped
+	if err := o.loop.Wait(ctx, o.gate.Opened()); err != nil {
+		return nil, err
 	}
 	name := want.Name
 	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
@@ -85,8 +82,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 	}
 	for more := true; more; {
 		var err error
-		if more, err = ask(ctx, o, func() (bool, error) {
-			o.operation = opSubscribe
+		if more, err = loop.Ask(ctx, o.loop, opSubscribe, func() (bool, error) {
 			s, err := o.subscriber(want)
 			if err != nil {
 				return false, err
@@ -96,8 +92,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 			return nil, err
 		}
 	}
-	return ask(ctx, o, func() (*stream.Session, error) {
-		o.operation = opSubscribe
+	return loop.Ask(ctx, o.loop, opSubscribe, func() (*stream.Session, error) {
 		s, err := o.subscriber(want)
 		if err != nil {
 			return nil, err
@@ -199,7 +194,7 @@ func (o *Owner) saveSubscriber(name string, s *subscriber) {
 func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
 	// The owner answers soon, or is gone, and then nothing matters.
-	ask(context.Background(), o, func() (struct{}, error) { //nolint:errcheck // above
+	loop.Ask(context.Background(), o.loop, opOther, func() (struct{}, error) { //nolint:errcheck // above
 		if s := o.subscribers[name]; s != nil && s.session == session {
 			s.session = nil
 			switch s.until = o.config.Now(); {
@@ -218,8 +213,7 @@ func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 // Change adds and removes interests of a connected subscriber. Removals come
 // first.
 func (o *Owner) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
-	_, err := ask(ctx, o, func() (struct{}, error) {
-		o.operation = opInterest
+	_, err := loop.Ask(ctx, o.loop, opInterest, func() (struct{}, error) {
 		s := o.subscribers[name]
 		if s == nil || s.session != session {
 			return struct{}{}, stream.ErrReplaced
@@ -353,7 +347,7 @@ func (o *Owner) noteReduced() {
 // Refuse notes that a subscriber did not take a table. It keeps the one before
 // it, which is told of no more changes.
 func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject identity.Numeric, table policytable.ID, reason string) error {
-	_, err := ask(ctx, o, func() (struct{}, error) {
+	err := o.loop.Do(ctx, opOther, func() {
 		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 			// A table that nothing is bound to any more does not matter.
 			if now, ok := o.engine.BoundID(subject, d); !ok || now != table || table == policytable.AllowAll {
@@ -364,7 +358,6 @@ func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject ide
 				"subject", uint32(subject), "direction", d.String(), "table", uint64(table), "reason", reason, "largest_share", r.Policy)
 			session.Refuse(stream.Refused{Subject: subject, Direction: d}, r)
 		}
-		return struct{}{}, nil
 	})
 	return err
 }
@@ -426,7 +419,7 @@ func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.N
 func (o *Owner) await(
 	ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error),
 ) (stream.Progress, error) {
-	goal, err := ask(ctx, o, func() (stream.Goal, error) {
+	goal, err := loop.Ask(ctx, o.loop, opOther, func() (stream.Goal, error) {
 		b, err := begin()
 		if err != nil {
 			return stream.Goal{}, err
@@ -447,22 +440,16 @@ func (o *Owner) await(
 		if out, reached, err := goal.Reached(states); err != nil || reached {
 			return out, err
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return stream.Progress{}, ctx.Err()
-		case <-o.done:
-			return stream.Progress{}, failure.ErrStopped
+		if err := o.loop.Wait(ctx, changed); err != nil {
+			return stream.Progress{}, err
 		}
 	}
 }
 
 // SetIdentities takes over what the identity service says has changed.
 func (o *Owner) SetIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric) error {
-	_, err := ask(ctx, o, func() (struct{}, error) {
-		o.operation = opIdentity
+	err := o.loop.Do(ctx, opIdentity, func() {
 		o.setIdentities(set, gone)
-		return struct{}{}, nil
 	})
 	return err
 }
@@ -474,8 +461,7 @@ func (o *Owner) Narrows(ctx context.Context, n identity.Numeric, labels label.Se
 	if err != nil {
 		return false, err
 	}
-	return ask(ctx, o, func() (bool, error) {
-		o.operation = opRead
+	return loop.Ask(ctx, o.loop, opRead, func() (bool, error) {
 		next := next.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels)
 		return o.ready && o.engine.Narrows(n, next), nil
 	})
@@ -513,10 +499,9 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 // TakeIdentities does the same, and notes the revision of the identity service up
 // to which the owner has every change then; zero: that is not known.
 func (o *Owner) TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error {
-	_, err := ask(ctx, o, func() (struct{}, error) {
+	err := o.loop.Do(ctx, opOther, func() {
 		o.setIdentities(set, gone)
 		o.barrier.IdentityService = at
-		return struct{}{}, nil
 	})
 	return err
 }
@@ -525,8 +510,7 @@ func (o *Owner) TakeIdentities(ctx context.Context, set []peer.Identity, gone []
 func (o *Owner) CompleteIdentities(ctx context.Context, listed map[identity.Numeric]struct{}) error {
 	for more := true; more; {
 		var err error
-		if more, err = ask(ctx, o, func() (bool, error) {
-			o.operation = opIdentity
+		if more, err = loop.Ask(ctx, o.loop, opIdentity, func() (bool, error) {
 			var gone []identity.Numeric
 			for x := range o.identities {
 				if _, ok := listed[x]; !ok {

@@ -9,10 +9,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-net/sluice/kit/desired/loop/loopmetrics"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
-	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // figures are what the metrics are taken from.
@@ -95,17 +95,8 @@ var metrics = []metric{
 	newMetric("problems", "Problems in the status.", prometheus.GaugeValue, func(f figures) float64 { return float64(f.ProblemCount) }),
 }
 
-// The owner's time; the label operation is one of those that package owner lists.
-var (
-	busyDesc = prometheus.NewDesc("sluice_policy_owner_busy_seconds",
-		"How long the one goroutine that owns policy was busy with each operation; every other waits as long.", []string{"operation"}, nil)
-	longestDesc = prometheus.NewDesc("sluice_policy_owner_busy_longest_seconds", "The longest of them since the start.", []string{"operation"}, nil)
-)
-
-func collectBusy(ch chan<- prometheus.Metric, b turns.Busy) {
-	ch <- prometheus.MustNewConstHistogram(busyDesc, b.Count, b.Sum.Seconds(), b.Cumulative(), b.Operation)
-	ch <- prometheus.MustNewConstMetric(longestDesc, prometheus.GaugeValue, b.Longest.Seconds(), b.Operation)
-}
+// turns show the owner's time; the label operation is one of those that package owner lists.
+var turns = loopmetrics.New("sluice_policy_", "policy")
 
 // The limits that tenants share; the label limit is its name in the settings.
 var (
@@ -134,9 +125,10 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
-	for _, d := range []*prometheus.Desc{busyDesc, longestDesc, limitDesc, limitUsedDesc, exceedsDesc} {
+	for _, d := range []*prometheus.Desc{limitDesc, limitUsedDesc, exceedsDesc} {
 		ch <- d
 	}
+	turns.Describe(ch)
 }
 
 // collectTimeout is how long a scrape waits for the owner's turn.
@@ -159,7 +151,5 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range f.Limits {
 		collectLimit(ch, u)
 	}
-	for _, b := range f.Busy {
-		collectBusy(ch, b)
-	}
+	turns.Collect(ch, f.Busy)
 }

@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // Status is a summary.
@@ -32,7 +32,7 @@ type Status struct {
 	Names       int
 	Addresses   int
 	Journal     int64
-	Busy        []turns.Busy
+	Busy        []loop.Figures
 	Sources     []SourceStatus
 	Subscribers []SubscriberStatus
 	// Problems are the first of them, and a line about the rest.

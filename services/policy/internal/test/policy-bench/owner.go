@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -26,7 +27,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	tables "github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
-	"github.com/sluice-net/sluice/services/policy/internal/turns"
 )
 
 // owned is the owner of policy in this process, with a subscriber that takes
@@ -109,7 +109,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		if err != nil {
 			return nil, err
 		}
-		worst := turns.Busy{Figures: busy.Figures{Operation: "nothing longer than before"}}
+		worst := loop.Figures{Figures: busy.Figures{Operation: "nothing longer than before"}}
 		for _, b := range st.Busy {
 			if b.Longest > longest[b.Operation] {
 				longest[b.Operation] = b.Longest

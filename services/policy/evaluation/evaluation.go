@@ -14,10 +14,10 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/kube/tenants"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"

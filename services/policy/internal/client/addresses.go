@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 // resolveTimeout limits one call.
@@ -32,7 +32,7 @@ func NewAddresses(cc grpc.ClientConnInterface) Addresses {
 }
 
 // IdentityOf returns the identity of an address: identity.UnknownInCluster if the address lies in a range of a node
-// and belongs to no endpoint, 0 if it lies outside of the cluster. It returns failure.ErrUnresolved if the identity
+// and belongs to no endpoint, 0 if it lies outside of the cluster. It returns peer.ErrUnresolved if the identity
 // service does not answer, or does not know the addresses of the cluster yet.
 func (a Addresses) IdentityOf(ctx context.Context, addr netip.Addr) (identity.Numeric, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
@@ -42,7 +42,7 @@ func (a Addresses) IdentityOf(ctx context.Context, addr netip.Addr) (identity.Nu
 	case status.Code(err) == codes.NotFound:
 		return 0, nil
 	case err != nil:
-		return 0, fmt.Errorf("%w: %w", failure.ErrUnresolved, err)
+		return 0, fmt.Errorf("%w: %w", peer.ErrUnresolved, err)
 	case r.GetMapping() != nil:
 		return identity.Numeric(r.GetMapping().GetIdentity()), nil
 	case r.GetRangeNode() != "":

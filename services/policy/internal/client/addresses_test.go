@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
 // mappings answers as the identity service of a cluster.
@@ -66,11 +66,11 @@ func TestAddressesHaveTheIdentityThatTheClusterKnows(t *testing.T) {
 			t.Errorf("%s: %d, %v; want %d", text, got, err, want)
 		}
 	}
-	if n, err := a.IdentityOf(t.Context(), netip.MustParseAddr("10.0.0.1")); !errors.Is(err, failure.ErrUnresolved) {
+	if n, err := a.IdentityOf(t.Context(), netip.MustParseAddr("10.0.0.1")); !errors.Is(err, peer.ErrUnresolved) {
 		t.Errorf("of a service that does not know yet: %d, %v", n, err)
 	}
 	srv.Stop()
-	if n, err := a.IdentityOf(t.Context(), netip.MustParseAddr("192.0.2.1")); !errors.Is(err, failure.ErrUnresolved) {
+	if n, err := a.IdentityOf(t.Context(), netip.MustParseAddr("192.0.2.1")); !errors.Is(err, peer.ErrUnresolved) {
 		t.Errorf("of a service that is away: %d, %v", n, err)
 	}
 }

@@ -5,14 +5,15 @@ package owner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/gate"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -179,6 +180,9 @@ func (o *Owner) waitsFor() (out []string) {
 	return out
 }
 
+// ErrNotMissing says that nothing waits for the file that a caller accepts as missing.
+var ErrNotMissing = errors.New("nothing waits for it")
+
 // Acceptance is the answer of AcceptWithout.
 type Acceptance struct {
 	File    string   // as the source calls it
@@ -193,7 +197,7 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 		src := o.sources[SourceFile]
 		if src == nil {
 			return Acceptance{}, fmt.Errorf(
-				"%w: no directory of policies is configured (sources.directory)", failure.ErrNotMissing)
+				"%w: no directory of policies is configured (sources.directory)", ErrNotMissing)
 		}
 		part := name
 		if _, ok := src.missing[part]; !ok && filepath.Dir(name) == filepath.Clean(o.config.Directory) {
@@ -203,10 +207,10 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 		switch {
 		case o.gate.HasListed(SourceFile):
 			return Acceptance{}, fmt.Errorf("%w: the files of %s were read, or accepted, before: what was in force of %s stays",
-				failure.ErrNotMissing, o.config.Directory, name)
+				ErrNotMissing, o.config.Directory, name)
 		case !ok:
 			return Acceptance{}, fmt.Errorf("%w: %s; missing are: %s",
-				failure.ErrNotMissing, name, strings.Join(incomplete(src), "; "))
+				ErrNotMissing, name, strings.Join(incomplete(src), "; "))
 		case validateOnly:
 			return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
 		}

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -107,7 +106,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			if c.want != "" {
 				listing(o)
 				_, err := o.AcceptWithout(t.Context(), "other.yaml", false)
-				if !errors.Is(err, failure.ErrNotMissing) || !strings.Contains(err.Error(), c.part) {
+				if !errors.Is(err, ErrNotMissing) || !strings.Contains(err.Error(), c.part) {
 					t.Errorf("another file is accepted as missing: %v", err)
 				}
 				if _, err := o.AcceptWithout(t.Context(), c.part, true); err != nil || !waits(t, o) {
@@ -120,7 +119,7 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 				if err != nil || got.File != c.part || len(got.Waiting) > 0 || waits(t, o) {
 					t.Errorf("accepted: %+v, %v, waits %t", got, err, waits(t, o))
 				}
-				if _, err := o.AcceptWithout(t.Context(), c.part, false); !errors.Is(err, failure.ErrNotMissing) {
+				if _, err := o.AcceptWithout(t.Context(), c.part, false); !errors.Is(err, ErrNotMissing) {
 					t.Errorf("accepted again: %v", err)
 				}
 				stop()

@@ -11,12 +11,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -216,7 +216,7 @@ func (o *Owner) Change(ctx context.Context, name string, session *stream.Session
 	_, err := loop.Ask(ctx, o.loop, opInterest, func() (struct{}, error) {
 		s := o.subscribers[name]
 		if s == nil || s.session != session {
-			return struct{}{}, stream.ErrReplaced
+			return struct{}{}, failure.ErrReplaced
 		}
 		addrs := func(ls []engine.Location) (as []netip.Addr) {
 			for _, l := range ls {

@@ -9,6 +9,7 @@
 package peer
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,6 +18,10 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 )
+
+// ErrUnresolved says that an address is given without an identity, and that
+// sluice-identity does not say which one it has.
+var ErrUnresolved = errors.New("sluice-identity does not say who has the address")
 
 // Identity is a peer as policy sees it. It is immutable: other labels are
 // another identity, except for sets that live on one node, which are replaced.

@@ -12,9 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -35,13 +37,13 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 			policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND,
 		},
 		{failure.ErrNotFound, codes.NotFound, policyv1.ErrorReason_ERROR_REASON_IDENTITY_NOT_FOUND},
-		{failure.ErrUnresolved, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED},
+		{peer.ErrUnresolved, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED},
 		{failure.ErrOwned, codes.AlreadyExists, policyv1.ErrorReason_ERROR_REASON_POLICY_OWNED},
 		{failure.ErrForeign, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_POLICY_FOREIGN},
 		{failure.ErrEmpty, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_SET_EMPTY},
-		{failure.ErrNotMissing, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_FILE_NOT_MISSING},
+		{owner.ErrNotMissing, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_FILE_NOT_MISSING},
 		{failure.ErrRefused, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_REFUSED_BY_SUBSCRIBER},
-		{failure.ErrHeld, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED},
+		{stream.ErrHeld, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_EARLIER_STATE_ENFORCED},
 		{failure.ErrLimit, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED},
 		{failure.ErrChanged, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_STATE_CHANGED},
 		{failure.ErrRevision, codes.OutOfRange, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_REVISION},
@@ -49,8 +51,8 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		{failure.ErrStopped, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_STOPPING},
 		{stream.ErrSlow, codes.ResourceExhausted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_TOO_SLOW},
 		{errFormat, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_TABLE_FORMAT},
-		{stream.ErrReplaced, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
-		{stream.ErrAck, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK},
+		{failure.ErrReplaced, codes.Aborted, policyv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED},
+		{failure.ErrAck, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_UNKNOWN_ACK},
 		{context.Canceled, codes.Canceled, 0},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, 0},
 		{errors.New("unforeseen"), codes.Internal, policyv1.ErrorReason_ERROR_REASON_INTERNAL},

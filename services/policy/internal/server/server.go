@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/model/identity"
@@ -29,7 +30,6 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -57,7 +57,7 @@ type Server struct {
 // Addresses knows the addresses of the cluster.
 type Addresses interface {
 	// IdentityOf returns the identity of an address; 0: the address lies outside of
-	// the cluster. It returns failure.ErrUnresolved if that cannot be found out.
+	// the cluster. It returns peer.ErrUnresolved if that cannot be found out.
 	IdentityOf(ctx context.Context, a netip.Addr) (identity.Numeric, error)
 }
 

@@ -33,7 +33,6 @@ import (
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -52,7 +51,7 @@ type service struct {
 	cluster addresses
 }
 
-// addresses maps addresses of a cluster to identities. While away, it answers ErrUnresolved.
+// addresses maps addresses of a cluster to identities. While away, it answers peer.ErrUnresolved.
 type addresses struct {
 	known map[string]identity.Numeric
 	away  bool
@@ -60,7 +59,7 @@ type addresses struct {
 
 func (a *addresses) IdentityOf(_ context.Context, x netip.Addr) (identity.Numeric, error) {
 	if a.away {
-		return 0, failure.ErrUnresolved
+		return 0, peer.ErrUnresolved
 	}
 	return a.known[x.String()], nil
 }

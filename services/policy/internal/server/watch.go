@@ -7,12 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc"
 
+	"github.com/sluice-net/sluice/kit/desired/answer"
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -20,7 +20,6 @@ import (
 	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -37,18 +36,17 @@ type tables = grpc.BidiStreamingServer[policyv1.WatchPolicyTablesRequest, policy
 
 // WatchPolicyTables implements the service.
 func (s *Server) WatchPolicyTables(conn tables) error {
-	ctx, cancel := context.WithCancel(conn.Context())
-	defer cancel()
 	first, err := conn.Recv()
 	if err != nil {
 		return err
 	}
 	sub := first.GetSubscribe()
 	if sub == nil {
-		return statusOf(&failure.FieldError{Field: "message", Err: errors.New("the first message is not subscribe")})
+		return statusOf(answer.ErrNoSubscribe)
 	}
 	if !slices.Contains(sub.GetFormats(), policywire.Format) {
-		return statusOf(fmt.Errorf("%w: the subscriber understands %v, this service sends %v: both must be of one release", errFormat, sub.GetFormats(), policywire.Format))
+		return statusOf(fmt.Errorf("%w: the subscriber understands %v, this service sends %v: both must be of one release",
+			errFormat, sub.GetFormats(), policywire.Format))
 	}
 	var in stream.Incarnation
 	if b := sub.GetIncarnation(); len(b) == len(in) {
@@ -58,7 +56,7 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	if err != nil {
 		return statusOf(err)
 	}
-	session, err := s.Owner.Subscribe(ctx, owner.Subscription{
+	session, err := s.Owner.Subscribe(conn.Context(), owner.Subscription{
 		Name: sub.GetName(), Role: role(sub.GetRole()), Incarnation: in, Seq: sub.GetSeq(),
 		Interest: owner.Interest{Subjects: numbers(sub.GetSubjects()), Locations: places},
 	})
@@ -66,50 +64,39 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 		return statusOf(err)
 	}
 	defer s.Owner.Unsubscribe(sub.GetName(), session)
-
-	// Both end right after this has returned, which is what ends a Send to a
-	// client that does not read, and a Recv from one that does not write.
-	received, sent := make(chan error, 1), make(chan error, 1)
-	go func() { received <- s.receive(ctx, conn, sub.GetName(), session) }()
-	go func() { sent <- s.send(ctx, conn, session, sub.GetEnforced()) }()
-	for {
-		select {
-		case err := <-received:
-			return err
-		case err := <-sent:
-			return err
-		case <-session.Ended():
-			return statusOf(session.Err())
-		case <-ctx.Done():
-			return statusOf(ctx.Err())
-		case <-time.After(session.Check()):
-		}
-	}
+	return answer.Serve(conn, answer.Session[policyv1.WatchPolicyTablesRequest, policyv1.WatchPolicyTablesResponse]{
+		Next: func(ctx context.Context) (*policyv1.WatchPolicyTablesResponse, error) {
+			m, err := session.Next(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return s.message(m, sub.GetEnforced()), nil
+		},
+		Take: func(ctx context.Context, m *policyv1.WatchPolicyTablesRequest) error {
+			return s.take(ctx, m, sub.GetName(), session)
+		},
+		Ended: session.Ended(), Err: session.Err, Check: session.Check,
+	}, &answers)
 }
 
-// send passes messages on. enforced is what the subscriber enforced before, nil
-// if it did not say.
-func (s *Server) send(ctx context.Context, conn tables, session *stream.Session, enforced *policyv1.EnforcedState) error {
+// message writes a message. enforced is what the subscriber enforced before, nil if it
+// did not say.
+func (s *Server) message(m stream.Message, enforced *policyv1.EnforcedState) *policyv1.WatchPolicyTablesResponse {
 	incarnation := s.Owner.Incarnation()
-	for {
-		m, err := session.Next(ctx)
-		if err != nil {
-			return statusOf(err)
-		}
-		out := &policyv1.WatchPolicyTablesResponse{Incarnation: incarnation[:], Seq: m.Seq, Format: policywire.Format, Steps: make([]*policyv1.Step, 0, len(m.Steps)+2)}
-		for _, ev := range m.Steps {
-			out.Steps = append(out.Steps, step(ev, m.Revision))
-		}
-		if m.Complete {
-			out.Steps = append(out.Steps, policywire.Step(policytable.SnapshotComplete{}))
-		}
-		if b := m.Barrier; b != nil {
-			out.Steps = append(out.Steps, barrier(b, enforced))
-		}
-		if err := conn.Send(out); err != nil {
-			return err
-		}
+	out := &policyv1.WatchPolicyTablesResponse{
+		Incarnation: incarnation[:], Seq: m.Seq, Format: policywire.Format,
+		Steps: make([]*policyv1.Step, 0, len(m.Steps)+2),
 	}
+	for _, ev := range m.Steps {
+		out.Steps = append(out.Steps, step(ev, m.Revision))
+	}
+	if m.Complete {
+		out.Steps = append(out.Steps, policywire.Step(policytable.SnapshotComplete{}))
+	}
+	if b := m.Barrier; b != nil {
+		out.Steps = append(out.Steps, barrier(b, enforced))
+	}
+	return out
 }
 
 func barrier(b *stream.Barrier, enforced *policyv1.EnforcedState) *policyv1.Step {
@@ -158,21 +145,6 @@ func firstSources(all [][]policytable.Source) [][]policytable.Source {
 	return all
 }
 
-func (s *Server) receive(ctx context.Context, conn tables, name string, session *stream.Session) error {
-	for {
-		m, err := conn.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := s.take(ctx, m, name, session); err != nil {
-			return statusOf(err)
-		}
-	}
-}
-
 func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest, name string, session *stream.Session) error {
 	switch x := m.GetMessage().(type) {
 	case *policyv1.WatchPolicyTablesRequest_Ack:
@@ -202,7 +174,7 @@ func (s *Server) take(ctx context.Context, m *policyv1.WatchPolicyTablesRequest,
 		}
 		return s.Owner.Change(ctx, name, session, owner.Interest{Locations: add}, remove)
 	}
-	return &failure.FieldError{Field: "message", Err: errors.New("subscribe is only the first message")}
+	return answer.ErrSubscribed
 }
 
 func role(r policyv1.SubscriberRole) owner.Role {

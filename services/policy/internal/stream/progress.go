@@ -4,13 +4,17 @@
 package stream
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
+
+// ErrHeld says that a subscriber goes on enforcing an earlier state.
+var ErrHeld = errors.New("an earlier state stays enforced")
 
 // Goal is what somebody waits for: that subscribers acknowledge a barrier.
 type Goal struct {
@@ -59,7 +63,7 @@ func (g Goal) Reached(states []State) (Progress, bool, error) {
 		}
 		if s.Enforced.Policy < g.Barrier.Policy || s.Enforced.Address < g.Barrier.Address {
 			if s.Hold != nil {
-				return Progress{}, false, fmt.Errorf("%w: %s: %s", failure.ErrHeld, s.Name, s.Hold.Reason)
+				return Progress{}, false, fmt.Errorf("%w: %s: %s", ErrHeld, s.Name, s.Hold.Reason)
 			}
 			waiting = true
 		}

@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/failure"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
@@ -60,7 +60,7 @@ func TestGoalIsReachedByTheConnectedOnesThatAreWaitedFor(t *testing.T) {
 		"a refusal ends it":                   {states: []State{refuses}, err: failure.ErrRefused},
 		"a refusal of the subject ends it":    {states: []State{refuses}, subjects: []identity.Numeric{300}, err: failure.ErrRefused},
 		"a refusal of another does not":       {states: []State{refuses}, subjects: []identity.Numeric{301}},
-		"one that holds an older one ends it": {states: []State{holds}, err: failure.ErrHeld},
+		"one that holds an older one ends it": {states: []State{holds}, err: ErrHeld},
 	} {
 		t.Run(name, func(t *testing.T) {
 			goal := goal

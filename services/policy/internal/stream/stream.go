@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -34,10 +35,6 @@ var (
 	// ErrSlow: the subscriber did not read, or acknowledge, for too long.
 	ErrSlow = errors.New("the subscriber is too far behind and was disconnected; subscribe again")
 	errGone = errors.New("the subscriber has gone")
-	// ErrReplaced: another connection gave the same name.
-	ErrReplaced = errors.New("a newer connection has the name of this subscriber")
-	// ErrAck: an acknowledgement of what was never sent.
-	ErrAck = errors.New("a message that was not sent is acknowledged")
 )
 
 // Incarnation is a run of the service.
@@ -350,7 +347,7 @@ func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable
 	defer l.mu.Unlock()
 	name, in, seq := who.Name, who.Incarnation, who.Seq
 	if old := l.sessions[name]; old != nil {
-		l.end(old, ErrReplaced)
+		l.end(old, failure.ErrReplaced)
 	}
 	l.last = b
 	s = &Session{log: l, name: name, watches: who.Watches, moved: time.Now(), ended: make(chan struct{})}
@@ -468,7 +465,7 @@ func (s *Session) Ack(seq uint64) error {
 		return s.err
 	}
 	if seq > s.pos.sent {
-		return fmt.Errorf("%w: %d, the last was %d", ErrAck, seq, s.pos.sent)
+		return fmt.Errorf("%w: %d, the last was %d", failure.ErrAck, seq, s.pos.sent)
 	}
 	if seq <= s.pos.acked || s.watches {
 		return nil
@@ -488,7 +485,7 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	case s.err != nil:
 		return s.err
 	case seq > s.pos.sent:
-		return fmt.Errorf("%w: %d, the last was %d", ErrAck, seq, s.pos.sent)
+		return fmt.Errorf("%w: %d, the last was %d", failure.ErrAck, seq, s.pos.sent)
 	case s.watches:
 		return nil
 	}

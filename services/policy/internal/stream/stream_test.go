@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -156,7 +157,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 func TestAcknowledgementIsOfWhatWasSent(t *testing.T) {
 	l := NewLog(Defaults())
 	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
-	if err := s.Ack(1); !errors.Is(err, ErrAck) {
+	if err := s.Ack(1); !errors.Is(err, failure.ErrAck) {
 		t.Errorf("nothing was sent: %v", err)
 	}
 	m, err := s.Next(t.Context())

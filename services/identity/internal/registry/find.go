@@ -182,10 +182,19 @@ func (v *view) setOwn(u *Underlay) {
 	if u == nil {
 		return
 	}
+	touch := func() {
+		for a := range v.ownAddresses {
+			for other := range v.claimed[a] {
+				v.touch(Key{Node: other})
+			}
+		}
+	}
+	touch()
 	v.ownAddresses = map[netip.Addr]struct{}{}
 	for _, a := range slices.Concat(u.Addresses, u.Overlay) {
 		v.ownAddresses[a] = struct{}{}
 	}
+	touch()
 	for a := range v.apiServers {
 		v.touch(mappingKey(a))
 	}

@@ -1120,7 +1120,7 @@ type Status struct {
 	Unassigned error
 }
 
-// Overlap is a range that another node claims and does not have, or, without Claimed, one
+// Overlap is a range, or an address of its own, that another node claims and does not have, or, without Claimed, one
 // that it had before the store was rebuilt and has not claimed again.
 type Overlap struct {
 	Node    string
@@ -1135,7 +1135,7 @@ func (r *Registry) Status() Status {
 	s := r.view.status()
 	s.Registered = r.revision != 0
 	s.Pending, s.Problem, s.Ranges = len(r.dirty)+len(r.writing), r.problem, r.refusals()
-	s.Overlaps, s.Unassigned = r.view.overlaps(), r.assignmentProblem()
+	s.Overlaps, s.Unassigned = append(r.view.overlaps(), r.view.contestedAddresses()...), r.assignmentProblem()
 	return s
 }
 

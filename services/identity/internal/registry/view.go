@@ -265,6 +265,9 @@ func (v *view) unregister(n *nodeView) (ranges bool) {
 func (v *view) claim(n *nodeView, add bool) {
 	for _, a := range slices.Concat(n.record.Underlay.Addresses, n.record.Underlay.Overlay) {
 		v.touch(mappingKey(a))
+		for other := range v.claimed[a] { // which may have it, or not any more
+			v.touch(Key{Node: other})
+		}
 		switch {
 		case !add:
 			delete(v.claimed[a], n.name)
@@ -361,6 +364,51 @@ func (v *view) want(k Key) (Item, bool) {
 func (v *view) node(n *nodeView) Node {
 	out := Node{Name: n.name, Record: n.record, Refused: n.refused}
 	out.Record.Ranges = n.ranges
+	others := func(a netip.Addr) bool { return v.reached(a) != n.name }
+	if slices.ContainsFunc(n.record.Underlay.Addresses, others) {
+		out.Record.Underlay.Addresses = slices.DeleteFunc(slices.Clone(n.record.Underlay.Addresses), others)
+	}
+	return out
+}
+
+// reached is the node that is reached at an address: this one, or of those that registered it the
+// first. Two nodes at one address would break each other's packets: what comes from there is of
+// one of them.
+func (v *view) reached(a netip.Addr) string {
+	if _, ok := v.ownAddresses[a]; ok {
+		return v.own
+	}
+	var first *nodeView
+	for name := range v.claimed[a] {
+		n := v.nodes[name]
+		if slices.Contains(n.record.Underlay.Addresses, a) && (first == nil || n.created < first.created ||
+			n.created == first.created && name < first.name) {
+			first = n
+		}
+	}
+	if first == nil {
+		return ""
+	}
+	return first.name
+}
+
+// contestedAddresses are the addresses of nodes that are another node's.
+func (v *view) contestedAddresses() (out []Overlap) {
+	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+		for _, a := range v.nodes[name].record.Underlay.Addresses {
+			holder := v.reached(a)
+			if holder == name {
+				continue
+			}
+			why := fmt.Sprintf("node %s registered the address before; if it is gone, forget it", holder)
+			if holder == v.own {
+				why = "it is an address of this node"
+			}
+			out = append(out, Overlap{Node: name, Claimed: true, Refusal: Refusal{
+				Range: netip.PrefixFrom(a, a.BitLen()), Holder: holder, Reason: why,
+			}})
+		}
+	}
 	return out
 }
 

@@ -363,6 +363,48 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 	}
 }
 
+// TestAddressOfTwoNodesIsOfTheFirst: two nodes register one address, whatever their names and the
+// order in which they are heard of. It stays where it was, and is the other node's once the first
+// is forgotten. An address of this node is no other node's.
+func TestAddressOfTwoNodesIsOfTheFirst(t *testing.T) {
+	shared, alone, own := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.9")
+	good, liar := node("good", 1, "10.0.1.0/24"), node("a-liar", 2, "10.0.2.0/24")
+	good.Record.Underlay = Underlay{Addresses: []netip.Addr{shared}}
+	liar.Record.Underlay = Underlay{Addresses: []netip.Addr{own, shared, alone}}
+	for _, order := range [][]NodeKey{{good, liar}, {liar, good}} {
+		r, got := newRegistry(t, time.Hour)
+		r.view.setOwn(&Underlay{Addresses: []netip.Addr{own}})
+		has := func(what, name string, want ...netip.Addr) {
+			t.Helper()
+			var addresses []netip.Addr
+			if n := got.items[Key{Node: name}].Node; n != nil {
+				addresses = n.Record.Underlay.Addresses
+			}
+			if !slices.Equal(addresses, want) {
+				t.Errorf("%s: node %s is at %v, want %v", what, name, addresses, want)
+			}
+		}
+		r.Observe(Update{Complete: true, Nodes: order[:1]})
+		r.Observe(Update{Nodes: order[1:]})
+		has("both", "good", shared)
+		has("both", "a-liar", alone)
+		s := r.Status()
+		var named []string
+		for _, o := range s.Overlaps {
+			named = append(named, o.Node+" "+o.Range.String()+": "+o.Reason)
+		}
+		want := []string{
+			"a-liar 192.0.2.9/32: it is an address of this node",
+			"a-liar 192.0.2.1/32: node good registered the address before; if it is gone, forget it",
+		}
+		if !slices.Equal(named, want) {
+			t.Errorf("the status names %q, want %q", named, want)
+		}
+		r.Observe(Update{Removed: []Removal{{Node: "good"}}})
+		has("without the first", "a-liar", shared, alone)
+	}
+}
+
 // TestMappingOfAnotherIncarnationDoesNotCount: what another incarnation of a node has said of an address does not
 // count, whatever was written last (INV-80).
 func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {

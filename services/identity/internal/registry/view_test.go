@@ -367,7 +367,8 @@ func TestAddressOfANodeIsNoPodOfAnother(t *testing.T) {
 // order in which they are heard of. It stays where it was, and is the other node's once the first
 // is forgotten. An address of this node is no other node's.
 func TestAddressOfTwoNodesIsOfTheFirst(t *testing.T) {
-	shared, alone, own := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.9")
+	shared, alone := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	own := netip.MustParseAddr("192.0.2.9")
 	good, liar := node("good", 1, "10.0.1.0/24"), node("a-liar", 2, "10.0.2.0/24")
 	good.Record.Underlay = Underlay{Addresses: []netip.Addr{shared}}
 	liar.Record.Underlay = Underlay{Addresses: []netip.Addr{own, shared, alone}}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
@@ -36,10 +37,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
 	var sources []string
 	if cfg.Sources.Directory != "" {
-		sources = append(sources, owner.SourceFile)
+		sources = append(sources, managed.SourceFile)
 	}
 	if cfg.Kubernetes.Enabled() {
-		sources = append(sources, owner.SourceKubernetes)
+		sources = append(sources, managed.SourceKubernetes)
 	}
 	of := tenants.WithoutKubernetes(cfg.Shares.Settings())
 	changed := make(chan struct{}, 1)
@@ -104,14 +105,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.Go("health check ports", ports.Run)
 	}
 	if cfg.Sources.Directory != "" {
-		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
-		files := directory.New(cfg.Sources.Directory, "services", o.Feed(owner.SourceFile), failed, p.Log)
+		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, managed.SourceFile, why) }
+		files := directory.New(cfg.Sources.Directory, "services", o.Feed(managed.SourceFile), failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}
 	if api != nil {
 		p.Go("kubernetes addresses", api.Run)
-		objects := &kubernetes.Source{Client: api, Sink: o.Objects(owner.SourceKubernetes), Log: p.Log, SetZone: o.SetZone}
+		objects := &kubernetes.Source{Client: api, Sink: o.Objects(managed.SourceKubernetes), Log: p.Log, SetZone: o.SetZone}
 		if cfg.Node.Zone == "" {
 			objects.Node = cfg.Node.Name
 		}

@@ -178,8 +178,8 @@ func TestFatalTurnStillAnswers(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- l.Run(t.Context(), w) }()
 		answer := errors.New("the answer")
-		fail := func() (int, error) { fatal = why; return 0, answer }
-		if _, err := Ask(t.Context(), l, "fatal", fail); !errors.Is(err, answer) {
+		_, err := Ask(t.Context(), l, "fatal", func() (int, error) { fatal = why; return 0, answer })
+		if !errors.Is(err, answer) {
 			t.Fatalf("got %v, want the answer of the last turn", err)
 		}
 		if err := <-ended; !errors.Is(err, why) {

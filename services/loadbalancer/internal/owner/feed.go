@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -45,7 +46,7 @@ func (o *Owner) Feed(name string) *Feed {
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
-			if x.by.source == f.name {
+			if x.by.Source == f.name {
 				held++
 			}
 		})
@@ -204,10 +205,10 @@ func (o *Owner) compare(l *listing) *edit {
 			case ok:
 				why = fmt.Sprintf("%s is in %s already", d.Key, other)
 			case x == nil:
-			case x.by.source != l.source && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
-				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.source)
-			case x.by.source == l.source && x.by.origin != origin && (has[d.Key][x.by.origin] || stays(x.by.origin)):
-				why = fmt.Sprintf("%s is in %s already", d.Key, x.by.origin)
+			case x.by.Source != l.source && (x.by.Source == managed.SourceGRPC || o.sources[x.by.Source] != nil):
+				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.Source)
+			case x.by.Source == l.source && x.by.Origin != origin && (has[d.Key][x.by.Origin] || stays(x.by.Origin)):
+				why = fmt.Sprintf("%s is in %s already", d.Key, x.by.Origin)
 			}
 			if why == "" {
 				taken[d.Key] = origin
@@ -232,10 +233,10 @@ func (o *Owner) compare(l *listing) *edit {
 			switch _, ok := taken[b.Key]; {
 			case b.Key.Name.Name == "":
 				unnamed[origin] = true
-			case ok, x != nil && (x.by.source != l.source || x.by.origin != origin && stays(x.by.origin)):
+			case ok, x != nil && (x.by.Source != l.source || x.by.Origin != origin && stays(x.by.Origin)):
 				// another has it
 			case b.Key.Kind == service.KindService:
-				if y := closedOf(b, x, &bringer{source: l.source, origin: origin}); y != nil {
+				if y := closedOf(b, x, &managed.By{Source: l.source, Origin: origin}); y != nil {
 					taken[b.Key] = origin
 					if x == nil || !x.same(y) {
 						e.puts = append(e.puts, y)
@@ -249,7 +250,7 @@ func (o *Owner) compare(l *listing) *edit {
 			continue
 		}
 		docs := l.files[origin].docs
-		by := &bringer{source: l.source, origin: origin}
+		by := &managed.By{Source: l.source, Origin: origin}
 		for i := range docs {
 			if shadowed[docs[i].Key][origin] {
 				continue
@@ -264,8 +265,8 @@ func (o *Owner) compare(l *listing) *edit {
 		}
 	}
 	o.objects(func(x *object) {
-		if x.by.source == l.source && taken[x.key()] == "" && !stays(x.by.origin) &&
-			(!unnamed[x.by.origin] || l.files[x.by.origin].named(x.key())) {
+		if x.by.Source == l.source && taken[x.key()] == "" && !stays(x.by.Origin) &&
+			(!unnamed[x.by.Origin] || l.files[x.by.Origin].named(x.key())) {
 			e.gone = append(e.gone, x.key())
 		}
 	})
@@ -301,7 +302,7 @@ func (f *file) named(k service.ObjectKey) bool {
 
 // closedOf returns a Service of a file that cannot be read: its addresses, or those of its
 // last form if it has none that can be read, refuse connections. nil: there are none.
-func closedOf(b *manifest.Unreadable, last *object, by *bringer) *object {
+func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 	s := b.Service
 	if last != nil && last.service != nil && (s == nil || len(s.ClusterIPs) == 0 && s.HasFrontends()) {
 		s = last.service

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -75,7 +76,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 ) error {
 	o := f.owner
 	refused := make(map[service.ObjectKey]string)
-	by := &bringer{source: f.name}
+	by := &managed.By{Source: f.name}
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{}
 		clear(refused)
@@ -90,11 +91,11 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
 				delete(o.places.waiting, k) // it says something else now
-				if x != nil && x.by.source == f.name {
+				if x != nil && x.by.Source == f.name {
 					e.close(x, unreadable)
 				}
-			case x != nil && x.by.source != f.name && (x.by.source == SourceGRPC || o.sources[x.by.source] != nil):
-				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.source)
+			case x != nil && x.by.Source != f.name && (x.by.Source == managed.SourceGRPC || o.sources[x.by.Source] != nil):
+				refused[k] = fmt.Sprintf("%s belongs to the source %s", k, x.by.Source)
 			default:
 				y := newObject(&g.Object, by)
 				if x == nil || x.refuses() {
@@ -115,7 +116,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			if o.object(k) == nil {
 				o.places.uncount(k) // it waited
 			}
-			if x := o.object(k); x != nil && x.by.source == f.name {
+			if x := o.object(k); x != nil && x.by.Source == f.name {
 				e.gone = append(e.gone, k)
 			}
 		}
@@ -184,7 +185,7 @@ func (o *Owner) noteRefused(r Refused) {
 func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
-			if x.by.source == f.name {
+			if x.by.Source == f.name {
 				out = append(out, x.key())
 			}
 		})
@@ -198,7 +199,7 @@ func (f *Objects) Complete(ctx context.Context, listed map[service.ObjectKey]str
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{}
 		o.objects(func(x *object) {
-			if _, ok := listed[x.key()]; !ok && x.by.source == f.name {
+			if _, ok := listed[x.key()]; !ok && x.by.Source == f.name {
 				e.gone = append(e.gone, x.key())
 			}
 		})

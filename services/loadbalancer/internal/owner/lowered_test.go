@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
@@ -20,17 +21,18 @@ import (
 func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	dir := t.TempDir()
-	o := start(t, config, dir, SourceFile)
+	o := start(t, config, dir, managed.SourceFile)
 	text := func(name string, ports int) string { return serviceText("shop", name, "10.96.0.1", ports) }
 	files := []directory.File{
 		{Origin: "a.yaml", Data: []byte(text("a", 1))}, {Origin: "b.yaml", Data: []byte(text("b", 1))},
 	}
-	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	change := func() (replace, remove error) {
-		_, replace = o.Upsert(t.Context(), Request{Caller: Caller{Manager: "m"}, Manifests: []byte(text("a", 2))})
-		_, remove = o.Delete(t.Context(), Caller{Manager: "n"}, []service.ObjectKey{keyOf(service.KindService, "shop", "b")})
+		_, replace = o.Upsert(t.Context(), Request{Caller: managed.Caller{Manager: "m"}, Manifests: []byte(text("a", 2))})
+		_, remove = o.Delete(t.Context(), managed.Caller{Manager: "n"},
+			[]service.ObjectKey{keyOf(service.KindService, "shop", "b")})
 		return replace, remove
 	}
 	if replace, remove := change(); !errors.Is(replace, failure.ErrOwned) || !errors.Is(remove, failure.ErrForeign) {

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
@@ -22,7 +23,7 @@ import (
 // object is a service or a slice in force. It is not changed but for named. There
 // may be a hundred thousand.
 type object struct {
-	by       *bringer
+	by       *managed.By
 	remarks  *remarks // nil: there are none
 	revision uint64
 	updated  int64 // nanoseconds since 1970
@@ -35,13 +36,6 @@ type object struct {
 	// meaningful with cut.
 	share int
 	cut   bool // some of them exceed it
-}
-
-// bringer is who brought an object. Equal ones may be shared.
-type bringer struct {
-	source  string
-	origin  string
-	manager string // of SourceGRPC
 }
 
 // remarks are what an author should know.
@@ -102,7 +96,7 @@ func (x *object) says(y *object) bool {
 
 func (x *object) record() record.Record {
 	return record.Record{
-		Key: x.key(), Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: x.revision,
+		Key: x.key(), Source: x.by.Source, Origin: x.by.Origin, Manager: x.by.Manager, Revision: x.revision,
 		Updated: x.updated, Created: x.created,
 		Notes: x.remarks.get().notes, Dropped: x.remarks.get().dropped, Service: x.service, Slice: x.slice,
 	}
@@ -427,7 +421,7 @@ func (o *Owner) plan(e *edit) error {
 	if e.zone != nil {
 		o.hinted(e)
 	}
-	if len(e.puts) == 0 || e.puts[0].by.source == SourceKubernetes {
+	if len(e.puts) == 0 || e.puts[0].by.Source == managed.SourceKubernetes {
 		return nil // what of an API server exceeds a share is left out
 	}
 	l := o.config.Limits
@@ -439,7 +433,7 @@ func (o *Owner) plan(e *edit) error {
 		return fmt.Errorf("%w: there would be %d endpoint slices with %s, the limit is %d (limits.endpointSlices)",
 			failure.ErrLimit, count, last(e, service.KindSlice), l.Slices)
 	}
-	if err := o.tryCount(e); err != nil || e.puts[0].by.source != SourceGRPC {
+	if err := o.tryCount(e); err != nil || e.puts[0].by.Source != managed.SourceGRPC {
 		return err
 	}
 	if err := o.findRoom(after); err != nil {
@@ -668,7 +662,7 @@ func (o *Owner) tally(j *joined, by int) {
 }
 
 // newObject is an object of a manifest.
-func newObject(m *manifest.Object, by *bringer) *object {
+func newObject(m *manifest.Object, by *managed.By) *object {
 	x := &object{by: by, remarks: newRemarks(m.Notes, m.Dropped)}
 	if m.Service != nil {
 		x.service = m.Service.Clone()

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -39,14 +40,6 @@ import (
 var (
 	beforeApply  = fault.Register("loadbalancer/change/before-apply")
 	beforeAnswer = fault.Register("loadbalancer/change/before-answer")
-)
-
-// Names of the sources.
-const (
-	SourceGRPC = "grpc"
-	SourceFile = "file"
-	// SourceKubernetes gives the objects of an API server, one by one.
-	SourceKubernetes = "kubernetes"
 )
 
 // Limits bound what is kept.
@@ -138,7 +131,7 @@ type Owner struct {
 	places    *places                    // that services and slices have
 
 	sources  map[string]*source // that are configured
-	managers map[string]bool    // those of SourceGRPC that completed in this run
+	managers map[string]bool    // those of managed.SourceGRPC that completed in this run
 
 	subscribers map[string]*stream.Subscriber
 	sessions    map[string]*Session // of those that are connected
@@ -196,10 +189,10 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 
 func (o *Owner) restore(dir string) error {
 	touched := make(map[service.Name]struct{})
-	known := make(map[bringer]*bringer)
+	known := make(map[managed.By]*managed.By)
 	var err error
 	o.journal, o.state, err = record.Open(dir, func(r record.Record) error {
-		by := bringer{r.Source, r.Origin, r.Manager}
+		by := managed.By{Source: r.Source, Origin: r.Origin, Manager: r.Manager}
 		if known[by] == nil {
 			known[by] = &by
 		}
@@ -214,7 +207,7 @@ func (o *Owner) restore(dir string) error {
 	if err != nil {
 		return err
 	}
-	if o.sources[SourceKubernetes] != nil && o.config.Node.Zone == "" {
+	if o.sources[managed.SourceKubernetes] != nil && o.config.Node.Zone == "" {
 		o.config.Node.Zone = o.state.Zone
 	}
 	for _, name := range o.state.Complete {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -224,7 +225,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	config := testConfig(c)
 	config.Node.Zone = ""
 	node := config.Node
-	o := start(t, config, dir, SourceKubernetes)
+	o := start(t, config, dir, managed.SourceKubernetes)
 	fast, slow := o.subscribe("fast", [16]byte{}, 0), o.subscribe("slow", [16]byte{}, 0)
 	w := &world{services: make(map[string]string), slices: make(map[string]string), born: make(map[string]int)}
 	revision := uint64(0)
@@ -255,7 +256,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			}
 		}
 		if len(gone) > 0 {
-			out, err := o.Delete(t.Context(), Caller{}, gone)
+			out, err := o.Delete(t.Context(), managed.Caller{}, gone)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -323,7 +324,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			slow = again
 		case 1: // the process ends
 			o.stop()
-			o = start(t, config, dir, SourceKubernetes)
+			o = start(t, config, dir, managed.SourceKubernetes)
 			fast, slow = o.subscribe("fast", fast.owner.Incarnation(), fast.barrier.Seq), o.subscribe("slow", [16]byte{}, 0)
 			check(fast)
 		}
@@ -367,7 +368,7 @@ func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	if got := show(x.has); got != "10.96.0.1:80/tcp of default/api inside reject" {
 		t.Errorf("the subscriber has %s", got)
 	}
-	if _, err := o.Delete(t.Context(), Caller{}, []service.ObjectKey{serviceKey("api")}); err != nil {
+	if _, err := o.Delete(t.Context(), managed.Caller{}, []service.ObjectKey{serviceKey("api")}); err != nil {
 		t.Fatal(err)
 	}
 	x.until(4)
@@ -396,30 +397,30 @@ func TestSameObjectsChangeNothing(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	first := o.apply(web + "---\n" + end)
 	again := o.apply(web + "---\n" + end)
-	if first.Revision != 1 || again.Revision != 1 || first.Changes[0].Type != Created ||
-		again.Changes[0].Type != Unchanged || again.Changes[1].Type != Unchanged {
+	if first.Revision != 1 || again.Revision != 1 || first.Changes[0].Type != managed.Created ||
+		again.Changes[0].Type != managed.Unchanged || again.Changes[1].Type != managed.Unchanged {
 		t.Errorf("%+v, then %+v", first, again)
 	}
 	changed := o.apply(strings.Replace(web, "port: 80", "port: 81", 1))
-	if changed.Revision != 2 || changed.Changes[0].Type != Replaced {
+	if changed.Revision != 2 || changed.Changes[0].Type != managed.Replaced {
 		t.Errorf("%+v", changed)
 	}
 }
 
 func TestObjectsBelongToTheirManagers(t *testing.T) {
-	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), SourceFile)
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), managed.SourceFile)
 	upsert := func(manager, text string) error {
-		_, err := o.Upsert(t.Context(), Request{Caller: Caller{Manager: manager}, Manifests: []byte(text)})
+		_, err := o.Upsert(t.Context(), Request{Caller: managed.Caller{Manager: manager}, Manifests: []byte(text)})
 		return err
 	}
 	remove := func(manager, name string) error {
-		_, err := o.Delete(t.Context(), Caller{Manager: manager}, []service.ObjectKey{serviceKey(name)})
+		_, err := o.Delete(t.Context(), managed.Caller{Manager: manager}, []service.ObjectKey{serviceKey(name)})
 		return err
 	}
 	if err := upsert("a", web); err != nil {
 		t.Fatal(err)
 	}
-	f := o.Feed(SourceFile)
+	f := o.Feed(managed.SourceFile)
 	if err := f.Set(t.Context(), []directory.File{{Origin: "api.yaml", Data: []byte(api)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +456,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 
 func TestFilesAreTakenOver(t *testing.T) {
 	dir := t.TempDir()
-	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
 	select {
 	case <-o.Ready():
 		t.Error("the owner is ready before the files were listed")
@@ -466,7 +467,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	if x.barrier.SourcesComplete {
 		t.Error("the sources are complete before the files were listed")
 	}
-	f := o.Feed(SourceFile)
+	f := o.Feed(managed.SourceFile)
 	set := func(files ...directory.File) {
 		t.Helper()
 		if err := f.Set(t.Context(), files); err != nil {
@@ -517,9 +518,9 @@ func TestFilesAreTakenOver(t *testing.T) {
 	set(directory.File{Origin: "c.yaml", Same: true})
 	o.stop()
 	// Files were listed in this state: another run need not wait.
-	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
+	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
 	<-o.Ready()
-	f = o.Feed(SourceFile)
+	f = o.Feed(managed.SourceFile)
 	set()
 	if got := names(); got != "" {
 		t.Errorf("without files: services %s", got)
@@ -529,8 +530,8 @@ func TestFilesAreTakenOver(t *testing.T) {
 func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits.Services = 2
-	o := start(t, config, t.TempDir(), SourceFile)
-	f := o.Feed(SourceFile)
+	o := start(t, config, t.TempDir(), managed.SourceFile)
+	f := o.Feed(managed.SourceFile)
 	var files []directory.File
 	for i := range 4 {
 		text := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {clusterIP: 10.96.0.%d, ports: "+
@@ -556,7 +557,7 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	dir := t.TempDir()
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir)
-	mine := Caller{Manager: "m"}
+	mine := managed.Caller{Manager: "m"}
 	upsert := func(text string) {
 		t.Helper()
 		if _, err := o.Upsert(t.Context(), Request{Caller: mine, Manifests: []byte(text)}); err != nil {
@@ -577,7 +578,7 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	upsert(web) // unchanged, and named
 	dry := mine
 	dry.ValidateOnly = true
-	for _, c := range []Caller{dry, mine, mine} {
+	for _, c := range []managed.Caller{dry, mine, mine} {
 		out, err := o.Complete(t.Context(), c, o.Incarnation())
 		if err != nil {
 			t.Fatal(err)
@@ -609,10 +610,11 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
-	o := start(t, config, dir, SourceKubernetes)
+	o := start(t, config, dir, managed.SourceKubernetes)
 	upsert := func(manager, text string) {
 		t.Helper()
-		if _, err := o.Upsert(t.Context(), Request{Caller: Caller{Manager: manager}, Manifests: []byte(text)}); err != nil {
+		r := Request{Caller: managed.Caller{Manager: manager}, Manifests: []byte(text)}
+		if _, err := o.Upsert(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -633,7 +635,7 @@ func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	if err != nil || len(slices) != 1 {
 		t.Fatal(err)
 	}
-	f := o.Objects(SourceKubernetes)
+	f := o.Objects(managed.SourceKubernetes)
 	apply := func(c watch.Changes[service.ObjectKey, Given]) {
 		t.Helper()
 		if err := f.Apply(t.Context(), c); err != nil {
@@ -651,9 +653,9 @@ func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	}
 	all("after the listing of a source")
 	o.stop()
-	o = start(t, config, dir, SourceKubernetes)
+	o = start(t, config, dir, managed.SourceKubernetes)
 	upsert("m", web)
-	if _, err := o.Complete(t.Context(), Caller{Manager: "m"}, o.Incarnation()); err != nil {
+	if _, err := o.Complete(t.Context(), managed.Caller{Manager: "m"}, o.Incarnation()); err != nil {
 		t.Fatal(err)
 	}
 	all("after the listing of a manager")
@@ -663,13 +665,13 @@ func TestConditionsAndTrials(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	revision := uint64(7)
 	if _, err := o.Upsert(t.Context(), Request{
-		Caller:    Caller{IfRevision: &revision},
+		Caller:    managed.Caller{IfRevision: &revision},
 		Manifests: []byte(web),
 	}); !errors.Is(err, failure.ErrChanged) {
 		t.Errorf("at another revision: %v", err)
 	}
-	out, err := o.Upsert(t.Context(), Request{Caller: Caller{ValidateOnly: true}, Manifests: []byte(web)})
-	if err != nil || out.Revision != 0 || out.Changes[0].Type != Created {
+	out, err := o.Upsert(t.Context(), Request{Caller: managed.Caller{ValidateOnly: true}, Manifests: []byte(web)})
+	if err != nil || out.Revision != 0 || out.Changes[0].Type != managed.Created {
 		t.Errorf("a trial: %+v, %v", out, err)
 	}
 	if _, _, err := o.Get(t.Context(), named("web")); !errors.Is(err, failure.ErrNotFound) {
@@ -682,7 +684,7 @@ func TestConditionsAndTrials(t *testing.T) {
 	}
 	revision = 0
 	if out, err := o.Upsert(t.Context(), Request{
-		Caller:    Caller{IfRevision: &revision},
+		Caller:    managed.Caller{IfRevision: &revision},
 		Manifests: []byte(web),
 	}); err != nil || out.Revision != 1 {
 		t.Errorf("at this revision: %+v, %v", out, err)
@@ -897,7 +899,7 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits.Services = 2
-	o := start(t, config, dir, SourceKubernetes)
+	o := start(t, config, dir, managed.SourceKubernetes)
 	o.apply(web)
 	given := func(text string) (service.ObjectKey, Given) {
 		t.Helper()
@@ -913,7 +915,7 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 		set[k] = g
 	}
 	set[serviceKey("odd")] = Given{Err: errors.New("spec.type: is odd")}
-	f := o.Objects(SourceKubernetes)
+	f := o.Objects(managed.SourceKubernetes)
 	apply := func(c watch.Changes[service.ObjectKey, Given]) {
 		t.Helper()
 		if err := f.Apply(t.Context(), c); err != nil {
@@ -950,7 +952,7 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 	}
 	<-o.Ready()
 	// What has the room, and the name, goes; a call without changes tries again.
-	if _, err := o.Delete(t.Context(), Caller{}, []service.ObjectKey{serviceKey("web")}); err != nil {
+	if _, err := o.Delete(t.Context(), managed.Caller{}, []service.ObjectKey{serviceKey("web")}); err != nil {
 		t.Fatal(err)
 	}
 	apply(watch.Changes[service.ObjectKey, Given]{Deletes: map[service.ObjectKey]struct{}{serviceKey("api"): {}}})
@@ -963,9 +965,9 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 		t.Errorf("held %v, %v", held, err)
 	}
 	o.stop()
-	o = start(t, config, dir, SourceKubernetes)
+	o = start(t, config, dir, managed.SourceKubernetes)
 	<-o.Ready()
-	f = o.Objects(SourceKubernetes)
+	f = o.Objects(managed.SourceKubernetes)
 	if err := f.Complete(t.Context(), map[service.ObjectKey]struct{}{serviceKey("web"): {}}); err != nil {
 		t.Fatal(err)
 	}

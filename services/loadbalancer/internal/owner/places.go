@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
@@ -139,7 +140,8 @@ func orderOf(x *object, n service.Name) shares.Order {
 
 func (p *places) part(x *object, n service.Name, units, reserved int) shares.Part {
 	return shares.Part{
-		Tenant: p.tenant(n), Order: orderOf(x, n), Local: x.by.source != SourceKubernetes, Units: units, Reserved: reserved,
+		Tenant: p.tenant(n), Order: orderOf(x, n), Local: x.by.Source != managed.SourceKubernetes,
+		Units: units, Reserved: reserved,
 	}
 }
 
@@ -147,7 +149,7 @@ func (p *places) part(x *object, n service.Name, units, reserved int) shares.Par
 func (p *places) counted(x *object, created int64) shares.Object {
 	k := x.key()
 	o := shares.Object{
-		Tenant: p.tenant(k.Name), Local: x.by.source != SourceKubernetes, Units: []int{1, 0},
+		Tenant: p.tenant(k.Name), Local: x.by.Source != managed.SourceKubernetes, Units: []int{1, 0},
 		Order: shares.Order{Created: time.Unix(0, created), Namespace: k.Namespace, Name: k.Name.Name},
 	}
 	if x.slice != nil {
@@ -217,11 +219,11 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 	}
 	p.levelled = true
 	withdrawn, admitted := p.objects.Level(now)
-	by := &bringer{source: SourceKubernetes}
+	by := &managed.By{Source: managed.SourceKubernetes}
 	var changed []func()
 	for _, k := range withdrawn {
 		x := o.object(k)
-		if x == nil || x.by.source != SourceKubernetes {
+		if x == nil || x.by.Source != managed.SourceKubernetes {
 			continue
 		}
 		if x.refuses() {
@@ -243,7 +245,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 			continue
 		}
 		x := newObject(&m.Object, by)
-		if other := o.object(k); other != nil && (!other.refuses() || other.by.source != SourceKubernetes) {
+		if other := o.object(k); other != nil && (!other.refuses() || other.by.Source != managed.SourceKubernetes) {
 			continue // it is another source's by now
 		}
 		e.puts = append(e.puts, x)
@@ -265,12 +267,12 @@ func (o *Owner) recount(e *edit) {
 	for _, k := range e.gone {
 		p.uncount(k)
 	}
-	src := o.sources[SourceKubernetes]
+	src := o.sources[managed.SourceKubernetes]
 	for _, m := range e.waits {
-		x := newObject(&m.Object, &bringer{source: SourceKubernetes})
+		x := newObject(&m.Object, &managed.By{Source: managed.SourceKubernetes})
 		p.objects.Restore(m.Key, p.counted(x, m.created), false)
 		p.waiting[m.Key] = m
-		o.noteRefused(Refused{Key: m.Key, Source: SourceKubernetes, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
+		o.noteRefused(Refused{Key: m.Key, Source: managed.SourceKubernetes, Origin: m.Key.String(), Err: p.whyWaiting(m.Key)})
 	}
 	for _, x := range e.puts {
 		k := x.key()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
@@ -41,7 +42,7 @@ type Listed struct {
 // Filter says which services to list. Empty fields take all.
 type Filter struct {
 	Namespace, Name string
-	Manager         *string    // of SourceGRPC
+	Manager         *string    // of managed.SourceGRPC
 	Address         netip.Addr // of a frontend
 	WithFrontends   bool
 }
@@ -49,7 +50,7 @@ type Filter struct {
 func (f *Filter) takes(j *joined, n *compile.Node) bool {
 	x := j.object
 	if f.Namespace != "" && f.Namespace != j.name.Namespace || f.Name != "" && f.Name != j.name.Name ||
-		f.Manager != nil && (x.by.source != SourceGRPC || x.by.manager != *f.Manager) {
+		f.Manager != nil && (x.by.Source != managed.SourceGRPC || x.by.Manager != *f.Manager) {
 		return false
 	}
 	return !f.Address.IsValid() || n.HasAddress(x.service, f.Address)
@@ -103,7 +104,7 @@ func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.watch }
 func (o *Owner) listed(j *joined, frontends bool) Listed {
 	x := j.object
 	out := Listed{
-		Service: x.service, Source: x.by.source, Origin: x.by.origin, Manager: x.by.manager, Revision: j.revision,
+		Service: x.service, Source: x.by.Source, Origin: x.by.Origin, Manager: x.by.Manager, Revision: j.revision,
 		Updated: time.Unix(0, j.updated),
 		Notes:   o.notes(j), Enforced: o.enforced(j.name, j.revision),
 	}
@@ -180,7 +181,7 @@ func (o *Owner) refused(f Filter) []Refused {
 			if j.name.Name == "" {
 				why = "it names no service"
 			}
-			out = append(out, Refused{Key: x.key(), Source: x.by.source, Origin: x.by.origin, Err: why})
+			out = append(out, Refused{Key: x.key(), Source: x.by.Source, Origin: x.by.Origin, Err: why})
 		}
 	}
 	slices.SortFunc(out, func(a, b Refused) int {
@@ -277,20 +278,21 @@ func (o *Owner) status() Status {
 	}
 	counts := make(map[[2]string]int)
 	o.objects(func(x *object) {
-		counts[[2]string{x.by.source, x.by.manager}]++
+		counts[[2]string{x.by.Source, x.by.Manager}]++
 	})
 	grpc := map[string]struct{}{"": {}}
 	for m := range o.managers {
 		grpc[m] = struct{}{}
 	}
 	for at := range counts {
-		if at[0] == SourceGRPC {
+		if at[0] == managed.SourceGRPC {
 			grpc[at[1]] = struct{}{}
 		}
 	}
 	for _, m := range slices.Sorted(maps.Keys(grpc)) {
 		out.Sources = append(out.Sources, SourceStatus{
-			Name: SourceGRPC, Manager: m, Synced: m == "" || o.managers[m], Objects: counts[[2]string{SourceGRPC, m}],
+			Name: managed.SourceGRPC, Manager: m, Synced: m == "" || o.managers[m],
+			Objects: counts[[2]string{managed.SourceGRPC, m}],
 		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.sources)) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -22,8 +23,8 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	config, dir := testConfig(c), t.TempDir()
 	config.Limits = Limits{Services: 10, Slices: 100, Frontends: 1000, Backends: 1000, BackendsPerService: 500}
 	config.Node.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
-	first := start(t, config, dir, SourceKubernetes)
-	o := &apiSource{running: first, Objects: first.Objects(SourceKubernetes), clock: c}
+	first := start(t, config, dir, managed.SourceKubernetes)
+	o := &apiSource{running: first, Objects: first.Objects(managed.SourceKubernetes), clock: c}
 	wide := func(port int) string {
 		text := strings.Replace(serviceText("evil", "wide", "10.96.2.1", 3), "spec:\n",
 			"spec:\n  type: LoadBalancer\n  externalIPs: [198.51.100.1]\n", 1) +
@@ -72,8 +73,8 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 		t.Errorf("the notes: %q %v", found.Notes, err)
 	}
 	o.stop()
-	o.running = start(t, config, dir, SourceKubernetes)
-	o.Objects = o.running.Objects(SourceKubernetes)
+	o.running = start(t, config, dir, managed.SourceKubernetes)
+	o.Objects = o.running.Objects(managed.SourceKubernetes)
 	want("after a restart", 30180)
 	o.give(wide(30180))
 	want("listed again", 30180)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -47,7 +48,7 @@ func many(services, parts int) []manifest.Object {
 // listAll gives objects in batches, as a source does, and says that they are all.
 func listAll(b *testing.B, o *running, objects []manifest.Object) {
 	b.Helper()
-	f := o.Objects(SourceKubernetes)
+	f := o.Objects(managed.SourceKubernetes)
 	all := make(map[service.ObjectKey]struct{})
 	for len(objects) > 0 {
 		n := min(512, len(objects))
@@ -78,7 +79,7 @@ func BenchmarkListing(b *testing.B) {
 					Services: 65_536, Slices: 131_072, BackendsPerService: 65_536,
 					Frontends: services * 4 / 3, Backends: services * 10 / 3,
 				}
-				o := start(b, config, b.TempDir(), SourceKubernetes)
+				o := start(b, config, b.TempDir(), managed.SourceKubernetes)
 				listAll(b, o, objects)
 				if err := o.computeLevels(b.Context()); err != nil {
 					b.Fatal(err)
@@ -99,13 +100,13 @@ func BenchmarkLevel(b *testing.B) {
 				Services: 65_536, Slices: 131_072, BackendsPerService: 65_536,
 				Frontends: services * 4 / 3, Backends: services * 10 / 3,
 			}
-			o := start(b, config, b.TempDir(), SourceKubernetes)
+			o := start(b, config, b.TempDir(), managed.SourceKubernetes)
 			objects := many(services, services*5/2)
 			listAll(b, o, objects)
 			if err := o.computeLevels(b.Context()); err != nil {
 				b.Fatal(err)
 			}
-			f := o.Objects(SourceKubernetes)
+			f := o.Objects(managed.SourceKubernetes)
 			ports := objects[0].Service.Ports
 			for n := 0; b.Loop(); n++ {
 				x := *objects[0].Service

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
@@ -89,8 +90,8 @@ func startShared(t *testing.T, limits Limits) *apiSource {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config := testConfig(c)
 	config.Limits = limits
-	o := start(t, config, t.TempDir(), SourceKubernetes)
-	return &apiSource{running: o, Objects: o.Objects(SourceKubernetes), clock: c}
+	o := start(t, config, t.TempDir(), managed.SourceKubernetes)
+	return &apiSource{running: o, Objects: o.Objects(managed.SourceKubernetes), clock: c}
 }
 
 func (s *apiSource) give(texts ...string) {
@@ -307,8 +308,8 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 		config := testConfig(c)
 		config.Limits = limits
 		dir := t.TempDir()
-		o := &apiSource{running: start(t, config, dir, SourceKubernetes)}
-		o.Objects = o.running.Objects(SourceKubernetes)
+		o := &apiSource{running: start(t, config, dir, managed.SourceKubernetes)}
+		o.Objects = o.running.Objects(managed.SourceKubernetes)
 		order := rand.Perm(len(texts))
 		for i, n := range order {
 			// They are all as old: the order of names decides.
@@ -338,7 +339,7 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 			t.Fatalf("try %d: %d frontends, want %d:\n%v\n%v", try, len(got), len(want), got, want)
 		}
 		o.stop()
-		o.running = start(t, config, dir, SourceKubernetes)
+		o.running = start(t, config, dir, managed.SourceKubernetes)
 		if got := o.allFrontends(); !maps.Equal(got, want) {
 			t.Fatalf("after a restart: %d frontends, want %d:\n%v\n%v", len(got), len(want), got, want)
 		}
@@ -511,8 +512,8 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	config.Limits.Frontends = 100
 	tenants := &listedTenants{Tenants: shares.NewTenants(shares.Settings{})}
 	config.Tenants = tenants
-	o := &apiSource{running: start(t, config, t.TempDir(), SourceKubernetes), clock: c}
-	o.Objects = o.running.Objects(SourceKubernetes)
+	o := &apiSource{running: start(t, config, t.TempDir(), managed.SourceKubernetes), clock: c}
+	o.Objects = o.running.Objects(managed.SourceKubernetes)
 	for i := range 8 {
 		o.give(serviceText(fmt.Sprint("evil", i), "s", fmt.Sprint("10.96.1.", i+1), 20))
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
@@ -21,11 +22,11 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits = limits
 	dir := t.TempDir()
-	o := start(t, config, dir, SourceKubernetes)
+	o := start(t, config, dir, managed.SourceKubernetes)
 	apply := func(o *running, upserts map[service.ObjectKey]Given) {
 		t.Helper()
 		c := watch.Changes[service.ObjectKey, Given]{Upserts: upserts}
-		if err := o.Objects(SourceKubernetes).Apply(t.Context(), c); err != nil {
+		if err := o.Objects(managed.SourceKubernetes).Apply(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -58,7 +59,7 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 		}
 	}
 	o.stop()
-	o = start(t, config, dir, SourceKubernetes)
+	o = start(t, config, dir, managed.SourceKubernetes)
 	if got := o.servedAt("10.96.0.1"); got != closed {
 		t.Errorf("after a restart: %q, want %q", got, closed)
 	}
@@ -69,8 +70,8 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 // While a document does not say which object it is, the objects that the file had stay.
 func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	dir := t.TempDir()
-	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
-	f := o.Feed(SourceFile)
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
+	f := o.Feed(managed.SourceFile)
 	good := map[string]string{
 		"web":   serviceText("shop", "web", "10.96.0.1", 1),
 		"ends":  sliceText("shop", "web", 1, "10.244.0.5"),
@@ -122,8 +123,8 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	want("a Service with a wrong port", webClosed, dbLed,
 		"all.yaml: document 1, line 1, Service shop/web: spec.ports[0].port")
 	o.stop()
-	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, SourceFile)
-	f = o.Feed(SourceFile)
+	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
+	f = o.Feed(managed.SourceFile)
 	if got := o.servedAt("10.96.0.1"); got != webClosed {
 		t.Errorf("after a restart: %q", got)
 	}
@@ -157,10 +158,11 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 // TestUnreadableServiceOfANewFileRefuses takes a Service that was never in force and cannot be read: connections
 // to its address are refused instead of leaving the node.
 func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
-	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), SourceFile)
+	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), managed.SourceFile)
 	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n",
 		"spec:\n  sessionAffinity: Sometimes\n", 1)
-	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+	files := []directory.File{{Origin: "a.yaml", Data: []byte(text)}}
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := o.servedAt("10.96.0.1"), "10.96.0.1:80/tcp of shop/web:p0 inside reject"; got != want {

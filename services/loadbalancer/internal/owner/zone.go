@@ -10,7 +10,7 @@ import (
 )
 
 // SetZone says in which zone the node is, for topology hints. A state remembers it for
-// the next run with SourceKubernetes. It is not for an owner whose configuration says
+// the next run with managed.SourceKubernetes. It is not for an owner whose configuration says
 // the zone.
 func (o *Owner) SetZone(ctx context.Context, zone string) error {
 	_, err := o.revise(ctx, func() (*edit, error) {

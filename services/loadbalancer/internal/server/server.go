@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -92,7 +93,7 @@ func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesReq
 	error,
 ) {
 	out, err := s.Owner.Upsert(ctx, owner.Request{
-		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+		Caller:    managed.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
@@ -106,7 +107,7 @@ func (s *Server) UpsertServices(ctx context.Context, req *lbv1.UpsertServicesReq
 func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesRequest) (*lbv1.DeleteServicesResponse,
 	error,
 ) {
-	caller := owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
+	caller := managed.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
 	keys := make([]service.ObjectKey, len(req.GetKeys()))
 	for i, k := range req.GetKeys() {
 		keys[i] = service.ObjectKey{
@@ -125,7 +126,9 @@ func (s *Server) DeleteServices(ctx context.Context, req *lbv1.DeleteServicesReq
 func (s *Server) CompleteSource(ctx context.Context, req *lbv1.CompleteSourceRequest) (*lbv1.CompleteSourceResponse,
 	error,
 ) {
-	caller := owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty()}
+	caller := managed.Caller{
+		Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty(),
+	}
 	out, err := s.Owner.Complete(ctx, caller, [16]byte(req.GetIncarnation()))
 	if err != nil {
 		return nil, statusOf(err)

@@ -8,9 +8,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/gate"
-	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -38,7 +38,7 @@ func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 		if err := compareCluster(t.Context(), uid, dir, log.Discard()); err != nil {
 			t.Fatal(err)
 		}
-		g, err := gate.New(dir, stream.StateID{1}, []gate.Source{{Name: owner.SourceKubernetes}})
+		g, err := gate.New(dir, stream.StateID{1}, []gate.Source{{Name: managed.SourceKubernetes}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 			t.Errorf("%s: new endpoints wait: %t, want %t", start.what, !g.IsOpen(), !start.open)
 		}
 		if start.listed {
-			if err := g.Listed(owner.SourceKubernetes); err != nil {
+			if err := g.Listed(managed.SourceKubernetes); err != nil {
 				t.Fatal(err)
 			}
 		}

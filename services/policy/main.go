@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
@@ -47,10 +48,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
 	sources := []string{owner.SourceIdentity}
 	if cfg.Sources.Directory != "" {
-		sources = append(sources, owner.SourceFile)
+		sources = append(sources, managed.SourceFile)
 	}
 	if cfg.Kubernetes.Enabled() {
-		sources = append(sources, owner.SourceKubernetes)
+		sources = append(sources, managed.SourceKubernetes)
 	}
 	var o *owner.Owner
 	set := tenants.WithoutKubernetes(cfg.Shares.Settings())
@@ -115,15 +116,15 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	})
 	p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
 	if cfg.Sources.Directory != "" {
-		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, owner.SourceFile, why) }
-		files := directory.New(cfg.Sources.Directory, "policies", o.Feed(owner.SourceFile), failed, p.Log)
+		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, managed.SourceFile, why) }
+		files := directory.New(cfg.Sources.Directory, "policies", o.Feed(managed.SourceFile), failed, p.Log)
 		files.MaxBytes = int(cfg.Limits.Manifests)
 		p.Go("directory", files.Run)
 	}
 	if api != nil {
 		p.Go("kubernetes addresses", api.Run)
 		p.Go("kubernetes namespaces", func(ctx context.Context) error { return set.Follow(ctx, api, p.Log) })
-		source := kubernetes.New(api, o.Objects(owner.SourceKubernetes), p.Log)
+		source := kubernetes.New(api, o.Objects(managed.SourceKubernetes), p.Log)
 		source.Kinds = identities.NewKinds(conn, p.Log)
 		o.OnAgain(source.Again)
 		p.Go("kubernetes", source.Run)

@@ -167,18 +167,33 @@ func TestStoppedLoopTakesNoCalls(t *testing.T) {
 	release()
 }
 
+// late is a context of a caller that looks for its answer only after the loop has ended: Ask asks for Done
+// once before the call is queued and once after.
+type late struct {
+	context.Context
+	asked int
+	until <-chan struct{}
+}
+
+func (c *late) Done() <-chan struct{} {
+	if c.asked++; c.asked == 2 {
+		<-c.until
+	}
+	return c.Context.Done()
+}
+
 // TestFatalTurnStillAnswers: the caller of the last turn learns what became of its call.
 func TestFatalTurnStillAnswers(t *testing.T) {
-	why := errors.New("the disk is lost")
-	for range 100 {
+	why, answer := errors.New("the disk is lost"), errors.New("the answer")
+	for range 50 {
 		l := New(Options{})
 		var fatal error
 		w := idle()
 		w.Fatal = func() error { return fatal }
 		ended := make(chan error, 1)
 		go func() { ended <- l.Run(t.Context(), w) }()
-		answer := errors.New("the answer")
-		_, err := Ask(t.Context(), l, "fatal", func() (int, error) { fatal = why; return 0, answer })
+		ctx := &late{Context: t.Context(), until: l.Stopped()}
+		_, err := Ask(ctx, l, "fatal", func() (int, error) { fatal = why; return 0, answer })
 		if !errors.Is(err, answer) {
 			t.Fatalf("got %v, want the answer of the last turn", err)
 		}

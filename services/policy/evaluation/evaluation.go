@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/kube/tenants"
@@ -88,11 +89,11 @@ func Open(s Settings, dir string, api *kube.Client, kinds Kinds, l *slog.Logger)
 	e := &Evaluator{api: api, kinds: kinds, log: l}
 	e.tenants = tenants.New(s.Shares.Settings(), func() { e.owner.TenantsChanged() }) // while Run runs
 	var err error
-	e.owner, err = owner.New(s.owner(e.tenants, l), dir, []string{owner.SourceKubernetes})
+	e.owner, err = owner.New(s.owner(e.tenants, l), dir, []string{managed.SourceKubernetes})
 	if err != nil {
 		return nil, err
 	}
-	e.objects = e.owner.Objects(owner.SourceKubernetes)
+	e.objects = e.owner.Objects(managed.SourceKubernetes)
 	return e, nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -19,17 +20,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Caller is who asks for a change of the source "grpc", and on what condition.
-type Caller struct {
-	Manager      string  // empty: that of calls without one
-	IfRevision   *uint64 // nil: whatever the revision is
-	ValidateOnly bool    // check and compile, but change nothing
-	AllowEmpty   bool    // the manager may lose every policy that it has
-}
-
 // Request is a change as a caller asks for it.
 type Request struct {
-	Caller
+	managed.Caller
 	Manifests []byte
 	Namespace string // of documents that name none; empty: default
 	// AllowUnknown drops fields that a kind does not have, instead of refusing them.
@@ -46,7 +39,9 @@ func (o *Owner) read(r Request) ([]reading.Decoded, error) {
 
 // Upsert adds or replaces policies of calls without a manager.
 func (o *Owner) Upsert(ctx context.Context, manifests []byte, namespace string, validateOnly bool) (Outcome, error) {
-	return o.Apply(ctx, Request{Caller: Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace})
+	return o.Apply(ctx, Request{
+		Caller: managed.Caller{ValidateOnly: validateOnly}, Manifests: manifests, Namespace: namespace,
+	})
 }
 
 // Apply adds or replaces policies of a manager.
@@ -55,7 +50,7 @@ func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	out, err := o.changed(ctx, r.Caller, func() (edit, error) { return o.upsert(r.Manager, docs) })
+	out, err := o.changed(ctx, r.Caller, func() (edit, error) { return o.upsert(&r.Caller, docs) })
 	if err != nil {
 		return out, err
 	}
@@ -70,7 +65,7 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	out, err := o.changed(ctx, r.Caller, func() (edit, error) {
-		e, err := o.upsert(r.Manager, docs)
+		e, err := o.upsert(&r.Caller, docs)
 		if err != nil {
 			return e, err
 		}
@@ -79,7 +74,7 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 		for _, k := range e.named {
 			stay[k] = true
 		}
-		return e, o.removeOthers(&e, r.Caller, func(p *Policy) bool { return stay[p.Key] })
+		return e, o.removeOthers(&e, &r.Caller, func(k policy.Key) bool { return stay[k] })
 	})
 	if err != nil {
 		return out, err
@@ -119,72 +114,66 @@ func (o *Owner) noteSelection(ctx context.Context, docs []reading.Decoded, chang
 
 // Complete deletes what a manager brought in earlier runs and has not named in
 // this one. The run is the one that took the manager's listing.
-func (o *Owner) Complete(ctx context.Context, c Caller, run [16]byte) (Outcome, error) {
+func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (Outcome, error) {
 	return o.changed(ctx, c, func() (edit, error) {
 		e := edit{completes: true}
-		if run != o.Incarnation() {
-			return e, fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q", failure.ErrChanged, c.Manager)
+		if err := c.CheckRun(run, o.Incarnation()); err != nil {
+			return e, err
 		}
-		return e, o.removeOthers(&e, c, func(p *Policy) bool { return p.named })
+		return e, o.removeOthers(&e, &c, func(k policy.Key) bool { return o.policies[k].named })
 	})
 }
 
-// removeOthers removes the policies of a manager that do not stay. A change that
-// has none at all for it has to be meant.
-func (o *Owner) removeOthers(e *edit, c Caller, stays func(*Policy) bool) error {
-	gone := o.of(c.Manager, func(p *Policy) bool { return !stays(p) })
-	kept := len(e.named) + len(o.of(c.Manager, stays))
-	if len(gone) > 0 && kept == 0 && !c.AllowEmpty {
-		return fmt.Errorf("%w: %d of the manager %q would be deleted", failure.ErrEmpty, len(gone), c.Manager)
+// removeOthers removes the policies of a manager that do not stay.
+func (o *Owner) removeOthers(e *edit, c *managed.Caller, stays func(policy.Key) bool) error {
+	gone, err := o.managed().Prune(c, len(e.named), stays)
+	if err != nil {
+		return err
 	}
-	e.remove(gone)
+	e.gone = append(e.gone, gone...)
+	e.Changes = append(e.Changes, managed.Deletions[policy.Key, manifest.Notes](gone, gone)...)
 	return nil
 }
 
 // Delete deletes policies of calls without a manager.
 func (o *Owner) Delete(ctx context.Context, keys []policy.Key, validateOnly bool) (Outcome, error) {
-	return o.Remove(ctx, Caller{ValidateOnly: validateOnly}, keys)
+	return o.Remove(ctx, managed.Caller{ValidateOnly: validateOnly}, keys)
 }
 
 // Remove deletes policies of a manager.
-func (o *Owner) Remove(ctx context.Context, c Caller, keys []policy.Key) (Outcome, error) {
+func (o *Owner) Remove(ctx context.Context, c managed.Caller, keys []policy.Key) (Outcome, error) {
 	return o.changed(ctx, c, func() (edit, error) {
-		var e edit
-		seen := make(map[policy.Key]struct{}, len(keys))
-		for _, k := range keys {
-			change := Changed{Key: k, Type: Absent}
-			_, again := seen[k]
-			seen[k] = struct{}{}
-			if p := o.policies[k]; p != nil && !again {
-				if owner := o.owner(p, c.Manager); owner != "" {
-					return e, fmt.Errorf("%w: %s is of %s", failure.ErrForeign, k, owner)
-				}
-				change.Type = Deleted
-				e.gone = append(e.gone, k)
-			}
-			e.Changes = append(e.Changes, change)
+		gone, err := o.managed().Delete(&c, keys)
+		if err != nil {
+			return edit{}, err
 		}
+		e := edit{gone: gone}
+		e.Changes = managed.Deletions[policy.Key, manifest.Notes](keys, gone)
 		return e, nil
 	})
 }
 
 // upsert is the change that documents of a manager are.
-func (o *Owner) upsert(manager string, docs []reading.Decoded) (edit, error) {
+func (o *Owner) upsert(caller *managed.Caller, docs []reading.Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
-		c := Changed{Key: d.Object.Key, Type: Created, Dropped: d.Object.Unknown, Notes: o.filtered(d.Object).Notes}
-		if old := o.policies[c.Key]; old != nil {
-			if owner := o.owner(old, manager); owner != "" {
-				return e, fmt.Errorf("%w: %s is of %s", failure.ErrOwned, old.Key, owner)
-			}
-			c.Type = Replaced
+		c := Changed{
+			Key: d.Object.Key, Type: managed.Created, Dropped: d.Object.Unknown, Notes: o.filtered(d.Object).Notes,
+		}
+		exists, err := o.managed().Put(caller, c.Key)
+		if err != nil {
+			return e, err
+		}
+		if exists {
+			old := o.policies[c.Key]
+			c.Type = managed.Replaced
 			if old.Broken == "" && old.Exceeds == "" && bytes.Equal(old.Manifest, d.Text) {
-				c.Type = Unchanged
+				c.Type = managed.Unchanged
 			}
 		}
-		if c.Type != Unchanged {
-			p := o.policy(d, SourceGRPC, "")
-			p.Manager = manager
+		if c.Type != managed.Unchanged {
+			p := o.policy(d, managed.SourceGRPC, "")
+			p.Manager = caller.Manager
 			e.puts = append(e.puts, p)
 		}
 		e.named = append(e.named, c.Key)
@@ -193,52 +182,47 @@ func (o *Owner) upsert(manager string, docs []reading.Decoded) (edit, error) {
 	return e, nil
 }
 
-// remove adds deletions to the change.
-func (e *edit) remove(keys []policy.Key) {
-	for _, k := range keys {
-		e.gone = append(e.gone, k)
-		e.Changes = append(e.Changes, Changed{Key: k, Type: Deleted})
+// by says who brought the policy.
+func (p *Policy) by() managed.By {
+	return managed.By{Source: p.Source, Origin: p.Origin, Manager: p.Manager}
+}
+
+// managed returns the policies as the rules for managers see them.
+func (o *Owner) managed() *managed.Objects[policy.Key] {
+	return &managed.Objects[policy.Key]{
+		By: func(k policy.Key) (managed.By, bool) {
+			p := o.policies[k]
+			if p == nil {
+				return managed.By{}, false
+			}
+			return p.by(), true
+		},
+		All: func(yield func(policy.Key, managed.By) bool) {
+			for k, p := range o.policies {
+				if !yield(k, p.by()) {
+					return
+				}
+			}
+		},
+		Configured: o.configured,
+		Compare:    policy.Key.Compare,
 	}
 }
 
-// of are the policies of a manager that match, sorted.
-func (o *Owner) of(manager string, match func(*Policy) bool) []policy.Key {
-	var out []policy.Key
-	for k, p := range o.policies {
-		if p.Source == SourceGRPC && p.Manager == manager && match(p) {
-			out = append(out, k)
-		}
-	}
-	slices.SortFunc(out, policy.Key.Compare)
-	return out
-}
+// configured reports whether a source is configured.
+func (o *Owner) configured(source string) bool { return o.sources[source] != nil }
 
-// owner names who has a policy that a manager may not touch; empty if it may.
-func (o *Owner) owner(p *Policy, manager string) string {
-	switch {
-	case o.foreign(p):
-		return p.Source + " " + p.Origin
-	case p.Source != SourceGRPC || p.Manager == manager:
-		return ""
-	case p.Manager == "":
-		return "calls without a manager"
-	}
-	return fmt.Sprintf("the manager %q", p.Manager)
-}
-
-// foreign reports whether a policy belongs to a source other than "grpc". One of
-// a source that is not configured any more belongs to every caller: its own source will not come.
+// foreign reports whether a policy belongs to a source other than "grpc".
 func (o *Owner) foreign(p *Policy) bool {
-	return p.Source != SourceGRPC && o.sources[p.Source] != nil
+	return p.Source != managed.SourceGRPC && o.configured(p.Source)
 }
 
 // changed makes a change of the source "grpc", which the owner finds with
 // find, or says what would become of it.
-func (o *Owner) changed(ctx context.Context, c Caller, find func() (edit, error)) (Outcome, error) {
+func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
-		if c.IfRevision != nil && *c.IfRevision != o.barrier.Policy {
-			return edit{}, fmt.Errorf("%w: the policy revision is %d, not %d",
-				failure.ErrChanged, o.barrier.Policy, *c.IfRevision)
+		if err := c.Check(o.barrier.Policy); err != nil {
+			return edit{}, err
 		}
 		e, err := find()
 		e.answers = true

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -38,7 +39,7 @@ func (o *Owner) nameState() error {
 
 // sourceName is how subscribers remember where a policy came from.
 func sourceName(p *Policy) string {
-	if p.Source == SourceGRPC && p.Manager != "" {
+	if p.Source == managed.SourceGRPC && p.Manager != "" {
 		return p.Source + "/" + p.Manager
 	}
 	return p.Source
@@ -56,12 +57,12 @@ func (o *Owner) refreshState() {
 		has[sourceName(p)] = struct{}{}
 	}
 	for name, s := range o.sources {
-		if s.synced && name != SourceGRPC { // nothing lists what people apply
+		if s.synced && name != managed.SourceGRPC { // nothing lists what people apply
 			complete[name] = struct{}{}
 		}
 	}
 	for m := range o.managers {
-		complete[SourceGRPC+"/"+m] = struct{}{}
+		complete[managed.SourceGRPC+"/"+m] = struct{}{}
 	}
 	now := &stream.PolicyState{
 		ID: o.stateID, Sources: slices.Sorted(maps.Keys(has)), Complete: slices.Sorted(maps.Keys(complete)), Confirmed: o.confirmed,

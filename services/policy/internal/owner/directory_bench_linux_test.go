@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -41,7 +42,7 @@ func BenchmarkChange(b *testing.B) {
 		o, err := owner.New(owner.Config{
 			Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10_000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 4,
 			Stream: stream.Defaults(), Log: log.Discard(),
-		}, b.TempDir(), []string{owner.SourceFile})
+		}, b.TempDir(), []string{managed.SourceFile})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +55,7 @@ func BenchmarkChange(b *testing.B) {
 			}
 		}
 		taken := make(chan struct{})
-		source := directory.New(dir, "policies", told{o.Feed(owner.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
+		source := directory.New(dir, "policies", told{o.Feed(managed.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
 		source.Rest = 0 // one change follows the other
 		// The files beside have been there for a while.
 		source.Grain = 0

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/dirwatch/dirwatchtest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
@@ -41,7 +42,7 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 	p.owner, err = owner.New(owner.Config{
 		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 1000, MaxManifestBytes: 64 << 20, MaxNames: 4, MaxAddresses: 4,
 		Stream: stream.Defaults(), Log: log.Discard(),
-	}, t.TempDir(), []string{owner.SourceFile})
+	}, t.TempDir(), []string{managed.SourceFile})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +53,8 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 			t.Errorf("owner: %v", err)
 		}
 	})
-	failed := func(ctx context.Context, why error) error { return p.owner.SourceFailed(ctx, owner.SourceFile, why) }
-	source := directory.New(filepath.Join(p.dir, "policies"), "policies", p.owner.Feed(owner.SourceFile), failed, log.Discard())
+	failed := func(ctx context.Context, why error) error { return p.owner.SourceFailed(ctx, managed.SourceFile, why) }
+	source := directory.New(filepath.Join(p.dir, "policies"), "policies", p.owner.Feed(managed.SourceFile), failed, log.Discard())
 	source.Rescan = time.Hour // only what the kernel says
 	for _, c := range change {
 		c(source)
@@ -373,7 +374,7 @@ func (p *place) fileError() string {
 	p.t.Helper()
 	st, err := p.owner.Status(p.t.Context())
 	p.do(err)
-	i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == owner.SourceFile })
+	i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == managed.SourceFile })
 	return st.Sources[i].Error
 }
 
@@ -448,7 +449,7 @@ func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	}
 	dir := t.TempDir()
 	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))
-	s := directory.New(dir, "policies", p.owner.Feed(owner.SourceFile), nil, log.Discard())
+	s := directory.New(dir, "policies", p.owner.Feed(managed.SourceFile), nil, log.Discard())
 	p.do(s.Scan(t.Context()))
 	p.want("of calls", ": a 1",
 		"a.yaml: a !NetworkPolicy default/a belongs to the source grpc (a.yaml: document 1 (line 1))")
@@ -496,7 +497,7 @@ func TestRefusedFileIsTriedAgainWithoutReadingIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	same := &unread{Feed: p.owner.Feed(owner.SourceFile)}
+	same := &unread{Feed: p.owner.Feed(managed.SourceFile)}
 	s := directory.New(dir, "policies", same, nil, log.Discard())
 	s.Grain = 0
 	p.do(os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(policy("a", 2)), 0o644))

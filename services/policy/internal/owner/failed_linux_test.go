@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -240,16 +241,16 @@ func TestFailedChangeNeverOpens(t *testing.T) {
 			c := &clock{now: time.Unix(2_000_000, 0)}
 			root := t.TempDir()
 			dir := filepath.Join(root, "policy")
-			sources := []string{SourceIdentity, SourceKubernetes}
+			sources := []string{SourceIdentity, managed.SourceKubernetes}
 			limits := func(cfg *Config) { cfg.Now, cfg.MaxPolicies, cfg.MaxManifestBytes = c.Now, 14, 300_000 }
 			// The model has what the source wants, and room for it.
 			m, _ := runWith(t, t.TempDir(), sources)
-			model := deltas{m.Objects(SourceKubernetes), t}
+			model := deltas{m.Objects(managed.SourceKubernetes), t}
 			model.complete()
 			settleIn(t, m)
 			var last map[string]bool
 			onDiskWith(t, disktest.New(t, root), dir, sources, func(o *Owner, disk *disktest.Disk) {
-				d := deltas{o.Objects(SourceKubernetes), t}
+				d := deltas{o.Objects(managed.SourceKubernetes), t}
 				d.complete()
 				settleIn(t, o)
 				failChanges(t, w, c, d, model, disk)

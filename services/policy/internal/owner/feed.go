@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -227,7 +228,7 @@ func (o *Owner) compare(l *listing) {
 			if why == "" {
 				continue
 			}
-			if l.source != SourceFile {
+			if l.source != managed.SourceFile {
 				l.bad[origin] = refused{key: d.Object.Key, err: why}
 				break
 			}
@@ -262,12 +263,12 @@ func (o *Owner) compare(l *listing) {
 	}
 	look := func(k policy.Key, p *Policy) {
 		if k.Kind == policy.KindNamespaceIsolation {
-			if l.source == SourceKubernetes {
+			if l.source == managed.SourceKubernetes {
 				l.spaces = append(l.spaces, k)
 			}
 			return
 		}
-		if _, ok := o.folded[k]; ok && l.source == SourceKubernetes && l.without(k.String()) {
+		if _, ok := o.folded[k]; ok && l.source == managed.SourceKubernetes && l.without(k.String()) {
 			l.unfolded = append(l.unfolded, k)
 		}
 		if p == nil || p.Source != l.source || taken[k] != "" {
@@ -330,7 +331,7 @@ func (o *Owner) took(l *listing) {
 	}
 	src.refused = l.bad
 	switch {
-	case l.source == SourceFile:
+	case l.source == managed.SourceFile:
 		o.tookFiles(src, l)
 	case l.complete():
 		o.completed(l.source)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
@@ -40,7 +41,7 @@ func (o *Owner) isolates(p *Policy) bool {
 // folds reports whether the isolation of its namespace can stand for a policy. Policies of
 // files and of the whole cluster are kept one by one: only administrators write them.
 func (p *Policy) folds() bool {
-	return p.Source == SourceKubernetes && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
+	return p.Source == managed.SourceKubernetes && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
 }
 
 // asksIsolation is what a policy needs that isolates what it selects.
@@ -59,7 +60,7 @@ func namespaceIsolation(namespace string) policy.Key {
 func (o *Owner) isolation(k policy.Key) *Policy {
 	why := "policies of the namespace exceed the share of their tenant, and are too many to isolate one by one"
 	p := &Policy{
-		Key: k, Source: SourceKubernetes, Origin: k.String(), Updated: o.config.Now(), Created: time.Unix(0, 0),
+		Key: k, Source: managed.SourceKubernetes, Origin: k.String(), Updated: o.config.Now(), Created: time.Unix(0, 0),
 		Exceeds: why, read: policy.IsolateNamespace(k, "", errors.New(why)),
 	}
 	p.filter(o.filter.Load())
@@ -86,7 +87,7 @@ func (o *Owner) isolateNamespaces(p *plan, listed []policy.Key) {
 		ends[k] = true
 		change[k.Namespace] += 0
 	}
-	source := o.sources[SourceKubernetes]
+	source := o.sources[managed.SourceKubernetes]
 	for namespace, n := range change {
 		k := namespaceIsolation(namespace)
 		p.places = append(p.places, o.placed(k))

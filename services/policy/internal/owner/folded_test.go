@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -67,7 +68,7 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 		d.apply(some)
 	}
 	d.complete(keys...)
-	if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+	if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	settle(t, d.owner, c)
@@ -104,7 +105,7 @@ func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 	start := func() (deltas, func()) {
 		d, stop := objects(t, dir, func(cfg *Config) { cfg.MaxPolicies, cfg.Now = 4, c.Now })
 		pods(t, d.owner, "shop")
-		if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+		if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		return d, stop
@@ -182,7 +183,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 		if err := d.owner.SetIdentities(t.Context(), []peer.Identity{world}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+		if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		return d, stop

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -71,7 +72,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 		t.Errorf("a subscriber waits after people confirmed the policies: %v", err)
 	}
 	stop()
-	o, stop := runWith(t, t.TempDir(), []string{SourceIdentity, SourceFile})
+	o, stop := runWith(t, t.TempDir(), []string{SourceIdentity, managed.SourceFile})
 	if waits(t, o) {
 		t.Error("a subscriber waits without the source")
 	}
@@ -87,7 +88,7 @@ func TestUnreadableDocumentKeepsOnlyItsOwnPolicy(t *testing.T) {
 		return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + ", namespace: shop}\n" +
 			"spec: {podSelector: {matchLabels: {app: " + name + "}}, ingress: [" + ports + "]}\n"
 	}
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	set := func(text string) {
 		t.Helper()
 		if err := feed.Set(t.Context(), []directory.File{{Origin: "all.yaml", Data: []byte(text)}}); err != nil {

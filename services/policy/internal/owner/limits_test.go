@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -189,7 +190,7 @@ func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 
 func TestStatusNamesSomeOfManyProblems(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	var files []directory.File
 	for i := range 3000 {
 		files = append(files, directory.File{Origin: fmt.Sprintf("%04d.yaml", i), Err: errors.New("not a regular file")})
@@ -216,7 +217,7 @@ func hundred(c *Config) { c.MaxPolicies = 100 }
 
 func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	var files []directory.File
 	for i := range 300 {
 		files = append(files, directory.File{Origin: fmt.Sprintf("%03d.yaml", i), Data: []byte(text("shop", fmt.Sprintf("p%03d", i), 80))})
@@ -256,7 +257,7 @@ func TestReadersSeeALargeChangeWholeOrNot(t *testing.T) {
 		}
 		return files
 	}
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	for i, files := range [][]directory.File{listing(80), listing(81), nil} {
 		ended := make(chan error, 1)
 		go func() { ended <- feed.Set(t.Context(), files) }()
@@ -320,7 +321,8 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		t.Fatal("the file is within the bounds of one document: the test does not ask what it should")
 	}
 	for range 2 { // what is in force is found again after a restart
-		if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "all.yaml", Data: []byte(b.String())}}); err != nil {
+		listing := []directory.File{{Origin: "all.yaml", Data: []byte(b.String())}}
+		if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 			t.Fatal(err)
 		}
 		st, err := o.Status(t.Context())
@@ -331,7 +333,8 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		o, stop = run(t, dir, many)
 	}
 	large := "---\n# " + strings.Repeat("x", manifest.MaxBytes) + "\n" + text("shop", "large", 80)
-	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "all.yaml", Data: []byte(b.String() + large)}}); err != nil {
+	listing := []directory.File{{Origin: "all.yaml", Data: []byte(b.String() + large)}}
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 		t.Fatal(err)
 	}
 	st, err := o.Status(t.Context())
@@ -369,7 +372,7 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 			} else {
 				time.AfterFunc(time.Duration(left)*5*time.Millisecond, cancel)
 			}
-			return o.upsert("", docs)
+			return o.upsert(&managed.Caller{}, docs)
 		}, func(*edit) {})
 		cancel()
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -414,13 +417,13 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 		{Origin: "b.yaml", Data: []byte("---\n" + text("shop", "three", 80) + "---\n")},
 		{Origin: "c.yaml", Data: []byte(text("shop", "four", 80))},
 	}
-	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	stop()
 	o, _ = run(t, dir, hundred)
 	files[2].Data = []byte(text("shop", "four", 81)) // it is another now
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +451,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir, hundred)
 	file := []directory.File{{Origin: "a.yaml", Data: []byte(text("shop", "db", 80))}}
-	if err := o.Feed(SourceFile).Set(t.Context(), file); err != nil {
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), file); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -464,7 +467,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	stop()
 	// Configured again, it has what it had.
 	o, _ = run(t, dir, hundred)
-	if err := o.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if st, err := o.Status(t.Context()); err != nil || st.Policies != 0 || len(st.Problems) != 0 {
@@ -505,7 +508,7 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 
 func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	o, _ := run(t, t.TempDir(), hundred)
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Same: true}}); err == nil || !strings.Contains(err.Error(), "file a.yaml: it is listed as the same") {
 		t.Errorf("nothing was listed before: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
@@ -97,8 +98,8 @@ func (d deltas) want(what string, want ...string) {
 }
 
 func objects(t *testing.T, dir string, change ...func(*Config)) (deltas, func()) {
-	o, stop := runWith(t, dir, []string{SourceIdentity, SourceFile, SourceKubernetes}, change...)
-	return deltas{o.Objects(SourceKubernetes), t}, stop
+	o, stop := runWith(t, dir, []string{SourceIdentity, managed.SourceFile, managed.SourceKubernetes}, change...)
+	return deltas{o.Objects(managed.SourceKubernetes), t}, stop
 }
 
 // INV-61
@@ -138,7 +139,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
+	if i := slices.IndexFunc(st.Sources, func(s summary.SourceStatus) bool { return s.Name == managed.SourceKubernetes }); st.Sources[i].Synced || st.Sources[i].Error != "groups are forbidden" {
 		t.Errorf("the source is %+v", st.Sources[i])
 	}
 	all := object("cilium.io/v2", cluster, `"spec":{"endpointSelector":{},"ingress":[{"fromEntities":["all"]}]}`)
@@ -157,7 +158,7 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 // INV-61
 func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
-	files := d.owner.Feed(SourceFile)
+	files := d.owner.Feed(managed.SourceFile)
 	set := func(files2 ...directory.File) {
 		t.Helper()
 		if err := files.Set(t.Context(), files2); err != nil {
@@ -218,7 +219,7 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 func TestObjectBeyondTheShareIsEnforcedWhenThereIsRoom(t *testing.T) {
 	c := &clock{now: time.Now()}
 	d, _ := objects(t, t.TempDir(), func(cfg *Config) { cfg.MaxPolicies, cfg.Now = 3, c.Now })
-	if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+	if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	all := make(map[policy.Key]policy.Written)
@@ -284,8 +285,8 @@ func settle(t *testing.T, o *Owner, c *clock) {
 }
 
 func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
-	o, _ := runWith(t, t.TempDir(), []string{SourceIdentity, SourceKubernetes})
-	d := deltas{o.Objects(SourceKubernetes), t}
+	o, _ := runWith(t, t.TempDir(), []string{SourceIdentity, managed.SourceKubernetes})
+	d := deltas{o.Objects(managed.SourceKubernetes), t}
 	if err := o.CompleteIdentities(t.Context(), map[identity.Numeric]struct{}{}); err != nil {
 		t.Fatal(err)
 	}

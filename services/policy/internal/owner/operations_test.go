@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -55,7 +56,7 @@ func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	upsert("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: all, namespace: shop}\nspec: {podSelector: {}, ingress: [{ports: [{port: 53}]}]}\n")
 	subscribe(Interest{})
 	subscribe(want)
-	files := o.Feed(SourceFile)
+	files := o.Feed(managed.SourceFile)
 	for _, listing := range [][]directory.File{{{Origin: "all.yaml", Data: []byte(more.String())}}, nil} {
 		if err := files.Set(t.Context(), listing); err != nil {
 			t.Fatal(err)

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kube/tenants"
@@ -49,14 +50,9 @@ var (
 	beforeAnswer  = fault.Register("policy/change/before-answer")
 )
 
-// Names of the sources.
-const (
-	SourceGRPC     = "grpc"
-	SourceFile     = "file"
-	SourceIdentity = "identity"
-	// SourceKubernetes lists objects of an API server, one in each File.
-	SourceKubernetes = "kubernetes"
-)
+// SourceIdentity is the source of identities, beside the sources of policies in package
+// managed.
+const SourceIdentity = "identity"
 
 // Config is fixed for the life of an owner.
 type Config struct {
@@ -81,10 +77,10 @@ type Config struct {
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
-	// Directory is where the files of SourceFile are. Subscribers wait until they were
+	// Directory is where the files of managed.SourceFile are. Subscribers wait until they were
 	// read once, unless it is empty.
 	Directory string
-	// Managers of SourceGRPC have to complete once before subscribers are served.
+	// Managers of managed.SourceGRPC have to complete once before subscribers are served.
 	Managers []string
 	// Processor is the processor time of the thread that Run is locked to; nil: that
 	// is not measured.
@@ -152,7 +148,7 @@ type Owner struct {
 	leveled     chan struct{}  // closed and replaced when they were
 	tasks       sync.WaitGroup // goroutines of Run
 	sources     map[string]*source
-	managers    map[string]bool // those of SourceGRPC that completed in this run
+	managers    map[string]bool // those of managed.SourceGRPC that completed in this run
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       *names.Table
@@ -185,7 +181,8 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
-		policies: make(map[policy.Key]*Policy), sources: map[string]*source{SourceGRPC: {synced: true}}, managers: make(map[string]bool),
+		policies: make(map[policy.Key]*Policy),
+		sources:  map[string]*source{managed.SourceGRPC: {synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
@@ -385,7 +382,7 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 		if why != nil {
 			s.err = why.Error()
 		}
-		if name == SourceFile {
+		if name == managed.SourceFile {
 			o.directoryFailed(s)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -25,7 +26,7 @@ type Policy struct {
 	Key      policy.Key
 	Source   string
 	Origin   string
-	Manager  string // that brought it, of SourceGRPC
+	Manager  string // that brought it, of managed.SourceGRPC
 	Manifest []byte
 	Revision uint64
 	Updated  time.Time
@@ -60,31 +61,11 @@ type Policy struct {
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
 
-// ChangeType is what was done to a policy.
-type ChangeType int
-
-// The types.
-const (
-	Created ChangeType = iota + 1
-	Replaced
-	Unchanged
-	Deleted
-	Absent
+// The answers of changes.
+type (
+	Changed = managed.Changed[policy.Key, manifest.Notes]
+	Outcome = managed.Outcome[policy.Key, manifest.Notes]
 )
-
-// Changed is what became of one policy.
-type Changed struct {
-	Key     policy.Key
-	Type    ChangeType
-	Dropped []string
-	Notes   manifest.Notes
-}
-
-// Outcome is the answer of a change.
-type Outcome struct {
-	Revision uint64
-	Changes  []Changed
-}
 
 func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 	p := &Policy{

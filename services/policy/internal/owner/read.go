@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -27,7 +28,7 @@ import (
 type Filter struct {
 	Kind, Namespace, Name string
 	Subject               identity.Numeric
-	Manager               *string // of SourceGRPC
+	Manager               *string // of managed.SourceGRPC
 }
 
 // Listed is a policy with its state, or a file that was refused.
@@ -61,7 +62,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 					k = key // its place says less
 				}
 			}
-			if !takes(k) || f.Manager != nil && (p.Source != SourceGRPC || p.Manager != *f.Manager) {
+			if !takes(k) || f.Manager != nil && (p.Source != managed.SourceGRPC || p.Manager != *f.Manager) {
 				continue
 			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
@@ -329,7 +330,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 }
 
 // sourceStates are the states of all sources, and of each manager of
-// SourceGRPC that has policies or has completed.
+// managed.SourceGRPC that has policies or has completed.
 func (o *Owner) sourceStates() []summary.SourceStatus {
 	type place struct{ source, manager string }
 	states := make(map[place]*summary.SourceStatus)
@@ -337,9 +338,9 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.state()}
 	}
 	manager := func(name string) *summary.SourceStatus {
-		at := place{SourceGRPC, name}
+		at := place{managed.SourceGRPC, name}
 		if states[at] == nil {
-			states[at] = &summary.SourceStatus{Name: SourceGRPC, Manager: name, Synced: o.managers[name]}
+			states[at] = &summary.SourceStatus{Name: managed.SourceGRPC, Manager: name, Synced: o.managers[name]}
 		}
 		return states[at]
 	}
@@ -348,7 +349,7 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 	}
 	for _, p := range o.policies {
 		st := states[place{source: p.Source}]
-		if p.Source == SourceGRPC {
+		if p.Source == managed.SourceGRPC {
 			st = manager(p.Manager)
 		}
 		if st != nil && p.Broken == "" && p.Exceeds == "" {

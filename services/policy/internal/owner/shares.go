@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -61,7 +62,7 @@ func (o *Owner) asks(p *Policy) shares.Object {
 		Order: shares.Order{
 			Created: p.Created, Namespace: p.Key.Namespace, Name: p.Key.Name, UID: cmp.Or(p.UID, p.Key.Kind),
 		},
-		Local: p.Source != SourceKubernetes,
+		Local: p.Source != managed.SourceKubernetes,
 		Units: units,
 	}
 }
@@ -189,9 +190,9 @@ func (o *Owner) deliverAgain() {
 // was accepted.
 func (o *Owner) created(p, old *Policy) time.Time {
 	switch {
-	case p.Source == SourceKubernetes:
+	case p.Source == managed.SourceKubernetes:
 		return p.Created
-	case old != nil && old.Source != SourceKubernetes:
+	case old != nil && old.Source != managed.SourceKubernetes:
 		return old.Created
 	}
 	return p.Updated.Truncate(time.Second)
@@ -235,7 +236,7 @@ func (p *Policy) hold(old *Policy) {
 		p.heldLabels, p.heldText = old.object.Group.Labels, policy.Reduced(p.Key, old.Manifest, maxReduced)
 	case old.Exceeds == "" && old.Broken == "":
 		p.held, p.heldText = isolationOf(old.object.Specs), old.Manifest
-		if p.Source == SourceKubernetes {
+		if p.Source == managed.SourceKubernetes {
 			p.heldText = policy.Reduced(p.Key, old.Manifest, maxReduced)
 		}
 	default:
@@ -262,7 +263,7 @@ func (o *Owner) restoreHeld(p *Policy, text []byte) {
 // isolate replaces what a policy does by the isolation of what it selects.
 func (o *Owner) isolate(p *Policy, why string) {
 	p.Exceeds = why
-	if p.Source == SourceKubernetes && len(p.Manifest) > maxReduced {
+	if p.Source == managed.SourceKubernetes && len(p.Manifest) > maxReduced {
 		sum := sha256.Sum256(p.Manifest)
 		p.size, p.sum = len(p.Manifest), sum[:]
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
@@ -458,7 +459,7 @@ func (o *Owner) says(p *Policy, d reading.Decoded) bool {
 	case p.Exceeds == "" && p.Broken != d.Object.Isolates:
 		return false
 	}
-	if p.Source == SourceKubernetes && (!p.Created.Equal(d.Created) || p.UID != d.UID) {
+	if p.Source == managed.SourceKubernetes && (!p.Created.Equal(d.Created) || p.UID != d.UID) {
 		p.Created, p.UID = d.Created, d.UID
 		o.ledger.Restore(p.Key, o.asks(p), o.ledger.Admitted(p.Key))
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -129,7 +130,7 @@ func TestOldestObjectsOfATenantAreEnforcedInEveryOrder(t *testing.T) {
 			limit := func(cfg *Config) { cfg.MaxPolicies, cfg.Now = 10, c.Now }
 			d, stop := objects(t, dir, limit)
 			files := func() {
-				if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+				if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -177,7 +178,7 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	start := func() (deltas, func()) {
 		d, stop := objects(t, dir, limit)
 		pods(t, d.owner, "shop")
-		if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+		if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		return d, stop
@@ -237,7 +238,7 @@ func TestPoliciesThatGrewDuringARestartStay(t *testing.T) {
 	dir := t.TempDir()
 	start := func() (deltas, func()) {
 		d, stop := objects(t, dir, func(cfg *Config) { cfg.MaxPolicies, cfg.Now = 10, c.Now })
-		if err := d.owner.Feed(SourceFile).Set(t.Context(), nil); err != nil {
+		if err := d.owner.Feed(managed.SourceFile).Set(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		return d, stop

@@ -14,20 +14,21 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/gate"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
 // managerSource is how a manager is called as a source.
-func managerSource(manager string) string { return SourceGRPC + "/" + manager }
+func managerSource(manager string) string { return managed.SourceGRPC + "/" + manager }
 
 // awaited are the sources for which subscribers wait: those that bring policies.
 func (o *Owner) awaited(sources []string) (out []gate.Source) {
 	for _, name := range sources {
 		switch name {
-		case SourceKubernetes:
+		case managed.SourceKubernetes:
 			out = append(out, gate.Source{Name: name})
-		case SourceFile:
+		case managed.SourceFile:
 			if o.config.Directory == "" {
 				continue
 			}
@@ -76,25 +77,25 @@ func (o *Owner) tookFiles(src *source, l *listing) {
 // completeFiles completes the source of files if nothing is missing, nobody waits
 // for what is, or it was complete before.
 func (o *Owner) completeFiles(src *source) {
-	if !o.gate.HasListed(SourceFile) {
-		for _, a := range o.gate.Accepted(SourceFile) {
+	if !o.gate.HasListed(managed.SourceFile) {
+		for _, a := range o.gate.Accepted(managed.SourceFile) {
 			delete(src.missing, a.Part)
 		}
 		if len(src.missing) > 0 {
 			if text := strings.Join(incomplete(src), "; "); text != src.told {
 				src.told = text
 				o.config.Log.Warn("files of policies were never read: no endpoint gets its policies until they are",
-					"source", SourceFile, "missing", text)
+					"source", managed.SourceFile, "missing", text)
 			}
 			return
 		}
 	}
-	o.completed(SourceFile)
+	o.completed(managed.SourceFile)
 }
 
 // directoryFailed notes that the directory cannot be read at all.
 func (o *Owner) directoryFailed(src *source) {
-	if src.err == "" || o.gate.HasListed(SourceFile) {
+	if src.err == "" || o.gate.HasListed(managed.SourceFile) {
 		return
 	}
 	src.missing = map[string]string{o.config.Directory: src.err}
@@ -133,7 +134,7 @@ func (s *source) state() string {
 
 // skipped names the documents of files that are no policies, sorted.
 func (o *Owner) skipped() (all []string) {
-	src := o.sources[SourceFile]
+	src := o.sources[managed.SourceFile]
 	if src == nil {
 		return nil
 	}
@@ -157,7 +158,7 @@ func (o *Owner) waitsFor() (out []string) {
 		src := o.sources[name]
 		switch {
 		case o.gate.HasListed(name):
-		case name == SourceFile:
+		case name == managed.SourceFile:
 			for _, part := range slices.Sorted(maps.Keys(src.missing)) {
 				out = append(out, fmt.Sprintf("the file %s was never read: %s; "+
 					"`sluice policy source accept-without %s` goes on without it", part, src.missing[part], part))
@@ -194,7 +195,7 @@ type Acceptance struct {
 // records it. To validate changes nothing.
 func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
 	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) {
-		src := o.sources[SourceFile]
+		src := o.sources[managed.SourceFile]
 		if src == nil {
 			return Acceptance{}, fmt.Errorf(
 				"%w: no directory of policies is configured (sources.directory)", ErrNotMissing)
@@ -205,7 +206,7 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 		}
 		why, ok := src.missing[part]
 		switch {
-		case o.gate.HasListed(SourceFile):
+		case o.gate.HasListed(managed.SourceFile):
 			return Acceptance{}, fmt.Errorf("%w: the files of %s were read, or accepted, before: what was in force of %s stays",
 				ErrNotMissing, o.config.Directory, name)
 		case !ok:
@@ -214,7 +215,7 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 		case validateOnly:
 			return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
 		}
-		a := gate.Accepted{Source: SourceFile, Part: part, Why: why, Time: o.config.Now()}
+		a := gate.Accepted{Source: managed.SourceFile, Part: part, Why: why, Time: o.config.Now()}
 		if err := o.gate.Accept(a); err != nil {
 			return Acceptance{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 		}
@@ -228,11 +229,11 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 // acceptedWithout says which files an operator did not wait for that are not read
 // still.
 func (o *Owner) acceptedWithout() (out []string) {
-	src := o.sources[SourceFile]
+	src := o.sources[managed.SourceFile]
 	if src == nil {
 		return nil
 	}
-	for _, a := range o.gate.Accepted(SourceFile) {
+	for _, a := range o.gate.Accepted(managed.SourceFile) {
 		_, bad := src.refused[a.Part]
 		if bad || a.Part == o.config.Directory && src.err != "" {
 			out = append(out, fmt.Sprintf("the file %s was accepted as missing at %s: what cannot be read of it is not in force",

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -20,7 +21,7 @@ import (
 func fromFiles(t *testing.T, dir string, change ...func(*Config)) (*Owner, func()) {
 	t.Helper()
 	change = append(change, func(c *Config) { c.Directory = "/etc/policies" })
-	return runWith(t, dir, []string{SourceIdentity, SourceFile}, change...)
+	return runWith(t, dir, []string{SourceIdentity, managed.SourceFile}, change...)
 }
 
 // isolatingText is a policy that isolates the pods of an app.
@@ -86,9 +87,9 @@ func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 			}
 			listing := func(o *Owner) {
 				t.Helper()
-				err := o.SourceFailed(t.Context(), SourceFile, c.fails)
+				err := o.SourceFailed(t.Context(), managed.SourceFile, c.fails)
 				if c.fails == nil {
-					err = errors.Join(err, o.Feed(SourceFile).Set(t.Context(), c.files))
+					err = errors.Join(err, o.Feed(managed.SourceFile).Set(t.Context(), c.files))
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -144,7 +145,7 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	set(feed, isolatingText("db"))
 	for range 2 {
 		set(feed, strings.Replace(isolatingText("db"), "shop", "5", 1))
@@ -155,7 +156,7 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 		}
 		stop()
 		o, stop = fromFiles(t, dir)
-		feed = o.Feed(SourceFile)
+		feed = o.Feed(managed.SourceFile)
 	}
 	set(feed, "# nothing\n")
 	if !passes(t, o, 300, 301) {
@@ -170,7 +171,7 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
 	files := []directory.File{{Origin: "a.yaml", Data: []byte(isolatingText("db"))}}
-	if err := o.Feed(SourceFile).Set(t.Context(), files); err != nil {
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -200,13 +201,13 @@ func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
 		return runWith(t, dir, []string{SourceIdentity}, func(c *Config) { c.Managers = []string{"argo"} })
 	}
 	o, stop := start()
-	if _, err := o.Complete(t.Context(), Caller{Manager: "other"}, o.Incarnation()); err != nil {
+	if _, err := o.Complete(t.Context(), managed.Caller{Manager: "other"}, o.Incarnation()); err != nil {
 		t.Fatal(err)
 	}
 	if !waits(t, o) || !strings.Contains(waiting(t, o), `the manager "argo" has not completed`) {
 		t.Errorf("a subscriber passes: %s", waiting(t, o))
 	}
-	if _, err := o.Complete(t.Context(), Caller{Manager: "argo"}, o.Incarnation()); err != nil || waits(t, o) {
+	if _, err := o.Complete(t.Context(), managed.Caller{Manager: "argo"}, o.Incarnation()); err != nil || waits(t, o) {
 		t.Errorf("a subscriber waits after the manager has completed: %v", err)
 	}
 	stop()
@@ -254,7 +255,8 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 			pods(t, o, "shop")
 			set := func(text string) {
 				t.Helper()
-				if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "a.yaml", Data: []byte(text)}}); err != nil {
+				listing := []directory.File{{Origin: "a.yaml", Data: []byte(text)}}
+				if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -295,7 +297,7 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	o, stop := fromFiles(t, t.TempDir())
 	pods(t, o, "shop")
-	feed := o.Feed(SourceFile)
+	feed := o.Feed(managed.SourceFile)
 	open := strings.Replace(isolatingText("db"), "policyTypes: [Ingress]", "ingress: [{}]", 1)
 	set := func(second string) {
 		t.Helper()

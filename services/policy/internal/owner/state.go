@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -26,7 +27,7 @@ func policyRecord(p *Policy) record.Policy {
 		Key: record.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 		Place: record.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
 	}
-	if at := p.Created.Unix(); p.Source != SourceKubernetes && at != r.Updated { // an API server says it again
+	if at := p.Created.Unix(); p.Source != managed.SourceKubernetes && at != r.Updated { // an API server says it again
 		r.Place.Created = at
 	}
 	return r
@@ -163,9 +164,12 @@ func (o *Owner) decode(r record.Policy) *Policy {
 		return p
 	}
 	// What an earlier version took stays as that version took it.
-	as := reading.Options{Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true, Held: r.Source == SourceKubernetes}
+	as := reading.Options{
+		Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
+		Held: r.Source == managed.SourceKubernetes,
+	}
 	docs, err := as.Decode(r.Manifest)
-	if why, ok := reading.Isolating(r.Manifest); ok && r.Source == SourceFile {
+	if why, ok := reading.Isolating(r.Manifest); ok && r.Source == managed.SourceFile {
 		err = errors.New(why)
 	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
@@ -179,7 +183,7 @@ func (o *Owner) decode(r record.Policy) *Policy {
 	if err != nil {
 		p.Broken = err.Error()
 	}
-	if p.Source != SourceKubernetes {
+	if p.Source != managed.SourceKubernetes {
 		p.Created = p.Updated
 		if r.Place.Created != 0 {
 			p.Created = time.Unix(r.Place.Created, 0)

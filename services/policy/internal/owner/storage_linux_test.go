@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
@@ -229,7 +230,7 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)
 	if ran := onDisk(t, disk, filepath.Join(root, "policy"), func(o *Owner) {
-		d := deltas{o.Objects(SourceKubernetes), t}
+		d := deltas{o.Objects(managed.SourceKubernetes), t}
 		pods(t, o, "shop")
 		disk.Fail(func(op disktest.Op) error {
 			if op.Kind == disktest.Write || op.Kind == disktest.Truncate {
@@ -258,7 +259,7 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 		if all, err := o.Unenforced(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("the report with room: %q, %v", all, err)
 		}
-	}, SourceIdentity, SourceFile, SourceKubernetes); ran != nil {
+	}, SourceIdentity, managed.SourceFile, managed.SourceKubernetes); ran != nil {
 		t.Error(ran)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -108,7 +109,8 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 			t.Errorf("validate only %t: %v", validateOnly, err)
 		}
 	}
-	if err := o.Feed(SourceFile).Set(t.Context(), []directory.File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portPrefixes("good", "good", 0, 1))}}); err != nil {
+	listing := []directory.File{{Origin: "large.yaml", Data: []byte(large)}, {Origin: "good.yaml", Data: []byte(portPrefixes("good", "good", 0, 1))}}
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 		t.Fatal(err)
 	}
 	list, _, err := o.List(t.Context(), Filter{})
@@ -157,7 +159,7 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	p := o.decode(record.Policy{
-		Key: record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: SourceGRPC,
+		Key: record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: managed.SourceGRPC,
 		Manifest: []byte(strings.TrimPrefix(portPrefixes("large", "large", 0, 1100), "---\n")),
 	})
 	if p.Broken != "" {

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
@@ -232,7 +233,7 @@ func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	dir := t.TempDir()
 	o, err := owner.New(owner.Config{
 		Engine: engine.Config{Cluster: "default"}, MaxPolicies: 10, MaxManifestBytes: 1 << 20, Stream: stream.Defaults(), Log: log.Discard(),
-	}, dir, []string{owner.SourceFile})
+	}, dir, []string{managed.SourceFile})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +241,8 @@ func TestPoliciesOfAFileAreTheFiles(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- o.Run(ctx) }()
 	defer func() { cancel(); <-done; o.Close() }()
-	if err := o.Feed(owner.SourceFile).Set(t.Context(), []directory.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}); err != nil {
+	files := []directory.File{{Origin: "db.yaml", Data: []byte(allowWeb)}}
+	if err := o.Feed(managed.SourceFile).Set(t.Context(), files); err != nil {
 		t.Fatal(err)
 	}
 	f := &Server{Owner: o}

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -160,10 +161,10 @@ func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s := serve(t)
 			s.stop()
-			s.sources = []string{owner.SourceFile}
+			s.sources = []string{managed.SourceFile}
 			s.start()
 			f := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
-			test.do(s, s.owner.Feed(owner.SourceFile))
+			test.do(s, s.owner.Feed(managed.SourceFile))
 			f.until("the answer", func() bool { return slices.Equal(f.barrier.GetIncomplete(), test.want) })
 			// It is the same for one that subscribes now.
 			f.leave()

@@ -157,11 +157,11 @@ func TestChangesCanBeBoundToARevision(t *testing.T) {
 	key := []*policyv1.PolicyKey{{Kind: "NetworkPolicy", Namespace: "shop", Name: "db"}}
 	for _, validate := range []bool{true, false} {
 		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb), IfRevision: seen, ValidateOnly: validate})
-		wantCode(t, err, codes.Aborted, "the policy revision is 2, not 1")
+		wantCode(t, err, codes.Aborted, "the revision is 2, not 1")
 		_, err = s.DeletePolicies(s.ctx(), &policyv1.DeletePoliciesRequest{Keys: key, IfRevision: seen, ValidateOnly: validate})
-		wantCode(t, err, codes.Aborted, "the policy revision is 2, not 1")
+		wantCode(t, err, codes.Aborted, "the revision is 2, not 1")
 		_, err = s.ReplacePolicies(s.ctx(), &policyv1.ReplacePoliciesRequest{Manager: "a", IfRevision: seen, ValidateOnly: validate})
-		wantCode(t, err, codes.Aborted, "the policy revision is 2, not 1")
+		wantCode(t, err, codes.Aborted, "the revision is 2, not 1")
 	}
 	s.wantOwners("nothing changed", "db= other=")
 	if _, err := s.DeletePolicies(s.ctx(), &policyv1.DeletePoliciesRequest{Keys: key, IfRevision: proto.Uint64(2)}); err != nil {

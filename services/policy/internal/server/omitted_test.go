@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -73,9 +73,9 @@ func TestManyNotesAreCounted(t *testing.T) {
 func TestManyProblemsAreCounted(t *testing.T) {
 	s := serve(t)
 	s.stop()
-	s.sources = []string{owner.SourceFile}
+	s.sources = []string{managed.SourceFile}
 	s.start()
-	feed := s.owner.Feed(owner.SourceFile)
+	feed := s.owner.Feed(managed.SourceFile)
 	const most = summary.MaxProblems
 	for _, c := range []struct{ files, listed, omitted int }{{most, most, 0}, {3000, most + 1, 3000 - most}} {
 		var files []directory.File

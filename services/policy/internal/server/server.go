@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/model/identity"
@@ -102,7 +103,7 @@ func Methods() rpc.Methods {
 // UpsertPolicies implements the service.
 func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPoliciesRequest) (*policyv1.UpsertPoliciesResponse, error) {
 	out, err := s.Owner.Apply(ctx, owner.Request{
-		Caller:    owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
+		Caller:    managed.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
 	})
 	if err != nil {
@@ -115,7 +116,7 @@ func (s *Server) UpsertPolicies(ctx context.Context, req *policyv1.UpsertPolicie
 // ReplacePolicies implements the service.
 func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePoliciesRequest) (*policyv1.ReplacePoliciesResponse, error) {
 	out, err := s.Owner.Replace(ctx, owner.Request{
-		Caller: owner.Caller{
+		Caller: managed.Caller{
 			Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty(),
 		},
 		Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields(),
@@ -128,7 +129,9 @@ func (s *Server) ReplacePolicies(ctx context.Context, req *policyv1.ReplacePolic
 
 // CompleteSource implements the service.
 func (s *Server) CompleteSource(ctx context.Context, req *policyv1.CompleteSourceRequest) (*policyv1.CompleteSourceResponse, error) {
-	caller := owner.Caller{Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty()}
+	caller := managed.Caller{
+		Manager: req.GetManager(), ValidateOnly: req.GetValidateOnly(), AllowEmpty: req.GetAllowEmpty(),
+	}
 	out, err := s.Owner.Complete(ctx, caller, [16]byte(req.GetIncarnation()))
 	if err != nil {
 		return nil, statusOf(err)
@@ -138,7 +141,7 @@ func (s *Server) CompleteSource(ctx context.Context, req *policyv1.CompleteSourc
 
 // DeletePolicies implements the service.
 func (s *Server) DeletePolicies(ctx context.Context, req *policyv1.DeletePoliciesRequest) (*policyv1.DeletePoliciesResponse, error) {
-	caller := owner.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
+	caller := managed.Caller{Manager: req.GetManager(), IfRevision: req.IfRevision, ValidateOnly: req.GetValidateOnly()}
 	out, err := s.Owner.Remove(ctx, caller, keys(req.GetKeys()))
 	if err != nil {
 		return nil, statusOf(err)
@@ -364,10 +367,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 }
 
 var sourceKinds = map[string]policyv1.SourceKind{
-	owner.SourceIdentity:   policyv1.SourceKind_SOURCE_KIND_IDENTITY,
-	owner.SourceGRPC:       policyv1.SourceKind_SOURCE_KIND_GRPC,
-	owner.SourceFile:       policyv1.SourceKind_SOURCE_KIND_FILE,
-	owner.SourceKubernetes: policyv1.SourceKind_SOURCE_KIND_KUBERNETES,
+	owner.SourceIdentity:     policyv1.SourceKind_SOURCE_KIND_IDENTITY,
+	managed.SourceGRPC:       policyv1.SourceKind_SOURCE_KIND_GRPC,
+	managed.SourceFile:       policyv1.SourceKind_SOURCE_KIND_FILE,
+	managed.SourceKubernetes: policyv1.SourceKind_SOURCE_KIND_KUBERNETES,
 }
 
 func changes(o owner.Outcome) []*policyv1.PolicyChange {

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -59,7 +60,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		Rules:  rule.Options{Cluster: synthetic.Name, LocalClusterOnly: true},
 		Linger: time.Minute, MaxPolicies: 40_000, MaxManifestBytes: 256 << 20, MaxNames: 4096, MaxAddresses: 65_536,
 		Stream: tables.Defaults(), Log: slog.New(slog.DiscardHandler), Processor: processorTime,
-	}, dir, []string{owner.SourceIdentity, owner.SourceFile})
+	}, dir, []string{owner.SourceIdentity, managed.SourceFile})
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +99,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		{"all policies as 200 files, all at once", o.files},
 		{"one of the files changes", o.fileChanges},
 		{"all policies as one file, in the place of the 200", o.oneFile},
-		{"all files go", func() error { return o.Feed(owner.SourceFile).Set(o.ctx, nil) }},
+		{"all files go", func() error { return o.Feed(managed.SourceFile).Set(o.ctx, nil) }},
 	} {
 		began := time.Now()
 		if err := step.do(); err != nil {
@@ -313,11 +314,11 @@ func (o *owned) listing() []directory.File {
 	return files
 }
 
-func (o *owned) files() error { return o.Feed(owner.SourceFile).Set(o.ctx, o.listing()) }
+func (o *owned) files() error { return o.Feed(managed.SourceFile).Set(o.ctx, o.listing()) }
 
 func (o *owned) oneFile() error {
 	all := []byte(strings.Join(o.cluster.Manifests, "---\n"))
-	if err := o.Feed(owner.SourceFile).Set(o.ctx, []directory.File{{Origin: "all.yaml", Data: all}}); err != nil {
+	if err := o.Feed(managed.SourceFile).Set(o.ctx, []directory.File{{Origin: "all.yaml", Data: all}}); err != nil {
 		return err
 	}
 	st, err := o.Status(o.ctx)

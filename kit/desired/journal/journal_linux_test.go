@@ -158,6 +158,9 @@ func TestJournalHasItsContentsAfterARestart(t *testing.T) {
 			if err := j.Note(t.Context(), records); err != nil {
 				t.Fatal(err)
 			}
+			if len(j.waiting) > 0 {
+				t.Errorf("%d records of the cache wait that are written", len(j.waiting))
+			}
 		}
 		closed(t, j)
 		want := `cached one: 2
@@ -199,20 +202,25 @@ func TestUnstagedChangeIsOneTransaction(t *testing.T) {
 		if !j.Fits(c) {
 			t.Error("a change would be staged")
 		}
-		writes := 0
-		disk.Fail(func(o disktest.Op) error {
-			if o.Kind == disktest.Write {
-				if writes++; writes > 20 {
-					return unix.ENOSPC
+		for _, limit := range []int{20, 200, 1000} { // of the writes of one transaction
+			writes := 0
+			disk.Fail(func(o disktest.Op) error {
+				if o.Kind == disktest.Write {
+					if writes++; writes > limit {
+						return unix.ENOSPC
+					}
 				}
+				return nil
+			})
+			if err := j.Commit(t.Context(), c); !errors.Is(err, store.ErrFull) {
+				t.Errorf("after %d writes: %v, want ErrFull", limit, err)
 			}
-			return nil
-		})
-		if err := j.Commit(t.Context(), c); !errors.Is(err, store.ErrFull) {
-			t.Errorf("%v, want ErrFull", err)
-		}
-		if !errors.Is(j.Problem(), store.ErrFull) {
-			t.Errorf("the problem is %v", j.Problem())
+			if !errors.Is(j.Problem(), store.ErrFull) {
+				t.Errorf("after %d writes, the problem is %v", limit, j.Problem())
+			}
+			if n := records(t, j, "objects"); n != 1 {
+				t.Errorf("after %d writes there are %d objects, want 1", limit, n)
+			}
 		}
 		disk.Fail(nil)
 		if err := j.Flush(); err != nil || j.Problem() != nil {

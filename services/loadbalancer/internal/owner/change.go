@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// The answers of changes.
-type (
-	Changed = managed.Changed[service.ObjectKey, []string]
-	Outcome = managed.Outcome[service.ObjectKey, []string]
-)
+// Changed is what became of one object.
+type Changed = managed.Changed[service.ObjectKey, []string]
+
+// Outcome is the answer of a change.
+type Outcome = managed.Outcome[service.ObjectKey, []string]
 
 // Request is a change as a caller asks for it.
 type Request struct {

@@ -61,11 +61,11 @@ type Policy struct {
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }
 
-// The answers of changes.
-type (
-	Changed = managed.Changed[policy.Key, manifest.Notes]
-	Outcome = managed.Outcome[policy.Key, manifest.Notes]
-)
+// Changed is what became of one policy.
+type Changed = managed.Changed[policy.Key, manifest.Notes]
+
+// Outcome is the answer of a change.
+type Outcome = managed.Outcome[policy.Key, manifest.Notes]
 
 func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 	p := &Policy{

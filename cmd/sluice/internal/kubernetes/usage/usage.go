@@ -6,12 +6,14 @@ package usage
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -60,9 +62,10 @@ func run(ctx context.Context, inv *invocation.Invocation, client *kubectl.Client
 		return err
 	}
 	all := nodes{Items: make([]*node, len(cluster.Nodes))}
+	once := &distinct{known: make(map[[sha256.Size]byte]*shares.Limit)}
 	client.Each(cluster.Nodes, func(i int, n kubectl.Node) {
 		all.Items[i] = &node{Name: n.Name, Limits: []*shares.Limit{}}
-		if err := all.Items[i].ask(ctx, client, n, args); err != nil {
+		if err := all.Items[i].ask(ctx, client, n, args, once); err != nil {
 			all.Items[i].Error = err.Error()
 		}
 	})
@@ -79,10 +82,37 @@ func run(ctx context.Context, inv *invocation.Invocation, client *kubectl.Client
 	return errors.Join(errs...)
 }
 
+// distinct keeps limits with the same figures once: thousands of nodes have the same thousands of
+// tenants.
+type distinct struct {
+	mu    sync.Mutex
+	known map[[sha256.Size]byte]*shares.Limit // guarded by mu; by the hash of its JSON
+}
+
+// share replaces limits by equal ones that are known.
+func (d *distinct) share(limits []*shares.Limit) error {
+	for i, l := range limits {
+		text, err := json.Marshal(l)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(text)
+		d.mu.Lock()
+		if d.known[sum] == nil {
+			d.known[sum] = l
+		}
+		limits[i] = d.known[sum]
+		d.mu.Unlock()
+	}
+	return nil
+}
+
 // noPod is the error of a node that no pod of Sluice is wanted on.
 const noPod = "no pod of Sluice is wanted on the node"
 
-func (s *node) ask(ctx context.Context, client *kubectl.Client, n kubectl.Node, args []string) error {
+func (s *node) ask(
+	ctx context.Context, client *kubectl.Client, n kubectl.Node, args []string, once *distinct,
+) error {
 	switch {
 	case n.Pod == nil && !n.Selected:
 		return errors.New(noPod)
@@ -95,7 +125,7 @@ func (s *node) ask(ctx context.Context, client *kubectl.Client, n kubectl.Node, 
 	out, err := client.Sluice(ctx, n, append([]string{
 		"shares", "--output=json", "--timeout=" + client.Timeout().String(),
 	}, args...)...)
-	return s.read(out, err)
+	return errors.Join(s.read(out, err), once.share(s.Limits))
 }
 
 // read takes what the node printed; it may be a part beside an error.
@@ -114,50 +144,74 @@ func (s *node) read(out []byte, err error) error {
 // mostNamed is how many nodes of a row are named.
 const mostNamed = 3
 
+// who are nodes: how many, and the first few.
+type who struct {
+	n     int
+	named []string
+}
+
+// add adds nodes.
+func (w *who) add(n int, named ...string) {
+	w.n += n
+	w.named = append(w.named, named[:min(len(named), mostNamed-len(w.named))]...)
+}
+
 func (n nodes) table(w io.Writer) {
 	n.rows(w, shares.Columns, (*shares.Limit).Rows, true)
 	n.rows(w, shares.EndpointColumns, (*shares.Limit).EndpointRows, false)
 }
 
 // rows prints one table; only if it has rows, unless always is set.
-func (n nodes) rows(w io.Writer, columns []any, of func(*shares.Limit) [][]any, always bool) {
-	var rows [][]any
-	names := make(map[string][]string)
+func (n nodes) rows(w io.Writer, columns []any, rowsOf func(*shares.Limit) [][]any, always bool) {
+	var limits []*shares.Limit
+	of := make(map[*shares.Limit]*who)
 	answered := 0
 	for _, x := range n.Items {
 		if x.Error == "" || len(x.Limits) > 0 {
 			answered++
 		}
 		for _, l := range x.Limits {
-			for _, row := range of(l) {
-				key := fmt.Sprintf("%q", row)
-				if names[key] == nil {
-					rows = append(rows, row)
-				}
-				names[key] = append(names[key], x.Name)
+			if of[l] == nil {
+				of[l] = &who{}
+				limits = append(limits, l)
 			}
+			of[l].add(1, x.Name)
 		}
 	}
-	slices.SortStableFunc(rows, func(a, b []any) int {
-		return strings.Compare(fmt.Sprint(a[0]), fmt.Sprint(b[0]))
+	type line struct {
+		row   []any
+		nodes who
+	}
+	var lines []*line
+	by := make(map[string]*line)
+	for _, l := range limits {
+		for _, row := range rowsOf(l) {
+			key := fmt.Sprintf("%q", row)
+			if by[key] == nil {
+				by[key] = &line{row: row}
+				lines = append(lines, by[key])
+			}
+			by[key].nodes.add(of[l].n, of[l].named...)
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b *line) int {
+		return strings.Compare(fmt.Sprint(a.row[0]), fmt.Sprint(b.row[0]))
 	})
 	if !always {
-		if len(rows) == 0 {
+		if len(lines) == 0 {
 			return
 		}
 		fmt.Fprintln(w)
 	}
 	output.Row(w, slices.Concat(columns, []any{"NODES"})...)
-	for _, row := range rows {
-		who := names[fmt.Sprintf("%q", row)]
-		text := "all"
+	for _, l := range lines {
+		text := strings.Join(l.nodes.named, ", ")
 		switch {
-		case len(who) == answered:
-		case len(who) > mostNamed:
-			text = fmt.Sprintf("%s, %d more", strings.Join(who[:mostNamed], ", "), len(who)-mostNamed)
-		default:
-			text = strings.Join(who, ", ")
+		case l.nodes.n == answered:
+			text = "all"
+		case l.nodes.n > mostNamed:
+			text = fmt.Sprintf("%s, %d more", text, l.nodes.n-mostNamed)
 		}
-		output.Row(w, slices.Concat(row, []any{text})...)
+		output.Row(w, slices.Concat(l.row, []any{text})...)
 	}
 }

@@ -5,11 +5,14 @@ package usage
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 )
 
 // answer is what `sluice shares -o json` prints.
@@ -54,6 +57,39 @@ policy/policies  100   acme    30        10   0           20       n5
 	}
 	if !bytes.Contains(out.Bytes(), []byte("20       all\n")) {
 		t.Errorf("equal nodes are not one row:\n%s", out.String())
+	}
+}
+
+// TestEqualFiguresOfManyNodesAreKeptOnce: 2,000 nodes with 10,000 tenants would take gigabytes.
+func TestEqualFiguresOfManyNodesAreKeptOnce(t *testing.T) {
+	var all nodes
+	once := &distinct{known: make(map[[sha256.Size]byte]*shares.Limit)}
+	kept := make(map[*shares.Limit]bool)
+	for i := range 2000 {
+		n := &node{Name: fmt.Sprint("n", i)}
+		admitted := 20
+		if i%1000 == 5 {
+			admitted = 10
+		}
+		if err := errors.Join(n.read(answer(admitted), nil), once.share(n.Limits)); err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range n.Limits {
+			kept[l] = true
+		}
+		all.Items = append(all.Items, n)
+	}
+	if len(kept) != 2 {
+		t.Errorf("%d limits are kept, want 2", len(kept))
+	}
+	var out bytes.Buffer
+	if err := (&invocation.Invocation{Format: "table", Out: &out}).Show(all, all.table); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"n0, n1, n2, 1995 more\n", "n5, n1005\n"} {
+		if strings.Count(out.String(), want) != 2 {
+			t.Errorf("not two rows of %q:\n%s", want, out.String())
+		}
 	}
 }
 

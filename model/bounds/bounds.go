@@ -294,7 +294,7 @@ var All = []Bound{
 		Name: "translations of packets of pods to Services", Process: datapath,
 		Default: "14,336 of IPv4, 7,168 of IPv6", Divided: ByEndpoint,
 		Beyond: "first packets of an endpoint above its guarantee are dropped (`translation-share`)",
-		Shown:  "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice_datapath_limit_used`",
+		Shown:  "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice shares`",
 		Tests: []string{
 			"TestKernelTranslationsOfOnePodLeaveThoseOfOthers", "TestKernelPodsThatComeLaterHaveTheirShareOfTranslations",
 			"TestKernelSharesOutliveTheirCollector",
@@ -303,26 +303,44 @@ var All = []Bound{
 	{
 		Name: "datagrams of pods in fragments", Process: datapath, Default: "3,584", Divided: ByEndpoint,
 		Beyond: "first fragments of an endpoint above its guarantee are dropped (`fragment-share`)",
-		Shown:  "`observe`, `sluice_datapath_packets_total` (`fragment-share`), `sluice_datapath_limit_used`",
+		Shown:  "`observe`, `sluice_datapath_packets_total` (`fragment-share`), `sluice shares`",
 		Tests:  []string{"TestKernelFragmentsOfOnePodLeaveThoseOfOthers"},
 	},
 	{
 		Name: "backends that pods keep by session affinity", Process: datapath, Default: "3,584 of each family",
 		Divided: ByEndpoint,
 		Beyond:  "connections of an endpoint above its guarantee choose a backend anew",
-		Shown:   "`sluice_datapath_limit_used`", Tests: []string{"TestKernelAffinityOfOnePodLeavesThatOfOthers"},
+		Shown:   "`sluice shares`", Tests: []string{"TestKernelAffinityOfOnePodLeavesThatOfOthers"},
+	},
+	{
+		Name: "translations of packets from outside, and ports of the node", Process: datapath,
+		Default: "32,768 of IPv4, 16,384 of IPv6", Divided: Undivided,
+		Beyond: "the entries that were not used for longest give way; pods have maps of their own",
+		Shown:  "`sluice shares`", Tests: []string{"TestKernelTranslationsFromOutsideLeaveThoseOfPods"},
+	},
+	{
+		Name: "datagrams in fragments from outside, from other nodes and from the host", Process: datapath,
+		Default: "8,192", Divided: Undivided,
+		Beyond: "the entries that were not used for longest give way; their later fragments are dropped",
+		Shown:  "`sluice shares`", Tests: []string{"TestKernelFragmentsFromOutsideLeaveThoseOfPods"},
+	},
+	{
+		Name: "backends that clients outside keep by session affinity", Process: datapath,
+		Default: "8,192 of each family", Divided: Undivided,
+		Beyond: "the entries that were not used for longest give way; these clients choose a backend anew",
+		Shown:  "`sluice shares`", Tests: []string{"TestKernelAffinityFromOutsideLeavesThatOfPods"},
 	},
 	{
 		Name: "events that wait for the datapath", Process: datapath, Default: "6,898", Divided: ByEndpoint,
 		Beyond: "events of an endpoint above its guarantee are left out and counted",
-		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`, `sluice_datapath_limit_used`",
+		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`, `sluice shares`",
 		Tests:  []string{"TestKernelEventsOfOnePodLeaveRoomInTheRing", "TestKernelEventsOfOneEndpointLeaveRoomForOthers"},
 	},
 	{
 		Name: "answers of the programs to pods", Process: datapath,
 		Default: "1,000 a second and CPU (resets, ICMP errors)", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped without an answer",
-		Shown:  "`sluice map dump sl_rate`",
+		Shown:  "`sluice shares`, `sluice map dump sl_rate`",
 		Tests:  []string{"TestKernelAnswersToOnePodLeaveThoseToOthers"},
 	},
 	{

@@ -30,7 +30,7 @@ import (
 // themselves are counted, and the collector looks at connections.
 var moving = []string{
 	"sl_metrics", "sl_limits", "sl_rate", "sl_ep_limits", "sl_ct4", "sl_ct6", "sl_ct_stats", "sl_budget", "sl_bound",
-	"sl_count", "sl_held", "sl_refused", "sl_frag", "sl_run", "sl_events",
+	"sl_count", "sl_held", "sl_refused", "sl_frag", "sl_pod_frag", "sl_run", "sl_events",
 }
 
 // cache is what identity knows of etcd, with the time at which it last heard from

@@ -34,6 +34,7 @@
 #define SL_MAX_CT6 65536
 #define SL_MAX_REVOKED 12288 /* of each family; both maps take 3 MiB */
 #define SL_MAX_FRAGMENTS 8192
+#define SL_MAX_POD_FRAGMENTS 4096
 #define SL_ADDRESS_EPOCHS 4096
 #define SL_EVENT_BYTES (1 << 20)
 #define SL_MAX_PROGRAMS 8
@@ -587,7 +588,7 @@ enum sl_ct_stat {
 };
 
 /*
- * Key of sl_frag; its value are the ports, sport << 16 | dport. A datagram has one
+ * Key of sl_frag and sl_pod_frag; its value are the ports, sport << 16 | dport. A datagram has one
  * element: with SL_FRAGMENT_BY_STACK if its first fragment went to the host's stack, so
  * that the later ones follow it there.
  */

@@ -52,6 +52,16 @@ static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64
 	return read_backend(c, backend) && c->gen == (__u8)(word >> 24);
 }
 
+/*
+ * Pods of the node and its sockets have maps of their own, which clients outside cannot fill. The
+ * programs of sockets have no number.
+ */
+#ifdef SL_PROGRAM
+#define SL_LOCAL_CLIENT (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+#else
+#define SL_LOCAL_CLIENT 1
+#endif
+
 /* What is remembered of the client, NULL: nothing. */
 static __always_inline __u64 *find_affinity(const struct sl_choice *c, __u16 group)
 {
@@ -59,15 +69,19 @@ static __always_inline __u64 *find_affinity(const struct sl_choice *c, __u16 gro
 	struct sl_aff_key6 key6 = { .group = group };
 
 	if (c->family == 4)
-		return bpf_map_lookup_elem(&sl_aff4, &key4);
+		return SL_LOCAL_CLIENT ? bpf_map_lookup_elem(&sl_pod_aff4, &key4)
+				       : bpf_map_lookup_elem(&sl_aff4, &key4);
 	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
-	return bpf_map_lookup_elem(&sl_aff6, &key6);
+	return SL_LOCAL_CLIENT ? bpf_map_lookup_elem(&sl_pod_aff6, &key6)
+			       : bpf_map_lookup_elem(&sl_aff6, &key6);
 }
 
-/* Whether a client has room in its share: the pod of a slot, or another one, which has none. */
+/* Whether a client has room in its share: the pod of a slot, or the host. Clients outside replace
+ * each other.
+ */
 static __always_inline int take_affinity(__u32 slot, __u8 family)
 {
-	if (slot == SL_SLOT_HOST || slot >= SL_MAX_SLOTS)
+	if (!SL_LOCAL_CLIENT)
 		return 1;
 	return take_of_bound(SL_BOUND_AFFINITY4 + (family == 6), slot, 1);
 }
@@ -82,8 +96,12 @@ static __always_inline long insert_affinity(const struct sl_choice *c, __u16 gro
 	if (!take_affinity(slot, c->family))
 		return -1;
 	if (c->family == 4)
-		return bpf_map_update_elem(&sl_aff4, &key4, &word, BPF_NOEXIST);
+		return SL_LOCAL_CLIENT
+			       ? bpf_map_update_elem(&sl_pod_aff4, &key4, &word, BPF_NOEXIST)
+			       : bpf_map_update_elem(&sl_aff4, &key4, &word, BPF_NOEXIST);
 	__builtin_memcpy(key6.client, c->client, sizeof(key6.client));
+	if (SL_LOCAL_CLIENT)
+		return bpf_map_update_elem(&sl_pod_aff6, &key6, &word, BPF_NOEXIST);
 	return bpf_map_update_elem(&sl_aff6, &key6, &word, BPF_NOEXIST);
 }
 

@@ -54,13 +54,39 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 		key->slot = SL_SLOT_NONE;
 }
 
+/*
+ * What pods of the node send is in a map of its own, which what comes from the stack, other nodes
+ * or outside cannot fill.
+ */
+static __always_inline __u32 *find_fragment(const struct sl_fragment *key)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+		return bpf_map_lookup_elem(&sl_pod_frag, key);
+	return bpf_map_lookup_elem(&sl_frag, key);
+}
+
+static __always_inline long delete_fragment(const struct sl_fragment *key)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+		return bpf_map_delete_elem(&sl_pod_frag, key);
+	return bpf_map_delete_elem(&sl_frag, key);
+}
+
+static __always_inline void insert_fragment(const struct sl_fragment *key, const __u32 *ports)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+		bpf_map_update_elem(&sl_pod_frag, key, ports, BPF_NOEXIST);
+	else
+		bpf_map_update_elem(&sl_frag, key, ports, BPF_NOEXIST);
+}
+
 /* Forgets a datagram of a pod above its guarantee, all of whose fragments have come. */
 static __always_inline void end_datagram(const struct sl_packet *p, const struct sl_fragment *key)
 {
 	if (SL_PROGRAM != SL_PROGRAM_FROM_POD || !p->last_fragment ||
 	    !has_guarantee(SL_BOUND_FRAGMENTS, p->src_slot))
 		return;
-	if (!bpf_map_delete_elem(&sl_frag, key))
+	if (!delete_fragment(key))
 		give_back(SL_BOUND_FRAGMENTS, p->src_slot, 1);
 }
 
@@ -75,10 +101,10 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 	if (!has_ports(p))
 		return SL_CONTINUE;
 	fragment_key(p, &key);
-	found = bpf_map_lookup_elem(&sl_frag, &key);
+	found = find_fragment(&key);
 	if (!found) {
 		key.family |= SL_FRAGMENT_BY_STACK;
-		found = bpf_map_lookup_elem(&sl_frag, &key);
+		found = find_fragment(&key);
 		if (!found)
 			return SL_REASON_FRAGMENT_UNKNOWN;
 		p->by_stack = 1;
@@ -123,19 +149,19 @@ static __always_inline enum sl_lead lead_of(enum sl_reason reason)
 	}
 }
 
-/* Whether an element of sl_frag is what the first fragment leaves behind; another one of
+/* Whether an element is what the first fragment leaves behind; another one of
  * its datagram's key is deleted.
  */
 static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 ports, bool wanted)
 {
-	__u32 *found = bpf_map_lookup_elem(&sl_frag, key);
+	__u32 *found = find_fragment(key);
 
 	if (!found)
 		return false;
 	if (wanted && *found == ports)
 		return true;
 	/* an identification that is used again: values are written once */
-	bpf_map_delete_elem(&sl_frag, key);
+	delete_fragment(key);
 	return false;
 }
 
@@ -165,7 +191,7 @@ __noinline int lead_fragments(struct sl_packet *p, __u32 lead)
 		return 1;
 	if (lead != SL_LEAD_BY_STACK)
 		key.family &= (__u8)~SL_FRAGMENT_BY_STACK;
-	bpf_map_update_elem(&sl_frag, &key, &ports, BPF_NOEXIST);
+	insert_fragment(&key, &ports);
 	return 0;
 }
 

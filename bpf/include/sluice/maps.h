@@ -277,7 +277,15 @@ struct {
 	__type(value, __u64);
 } sl_ct_stats SEC(".maps");
 
-/* first fragments -> ports of the others */
+/* first fragments that pods of the node send -> ports of the others */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_FRAGMENTS);
+	__type(key, struct sl_fragment);
+	__type(value, __u32);
+} sl_pod_frag SEC(".maps");
+
+/* the same of what comes from the stack, other nodes or outside */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_FRAGMENTS);

@@ -21,10 +21,13 @@
 #define SL_MAX_MEMBERS 262144
 #define SL_MAX_BACKENDS 131072 /* of each family */
 #define SL_MAX_NAMESPACES 8192
-#define SL_MAX_AFFINITY 8192 /* of each family */
+#define SL_MAX_AFFINITY 8192 /* of each family, of senders outside */
+#define SL_MAX_POD_AFFINITY 4096 /* of each family, of pods and the host */
 #define SL_MAX_SOURCES 16384 /* of each family */
 #define SL_MAX_XL4 32768
 #define SL_MAX_XL6 16384
+#define SL_MAX_POD_XL4 16384
+#define SL_MAX_POD_XL6 8192
 #define SL_MAX_ANSWERS4 16384
 #define SL_MAX_ANSWERS6 8192
 
@@ -197,7 +200,7 @@ struct sl_socket {
 _Static_assert(sizeof(struct sl_socket) == 64, "a cache line");
 
 /*
- * Keys of sl_xl4 and sl_xl6, sl_answers4 and sl_answers6: a packet as it arrives, before its
+ * Keys of sl_xl4 and sl_pod_xl4, sl_answers4 and so on: a packet as it arrives, before its
  * destination is translated.
  */
 struct sl_xl_key4 {
@@ -352,7 +355,7 @@ struct sl_src_key6 {
 };
 _Static_assert(sizeof(struct sl_src_key6) == 24, "no padding");
 
-/* Keys of sl_aff4 and sl_aff6. */
+/* Keys of sl_aff4 and sl_aff6, sl_pod_aff4 and sl_pod_aff6. */
 struct sl_aff_key4 {
 	__be32 client; /* its address; the node itself: 0 */
 	__u16 group;
@@ -368,7 +371,7 @@ struct sl_aff_key6 {
 _Static_assert(sizeof(struct sl_aff_key6) == 20, "no padding");
 
 /*
- * Value of sl_aff4 and sl_aff6, one word: backend | its generation << 24 | last
+ * Value of these maps, one word: backend | its generation << 24 | last
  * second << 32, changed by compare and exchange of the whole, as the map may
  * recycle the element.
  */

@@ -99,7 +99,22 @@ struct {
 	__type(value, __u32);
 } sl_src6 SEC(".maps");
 
-/* packet as it arrives -> where it goes instead */
+/* packet of a pod as it arrives -> where it goes instead */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_XL4);
+	__type(key, struct sl_xl_key4);
+	__type(value, struct sl_xl);
+} sl_pod_xl4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_XL6);
+	__type(key, struct sl_xl_key6);
+	__type(value, struct sl_xl);
+} sl_pod_xl6 SEC(".maps");
+
+/* the same of packets from outside, and of answers to the node */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_XL4);
@@ -155,7 +170,22 @@ struct {
 	__type(value, struct sl_own);
 } sl_own SEC(".maps");
 
-/* client and group of fronts -> the backend that the client keeps */
+/* pod or host, and group of fronts -> the backend that the client keeps */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_AFFINITY);
+	__type(key, struct sl_aff_key4);
+	__type(value, __u64);
+} sl_pod_aff4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_AFFINITY);
+	__type(key, struct sl_aff_key6);
+	__type(value, __u64);
+} sl_pod_aff6 SEC(".maps");
+
+/* the same of clients outside */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_AFFINITY);

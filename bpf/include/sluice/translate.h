@@ -7,9 +7,9 @@
  * Services for packets: of pods that no hook of sockets serves, of protocols that
  * have none, and of senders outside of the node. A packet whose connection is not
  * known, and that asks for the address of a service, is evaluated as one to the
- * backend: the rest of the program sees nothing else. What was chosen stays in sl_xl4 or sl_xl6
- * under the packet as it arrived, because the list may be another when the next one comes. The
- * frame itself changes when the packet is delivered; see rewrite.h.
+ * backend: the rest of the program sees nothing else. What was chosen stays in a map,
+ * find_translation, under the packet as it arrived, because the list may be another when the next
+ * one comes. The frame itself changes when the packet is delivered; see rewrite.h.
  */
 
 #include <sluice/affinity.h>
@@ -45,6 +45,13 @@ static __always_inline void write_arriving_key(struct sl_packet *p)
 	key6->pad = 0;
 }
 
+/*
+ * What pods of the node send has maps of its own, which senders outside cannot fill: they are
+ * sl_pod_xl4 and sl_pod_xl6 for the program that sees what pods send, and sl_xl4 and sl_xl6 for all
+ * others.
+ */
+#define SL_OF_PODS (SL_PROGRAM == SL_PROGRAM_FROM_POD)
+
 /* A translation by the key in the cell. */
 static __always_inline struct sl_xl *find_translation(__u8 family)
 {
@@ -53,8 +60,10 @@ static __always_inline struct sl_xl *find_translation(__u8 family)
 	if (!own)
 		return NULL;
 	if (family == 4)
-		return bpf_map_lookup_elem(&sl_xl4, &own->xl4);
-	return bpf_map_lookup_elem(&sl_xl6, &own->xl6);
+		return SL_OF_PODS ? bpf_map_lookup_elem(&sl_pod_xl4, &own->xl4)
+				  : bpf_map_lookup_elem(&sl_xl4, &own->xl4);
+	return SL_OF_PODS ? bpf_map_lookup_elem(&sl_pod_xl6, &own->xl6)
+			  : bpf_map_lookup_elem(&sl_xl6, &own->xl6);
 }
 
 static __always_inline void delete_translation(__u8 family)
@@ -63,7 +72,11 @@ static __always_inline void delete_translation(__u8 family)
 
 	if (!own)
 		return;
-	if (family == 4)
+	if (SL_OF_PODS && family == 4)
+		bpf_map_delete_elem(&sl_pod_xl4, &own->xl4);
+	else if (SL_OF_PODS)
+		bpf_map_delete_elem(&sl_pod_xl6, &own->xl6);
+	else if (family == 4)
 		bpf_map_delete_elem(&sl_xl4, &own->xl4);
 	else
 		bpf_map_delete_elem(&sl_xl6, &own->xl6);
@@ -76,6 +89,10 @@ static __always_inline long insert_translation(__u8 family)
 
 	if (!own)
 		return -1;
+	if (SL_OF_PODS && family == 4)
+		return bpf_map_update_elem(&sl_pod_xl4, &own->xl4, &own->xl, BPF_NOEXIST);
+	if (SL_OF_PODS)
+		return bpf_map_update_elem(&sl_pod_xl6, &own->xl6, &own->xl, BPF_NOEXIST);
 	if (family == 4)
 		return bpf_map_update_elem(&sl_xl4, &own->xl4, &own->xl, BPF_NOEXIST);
 	return bpf_map_update_elem(&sl_xl6, &own->xl6, &own->xl, BPF_NOEXIST);
@@ -463,7 +480,7 @@ __noinline int keep_backend(const struct sl_packet *p)
 	c.backend = own->xl.backend;
 	c.gen = own->xl.gen;
 	__builtin_memcpy(c.client, p->src, sizeof(c.client));
-	keep_affinity(&c, front, SL_PROGRAM == SL_PROGRAM_FROM_POD ? p->src_slot : SL_SLOT_HOST);
+	keep_affinity(&c, front, SL_OF_PODS ? p->src_slot : SL_SLOT_NONE);
 	return 0;
 }
 
@@ -497,7 +514,7 @@ __noinline int store_translation(struct sl_packet *p)
 
 	if (!p || !own)
 		return 1;
-	if (SL_PROGRAM == SL_PROGRAM_FROM_POD) {
+	if (SL_OF_PODS) {
 		taken = p->translated == SL_TRANSLATED_HAIRPIN ? 2 : 1;
 		if (!take_translations(p, p->src_slot, taken)) {
 			if (!find_translation(p->family))

@@ -56,6 +56,11 @@ const (
 	FromUplinkMapSlOwn               = "sl_own"
 	FromUplinkMapSlPeer              = "sl_peer"
 	FromUplinkMapSlPgen              = "sl_pgen"
+	FromUplinkMapSlPodAff4           = "sl_pod_aff4"
+	FromUplinkMapSlPodAff6           = "sl_pod_aff6"
+	FromUplinkMapSlPodFrag           = "sl_pod_frag"
+	FromUplinkMapSlPodXl4            = "sl_pod_xl4"
+	FromUplinkMapSlPodXl6            = "sl_pod_xl6"
 	FromUplinkMapSlPorts             = "sl_ports"
 	FromUplinkMapSlPrev4             = "sl_prev4"
 	FromUplinkMapSlPrev6             = "sl_prev6"
@@ -178,6 +183,11 @@ type FromUplinkMapSpecs struct {
 	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
@@ -276,6 +286,11 @@ type FromUplinkMaps struct {
 	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
@@ -339,6 +354,11 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodAff4,
+		m.SlPodAff6,
+		m.SlPodFrag,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,

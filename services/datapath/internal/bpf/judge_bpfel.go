@@ -43,6 +43,7 @@ const (
 	JudgeMapSlNodeAddr   = "sl_node_addr"
 	JudgeMapSlPeer       = "sl_peer"
 	JudgeMapSlPgen       = "sl_pgen"
+	JudgeMapSlPodFrag    = "sl_pod_frag"
 	JudgeMapSlPorts      = "sl_ports"
 	JudgeMapSlRate       = "sl_rate"
 	JudgeMapSlRefused    = "sl_refused"
@@ -133,6 +134,7 @@ type JudgeMapSpecs struct {
 	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
@@ -199,6 +201,7 @@ type JudgeMaps struct {
 	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
@@ -241,6 +244,7 @@ func (m *JudgeMaps) Close() error {
 		m.SlNodeAddr,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodFrag,
 		m.SlPorts,
 		m.SlRate,
 		m.SlRefused,

@@ -29,6 +29,10 @@ const (
 	ListSocketsMapSlMember           = "sl_member"
 	ListSocketsMapSlNs               = "sl_ns"
 	ListSocketsMapSlOwn              = "sl_own"
+	ListSocketsMapSlPodAff4          = "sl_pod_aff4"
+	ListSocketsMapSlPodAff6          = "sl_pod_aff6"
+	ListSocketsMapSlPodXl4           = "sl_pod_xl4"
+	ListSocketsMapSlPodXl6           = "sl_pod_xl6"
 	ListSocketsMapSlShare            = "sl_share"
 	ListSocketsMapSlSk               = "sl_sk"
 	ListSocketsMapSlSrc4             = "sl_src4"
@@ -100,6 +104,10 @@ type ListSocketsMapSpecs struct {
 	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
 	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
 	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
+	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
 	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
@@ -147,6 +155,10 @@ type ListSocketsMaps struct {
 	SlMember   *ebpf.Map `ebpf:"sl_member"`
 	SlNs       *ebpf.Map `ebpf:"sl_ns"`
 	SlOwn      *ebpf.Map `ebpf:"sl_own"`
+	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlShare    *ebpf.Map `ebpf:"sl_share"`
 	SlSk       *ebpf.Map `ebpf:"sl_sk"`
 	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
@@ -170,6 +182,10 @@ func (m *ListSocketsMaps) Close() error {
 		m.SlMember,
 		m.SlNs,
 		m.SlOwn,
+		m.SlPodAff4,
+		m.SlPodAff6,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlShare,
 		m.SlSk,
 		m.SlSrc4,

@@ -788,6 +788,11 @@ const (
 	MapsMapSlOwn      = "sl_own"
 	MapsMapSlPeer     = "sl_peer"
 	MapsMapSlPgen     = "sl_pgen"
+	MapsMapSlPodAff4  = "sl_pod_aff4"
+	MapsMapSlPodAff6  = "sl_pod_aff6"
+	MapsMapSlPodFrag  = "sl_pod_frag"
+	MapsMapSlPodXl4   = "sl_pod_xl4"
+	MapsMapSlPodXl6   = "sl_pod_xl6"
 	MapsMapSlPorts    = "sl_ports"
 	MapsMapSlPrev4    = "sl_prev4"
 	MapsMapSlPrev6    = "sl_prev6"
@@ -897,6 +902,11 @@ type MapsMapSpecs struct {
 	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
@@ -984,6 +994,11 @@ type MapsMaps struct {
 	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
@@ -1047,6 +1062,11 @@ func (m *MapsMaps) Close() error {
 		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodAff4,
+		m.SlPodAff6,
+		m.SlPodFrag,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,

@@ -56,6 +56,11 @@ const (
 	SocketLBMapSlOwn               = "sl_own"
 	SocketLBMapSlPeer              = "sl_peer"
 	SocketLBMapSlPgen              = "sl_pgen"
+	SocketLBMapSlPodAff4           = "sl_pod_aff4"
+	SocketLBMapSlPodAff6           = "sl_pod_aff6"
+	SocketLBMapSlPodFrag           = "sl_pod_frag"
+	SocketLBMapSlPodXl4            = "sl_pod_xl4"
+	SocketLBMapSlPodXl6            = "sl_pod_xl6"
 	SocketLBMapSlPorts             = "sl_ports"
 	SocketLBMapSlRate              = "sl_rate"
 	SocketLBMapSlRefused           = "sl_refused"
@@ -191,6 +196,11 @@ type SocketLBMapSpecs struct {
 	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
 	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
@@ -288,6 +298,11 @@ type SocketLBMaps struct {
 	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlRate     *ebpf.Map `ebpf:"sl_rate"`
 	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
@@ -349,6 +364,11 @@ func (m *SocketLBMaps) Close() error {
 		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodAff4,
+		m.SlPodAff6,
+		m.SlPodFrag,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlPorts,
 		m.SlRate,
 		m.SlRefused,

@@ -56,6 +56,11 @@ const (
 	ToPodMapSlOwn               = "sl_own"
 	ToPodMapSlPeer              = "sl_peer"
 	ToPodMapSlPgen              = "sl_pgen"
+	ToPodMapSlPodAff4           = "sl_pod_aff4"
+	ToPodMapSlPodAff6           = "sl_pod_aff6"
+	ToPodMapSlPodFrag           = "sl_pod_frag"
+	ToPodMapSlPodXl4            = "sl_pod_xl4"
+	ToPodMapSlPodXl6            = "sl_pod_xl6"
 	ToPodMapSlPorts             = "sl_ports"
 	ToPodMapSlPrev4             = "sl_prev4"
 	ToPodMapSlPrev6             = "sl_prev6"
@@ -178,6 +183,11 @@ type ToPodMapSpecs struct {
 	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
@@ -276,6 +286,11 @@ type ToPodMaps struct {
 	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
@@ -339,6 +354,11 @@ func (m *ToPodMaps) Close() error {
 		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodAff4,
+		m.SlPodAff6,
+		m.SlPodFrag,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,

@@ -275,12 +275,14 @@ func TestKernelConnectionOfTheHostFollowsOneOfAService(t *testing.T) {
 // ageTranslations has all translations of IPv4 seem to have been used at the start.
 func ageTranslations(t *testing.T, k *Kernel) {
 	t.Helper()
-	m := k.Pins.Map(bpf.MapsMapSlXl4)
-	var key bpf.MapsSlXlKey4
-	var v bpf.MapsSlXl
-	for it := m.Iterate(); it.Next(&key, &v); {
-		v.LastS = 1
-		must(t, "age a translation", m.Put(&key, &v))
+	for _, name := range []string{bpf.MapsMapSlXl4, bpf.MapsMapSlPodXl4} {
+		m := k.Pins.Map(name)
+		var key bpf.MapsSlXlKey4
+		var v bpf.MapsSlXl
+		for it := m.Iterate(); it.Next(&key, &v); {
+			v.LastS = 1
+			must(t, "age a translation", m.Put(&key, &v))
+		}
 	}
 }
 

@@ -111,20 +111,18 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlRefused: array(number, func(v *bpf.MapsSlRefused) string {
 		return fmt.Sprint(v.N)
 	}),
-	bpf.MapsMapSlPgen:   array(number, plain[uint64]),
-	bpf.MapsMapSlFe4:    batched(servicemap.DescribeKey4, servicemap.DescribeFronts),
-	bpf.MapsMapSlFe6:    batched(servicemap.DescribeKey6, servicemap.DescribeFronts),
-	bpf.MapsMapSlFront:  array(number, servicemap.DescribeFront),
-	bpf.MapsMapSlMember: array(number, servicemap.DescribeMember),
-	bpf.MapsMapSlBe4:    array(number, servicemap.DescribeBackend4),
-	bpf.MapsMapSlBe6:    array(number, servicemap.DescribeBackend6),
-	bpf.MapsMapSlNs:     entries(cookie, namespaceWords),
-	bpf.MapsMapSlAff4: entries(func(k *bpf.MapsSlAffKey4) string {
-		return fmt.Sprintf("%v group %d", pin.Addr4(k.Client), k.Group)
-	}, affinityWords),
-	bpf.MapsMapSlAff6: entries(func(k *bpf.MapsSlAffKey6) string {
-		return fmt.Sprintf("%v group %d", netip.AddrFrom16(k.Client), k.Group)
-	}, affinityWords),
+	bpf.MapsMapSlPgen:    array(number, plain[uint64]),
+	bpf.MapsMapSlFe4:     batched(servicemap.DescribeKey4, servicemap.DescribeFronts),
+	bpf.MapsMapSlFe6:     batched(servicemap.DescribeKey6, servicemap.DescribeFronts),
+	bpf.MapsMapSlFront:   array(number, servicemap.DescribeFront),
+	bpf.MapsMapSlMember:  array(number, servicemap.DescribeMember),
+	bpf.MapsMapSlBe4:     array(number, servicemap.DescribeBackend4),
+	bpf.MapsMapSlBe6:     array(number, servicemap.DescribeBackend6),
+	bpf.MapsMapSlNs:      entries(cookie, namespaceWords),
+	bpf.MapsMapSlAff4:    entries(affinityKey4, affinityWords),
+	bpf.MapsMapSlAff6:    entries(affinityKey6, affinityWords),
+	bpf.MapsMapSlPodAff4: entries(affinityKey4, affinityWords),
+	bpf.MapsMapSlPodAff6: entries(affinityKey6, affinityWords),
 	bpf.MapsMapSlSk: func(_ *ebpf.Map, visit func(key, value string) error) error {
 		return visit("sockets", "what each socket was translated to is in its own storage, which cannot be listed by a key")
 	},
@@ -133,6 +131,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlXl4:  translations(translation.Of4),
 	bpf.MapsMapSlXl6:  translations(translation.Of6),
 
+	bpf.MapsMapSlPodXl4:   translations(translation.Of4),
+	bpf.MapsMapSlPodXl6:   translations(translation.Of6),
 	bpf.MapsMapSlAnswers4: translations(translation.Of4),
 	bpf.MapsMapSlAnswers6: translations(translation.Of6),
 	bpf.MapsMapSlOwn:      array(number, slotmap.DescribeOwn),
@@ -150,9 +150,8 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlCount: array(number, func(v *bpf.MapsSlCounters) string {
 		return fmt.Sprint(v.N)
 	}),
-	bpf.MapsMapSlFrag: entries(fragmentKey, func(v *uint32) string {
-		return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff)
-	}),
+	bpf.MapsMapSlFrag:    entries(fragmentKey, fragmentWords),
+	bpf.MapsMapSlPodFrag: entries(fragmentKey, fragmentWords),
 	bpf.MapsMapSlCtStats: perCPU(statName, add[uint64], plain[uint64]),
 	bpf.MapsMapSlMetrics: perCPU(cellName, func(sum *bpf.MapsSlCounter, v bpf.MapsSlCounter) {
 		sum.Packets += v.Packets
@@ -205,6 +204,16 @@ func budgetKey(at *uint32) string {
 	}
 	return fmt.Sprintf("%d %s", *at>>1, family)
 }
+
+func affinityKey4(k *bpf.MapsSlAffKey4) string {
+	return fmt.Sprintf("%v group %d", pin.Addr4(k.Client), k.Group)
+}
+
+func affinityKey6(k *bpf.MapsSlAffKey6) string {
+	return fmt.Sprintf("%v group %d", netip.AddrFrom16(k.Client), k.Group)
+}
+
+func fragmentWords(v *uint32) string { return fmt.Sprintf("ports %d %d", *v>>16, *v&0xffff) }
 
 func budgetWords(v *bpf.MapsSlBudget) string {
 	words := fmt.Sprintf("used %d limit %d", uint32(v.Begun), uint32(v.Limit))

@@ -198,7 +198,8 @@ func TestKernelDumpOfServicesIsInWords(t *testing.T) {
 		bpf.MapsMapSlAff4: {
 			bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32([]byte{10, 244, 0, 10}), Group: 1}, uint64(2) | 77<<32,
 		},
-		bpf.MapsMapSlAff6: {bpf.MapsSlAffKey6{Client: netip.MustParseAddr("fd00::1").As16(), Group: 1}, uint64(1) | 78<<32},
+		bpf.MapsMapSlAff6:    {bpf.MapsSlAffKey6{Client: netip.MustParseAddr("fd00::1").As16(), Group: 1}, uint64(1) | 78<<32},
+		bpf.MapsMapSlPodAff6: {bpf.MapsSlAffKey6{Group: 2}, uint64(3) | 79<<32},
 	} {
 		if err := k.Pins.Map(name).Update(values[0], values[1], ebpf.UpdateAny); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -217,6 +218,8 @@ func TestKernelDumpOfServicesIsInWords(t *testing.T) {
 		"sl_ns":   {"namespace 4026531840: slot 3 flags 0x1"},
 		"sl_aff4": {"10.244.0.10 group 1: backend 2 generation 0 last used at 77 s"},
 		"sl_aff6": {"fd00::1 group 1: backend 1 generation 0 last used at 78 s"},
+
+		"sl_pod_aff6": {":: group 2: backend 3 generation 0 last used at 79 s"},
 	} {
 		got := dump(t, k, name)
 		slices.Sort(got)

@@ -395,7 +395,7 @@ func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {
 	kept := func(p *pod) (all int) {
 		var k bpf.MapsSlAffKey4
 		var v uint64
-		it := n.k.Pins.Map(bpf.MapsMapSlAff4).Iterate()
+		it := n.k.Pins.Map(bpf.MapsMapSlPodAff4).Iterate()
 		for it.Next(&k, &v) {
 			if pin.Addr4(k.Client) == p.IPv4 {
 				all++

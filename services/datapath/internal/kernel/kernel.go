@@ -446,6 +446,11 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if err != nil {
 		return err
 	}
+	if k.Pins.Adopted && k.Pins.Created(bpf.MapsMapSlPodXl4) {
+		if err := errors.Join(k.Translations.AdoptPods(local), k.Bounds.AdoptAffinity(local)); err != nil {
+			return err
+		}
+	}
 	isLocal := func(a netip.Addr) bool { _, ok := local[a]; return ok }
 	if len(podCIDRs) == 0 {
 		if podCIDRs, err = k.Addresses.Ranges(); err != nil {

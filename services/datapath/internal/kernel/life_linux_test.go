@@ -108,7 +108,10 @@ func (r runner) run(t testing.TB, prog string, in []byte, ctx skbContext, flags 
 // forget empties what the programs remember of packets.
 func (r runner) forget(t testing.TB) {
 	t.Helper()
-	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, bpf.MapsMapSlFrag} {
+	for _, name := range []string{
+		bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6,
+		bpf.MapsMapSlFrag, bpf.MapsMapSlPodFrag,
+	} {
 		m := r.k.Pins.Map(name)
 		var keys [][]byte
 		key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())

@@ -232,7 +232,7 @@ func paths(b *testing.B) (*Kernel, []path) {
 // so that no bound refuses a packet of the next turn. Only maps that this version has are emptied.
 func forgetTurn(b *testing.B, k *Kernel) {
 	b.Helper()
-	for _, name := range []string{"sl_ct4", "sl_ct6", "sl_xl4", "sl_xl6", "sl_answers4", "sl_answers6"} {
+	for _, name := range []string{"sl_ct4", "sl_ct6", "sl_xl4", "sl_xl6", "sl_answers4", "sl_answers6", "sl_pod_xl4", "sl_pod_xl6"} {
 		m := k.Pins.Map(name)
 		if m == nil {
 			continue

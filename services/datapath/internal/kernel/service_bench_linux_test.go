@@ -20,7 +20,7 @@ import (
 // emptied deletes every connection and translation of IPv4.
 func emptied(b *testing.B, k *Kernel) {
 	b.Helper()
-	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlXl4} {
+	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlXl4, bpf.MapsMapSlPodXl4} {
 		m := k.Pins.Map(name)
 		var keys [][]byte
 		key := make([]byte, m.KeySize())

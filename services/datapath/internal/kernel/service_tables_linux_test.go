@@ -121,7 +121,10 @@ func (n *tableNode) leadTo(affinity time.Duration, backends []netip.AddrPort) {
 func (n *tableNode) forget() {
 	n.Helper()
 	n.runner.forget(n)
-	for name, key := range map[string]any{bpf.MapsMapSlXl4: &bpf.MapsSlXlKey4{}, bpf.MapsMapSlXl6: &bpf.MapsSlXlKey6{}} {
+	for name, key := range map[string]any{
+		bpf.MapsMapSlXl4: &bpf.MapsSlXlKey4{}, bpf.MapsMapSlXl6: &bpf.MapsSlXlKey6{},
+		bpf.MapsMapSlPodXl4: &bpf.MapsSlXlKey4{}, bpf.MapsMapSlPodXl6: &bpf.MapsSlXlKey6{},
+	} {
 		m := n.k.Pins.Map(name)
 		for m.NextKey(nil, key) == nil {
 			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

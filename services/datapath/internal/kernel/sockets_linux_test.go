@@ -839,10 +839,10 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 func (n *socketNode) affinity(family netip.Addr, e slotmap.Endpoint, group uint16, word *uint64) error {
 	if family.Is4() {
 		a := e.IPv4.As4()
-		return n.k.Pins.Map(bpf.MapsMapSlAff4).
+		return n.k.Pins.Map(bpf.MapsMapSlPodAff4).
 			Lookup(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word)
 	}
-	return n.k.Pins.Map(bpf.MapsMapSlAff6).Lookup(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word)
+	return n.k.Pins.Map(bpf.MapsMapSlPodAff6).Lookup(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word)
 }
 
 // remember replaces it. No socket asks meanwhile.
@@ -853,12 +853,12 @@ func (n *socketNode) remember(family netip.Addr, e slotmap.Endpoint, group uint1
 		must(
 			n,
 			"remember",
-			n.k.Pins.Map(bpf.MapsMapSlAff4).
+			n.k.Pins.Map(bpf.MapsMapSlPodAff4).
 				Put(&bpf.MapsSlAffKey4{Client: binary.NativeEndian.Uint32(a[:]), Group: group}, word),
 		)
 		return
 	}
-	must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlAff6).Put(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word))
+	must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlPodAff6).Put(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word))
 }
 
 // TestKernelNodePortsAnswerAtOwnAddresses, and at the loopback addresses for the

@@ -44,22 +44,34 @@ func clearZone(t *testing.T, k *Kernel, zone uint8) {
 	var keys6 []bpf.MapsSlXlKey6
 	var v bpf.MapsSlXl
 	var k4 bpf.MapsSlXlKey4
-	for it := k.Pins.Map(bpf.MapsMapSlXl4).Iterate(); it.Next(&k4, &v); {
-		if k4.Zone == zone {
-			keys4 = append(keys4, k4)
+	for _, name := range []string{bpf.MapsMapSlXl4, bpf.MapsMapSlPodXl4} {
+		for it := k.Pins.Map(name).Iterate(); it.Next(&k4, &v); {
+			if k4.Zone == zone {
+				keys4 = append(keys4, k4)
+			}
 		}
 	}
 	var k6 bpf.MapsSlXlKey6
-	for it := k.Pins.Map(bpf.MapsMapSlXl6).Iterate(); it.Next(&k6, &v); {
-		if k6.Zone == zone {
-			keys6 = append(keys6, k6)
+	for _, name := range []string{bpf.MapsMapSlXl6, bpf.MapsMapSlPodXl6} {
+		for it := k.Pins.Map(name).Iterate(); it.Next(&k6, &v); {
+			if k6.Zone == zone {
+				keys6 = append(keys6, k6)
+			}
+		}
+	}
+	remove := func(names [2]string, key any) {
+		t.Helper()
+		for _, name := range names {
+			if err := k.Pins.Map(name).Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatalf("remove a translation of %s: %v", name, err)
+			}
 		}
 	}
 	for i := range keys4 {
-		must(t, "remove a translation", k.Pins.Map(bpf.MapsMapSlXl4).Delete(&keys4[i]))
+		remove([2]string{bpf.MapsMapSlXl4, bpf.MapsMapSlPodXl4}, &keys4[i])
 	}
 	for i := range keys6 {
-		must(t, "remove a translation", k.Pins.Map(bpf.MapsMapSlXl6).Delete(&keys6[i]))
+		remove([2]string{bpf.MapsMapSlXl6, bpf.MapsMapSlPodXl6}, &keys6[i])
 	}
 }
 
@@ -70,9 +82,11 @@ var losses = map[string]func(t *testing.T, k *Kernel){
 		_, err := k.Connections.Flush(t.Context(), conntrack.Filter{}, false)
 		must(t, "flush", err)
 	},
-	"where its requests go":         func(t *testing.T, k *Kernel) { clearZone(t, k, 0) },
-	"the claim of its port":         func(t *testing.T, k *Kernel) { clearZone(t, k, 1) },
-	"its translation and its claim": func(t *testing.T, k *Kernel) { clearMaps(t, k, bpf.MapsMapSlXl4, bpf.MapsMapSlXl6) },
+	"where its requests go": func(t *testing.T, k *Kernel) { clearZone(t, k, 0) },
+	"the claim of its port": func(t *testing.T, k *Kernel) { clearZone(t, k, 1) },
+	"its translation and its claim": func(t *testing.T, k *Kernel) {
+		clearMaps(t, k, bpf.MapsMapSlXl4, bpf.MapsMapSlXl6, bpf.MapsMapSlPodXl4, bpf.MapsMapSlPodXl6)
+	},
 	"what is stored about answers": func(t *testing.T, k *Kernel) {
 		clearMaps(t, k, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6)
 	},

@@ -56,6 +56,11 @@ const (
 	FromPodMapSlOwn               = "sl_own"
 	FromPodMapSlPeer              = "sl_peer"
 	FromPodMapSlPgen              = "sl_pgen"
+	FromPodMapSlPodAff4           = "sl_pod_aff4"
+	FromPodMapSlPodAff6           = "sl_pod_aff6"
+	FromPodMapSlPodFrag           = "sl_pod_frag"
+	FromPodMapSlPodXl4            = "sl_pod_xl4"
+	FromPodMapSlPodXl6            = "sl_pod_xl6"
 	FromPodMapSlPorts             = "sl_ports"
 	FromPodMapSlPrev4             = "sl_prev4"
 	FromPodMapSlPrev6             = "sl_prev6"
@@ -178,6 +183,11 @@ type FromPodMapSpecs struct {
 	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
@@ -276,6 +286,11 @@ type FromPodMaps struct {
 	SlOwn      *ebpf.Map `ebpf:"sl_own"`
 	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
 	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
 	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
@@ -339,6 +354,11 @@ func (m *FromPodMaps) Close() error {
 		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodAff4,
+		m.SlPodAff6,
+		m.SlPodFrag,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,

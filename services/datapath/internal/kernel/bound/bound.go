@@ -7,6 +7,7 @@
 package bound
 
 import (
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/netip"
@@ -64,12 +65,9 @@ func Counted() []Bound {
 	return []Bound{Translations4, Translations6, Fragments, Affinity4, Affinity6, Events}
 }
 
-// ofPods is how much of a map the endpoints share: senders outside have one half, and an eighth
-// of the other half stays free for endpoints that begin.
-func ofPods(entries int) int {
-	half := entries / 2
-	return half - half/8
-}
+// shared is how much of their map the endpoints share: an eighth of it stays free for endpoints that
+// begin.
+func shared(entries int) int { return entries - entries/8 }
 
 // Bounds are the bounds of one node. Their methods may be called concurrently, but for passes
 // of the same bound.
@@ -80,10 +78,12 @@ type Bounds struct {
 	sizes        [counted]int
 	outsides     [counted]int // the parts of senders outside
 	outside      [counted]atomic.Int64
-	frag         *ebpf.Map
-	aff4, aff6   *ebpf.Map
-	seen         map[uint64]struct{} // datagrams that the last pass found, by their hash
-	seed         maphash.Seed
+	// of endpoints
+	frag, aff4, aff6 *ebpf.Map
+	// of senders outside
+	outsideFrag, outsideAff4, outsideAff6 *ebpf.Map
+	seen                                  map[uint64]struct{} // datagrams that the last pass found, by their hash
+	seed                                  maphash.Seed
 }
 
 // Open finds the bounds among all maps. The first process that may write sets them up.
@@ -92,15 +92,21 @@ func Open(pm *pin.Maps) *Bounds {
 		gate:   pin.Gate{ValidateOnly: pm.ValidateOnly},
 		bounds: pm.Memory(bpf.MapsMapSlBound), held: pm.Memory(bpf.MapsMapSlHeld),
 		refusals: pm.Memory(bpf.MapsMapSlRefused),
-		frag:     pm.Map(bpf.MapsMapSlFrag), aff4: pm.Map(bpf.MapsMapSlAff4), aff6: pm.Map(bpf.MapsMapSlAff6),
+		frag:     pm.Map(bpf.MapsMapSlPodFrag),
+		aff4:     pm.Map(bpf.MapsMapSlPodAff4), aff6: pm.Map(bpf.MapsMapSlPodAff6),
+		outsideFrag: pm.Map(bpf.MapsMapSlFrag),
+		outsideAff4: pm.Map(bpf.MapsMapSlAff4), outsideAff6: pm.Map(bpf.MapsMapSlAff6),
 		seed: maphash.MakeSeed(),
 	}
-	for of, name := range map[Bound]string{
-		Translations4: bpf.MapsMapSlXl4, Translations6: bpf.MapsMapSlXl6, Fragments: bpf.MapsMapSlFrag,
-		Affinity4: bpf.MapsMapSlAff4, Affinity6: bpf.MapsMapSlAff6,
+	for of, names := range map[Bound][2]string{
+		Translations4: {bpf.MapsMapSlPodXl4, bpf.MapsMapSlXl4},
+		Translations6: {bpf.MapsMapSlPodXl6, bpf.MapsMapSlXl6},
+		Fragments:     {bpf.MapsMapSlPodFrag, bpf.MapsMapSlFrag},
+		Affinity4:     {bpf.MapsMapSlPodAff4, bpf.MapsMapSlAff4},
+		Affinity6:     {bpf.MapsMapSlPodAff6, bpf.MapsMapSlAff6},
 	} {
-		b.sizes[of] = ofPods(int(pm.Map(name).MaxEntries()))
-		b.outsides[of] = int(pm.Map(name).MaxEntries()) / 2
+		b.sizes[of] = shared(int(pm.Map(names[0]).MaxEntries()))
+		b.outsides[of] = int(pm.Map(names[1]).MaxEntries())
 	}
 	b.sizes[Events] = int(pm.Map(bpf.MapsMapSlEvents).MaxEntries()) / eventBytes
 	for of := range counted {
@@ -290,10 +296,6 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 	err = pin.EachEntry(b.frag, b.gate.Look, func(keys []bpf.MapsSlFragment, _ []uint32) error {
 		for i := range keys {
 			s := keys[i].Slot
-			if s > slotmap.MaxEndpoints {
-				p.AddOutside()
-				continue
-			}
 			h := maphash.Comparable(b.seed, keys[i])
 			if _, old := b.seen[h]; old {
 				if err := pin.DeleteKey(b.frag, keys[i]); err != nil {
@@ -312,12 +314,23 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 		return left, removed, err
 	}
 	b.seen = seen
+	if err := countOutside[bpf.MapsSlFragment, uint32](p, b.outsideFrag); err != nil {
+		return left, removed, err
+	}
 	p.Finish()
 	return left, removed, nil
 }
 
-// CollectAffinity counts the backends that the clients among the endpoints keep, and divides their
-// bounds. The local addresses are those of endpoints and of the host.
+// countOutside counts the entries of a map of senders outside.
+func countOutside[K, V any](p *Pass, m *ebpf.Map) error {
+	return pin.EachEntry(m, p.b.gate.Look, func(keys []K, _ []V) error {
+		p.outside += int64(len(keys))
+		return nil
+	})
+}
+
+// CollectAffinity counts the backends that the clients among the endpoints and the host keep, and divides
+// their bounds. The local addresses are those of endpoints and of the host.
 func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
 	p4, p6 := b.Begin(Affinity4), b.Begin(Affinity6)
 	err := pin.EachEntry(b.aff4, b.gate.Look, func(keys []bpf.MapsSlAffKey4, _ []uint64) error {
@@ -334,6 +347,10 @@ func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
 			return nil
 		})
 	}
+	if err == nil {
+		err = errors.Join(countOutside[bpf.MapsSlAffKey4, uint64](p4, b.outsideAff4),
+			countOutside[bpf.MapsSlAffKey6, uint64](p6, b.outsideAff6))
+	}
 	if err != nil {
 		return fmt.Errorf("count the affinity of clients: %w", err)
 	}
@@ -342,12 +359,48 @@ func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
 	return nil
 }
 
+// addClient counts a backend that an endpoint or the host keeps. The client of the host's sockets is the
+// address 0. Clients that are gone are nobody's.
 func (p *Pass) addClient(local map[netip.Addr]slotmap.Slot, client netip.Addr) {
-	if s, ok := local[client]; ok && s != slotmap.HostSlot {
+	if client.IsUnspecified() {
+		p.Add(slotmap.HostSlot, 1)
+	} else if s, ok := local[client]; ok && s != slotmap.HostSlot {
 		p.Add(s, 1)
-		return
 	}
-	p.AddOutside()
+}
+
+// AdoptAffinity copies what the endpoints and the host keep from the maps that an earlier version had it
+// in, before programs of this version run.
+func (b *Bounds) AdoptAffinity(local map[netip.Addr]slotmap.Slot) error {
+	isLocal := func(a netip.Addr) bool {
+		s, ok := local[a]
+		return a.IsUnspecified() || ok && s != slotmap.HostSlot
+	}
+	err4 := adopt[bpf.MapsSlAffKey4, uint64](b, b.outsideAff4, b.aff4, func(k bpf.MapsSlAffKey4) bool {
+		return isLocal(pin.Addr4(k.Client))
+	})
+	err6 := adopt[bpf.MapsSlAffKey6, uint64](b, b.outsideAff6, b.aff6, func(k bpf.MapsSlAffKey6) bool {
+		return isLocal(netip.AddrFrom16(k.Client))
+	})
+	if err := errors.Join(err4, err6); err != nil {
+		return fmt.Errorf("adopt the affinity of an earlier version: %w", err)
+	}
+	return nil
+}
+
+func adopt[K, V any](b *Bounds, from, to *ebpf.Map, wanted func(K) bool) error {
+	return pin.EachEntry(from, b.gate.Look, func(keys []K, values []V) error {
+		for i := range keys {
+			if !wanted(keys[i]) {
+				continue
+			}
+			err := to.Update(keys[i], values[i], ebpf.UpdateNoExist)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // divide writes what each endpoint is guaranteed, and how much of the common half is used.

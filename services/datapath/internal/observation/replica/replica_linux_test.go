@@ -49,8 +49,8 @@ func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 	}
 	written := []string{
 		bpf.MapsMapSlEp, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6,
-		bpf.MapsMapSlBudget, bpf.MapsMapSlBound, bpf.MapsMapSlHeld, bpf.MapsMapSlFrag, bpf.MapsMapSlMetrics,
-		bpf.MapsMapSlLimits, bpf.MapsMapSlEpLimits, bpf.MapsMapSlRate,
+		bpf.MapsMapSlBudget, bpf.MapsMapSlBound, bpf.MapsMapSlHeld, bpf.MapsMapSlPodFrag, bpf.MapsMapSlMetrics,
+		bpf.MapsMapSlRefused, bpf.MapsMapSlLimits, bpf.MapsMapSlEpLimits, bpf.MapsMapSlRate,
 		bpf.MapsMapSlCtStats, bpf.MapsMapSlRun,
 	}
 	for _, m := range written {

@@ -330,7 +330,7 @@ func TestKernelCollectRemovesWhatNothingUses(t *testing.T) {
 func TestKernelTranslationInUseAgainStays(t *testing.T) {
 	i := open(t)
 	x := kinds()["of a pod"]
-	read := entry{x, i.xl4, key4(x), valueOf(x)}
+	read := entry{x, i.xl4, key4(x), valueOf(x), true}
 	wantRemoval := func(what string, want removal) {
 		t.Helper()
 		if got, err := read.remove(); err != nil || got != want {

@@ -56,8 +56,8 @@ func (p *pods) add(e entry) {
 		f = 0
 	}
 	s, ok := p.owner(e.Translation)
-	if !ok {
-		if !e.Record && !e.Copy {
+	if e.outside || !ok {
+		if e.outside {
 			p.passes[f].AddOutside()
 		}
 		return

@@ -34,7 +34,8 @@ const Keep = 15 * time.Minute
 // Maps are the maps of translations, and of what is stored about answers.
 type Maps struct {
 	gate               pin.Gate
-	xl4, xl6           *ebpf.Map
+	xl4, xl6           *ebpf.Map // of senders outside, and of answers to the node
+	pods4, pods6       *ebpf.Map // of packets of pods
 	answers4, answers6 *ebpf.Map
 	share              *ebpf.Map
 	counts             *count.Counts
@@ -52,9 +53,35 @@ func Open(pm *pin.Maps, endpoints *slotmap.Maps, bounds *bound.Bounds) (*Maps, e
 	return &Maps{
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
 		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
+		pods4: pm.Map(bpf.MapsMapSlPodXl4), pods6: pm.Map(bpf.MapsMapSlPodXl6),
 		answers4: pm.Map(bpf.MapsMapSlAnswers4), answers6: pm.Map(bpf.MapsMapSlAnswers6),
 		share: pm.Map(bpf.MapsMapSlShare), counts: counts, bounds: bounds, endpoints: endpoints,
 	}, nil
+}
+
+// AdoptPods copies the translations of pods from the maps that an earlier version had them in, before
+// programs of this version run. The local addresses are those of endpoints and of the host. What is
+// left there is collected like any other.
+func (m *Maps) AdoptPods(local map[netip.Addr]slotmap.Slot) error {
+	return m.each(func(es []entry) error {
+		for _, e := range es {
+			to := m.pods4
+			switch e.in {
+			case m.xl4:
+			case m.xl6:
+				to = m.pods6
+			default:
+				continue
+			}
+			if s, ok := local[e.Source.Addr()]; !ok || s == slotmap.HostSlot || e.Answer {
+				continue
+			}
+			if err := to.Update(e.key, e.value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+				return fmt.Errorf("adopt %v: %w", e.Translation, err)
+			}
+		}
+		return nil
+	})
 }
 
 // Close refuses every later call.
@@ -116,7 +143,7 @@ func DescribeValue(t Translation) string {
 		t.Backend, t.Number, t.Generation, t.Front, t.LastSeen)
 }
 
-// Of4 reads an entry of sl_xl4 or sl_answers4.
+// Of4 reads an entry of sl_xl4, sl_pod_xl4 or sl_answers4.
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
 	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
@@ -124,7 +151,7 @@ func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	return t
 }
 
-// Of6 reads an entry of sl_xl6 or sl_answers6.
+// Of6 reads an entry of sl_xl6, sl_pod_xl6 or sl_answers6.
 func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom16(v.Addr))
 	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
@@ -153,11 +180,14 @@ type entry struct {
 	in    *ebpf.Map
 	key   any
 	value bpf.MapsSlXl
+	// outside: it is in a map that no pod of the node fills.
+	outside bool
 }
 
 // each visits all translations, some at a time.
 func (m *Maps) each(visit func([]entry) error) error {
 	return errors.Join(eachOf(m, m.xl4, Of4, visit), eachOf(m, m.xl6, Of6, visit),
+		eachOf(m, m.pods4, Of4, visit), eachOf(m, m.pods6, Of6, visit),
 		eachOf(m, m.answers4, Of4, visit), eachOf(m, m.answers6, Of6, visit))
 }
 
@@ -165,7 +195,7 @@ func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translati
 	return pin.EachEntry(in, m.gate.Look, func(keys []K, values []bpf.MapsSlXl) error {
 		es := make([]entry, len(keys))
 		for i := range keys {
-			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i]}
+			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i], in == m.xl4 || in == m.xl6}
 		}
 		return visit(es)
 	})

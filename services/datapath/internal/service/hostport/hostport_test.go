@@ -513,3 +513,64 @@ func TestServicesAndHostPortsFitTogether(t *testing.T) {
 		}
 	}
 }
+
+// TestPortsChangeHandsInEitherOrder: a pod claims a port of a pod that has it, in vain, and again when the
+// former one releases it. Each release concerns its own claim only, also when it comes late or twice. UDP
+// sockets and flows to the former pod are ended before the next one has the port.
+func TestPortsChangeHandsInEitherOrder(t *testing.T) {
+	p, k, e := newPorts()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = p.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
+	ended := func(what string) {
+		t.Helper()
+		select {
+		case <-e:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("sockets were not ended %s", what)
+		}
+	}
+	ended("at the start")
+	leads := func(what, want string) {
+		t.Helper()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		f := k.have[key("0.0.0.0", 53, frontend.UDP)]
+		switch {
+		case f == nil && want != "":
+			t.Errorf("%s: nobody has the port, want %s", what, want)
+		case f != nil && (want == "" || f.Inside.Backends[0].Addr().String() != want):
+			t.Errorf("%s: the port leads to %v, want %q", what, f.Inside.Backends, want)
+		}
+	}
+	release := func(s endpoint.Spec) {
+		t.Helper()
+		if err := p.Release(s.Owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := spec("a", 2, "", 53, workload.UDP), spec("b", 3, "", 53, workload.UDP)
+	addr := func(s endpoint.Spec) string { return s.Addrs[0].String() }
+	create(t, p, first)
+	if err := p.Claim(second); !errors.Is(err, endpoint.ErrHostPort) {
+		t.Fatalf("a second claim: %v", err)
+	}
+	leads("after the claim that was refused", addr(first))
+	release(second) // DEL of the pod that was refused
+	leads("after the release of the pod that was refused", addr(first))
+	release(first)
+	ended("after the first pod")
+	create(t, p, second)
+	leads("of the second pod", addr(second))
+	release(first) // DEL comes again
+	leads("after a second release of the first pod", addr(second))
+	create(t, p, second) // ADD comes again
+	leads("after a second ADD", addr(second))
+	release(second)
+	ended("after the second pod")
+	leads("after both", "")
+	create(t, p, first)
+	leads("of the first pod again", addr(first))
+}

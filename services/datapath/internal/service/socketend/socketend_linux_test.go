@@ -103,6 +103,11 @@ func (w *world) connect(ns *netns.Namespace, network, to string, backend uint32)
 
 func (w *world) remember(conn syscall.Conn, backend uint32, generation uint8, connected bool) {
 	w.t.Helper()
+	w.rememberBy(conn, theFront, backend, generation, connected)
+}
+
+func (w *world) rememberBy(conn syscall.Conn, front, backend uint32, generation uint8, connected bool) {
+	w.t.Helper()
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		w.t.Fatal(err)
@@ -117,7 +122,7 @@ func (w *world) remember(conn syscall.Conn, backend uint32, generation uint8, co
 			s.Connected = 1
 		}
 		p := &s.Peer[0]
-		p.Family, p.Front, p.Backend, p.Gen = 4, theFront, backend, generation
+		p.Family, p.Front, p.Backend, p.Gen = 4, front, backend, generation
 		failed = w.storage.Put(uint32(fd), &s)
 	}); err != nil || failed != nil {
 		w.t.Fatal(err, failed)
@@ -255,6 +260,114 @@ func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	if n := e.Ended(); n != uint64(len(stale)) {
 		t.Errorf("%d ended after another pass, want %d", n, len(stale))
 	}
+}
+
+// TestKernelSocketsWithTheSameEndsAreNotEnded: a socket that sends to a removed backend has the same local
+// and the same remote address as others: as one of another namespace of the node, as one of a namespace that
+// is not the node's, and as one of the same namespace by another Service that keeps the backend, which shares
+// the port. No other one is ended. The kernel looks for a socket by its ends, and finds the one that was opened
+// last, so the first one is ended at the latest by the pass after the other one of its ends has closed.
+func TestKernelSocketsWithTheSameEndsAreNotEnded(t *testing.T) {
+	w := newWorld(t)
+	const keeps = theFront + 1
+	foreign := netnstest.New(t)
+	const local, remote = "127.0.0.1:30001", "127.0.0.1:30002"
+	open := func(ns *netns.Namespace, front uint32) net.Conn {
+		t.Helper()
+		conn := twin(t, ns, local, remote)
+		w.rememberBy(conn.(syscall.Conn), front, removed, 0, true)
+		return conn
+	}
+	ender := New(Options{
+		Sockets: w.list,
+		Each: func(_ context.Context, fn func(*netns.Namespace) error) error {
+			return errors.Join(fn(w.known[0]), fn(w.known[1]))
+		},
+		Keeps: func(front uint32, _ bool, _ uint32, _ uint8) bool { return front == keeps },
+	})
+	ended := func(c net.Conn) bool {
+		t.Helper()
+		raw, err := c.(syscall.Conn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var peer error
+		if err := raw.Control(func(fd uintptr) { _, peer = unix.Getpeername(int(fd)) }); err != nil {
+			t.Fatal(err)
+		}
+		return errors.Is(peer, unix.ENOTCONN)
+	}
+	for _, first := range []bool{true, false} {
+		var stale, twin net.Conn
+		if first {
+			stale, twin = open(w.known[0], theFront), open(w.known[0], keeps)
+		} else {
+			twin, stale = open(w.known[0], keeps), open(w.known[0], theFront)
+		}
+		others := map[string]net.Conn{
+			"of another namespace of the node": open(w.known[1], keeps),
+			"of a foreign namespace":           open(foreign, theFront),
+			"by another Service":               twin,
+		}
+		if err := ender.End(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for what, c := range others {
+			if ended(c) {
+				t.Errorf("opened first %t: the socket %s is ended", first, what)
+			}
+			c.Close()
+		}
+		// one that the kernel did not find beside its twin is found by the next pass
+		if err := ender.End(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !ended(stale) {
+			t.Errorf("opened first %t: the socket to the removed backend is not ended", first)
+		}
+		stale.Close()
+	}
+}
+
+// TestKernelSocketsThatShareAPortAreAllEnded: sockets of one process have the same local and the same remote
+// address, a removed backend. The kernel finds one of them at a time, and one pass ends all.
+func TestKernelSocketsThatShareAPortAreAllEnded(t *testing.T) {
+	w := newWorld(t)
+	const all = 5
+	for range all {
+		w.rememberBy(twin(t, w.known[0], "127.0.0.1:30001", "127.0.0.1:30002").(syscall.Conn), theFront, removed, 0, true)
+	}
+	e := w.ender()
+	if err := e.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := e.Ended(); n != all {
+		t.Errorf("%d of %d sockets with the same ends are ended", n, all)
+	}
+}
+
+// twin opens a UDP socket that shares its port, and connects it.
+func twin(t *testing.T, ns *netns.Namespace, local, remote string) net.Conn {
+	t.Helper()
+	dialer := net.Dialer{
+		LocalAddr: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(local)),
+		Control: func(_, _ string, c syscall.RawConn) error {
+			var failed error
+			err := c.Control(func(fd uintptr) {
+				failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+			})
+			return errors.Join(err, failed)
+		},
+	}
+	var conn net.Conn
+	if err := ns.Do(func() (err error) {
+		conn, err = dialer.DialContext(t.Context(), "udp", remote)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 // TestKernelMappedAndBoundSocketsAreEnded: IPv4 from a socket of IPv6, and one that

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
@@ -452,4 +453,60 @@ func TestKernelKilledWithHostPortsGivesThemUp(t *testing.T) {
 		}
 	}
 	n.nothingIsLeft()
+}
+
+// TestKernelUDPFlowOfAHostPortFollowsItsPod: a flow of UDP by packets stays open while the pod with the host
+// port goes and another one, which had claimed the port in vain before, gets it. The flow reaches the new pod,
+// and after that one has gone, nobody.
+func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
+	w := newServiceWorld(t)
+	port := hostPort(netip.Addr{}, 8053, workload.UDP, 53)
+	plain := w.podWith("plain", func(s *endpoint.Spec) { s.LeaveSockets = true })
+	receive := func(p *pod) net.PacketConn {
+		t.Helper()
+		c := p.listen("udp", netip.AddrPortFrom(p.spec.Addrs[0], 53).String()).(net.PacketConn)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	flow := w.dial(plain.ns, "udp", netip.AddrPortFrom(w.node.Ranges.NodeAddrs()[0], 8053))
+	reaches := func(when string, to net.PacketConn) {
+		t.Helper()
+		if _, err := flow.Write([]byte(when)); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		if err := to.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 64)
+		n, _, err := to.ReadFrom(b)
+		if err != nil || string(b[:n]) != when {
+			t.Fatalf("%s: the pod receives %q, %v", when, b[:n], err)
+		}
+	}
+	first := w.podWithPorts("first", port)
+	to := receive(first)
+	reaches("the first pod", to)
+	ns := netnstest.New(t)
+	refused := w.spec("second", ns)
+	refused.PortMappings = []endpoint.PortMapping{port}
+	if _, err := w.node.Endpoints.Core.Create(t.Context(), refused, false); !errors.Is(err, endpoint.ErrHostPort) {
+		t.Fatalf("a second pod with the port: %v, want a refusal", err)
+	}
+	reaches("after the refusal", to)
+	w.del(first)
+	second := w.podWithPorts("second", port)
+	reaches("the second pod", receive(second))
+	w.del(second)
+	if got := w.hostPorts(); len(got) != 0 {
+		t.Errorf("host ports %q after both pods have gone", got)
+	}
+	if _, err := flow.Write([]byte("nobody")); err != nil {
+		t.Fatal(err)
+	}
+	if err := flow.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := flow.Read(make([]byte, 8)); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("with no pod at the port: %d bytes, %v, want a refusal", n, err)
+	}
 }

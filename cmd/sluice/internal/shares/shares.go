@@ -144,7 +144,8 @@ var EndpointColumns = []any{"LIMIT", "SIZE", "ENDPOINT", "HAS", "GUARANTEED", "M
 func (l *Limit) EndpointRows() (rows [][]any) {
 	for _, e := range l.GetEndpoints() {
 		rows = append(rows, []any{
-			l.Process + "/" + l.GetLimit().GetName(), number(l.GetLimit().GetSize()), endpointText(e), number(e.GetUsed()), unlessNone(e.GetGuarantee()),
+			l.Process + "/" + l.GetLimit().GetName(), number(l.GetLimit().GetSize()), endpointText(e),
+			number(e.GetUsed()), unlessNone(e.GetGuarantee()),
 			unlessNone(e.GetMost()), number(e.GetRefused()),
 		})
 	}

@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // send runs the program on the packet of an act and compares what becomes of it.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // TestKernelRelabelWithOpenConnectionsAndAuditMode: a talks to b and b to a, by policies that allow friends.

@@ -394,8 +394,7 @@ func adopt[K, V any](b *Bounds, from, to *ebpf.Map, wanted func(K) bool) error {
 			if !wanted(keys[i]) {
 				continue
 			}
-			err := to.Update(keys[i], values[i], ebpf.UpdateNoExist)
-			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			if err := pin.InsertOnce(to, keys[i], values[i]); err != nil && !errors.Is(err, pin.ErrExists) {
 				return err
 			}
 		}

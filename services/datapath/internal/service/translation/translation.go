@@ -76,7 +76,7 @@ func (m *Maps) AdoptPods(local map[netip.Addr]slotmap.Slot) error {
 			if s, ok := local[e.Source.Addr()]; !ok || s == slotmap.HostSlot || e.Answer {
 				continue
 			}
-			if err := to.Update(e.key, e.value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			if err := pin.InsertOnce(to, e.key, e.value); err != nil && !errors.Is(err, pin.ErrExists) {
 				return fmt.Errorf("adopt %v: %w", e.Translation, err)
 			}
 		}

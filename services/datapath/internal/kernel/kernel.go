@@ -152,7 +152,7 @@ const DefaultTunnelPort = 4789
 // MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
 const MaxTunnelPorts = 4
 
-// Kernel is the maps and programs of one instance, a handle for each room. All
+// Kernel is the maps and programs of one instance, a handle for each package that has some. All
 // their methods may be called concurrently.
 type Kernel struct {
 	opened Options // with defaults

@@ -5,7 +5,7 @@ package pin
 
 import "sync"
 
-// Gate orders the calls of one room of the kernel edge: changes one after the
+// Gate orders the calls of one package that has maps: changes one after the
 // other, looks beside each other, and none after its close.
 type Gate struct {
 	ValidateOnly bool

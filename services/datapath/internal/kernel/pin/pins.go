@@ -5,7 +5,7 @@
 // in the instance's bpffs directory, and their layouts. It adopts what an
 // earlier process or an earlier version has pinned, makes what is missing, and
 // says what the kernel must offer for that. What the entries of a map mean is
-// known to the rooms of package kernel that use it, each behind a Gate.
+// known to the packages that use it, each behind a Gate.
 package pin
 
 import (

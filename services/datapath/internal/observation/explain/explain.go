@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package explain says what would become of a connection and why, from what all
-// rooms know of it.
+// Package explain says what would become of a connection and why, from what all packages
+// with maps know of it.
 package explain
 
 import (
@@ -75,7 +75,7 @@ type Explanation struct {
 	Service *Service
 }
 
-// Explainer asks the rooms of an instance.
+// Explainer asks the packages that have the maps of an instance.
 type Explainer struct {
 	Endpoints   *slotmap.Maps
 	Addresses   *ipmap.Maps

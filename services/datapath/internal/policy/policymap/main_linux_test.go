@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// instance is the maps of tables with the rooms that they need.
+// instance is the maps of tables with the packages that they need.
 type instance struct {
 	*Maps
 	pins      *pin.Maps

@@ -5,9 +5,9 @@
 // state, and counts how long each turn of it takes.
 //
 // A call from elsewhere is a turn: it waits in a queue of bounded length, runs alone,
-// and its caller gets the answer. A caller whose context ends stops waiting, and a
-// call that still waits then never runs. As long as a turn lasts, every other call
-// waits, so long work belongs into several turns, or beside the loop under a Lock.
+// and its caller gets the answer. A call whose context ends while it waits never runs; one
+// that has begun is waited for. As long as a turn lasts, every other call waits, so long
+// work belongs into several turns, or beside the loop under a Lock.
 //
 // The package knows neither the state nor which operations there are.
 package loop
@@ -15,6 +15,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 )
 
@@ -113,18 +114,19 @@ func (l *Loop) Rename(operation string) { l.operation = operation }
 func (l *Loop) Stopped() <-chan struct{} { return l.stopped }
 
 // Ask runs f as a turn of the loop, which is counted as the operation, and returns its
-// answer. It returns the error of ctx if that ends first, which does not stop a turn
-// that has begun, and ErrStopped if the loop ends before the turn.
+// answer. It returns the error of ctx if that ends before the turn begins, and ErrStopped
+// if the loop does. A turn that has begun is waited for, so what f has written is the
+// caller's when Ask returns without such an error, and no turn runs after it.
 func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, error)) (T, error) {
 	type answer struct {
 		v   T
 		err error
 	}
 	var none T
+	var taken atomic.Bool // by the turn, or by a caller that has gone
 	out := make(chan answer, 1)
 	call := func() {
-		if err := ctx.Err(); err != nil { // the caller has gone
-			out <- answer{err: err}
+		if ctx.Err() != nil || !taken.CompareAndSwap(false, true) {
 			return
 		}
 		var a answer
@@ -142,7 +144,11 @@ func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, err
 	case a := <-out:
 		return a.v, a.err
 	case <-ctx.Done():
-		return none, ctx.Err()
+		if taken.CompareAndSwap(false, true) {
+			return none, ctx.Err()
+		}
+		a := <-out // it has begun
+		return a.v, a.err
 	case <-l.stopped:
 	}
 	select {

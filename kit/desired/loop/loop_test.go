@@ -6,6 +6,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -134,6 +135,25 @@ func TestCallerWhoseContextEndsStopsWaiting(t *testing.T) {
 	for _, f := range l.Figures() {
 		if f.Operation == "never" {
 			t.Error("a call that did not run is counted")
+		}
+	}
+}
+
+// TestATurnThatHasBegunIsWaitedFor although its caller's context has ended: the caller reads what it has
+// written.
+func TestATurnThatHasBegunIsWaitedFor(t *testing.T) {
+	l := New(Options{})
+	start(t, l, idle())
+	for range 100 {
+		ctx, cancel := context.WithCancel(t.Context())
+		written := 0
+		err := l.Do(ctx, "write", func() {
+			cancel()
+			runtime.Gosched()
+			written = 7
+		})
+		if err != nil || written != 7 {
+			t.Fatalf("%v; the turn has written %d", err, written)
 		}
 	}
 }

@@ -382,6 +382,15 @@ func TestCallerThatGoesLeavesNothingOfALargeChange(t *testing.T) {
 		if lerr != nil {
 			t.Fatal(lerr)
 		}
+		limits, lerr := o.Shares(t.Context())
+		if lerr != nil {
+			t.Fatal(lerr)
+		}
+		for _, l := range limits {
+			if l.Limit.Name == "policies" && l.Used != len(list) {
+				t.Fatalf("after %d turns: places for %d policies are taken, and there are %d", turns, l.Used, len(list))
+			}
+		}
 		if len(list) == 2000 {
 			made++
 			if _, err := o.Delete(t.Context(), keysOf(list), false); err != nil {

@@ -217,7 +217,10 @@ func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.M
 		if err != nil {
 			return "", fmt.Errorf("map %s: %w", m, err)
 		}
-		id, _ := info.ID()
+		id, ok := info.ID()
+		if !ok {
+			return "", fmt.Errorf("map %s: the kernel tells no id", m)
+		}
 		fmt.Fprintf(h, "%s %d\n", m, id)
 	}
 	return name + "_" + hex.EncodeToString(h.Sum(nil)[:6]), nil
@@ -299,7 +302,10 @@ func dropIfOld(all []*Program, path string) error {
 	if err != nil {
 		return err
 	}
-	id, _ := info.ID()
+	id, ok := info.ID()
+	if !ok {
+		return fmt.Errorf("program %s: the kernel tells no id", path)
+	}
 	if slices.ContainsFunc(all, func(p *Program) bool { return p.ID == id }) {
 		return nil
 	}

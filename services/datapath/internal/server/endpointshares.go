@@ -96,7 +96,7 @@ func (s *Server) sendEndpointShares(
 		}
 		for _, e := range endpoints {
 			if e.Slot != 0 {
-				add(slotmap.Slot(e.Slot), sharesv1.EndpointKind_ENDPOINT_KIND_CONTAINER, e, e.Identity.Tenant.Name())
+				add(e.Slot, sharesv1.EndpointKind_ENDPOINT_KIND_CONTAINER, e, e.Identity.Tenant.Name())
 			}
 		}
 		inside := total

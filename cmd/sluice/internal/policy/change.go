@@ -180,14 +180,16 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	if err != nil {
 		return err
 	}
-	changes, pending, enforced := r.GetChanges(), "", any(nil)
-	if !o.validate && !o.wait.Off() {
-		if err := awaitRevision(ctx, inv, r.GetRevision(), o.wait.Limit(inv.Timeout)); err != nil {
-			pending = err.Error()
-		}
-		enforced = pending == ""
+	changes := r.GetChanges()
+	outcome := invocation.Outcome{
+		Revision: r.GetRevision(), ValidateOnly: o.validate, Waited: !o.validate && !o.wait.Off(),
 	}
-	took := time.Since(began).Round(time.Millisecond)
+	if outcome.Waited {
+		if err := awaitRevision(ctx, inv, r.GetRevision(), o.wait.Limit(inv.Timeout)); err != nil {
+			outcome.Pending = err.Error()
+		}
+	}
+	outcome.Took = time.Since(began).Round(time.Millisecond)
 	shown := make([]message.Object, len(changes))
 	for i, ch := range changes {
 		shown[i] = message.Of(ch)
@@ -203,32 +205,16 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 			fmt.Fprintln(inv.ErrOut, output.Printable(noteLabel(n)+where+noteText(n)))
 		}
 	}
-	if err := inv.Show(message.Of(r, message.Fact{Key: "changes", Value: shown},
-		message.Fact{Key: "validateOnly", Value: o.validate}, message.Fact{Key: "enforced", Value: enforced},
-		message.Fact{Key: "pending", Value: pending},
-	), func(w io.Writer) {
+	facts := append([]message.Fact{{Key: "changes", Value: shown}}, outcome.Facts()...)
+	if err := inv.Show(message.Of(r, facts...), func(w io.Writer) {
 		for _, ch := range changes {
 			output.Row(w, policykind.KeyText(ch.GetKey()), output.Enum(ch.GetType(), "CHANGE_TYPE_"))
 		}
-		switch {
-		case o.validate:
-			fmt.Fprintln(w, "Nothing was changed: --validate-only.")
-		case enforced == nil:
-			fmt.Fprintf(w, "Revision %d is in force in the policy service; that of the kernel was not waited for.\n",
-				r.GetRevision())
-		case pending == "":
-			fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", r.GetRevision(), took)
-		default:
-			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
-				r.GetRevision(), pending)))
-		}
+		outcome.Write(w, "the policy service")
 	}); err != nil {
 		return err
 	}
-	if pending != "" {
-		return invocation.ErrNotReady
-	}
-	return nil
+	return outcome.Err()
 }
 
 // awaitRevision returns nil when a datapath is connected and the kernel

@@ -226,44 +226,30 @@ func makeChange[Q any, R answer](ctx context.Context, inv *invocation.Invocation
 	if err != nil {
 		return manifest.InDocuments(err, docs)
 	}
-	changes, pending, enforced := r.GetChanges(), "", any(nil)
-	if !o.validate && !o.wait.Off() {
-		if err := await(ctx, inv, o, r, docs); err != nil {
-			pending = err.Error()
-		}
-		enforced = pending == ""
+	changes := r.GetChanges()
+	outcome := invocation.Outcome{
+		Revision: r.GetRevision(), ValidateOnly: o.validate, Waited: !o.validate && !o.wait.Off(),
 	}
-	took := time.Since(began).Round(time.Millisecond)
+	if outcome.Waited {
+		if err := await(ctx, inv, o, r, docs); err != nil {
+			outcome.Pending = err.Error()
+		}
+	}
+	outcome.Took = time.Since(began).Round(time.Millisecond)
 	if o.hints {
 		addHints(ctx, inv, changes, docs)
 	}
 	warn(inv, changes, docs)
-	if err := inv.Show(message.Of(r, changesOf(changes, docs),
-		message.Fact{Key: "validateOnly", Value: o.validate}, message.Fact{Key: "enforced", Value: enforced},
-		message.Fact{Key: "pending", Value: pending},
-	), func(w io.Writer) {
+	facts := append([]message.Fact{changesOf(changes, docs)}, outcome.Facts()...)
+	if err := inv.Show(message.Of(r, facts...), func(w io.Writer) {
 		for _, ch := range changes {
 			output.Row(w, keyText(ch.GetKey()), output.Enum(ch.GetType(), "CHANGE_TYPE_"))
 		}
-		switch {
-		case o.validate:
-			fmt.Fprintln(w, "Nothing was changed: --validate-only.")
-		case enforced == nil:
-			fmt.Fprintf(w, "Revision %d is in force in the load balancer; that of the kernel was not waited for.\n",
-				r.GetRevision())
-		case pending == "":
-			fmt.Fprintf(w, "The kernel enforces revision %d, after %s.\n", r.GetRevision(), took)
-		default:
-			fmt.Fprintln(w, output.Printable(fmt.Sprintf("Revision %d is stored, but the kernel does not enforce it: %s.",
-				r.GetRevision(), pending)))
-		}
+		outcome.Write(w, "the load balancer")
 	}); err != nil {
 		return err
 	}
-	if pending != "" {
-		return invocation.ErrNotReady
-	}
-	return nil
+	return outcome.Err()
 }
 
 // concerned are the services whose refused frontends matter to a change; nil if a

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/model/deletion"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	nodes "github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
@@ -158,9 +159,6 @@ func (c MasqueradeConfig) check(p *config.Problems) {
 		}
 	}
 }
-
-// minMTU is the least that IPv6 works with.
-const minMTU = 1280
 
 // maxExcept is far more than a network has ranges, and little work to check.
 const maxExcept = 1024
@@ -327,8 +325,8 @@ func (c *Config) Validate() error {
 		}
 	}
 	c.Masquerade.check(&p)
-	if c.MTU != 0 && c.MTU < minMTU {
-		p.Addf("mtu", "%d is below %d", c.MTU, minMTU)
+	if c.MTU != 0 && c.MTU < nodes.MinMTU {
+		p.Addf("mtu", "%d is below %d", c.MTU, nodes.MinMTU)
 	}
 	c.Routing.check(&p)
 	if n := len(c.closedPorts()); n > kernel.MaxTunnelPorts {

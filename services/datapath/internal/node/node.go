@@ -117,10 +117,11 @@ func Open(o Options) (_ *Node, err error) {
 			n.Close()
 		}
 	}()
-	earlier, err := n.earlier()
+	entries, err := o.Maps.Addresses.List()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("find the ranges of other nodes: %w", err)
 	}
+	earlier := othersIn(entries)
 	if n.MTU == 0 {
 		if n.MTU, err = n.defaultMTU(); err != nil {
 			return nil, fmt.Errorf("find the MTU of the uplink: %w", err)
@@ -132,7 +133,7 @@ func Open(o Options) (_ *Node, err error) {
 		n.Numbers = cluster.OpenNumbers(cluster.NumbersOptions{
 			Path: o.Numbers, BootID: o.BootID, InUse: o.Maps.IPCache.InUse, Found: o.Maps.Numbers, Log: o.Log,
 		})
-		if err := n.openFabric(); err != nil {
+		if err := n.openFabric(entries); err != nil {
 			return nil, err
 		}
 		n.openCluster(earlier, changes)
@@ -229,8 +230,8 @@ func (n *Node) addresses() ([]netip.Addr, error) {
 	return n.o.Devices.UnderlayAddrs(n.o.Uplinks)
 }
 
-// minMTU is the least that IPv6 works with.
-const minMTU = 1280
+// MinMTU is the least MTU of pods: IPv6 does not work with less.
+const MinMTU = 1280
 
 // defaultMTU is what pods can send to others by the default route, in a tunnel if
 // there is one.
@@ -241,18 +242,14 @@ func (n *Node) defaultMTU() (uint16, error) {
 	}
 	addrs, err := n.addresses()
 	if len(addrs) > 0 && !slices.ContainsFunc(addrs, netip.Addr.Is4) {
-		return max(mtu-fabric.Overhead6, minMTU), err
+		return max(mtu-fabric.Overhead6, MinMTU), err
 	}
-	return max(mtu-fabric.Overhead4, minMTU), err
+	return max(mtu-fabric.Overhead4, MinMTU), err
 }
 
-// earlier are the pod ranges and the addresses of other nodes as the ipcache has them,
+// othersIn are the pod ranges and the addresses of other nodes as the ipcache has them,
 // before the cluster says them again.
-func (n *Node) earlier() (o cluster.Others, err error) {
-	entries, err := n.o.Maps.Addresses.List()
-	if err != nil {
-		return o, fmt.Errorf("find the ranges of other nodes: %w", err)
-	}
+func othersIn(entries []ipmap.Entry) (o cluster.Others) {
 	for _, e := range entries {
 		switch {
 		case e.Node == 0:
@@ -266,7 +263,7 @@ func (n *Node) earlier() (o cluster.Others, err error) {
 	o.Nodes = slices.DeleteFunc(o.Nodes, func(a netip.Addr) bool {
 		return slices.ContainsFunc(o.Ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 	})
-	return o, nil
+	return o
 }
 
 // openGuard has the firewall know how packets travel between nodes, and the ranges
@@ -295,7 +292,7 @@ func (n *Node) openGuard(earlier cluster.Others) {
 }
 
 // openFabric prepares the way to other nodes.
-func (n *Node) openFabric() (err error) {
+func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 	o := n.o
 	programs := func(d program.Devices) func() []*program.Program {
 		return func() []*program.Program { return o.Maps.Programs(d) }
@@ -317,10 +314,6 @@ func (n *Node) openFabric() (err error) {
 			return nil
 		}
 		mode = cluster.None // for what comes from outside for services
-	}
-	entries, err := o.Maps.Addresses.List()
-	if err != nil {
-		return fmt.Errorf("find the ranges of other nodes: %w", err)
 	}
 	holders := map[netip.Prefix]uint16{}
 	for _, e := range entries {

@@ -266,9 +266,8 @@ func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
 	return e
 }
 
-// PolicyChanged tells whoever watches that something else evaluates the endpoints
-// in the slots.
-func (c *Core) PolicyChanged(slots []uint16) {
+// policyChanged does so for some slots.
+func (c *Core) policyChanged(slots []uint16) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range slots {
@@ -278,14 +277,15 @@ func (c *Core) PolicyChanged(slots []uint16) {
 	}
 }
 
-// FollowPolicies does so for the slots of events until ctx ends.
+// FollowPolicies tells whoever watches that something else evaluates the endpoints in the
+// slots of events, until ctx ends.
 func (c *Core) FollowPolicies(ctx context.Context, events *endpoint.SlotEvents) error {
 	for {
 		slots, err := events.Next(ctx)
 		if err != nil {
 			return err
 		}
-		c.PolicyChanged(slots)
+		c.policyChanged(slots)
 	}
 }
 

@@ -48,21 +48,10 @@ func rows(t *testing.T, path, heading string) map[string][]string {
 func code(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
-	err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && d.Name() == "test":
-			return fs.SkipDir
-		case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
-			return nil
+	for _, name := range packages(t, dir) {
+		if !slices.Contains(strings.Split(name, "/"), "test") {
+			b.WriteString(direct(t, dir+"/"+name))
 		}
-		content, err := os.ReadFile(path) //nolint:gosec // a file of the repository
-		b.Write(content)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return b.String()
 }

@@ -27,12 +27,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/belief"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/guard"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
 )
@@ -100,7 +100,7 @@ type Node struct {
 	Follower  *cluster.Follower  // nil without a source
 	Registrar *cluster.Registrar // nil without a registry
 	Prober    *probe.Prober      // nil: other nodes are not probed
-	Fabric    *fabric.Fabric     // nil if no packets travel to other nodes
+	Fabric    *routing.Router    // nil if no packets travel to other nodes
 	MTU       uint16             // of pods
 
 	o           Options
@@ -160,7 +160,7 @@ func (n *Node) Close() {
 func (n *Node) Restore() {
 	if n.Fabric == nil && n.underlay != nil {
 		// What is left of it harms nobody.
-		if err := fabric.Remove(n.underlay, n.o.Maps.Nodes); err != nil {
+		if err := routing.Remove(n.underlay, n.o.Maps.Nodes); err != nil {
 			n.o.Log.Error("the way to other nodes not removed", log.Err(err))
 		}
 	}
@@ -242,9 +242,9 @@ func (n *Node) defaultMTU() (uint16, error) {
 	}
 	addrs, err := n.addresses()
 	if len(addrs) > 0 && !slices.ContainsFunc(addrs, netip.Addr.Is4) {
-		return max(mtu-fabric.Overhead6, MinMTU), err
+		return max(mtu-routing.Overhead6, MinMTU), err
 	}
-	return max(mtu-fabric.Overhead4, MinMTU), err
+	return max(mtu-routing.Overhead4, MinMTU), err
 }
 
 // othersIn are the pod ranges and the addresses of other nodes as the ipcache has them,
@@ -321,7 +321,7 @@ func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 			holders[e.Prefix] = e.Node
 		}
 	}
-	n.Fabric, err = fabric.New(fabric.Options{
+	n.Fabric, err = routing.New(routing.Options{
 		Mode: mode, Port: o.Port, MTU: n.MTU, Limited: len(o.Uplinks) > 0,
 		Addresses: n.addresses, Overlay: o.Ranges.OverlayAddrs,
 		Holders: holders, Name: n.Numbers.Name, Repair: o.Repair,
@@ -439,7 +439,7 @@ func (n *Node) peers() map[string]belief.Peer {
 func (n *Node) probe(nodes map[string]cluster.Node) {
 	size := int(n.MTU)
 	if n.Mode() == cluster.Overlay {
-		size += fabric.Overhead4
+		size += routing.Overhead4
 	}
 	var peers []probe.Peer
 	for name, other := range nodes {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 // Offsets in struct ndmsg and its size, and attributes of linux/neighbour.h.
@@ -67,10 +67,10 @@ func readNeighbour(m []byte) (n neighbour) {
 	return n
 }
 
-// Resolve implements fabric.Links. The kernel itself keeps an entry that is managed;
+// Resolve implements routing.Links. The kernel itself keeps an entry that is managed;
 // before Linux 5.16 it is asked anew whenever an entry is missing. Entries that others
 // made permanent stay as they are.
-func (u *Underlay) Resolve(hops []fabric.Nexthop) error {
+func (u *Underlay) Resolve(hops []routing.Nexthop) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if err := u.find(); err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 // fibMatch is RTM_F_FIB_MATCH of linux/rtnetlink.h: the answer is the route that
@@ -32,10 +32,10 @@ const (
 var ErrNoPath = errors.New("no path leaves the node")
 
 // PathTo is how the kernel reaches an address.
-func (u *Underlay) PathTo(addr netip.Addr) (fabric.Path, error) {
+func (u *Underlay) PathTo(addr netip.Addr) (routing.Path, error) {
 	paths, err := u.Paths([]netip.Addr{addr})
 	if err != nil {
-		return fabric.Path{}, err
+		return routing.Path{}, err
 	}
 	return paths[0], paths[0].Err
 }
@@ -44,11 +44,11 @@ func (u *Underlay) PathTo(addr netip.Addr) (fabric.Path, error) {
 // socket's buffer several times.
 const together = 256
 
-// Paths implements fabric.Links. It asks twice about each address: for the route with
+// Paths implements routing.Links. It asks twice about each address: for the route with
 // all its hops, and for the way of one packet, which knows what was learned of the
 // path.
-func (u *Underlay) Paths(addrs []netip.Addr) ([]fabric.Path, error) {
-	paths := make([]fabric.Path, 0, len(addrs))
+func (u *Underlay) Paths(addrs []netip.Addr) ([]routing.Path, error) {
+	paths := make([]routing.Path, 0, len(addrs))
 	links := map[uint32]device{}
 	for some := range slices.Chunk(addrs, together) {
 		var b rtnl.Batch
@@ -63,7 +63,7 @@ func (u *Underlay) Paths(addrs []netip.Addr) ([]fabric.Path, error) {
 		for i, a := range some {
 			p, err := u.path(replies[2*i], replies[2*i+1], a, links)
 			if err != nil {
-				p = fabric.Path{Err: fmt.Errorf("path to %v: %w", a, err)}
+				p = routing.Path{Err: fmt.Errorf("path to %v: %w", a, err)}
 			}
 			paths = append(paths, p)
 		}
@@ -81,7 +81,7 @@ func getRoute(b *rtnl.Batch, a netip.Addr, flags uint32) {
 }
 
 // path makes one of two answers.
-func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]device) (p fabric.Path, err error) {
+func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]device) (p routing.Path, err error) {
 	if err := errors.Join(one.Err, all.Err); err != nil {
 		return p, err
 	}
@@ -130,7 +130,7 @@ type fibRoute struct {
 	metric   uint32
 	mtu      uint32 // 0: none
 	source   netip.Addr
-	hops     []fabric.Nexthop // those that can be used
+	hops     []routing.Nexthop // those that can be used
 }
 
 func readRoute(m []byte) (r fibRoute) {
@@ -143,7 +143,7 @@ func readRoute(m []byte) (r fibRoute) {
 		addr = netip.IPv4Unspecified()
 	}
 	r.table, r.protocol, r.kind = uint32(m[4]), m[5], m[7]
-	single := fabric.Nexthop{Weight: 1}
+	single := routing.Nexthop{Weight: 1}
 	usable := binary.NativeEndian.Uint32(m[8:])&hopUnusable == 0
 	rtnl.Attrs(m, unix.SizeofRtMsg, func(kind uint16, v []byte) {
 		switch kind {
@@ -168,12 +168,12 @@ func readRoute(m []byte) (r fibRoute) {
 	})
 	r.dst = netip.PrefixFrom(addr, bits)
 	if single.Ifindex != 0 && len(r.hops) == 0 && usable {
-		r.hops = []fabric.Nexthop{single}
+		r.hops = []routing.Nexthop{single}
 	}
 	return r
 }
 
-func readHop(h *fabric.Nexthop, kind uint16, v []byte) {
+func readHop(h *routing.Nexthop, kind uint16, v []byte) {
 	switch {
 	case kind == unix.RTA_OIF:
 		h.Ifindex = rtnl.Number(v)
@@ -185,13 +185,13 @@ func readHop(h *fabric.Nexthop, kind uint16, v []byte) {
 }
 
 // readHops reads the nexthops of a route that has several.
-func readHops(v []byte) (hops []fabric.Nexthop) {
+func readHops(v []byte) (hops []routing.Nexthop) {
 	for len(v) >= sizeofHop {
 		size := int(binary.NativeEndian.Uint16(v))
 		if size < sizeofHop || size > len(v) {
 			return hops
 		}
-		h := fabric.Nexthop{Ifindex: binary.NativeEndian.Uint32(v[4:]), Weight: uint16(v[3]) + 1}
+		h := routing.Nexthop{Ifindex: binary.NativeEndian.Uint32(v[4:]), Weight: uint16(v[3]) + 1}
 		rtnl.Attrs(v[:size], sizeofHop, func(kind uint16, v []byte) { readHop(&h, kind, v) })
 		if v[2]&hopUnusable == 0 {
 			hops = append(hops, h)

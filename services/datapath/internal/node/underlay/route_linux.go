@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 // Protocol marks routes to other nodes. Those of this node's own ranges and
@@ -30,10 +30,10 @@ func routeMetric(instance string) uint32 {
 	return 0x5d0000 | uint32(binary.BigEndian.Uint16(sum[:]))
 }
 
-// Routes implements fabric.Links.
-func (u *Underlay) Routes() (routes map[netip.Prefix]fabric.Route, err error) {
+// Routes implements routing.Links.
+func (u *Underlay) Routes() (routes map[netip.Prefix]routing.Route, err error) {
 	err = whole(func() error {
-		routes = map[netip.Prefix]fabric.Route{}
+		routes = map[netip.Prefix]routing.Route{}
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			m := make([]byte, unix.SizeofRtMsg)
 			m[0], m[4], m[5] = family, unix.RT_TABLE_MAIN, Protocol
@@ -42,7 +42,7 @@ func (u *Underlay) Routes() (routes map[netip.Prefix]fabric.Route, err error) {
 			err := u.lists.Dump(&b, func(m []byte) {
 				if r := readRoute(m); u.ours(r) {
 					mtu := uint16(min(r.mtu, 65535)) //nolint:gosec // bounded
-					routes[r.dst] = fabric.Route{Range: r.dst, Hops: r.hops, Source: r.source, MTU: mtu}
+					routes[r.dst] = routing.Route{Range: r.dst, Hops: r.hops, Source: r.source, MTU: mtu}
 				}
 			})
 			if err != nil && !hasNone(err) {
@@ -75,8 +75,8 @@ func routeMsg(p netip.Prefix, scope uint8) []byte {
 	return m
 }
 
-// SetRoute implements fabric.Links.
-func (u *Underlay) SetRoute(r fabric.Route) error {
+// SetRoute implements routing.Links.
+func (u *Underlay) SetRoute(r routing.Route) error {
 	scope := uint8(unix.RT_SCOPE_UNIVERSE)
 	if r.Range.Addr().Is4() && len(r.Hops) == 1 && !r.Hops[0].Via.IsValid() {
 		scope = unix.RT_SCOPE_LINK
@@ -117,13 +117,13 @@ func addVia(b *rtnl.Batch, of, via netip.Addr) {
 
 // addNexthop adds struct rtnexthop with its attributes. It looks like an attribute
 // with flags and weight in place of the type.
-func addNexthop(b *rtnl.Batch, of netip.Addr, h fabric.Nexthop) {
+func addNexthop(b *rtnl.Batch, of netip.Addr, h routing.Nexthop) {
 	index := binary.NativeEndian.AppendUint32(nil, h.Ifindex)
 	weight := (max(h.Weight, 1) - 1) & 0xff
 	b.Nest(binary.NativeEndian.Uint16([]byte{0, byte(weight)}), index, func() { addVia(b, of, h.Via) })
 }
 
-// RemoveRoute implements fabric.Links. That there is none is no error.
+// RemoveRoute implements routing.Links. That there is none is no error.
 func (u *Underlay) RemoveRoute(p netip.Prefix) error {
 	var b rtnl.Batch
 	b.Add(unix.RTM_DELROUTE, 0, routeMsg(p, unix.RT_SCOPE_NOWHERE))
@@ -133,7 +133,7 @@ func (u *Underlay) RemoveRoute(p netip.Prefix) error {
 	return u.conn.Do(&b, unix.ESRCH, unix.ENODEV)
 }
 
-// Foreign implements fabric.Links: it asks by which route the kernel would reach the
+// Foreign implements routing.Links: it asks by which route the kernel would reach the
 // first address that a node gives out in each range.
 func (u *Underlay) Foreign(ranges []netip.Prefix) (map[netip.Prefix]string, error) {
 	foreign := map[netip.Prefix]string{}
@@ -177,7 +177,7 @@ func describeRoute(r fibRoute) string {
 	return text
 }
 
-func describeHops(hops []fabric.Nexthop) string {
+func describeHops(hops []routing.Nexthop) string {
 	var texts []string
 	for _, h := range hops {
 		text := ""

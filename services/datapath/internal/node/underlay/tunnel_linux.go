@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 // TunnelName is the name of an instance's tunnel device. No endpoint's device can
@@ -50,8 +50,8 @@ const tunnelFlags = unix.IFF_UP | unix.IFF_NOARP
 // ErrTaken says that a device of others has the name or the port of the tunnel.
 var ErrTaken = errors.New("taken by a device that is not ours")
 
-// EnsureTunnel implements fabric.Links.
-func (u *Underlay) EnsureTunnel(t fabric.Tunnel) (endpoint.HostDevice, error) {
+// EnsureTunnel implements routing.Links.
+func (u *Underlay) EnsureTunnel(t routing.Tunnel) (endpoint.HostDevice, error) {
 	l, err := u.tunnel()
 	if err == nil && replaced(l, t) {
 		err = u.removeTunnel(l)
@@ -78,7 +78,7 @@ func (u *Underlay) EnsureTunnel(t fabric.Tunnel) (endpoint.HostDevice, error) {
 }
 
 // replaced says that a device of ours cannot be changed into what is wanted.
-func replaced(l device, t fabric.Tunnel) bool {
+func replaced(l device, t routing.Tunnel) bool {
 	return l.index != 0 && (l.kind != "vxlan" || !l.vxlan.external || l.vxlan.port != t.Port)
 }
 
@@ -97,7 +97,7 @@ func (u *Underlay) tunnel() (device, error) {
 	return l, nil
 }
 
-func (u *Underlay) makeTunnel(t fabric.Tunnel) (device, error) {
+func (u *Underlay) makeTunnel(t routing.Tunnel) (device, error) {
 	all, err := u.devices()
 	if err != nil {
 		return device{}, err
@@ -144,7 +144,7 @@ func (u *Underlay) attachTunnel(d endpoint.HostDevice) error {
 }
 
 // repairTunnel changes in place what differs.
-func (u *Underlay) repairTunnel(l device, t fabric.Tunnel) error {
+func (u *Underlay) repairTunnel(l device, t routing.Tunnel) error {
 	var b rtnl.Batch
 	if l.genMode != genModeNone && l.genMode != genModeUnknown {
 		b.Add(unix.RTM_SETLINK, 0, infomsg(l.index, 0, 0))
@@ -174,8 +174,8 @@ func (u *Underlay) repairTunnel(l device, t fabric.Tunnel) error {
 	return u.conn.Do(&b)
 }
 
-// CheckTunnel implements fabric.Links.
-func (u *Underlay) CheckTunnel(t fabric.Tunnel) (endpoint.HostDevice, []endpoint.Difference, error) {
+// CheckTunnel implements routing.Links.
+func (u *Underlay) CheckTunnel(t routing.Tunnel) (endpoint.HostDevice, []endpoint.Difference, error) {
 	var ds differences
 	l, err := u.tunnel()
 	switch want := fmt.Sprintf("vxlan, external, port %d", t.Port); {
@@ -219,7 +219,7 @@ func (u *Underlay) CheckTunnel(t fabric.Tunnel) (endpoint.HostDevice, []endpoint
 	return d, ds, nil
 }
 
-// RemoveTunnel implements fabric.Links. A device of others that has the name stays.
+// RemoveTunnel implements routing.Links. A device of others that has the name stays.
 func (u *Underlay) RemoveTunnel() error {
 	l, err := u.tunnel()
 	if errors.Is(err, ErrTaken) {

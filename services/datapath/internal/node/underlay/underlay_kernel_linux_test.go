@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -86,7 +86,7 @@ func (n node) run(t *testing.T, file *os.File, name string, args ...string) (tex
 	return text
 }
 
-var tunnel = fabric.Tunnel{Port: 4789, MTU: 1450}
+var tunnel = routing.Tunnel{Port: 4789, MTU: 1450}
 
 func (n node) ensure(t *testing.T) endpoint.HostDevice {
 	t.Helper()
@@ -175,7 +175,7 @@ func (n node) differs(t *testing.T, subject string) {
 func TestKernelTunnelDeviceIsMadeAgainWithAnotherPortOrAfterItsRemoval(t *testing.T) {
 	n := newNode(t)
 	first := n.ensure(t)
-	other := fabric.Tunnel{Port: 8472, MTU: 1400}
+	other := routing.Tunnel{Port: 8472, MTU: 1400}
 	second, err := n.EnsureTunnel(other)
 	if err != nil || second.Index == first.Index {
 		t.Errorf("%+v, %v; want another device than %+v", second, err, first)
@@ -268,7 +268,7 @@ func TestKernelPathHasAllHops(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want two hops and the least MTU", to, p, err)
 			continue
 		}
-		r := fabric.Route{Range: netip.MustParsePrefix("fd00:9::/64"), Hops: p.Hops, MTU: p.MTU}
+		r := routing.Route{Range: netip.MustParsePrefix("fd00:9::/64"), Hops: p.Hops, MTU: p.MTU}
 		if p.Hops[0].Via.Is4() {
 			r.Range = netip.MustParsePrefix("10.9.0.0/24")
 		}
@@ -289,7 +289,7 @@ func TestKernelRouteOfOthersIsReportedAndStays(t *testing.T) {
 	d := n.ensure(t)
 	for _, text := range []string{"10.9.0.0/24", "fd00:9::/64"} {
 		p := netip.MustParsePrefix(text)
-		r := fabric.Route{Range: p, Hops: []fabric.Nexthop{{Ifindex: d.Index}}, MTU: 1450}
+		r := routing.Route{Range: p, Hops: []routing.Nexthop{{Ifindex: d.Index}}, MTU: 1450}
 		for range 2 {
 			if err := n.SetRoute(r); err != nil {
 				t.Fatal(err)

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/fabric"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 // load makes a program that lets everything pass.
@@ -392,9 +392,9 @@ func TestKernelNextHopsAreResolvedAndKept(t *testing.T) {
 		}
 		return p.Hops[0].Ifindex
 	}()
-	var hops []fabric.Nexthop
+	var hops []routing.Nexthop
 	for _, a := range []string{"192.0.2.2", "2001:db8::2", "192.0.2.3"} {
-		hops = append(hops, fabric.Nexthop{Ifindex: index, Via: netip.MustParseAddr(a)})
+		hops = append(hops, routing.Nexthop{Ifindex: index, Via: netip.MustParseAddr(a)})
 	}
 	n.ip(t, "neigh add 192.0.2.3 dev uplink0 lladdr 02:00:00:00:00:03 nud permanent")
 	known := func(want int) {
@@ -500,7 +500,7 @@ func TestKernelNewsAreOfWhatLeadsToOthers(t *testing.T) {
 	heard("a device", "link set uplink0 mtu 1400")
 	heard("a route", "route add 198.51.100.0/24 dev uplink0")
 	heard("a route of others that goes", "route del 198.51.100.0/24 dev uplink0")
-	r := fabric.Route{Range: netip.MustParsePrefix("10.9.0.0/24"), Hops: []fabric.Nexthop{{Ifindex: d.Index}}, MTU: 1400}
+	r := routing.Route{Range: netip.MustParsePrefix("10.9.0.0/24"), Hops: []routing.Nexthop{{Ifindex: d.Index}}, MTU: 1400}
 	if err := n.SetRoute(r); err != nil {
 		t.Fatal(err)
 	}

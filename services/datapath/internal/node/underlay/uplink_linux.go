@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// Uplinks implements fabric.Links. A VLAN or bond is found as the device that has the
+// Uplinks implements routing.Links. A VLAN or bond is found as the device that has the
 // addresses and routes, and not those below it. A member of a bond is none, whatever the
 // setting says: its packets are those of the bond, whose programs would look at them
 // again, and a member that is not active receives copies.
@@ -133,7 +133,7 @@ func uplinkSpecs() []program.Spec {
 	return slices.DeleteFunc(program.Table(), func(s program.Spec) bool { return s.Devices != program.Uplinks })
 }
 
-// EnsureUplinks implements fabric.Links.
+// EnsureUplinks implements routing.Links.
 func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -195,7 +195,7 @@ func (u *Underlay) attach(d endpoint.HostDevice, programs []*program.Program) er
 	return err
 }
 
-// Disturbed implements fabric.Links.
+// Disturbed implements routing.Links.
 func (u *Underlay) Disturbed() (bool, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -231,7 +231,7 @@ func (u *Underlay) sweep() error {
 	return nil
 }
 
-// CheckUplinks implements fabric.Links.
+// CheckUplinks implements routing.Links.
 func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([]endpoint.Difference, error) {
 	var ds differences
 	uplinks := loaded(u.o.Uplinks)

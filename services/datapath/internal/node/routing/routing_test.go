@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package fabric
+package routing
 
 import (
 	"context"
@@ -276,7 +276,7 @@ func (r *rig) enter(from, to []cluster.Member, listing bool) {
 	r.look(true)
 }
 
-// what is what a fabric has brought about.
+// what is what a router has brought about.
 func (r *rig) what() (map[uint16]nodemap.Entry, map[netip.Prefix]Route) {
 	return maps.Clone(r.maps.nodes), maps.Clone(r.links.routes)
 }
@@ -686,7 +686,7 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 }
 
 // TestFirstCheckOfAStartFindsNothing: what an earlier process left is compared with what the
-// kernel says now, not with a fabric that has not looked yet.
+// kernel says now, not with a router that has not looked yet.
 func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
 	for _, mode := range []cluster.Mode{cluster.Overlay, cluster.Native} {
 		r := newRig(t, mode)

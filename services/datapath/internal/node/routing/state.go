@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package fabric
+package routing
 
 import (
 	"errors"
@@ -61,7 +61,7 @@ type PeerPath struct {
 }
 
 // State says what there is.
-func (f *Fabric) State() State {
+func (f *Router) State() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := State{
@@ -81,7 +81,7 @@ func (f *Fabric) State() State {
 	return s
 }
 
-func (f *Fabric) peerState(p *peer) PeerState {
+func (f *Router) peerState(p *peer) PeerState {
 	ps := PeerState{
 		Name: p.Name, Number: p.Number, Addresses: slices.Clone(p.Addresses), Mode: p.Mode,
 		Why: p.why, Notes: slices.Clone(p.notes), Adopted: p.adopted,
@@ -104,7 +104,7 @@ func (f *Fabric) peerState(p *peer) PeerState {
 }
 
 // Warnings are for an operator: what does not work, or may not.
-func (f *Fabric) Warnings() []string {
+func (f *Router) Warnings() []string {
 	s := f.State()
 	warnings := s.Failed
 	for _, p := range s.Peers {
@@ -123,7 +123,7 @@ func (f *Fabric) Warnings() []string {
 }
 
 // Check says what Repair would put right.
-func (f *Fabric) Check() ([]endpoint.Difference, error) {
+func (f *Router) Check() ([]endpoint.Difference, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var diffs []endpoint.Difference
@@ -158,7 +158,7 @@ func (f *Fabric) Check() ([]endpoint.Difference, error) {
 }
 
 // checkMaps compares the maps with what is decided. The lock is held.
-func (f *Fabric) checkMaps() (diffs []endpoint.Difference, err error) {
+func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 	have, err := f.o.Maps.Nodes()
 	if err != nil {
 		return nil, err
@@ -219,7 +219,7 @@ func describe(e nodemap.Entry) string {
 }
 
 // checkRoutes compares the routes of the node's stack. The lock is held.
-func (f *Fabric) checkRoutes() (diffs []endpoint.Difference, err error) {
+func (f *Router) checkRoutes() (diffs []endpoint.Difference, err error) {
 	have, err := f.o.Links.Routes()
 	if err != nil {
 		return nil, err
@@ -245,7 +245,7 @@ func (f *Fabric) checkRoutes() (diffs []endpoint.Difference, err error) {
 }
 
 // Repair puts right what Check finds.
-func (f *Fabric) Repair() error {
+func (f *Router) Repair() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	written, err := f.o.Maps.Nodes()
@@ -274,7 +274,7 @@ func (f *Fabric) Repair() error {
 }
 
 // errs are what was tried last and did not work. The lock is held.
-func (f *Fabric) errs() error {
+func (f *Router) errs() error {
 	var errs []error
 	for _, what := range slices.Sorted(maps.Keys(f.failed)) {
 		errs = append(errs, fmt.Errorf("%s: %w", what, f.failed[what]))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package fabric
+package routing
 
 import (
 	"context"
@@ -206,9 +206,9 @@ func way(ifindex uint32, mtu uint16, flags nodemap.Flags) nodemap.Way {
 	return nodemap.Way{Ifindex: ifindex, MTU: mtu, Flags: flags}
 }
 
-// rig is a fabric on fakes.
+// rig is a router on fakes.
 type rig struct {
-	*Fabric
+	*Router
 	maps  *fakeMaps
 	links *fakeLinks
 	t     *testing.T
@@ -248,14 +248,14 @@ func (r *rig) restart(mode cluster.Mode) {
 	if mode == cluster.Overlay {
 		o.Port = 4789
 	}
-	if r.Fabric != nil {
-		o.Holders = r.Fabric.holders
+	if r.Router != nil {
+		o.Holders = r.Router.holders
 	}
 	f, err := New(o)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.Fabric = f
+	r.Router = f
 }
 
 func addrs(text string) (as []netip.Addr) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package fabric leads packets to other nodes: it decides for each node by which
+// Package routing leads packets to other nodes: it decides for each node by which
 // device, next hop and MTU packets for its pods leave, and keeps the maps that the
 // programs read, the routes of the node's own stack and the devices as decided.
-package fabric
+package routing
 
 import (
 	"context"

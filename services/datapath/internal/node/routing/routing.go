@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package fabric
+package routing
 
 import (
 	"context"
@@ -21,9 +21,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
 )
 
-// Options of a Fabric. All but Port, Holders and Devices are needed.
+// Options of a Router. All but Port, Holders and Devices are needed.
 type Options struct {
-	Mode cluster.Mode // None: the fabric keeps the programs of uplinks alone
+	Mode cluster.Mode // None: the router only keeps the programs of uplinks
 	Port uint16       // UDP, of the tunnel
 	MTU  uint16       // of the node's pods, and of the tunnel device
 	// Addresses are those by which other nodes reach this one.
@@ -51,14 +51,14 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Fabric leads packets to other nodes. What it decides depends on the nodes that it
+// Router leads packets to other nodes. What it decides depends on the nodes that it
 // was told of and on what the kernel says; what is there differs from that until the
 // next look, which comes at once when either changes, and every second: the kernel
 // says nothing when it learns that a path takes smaller packets, or forgets it.
 //
 // Nothing of an earlier process is removed before Complete. What it left of nodes
 // that were not named yet keeps working, and follows devices and routes as the rest.
-type Fabric struct {
+type Router struct {
 	o    Options
 	wake chan struct{}
 
@@ -89,8 +89,8 @@ type world struct {
 }
 
 // New takes over what the maps have of an earlier process. It changes nothing.
-func New(o Options) (*Fabric, error) {
-	f := &Fabric{
+func New(o Options) (*Router, error) {
+	f := &Router{
 		o: o, wake: make(chan struct{}, 1),
 		peers: map[string]*peer{}, adopted: map[uint16]*peer{}, holders: map[netip.Prefix]uint16{},
 		leaving: map[uint16]bool{},
@@ -145,7 +145,7 @@ const (
 )
 
 // Run keeps everything as decided until ctx ends. It then leaves it as it is.
-func (f *Fabric) Run(ctx context.Context) error {
+func (f *Router) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	watch.Go(func() { f.watch(ctx, "changes of devices and routes", f.o.Links.Watch) })
@@ -176,7 +176,7 @@ func (f *Fabric) Run(ctx context.Context) error {
 }
 
 // watch wakes Run when the kernel reports changes.
-func (f *Fabric) watch(ctx context.Context, what string, watch func(context.Context, func()) error) {
+func (f *Router) watch(ctx context.Context, what string, watch func(context.Context, func()) error) {
 	for ctx.Err() == nil {
 		err := watch(ctx, f.poke)
 		if ctx.Err() != nil {
@@ -193,7 +193,7 @@ func (f *Fabric) watch(ctx context.Context, what string, watch func(context.Cont
 }
 
 // poke has Run look at everything.
-func (f *Fabric) poke() {
+func (f *Router) poke() {
 	select {
 	case f.wake <- struct{}{}:
 	default:
@@ -201,7 +201,7 @@ func (f *Fabric) poke() {
 }
 
 // look brings everything about, or only what depends on the MTU of paths.
-func (f *Fabric) look(whole bool) {
+func (f *Router) look(whole bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if whole || len(f.failed) > 0 {
@@ -211,7 +211,7 @@ func (f *Fabric) look(whole bool) {
 }
 
 // disturbed says whether something happened to the programs without any news.
-func (f *Fabric) disturbed() bool {
+func (f *Router) disturbed() bool {
 	disturbed, err := f.o.Links.Disturbed()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -219,7 +219,7 @@ func (f *Fabric) disturbed() bool {
 }
 
 // try notes how an attempt ended, and logs it where that is new.
-func (f *Fabric) try(what string, err error) bool {
+func (f *Router) try(what string, err error) bool {
 	was := f.failed[what]
 	switch {
 	case err == nil:
@@ -237,7 +237,7 @@ func (f *Fabric) try(what string, err error) bool {
 
 // ensure brings about what belongs to no node: the tunnel device, and what the
 // programs know of this node. The lock is held.
-func (f *Fabric) ensure(repair bool) {
+func (f *Router) ensure(repair bool) {
 	if f.o.Mode == cluster.Overlay && repair {
 		d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
 		f.device, f.tunnel, f.noTunnel = d, d.Index, ""
@@ -261,7 +261,7 @@ func (f *Fabric) ensure(repair bool) {
 
 // find finds the addresses of this node, and those that packets to backends elsewhere come
 // from. It reports whether self may be written. The lock is held.
-func (f *Fabric) find() bool {
+func (f *Router) find() bool {
 	addrs, err := f.o.Addresses()
 	if f.try("find the addresses of this node", err) {
 		f.addrs, f.known = addrs, true
@@ -284,7 +284,7 @@ func (f *Fabric) find() bool {
 }
 
 // self is what the programs are to know of this node. The lock is held.
-func (f *Fabric) self() nodemap.Local {
+func (f *Router) self() nodemap.Local {
 	return nodemap.Local{
 		Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, ByStack: f.byStack,
 		TunnelIfindex: f.tunnel, Sources: f.sources,
@@ -294,7 +294,7 @@ func (f *Fabric) self() nodemap.Local {
 // findPolicies decides whether packets between pods of two nodes go by the stack, which
 // alone applies IPsec policies. While the policies cannot be read, the last decision stays;
 // without one, packets go by the stack. The lock is held.
-func (f *Fabric) findPolicies() {
+func (f *Router) findPolicies() {
 	if f.o.Mode != cluster.Native || f.o.Policies == nil {
 		return
 	}
@@ -312,7 +312,7 @@ func (f *Fabric) findPolicies() {
 }
 
 // left is what an earlier process has decided, true if none has. The lock is held.
-func (f *Fabric) left() bool {
+func (f *Router) left() bool {
 	l, err := f.o.Maps.Local()
 	return err != nil || !l.Native || l.ByStack
 }
@@ -321,7 +321,7 @@ func (f *Fabric) left() bool {
 // the first one. Where it is not known, or where the programs do not know it yet, the
 // address stays that an earlier process or an earlier look has found: without one the
 // programs refuse new connections. The lock is held.
-func (f *Fabric) findSource(kind int, addrs []netip.Addr, known bool) {
+func (f *Router) findSource(kind int, addrs []netip.Addr, known bool) {
 	for family := range families {
 		first := slices.IndexFunc(addrs, func(a netip.Addr) bool { return at(a) == family })
 		if first < 0 {
@@ -341,7 +341,7 @@ func (f *Fabric) findSource(kind int, addrs []netip.Addr, known bool) {
 }
 
 // all are the peers, adopted ones too. The lock is held.
-func (f *Fabric) all() []*peer {
+func (f *Router) all() []*peer {
 	all := slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return int(a.Number) - int(b.Number) })
 	for _, number := range slices.Sorted(maps.Keys(f.adopted)) {
 		all = append(all, f.adopted[number])
@@ -350,7 +350,7 @@ func (f *Fabric) all() []*peer {
 }
 
 // follow decides anew for all nodes, and brings that about. The lock is held.
-func (f *Fabric) follow(whole bool) {
+func (f *Router) follow(whole bool) {
 	all := f.all()
 	if !f.decide(all) {
 		return // nothing is known about the paths: everything stays
@@ -369,7 +369,7 @@ func (f *Fabric) follow(whole bool) {
 }
 
 // decide decides for some nodes; false if that is not possible. The lock is held.
-func (f *Fabric) decide(some []*peer) bool {
+func (f *Router) decide(some []*peer) bool {
 	if !f.known {
 		return false
 	}
@@ -408,7 +408,7 @@ func (f *Fabric) decide(some []*peer) bool {
 	return true
 }
 
-func (f *Fabric) report(p *peer, d decision) {
+func (f *Router) report(p *peer, d decision) {
 	if d.why == "" {
 		f.o.Log.Info("node reachable", "node", p.Name)
 		return
@@ -418,7 +418,7 @@ func (f *Fabric) report(p *peer, d decision) {
 
 // write has the maps say what was decided for a node; true if that was something
 // new. What failed is tried again with again. The lock is held.
-func (f *Fabric) write(p *peer, again bool) (changed bool) {
+func (f *Router) write(p *peer, again bool) (changed bool) {
 	if p.Number == cluster.NoNumber {
 		return false
 	}
@@ -442,7 +442,7 @@ func (f *Fabric) write(p *peer, again bool) (changed bool) {
 
 // setNode writes an entry. Other addresses under the number are those of a node that
 // an earlier process knew. The lock is held.
-func (f *Fabric) setNode(number uint16, n nodemap.Node, other bool) error {
+func (f *Router) setNode(number uint16, n nodemap.Node, other bool) error {
 	if other {
 		if err := f.o.Maps.RemoveNode(number); err != nil {
 			return err
@@ -471,7 +471,7 @@ func sameNode(a, b nodemap.Node) bool {
 
 // hops are the neighbours to which packets for all nodes are handed. The lock is
 // held.
-func (f *Fabric) hops(all []*peer) []Nexthop {
+func (f *Router) hops(all []*peer) []Nexthop {
 	seen := map[netip.Addr]bool{}
 	var hops []Nexthop
 	for _, p := range all {
@@ -486,14 +486,14 @@ func (f *Fabric) hops(all []*peer) []Nexthop {
 }
 
 // ensureUplinks finds the uplinks and gives them what they need. The lock is held.
-func (f *Fabric) ensureUplinks(all []*peer) {
+func (f *Router) ensureUplinks(all []*peer) {
 	if f.findUplinks(all) {
 		f.try("prepare the uplinks", f.o.Links.EnsureUplinks(f.uplinks, f.programmed()))
 	}
 }
 
 // findUplinks finds the uplinks; false: that is not possible. The lock is held.
-func (f *Fabric) findUplinks(all []*peer) bool {
+func (f *Router) findUplinks(all []*peer) bool {
 	var used []uint32
 	for _, p := range all {
 		for _, path := range p.paths {
@@ -517,10 +517,10 @@ func (f *Fabric) findUplinks(all []*peer) bool {
 }
 
 // programmed says whether uplinks have programs.
-func (f *Fabric) programmed() bool { return f.o.Mode == cluster.Native || f.o.Services }
+func (f *Router) programmed() bool { return f.o.Mode == cluster.Native || f.o.Services }
 
 // wanted are the routes that there should be. The lock is held.
-func (f *Fabric) wanted(all []*peer) map[netip.Prefix]Route {
+func (f *Router) wanted(all []*peer) map[netip.Prefix]Route {
 	numbered := map[uint16]*peer{}
 	for _, p := range all {
 		numbered[p.Number] = p
@@ -540,7 +540,7 @@ func (f *Fabric) wanted(all []*peer) map[netip.Prefix]Route {
 
 // ensureRoutes makes what is missing and, once every node was named, removes the
 // rest. The lock is held.
-func (f *Fabric) ensureRoutes(all []*peer, whole bool) {
+func (f *Router) ensureRoutes(all []*peer, whole bool) {
 	if whole || f.routes == nil {
 		routes, err := f.o.Links.Routes()
 		if !f.try("list routes to other nodes", err) {
@@ -579,7 +579,7 @@ func (f *Fabric) ensureRoutes(all []*peer, whole bool) {
 }
 
 // Join implements cluster.Fabric.
-func (f *Fabric) Join(members []cluster.Member) {
+func (f *Router) Join(members []cluster.Member) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(members) == 0 {
@@ -612,7 +612,7 @@ func (f *Fabric) Join(members []cluster.Member) {
 }
 
 // Hold implements cluster.Fabric.
-func (f *Fabric) Hold(holders map[netip.Prefix]uint16) {
+func (f *Router) Hold(holders map[netip.Prefix]uint16) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for p, number := range holders {
@@ -626,13 +626,13 @@ func (f *Fabric) Hold(holders map[netip.Prefix]uint16) {
 }
 
 // Leave implements cluster.Fabric.
-func (f *Fabric) Leave(numbers []uint16) {
+func (f *Router) Leave(numbers []uint16) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.leave(numbers)
 }
 
-func (f *Fabric) leave(numbers []uint16) {
+func (f *Router) leave(numbers []uint16) {
 	for _, number := range numbers {
 		maps.DeleteFunc(f.peers, func(_ string, p *peer) bool { return p.Number == number && number != cluster.NoNumber })
 		delete(f.adopted, number)
@@ -652,7 +652,7 @@ func (f *Fabric) leave(numbers []uint16) {
 }
 
 // Complete implements cluster.Fabric.
-func (f *Fabric) Complete() {
+func (f *Router) Complete() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.complete = true
@@ -672,7 +672,7 @@ func (f *Fabric) Complete() {
 	f.poke()
 }
 
-// Remove takes away what a Fabric made, for a node without packets to others. What
+// Remove takes away what a Router made, for a node without packets to others. What
 // is not there is no error.
 func Remove(links interface{ RemoveAll() error }, m Maps) error {
 	errs := []error{m.SetLocal(nodemap.Local{}), links.RemoveAll()}

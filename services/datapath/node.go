@@ -24,7 +24,7 @@ import (
 	nodes "github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/belief"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/firewall"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation"
@@ -313,5 +313,5 @@ func uninstallNode(instance string, cidrs []netip.Prefix) error {
 	defer others.Close()
 	err = errors.Join(others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
 	// The firewall last: until then it drops what a device without programs sends.
-	return errors.Join(err, guard.New(home, instance, nil, guard.Marks{}).Remove())
+	return errors.Join(err, firewall.New(home, instance, nil, firewall.Marks{}).Remove())
 }

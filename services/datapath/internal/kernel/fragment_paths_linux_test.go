@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	homens "github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/firewall"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
@@ -62,7 +62,7 @@ const (
 )
 
 // guarded gives the node the firewall that a datapath has.
-func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *guard.Table {
+func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *firewall.Table {
 	t.Helper()
 	home, err := homens.Open(fmt.Sprintf("/proc/self/fd/%d", int(n.ns)))
 	must(t, "open the namespace", err)
@@ -72,7 +72,7 @@ func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *guard.Table {
 	must(t, "group of the pod's device", n.h.LinkSetGroup(pod, guardedPods))
 	v4, v6 := n.ranges()
 	other4, other6 := other.ranges()
-	f := guard.Fabric{
+	f := firewall.Fabric{
 		Native: n.tunnel == nil, Own: func() []netip.Prefix { return []netip.Prefix{v4, v6} },
 		Others: []netip.Prefix{other4, other6}, Nodes: []netip.Addr{other.addr4, other.addr6},
 	}
@@ -80,7 +80,7 @@ func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *guard.Table {
 		f.TunnelGroup, f.TunnelPort = guardedTunnel, 4789
 		must(t, "group of the tunnel", n.h.LinkSetGroup(n.tunnel, guardedTunnel))
 	}
-	g := guard.New(home, "fragments", []uint32{guardedPods, guardedPods | 1}, guard.Marks{
+	g := firewall.New(home, "fragments", []uint32{guardedPods, guardedPods | 1}, firewall.Marks{
 		Mask: markMask, Pod: markPod, Pods: 0x0900, Tunnel: 0x0300, Others: forwardMark,
 	})
 	g.SetFabric(f)

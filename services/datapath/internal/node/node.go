@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/belief"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/guard"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/firewall"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
@@ -95,7 +95,7 @@ type Options struct {
 // Node is this node among others. Fields may be nil as they say.
 type Node struct {
 	Host      *host.Host
-	Guard     *guard.Table
+	Guard     *firewall.Table
 	Numbers   *cluster.Numbers   // nil with ValidateOnly
 	Follower  *cluster.Follower  // nil without a source
 	Registrar *cluster.Registrar // nil without a registry
@@ -270,12 +270,12 @@ func othersIn(entries []ipmap.Entry) (o cluster.Others) {
 // and nodes that an earlier process knew.
 func (n *Node) openGuard(earlier cluster.Others) {
 	group := netdev.Group(n.o.Instance)
-	n.Guard = guard.New(n.o.Home, n.o.Instance, []uint32{group, group | 1}, guard.Marks{
+	n.Guard = firewall.New(n.o.Home, n.o.Instance, []uint32{group, group | 1}, firewall.Marks{
 		Mask: netdev.MarkMask, Pod: netdev.MarkPod, Pods: netdev.MarkLocal, Tunnel: netdev.MarkRemote,
 		Others: netdev.MarkForwarded,
 	})
 	if n.o.Mode == cluster.Overlay || n.o.Mode == cluster.Native {
-		f := guard.Fabric{
+		f := firewall.Fabric{
 			Native: n.o.Mode == cluster.Native, TunnelPort: n.o.Port, Own: n.o.Ranges.All,
 			Others: earlier.Ranges, Nodes: earlier.Nodes,
 		}
@@ -285,7 +285,7 @@ func (n *Node) openGuard(earlier cluster.Others) {
 		n.Guard.SetFabric(f)
 	}
 	if n.o.Masquerade != nil {
-		n.Guard.SetMasquerade(guard.Masquerade{
+		n.Guard.SetMasquerade(firewall.Masquerade{
 			Mark: netdev.MarkPod, Own: n.o.Ranges.All, Except: *n.o.Masquerade, Others: earlier.Ranges,
 		})
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package guard keeps a firewall table of walls and a masquerade.
+// Package firewall keeps a firewall table of walls and a masquerade.
 //
 // One drops what comes from an endpoint's device without having met an eBPF
 // program. The programs mark everything that they give to the host's stack. If
@@ -23,7 +23,7 @@
 // the node the node's own address.
 //
 // It is spoken to by netlink; no program is executed.
-package guard
+package firewall
 
 import (
 	"encoding/binary"
@@ -41,7 +41,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 )
 
-// Table is the guard of one instance. Its methods may be called concurrently.
+// Table is the firewall of one instance. Its methods may be called concurrently.
 type Table struct {
 	home   *netns.Namespace
 	name   string

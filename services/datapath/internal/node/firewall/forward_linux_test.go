@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package guard
+package firewall
 
 import (
 	"encoding/binary"
@@ -20,8 +20,8 @@ import (
 )
 
 // TestKernelForwardedPacketsKeepForeignMarkBits forwards packets to a pod that have a mark with bits of others and
-// stale bits of the instance. A table that the guard does not know drops all but the packets with the bits of others
-// and the bit "forwarded", so what decides is not what the guard says of its rules.
+// stale bits of the instance. A table that the firewall does not know drops all but the packets with the bits of others
+// and the bit "forwarded", so what decides is not what the firewall says of its rules.
 func TestKernelForwardedPacketsKeepForeignMarkBits(t *testing.T) {
 	const (
 		foreign, stale, forwarded = 0x40000001, 0xe00, 0x100

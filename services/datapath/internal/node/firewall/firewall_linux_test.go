@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package guard
+package firewall
 
 import (
 	"runtime"
@@ -26,7 +26,7 @@ var testMarks = Marks{Mask: 0xf00, Pod: 0x200, Pods: 0x900, Tunnel: 0x300, Other
 // pointer gives a copy of a value a place.
 func pointer[T any](v T) *T { return &v }
 
-// forge puts a table in the place of the guard's that differs in one thing.
+// forge puts a table in the place of the firewall's that differs in one thing.
 // The chain and the rules are those of a wall by its place.
 func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any), more func(*nftables.Conn, *nftables.Table)) error {
 	s := t.settings()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package guard
+package firewall
 
 import (
 	"encoding/binary"
@@ -41,7 +41,7 @@ type Fabric struct {
 	Nodes []netip.Addr
 }
 
-// SetFabric has the table guard traffic between nodes from the next Repair on.
+// SetFabric has the table protect traffic between nodes from the next Repair on.
 func (t *Table) SetFabric(f Fabric) {
 	f.Others, f.Nodes = slices.Clone(f.Others), slices.Clone(f.Nodes)
 	t.mu.Lock()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package guard
+package firewall
 
 import (
 	"encoding/binary"
@@ -30,7 +30,7 @@ const (
 	tunnelGroup = 0x520
 	tunnelPort  = 4789
 
-	// What goes to the second of these ports has a mark when it meets the guard.
+	// What goes to the second of these ports has a mark when it meets the firewall.
 	plainPort  = 7000
 	markedPort = 7001
 )
@@ -174,7 +174,7 @@ func leadTo(link netlink.Link, to netip.Addr, mac net.HardwareAddr, metric int) 
 		}))
 }
 
-// markPort has packets to a port marked before the guard sees them, as a program at
+// markPort has packets to a port marked before the firewall sees them, as a program at
 // the device would have.
 func (w *fabricWorld) markPort() {
 	w.t.Helper()

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
@@ -28,7 +28,7 @@ func (w *world) wantNamespaces(when string, pods ...*pod) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	want := []sockets.Namespace{{Cookie: cookie, Slot: slotmap.HostSlot}}
+	want := []sockets.Namespace{{Cookie: cookie, Slot: endpointmap.HostID}}
 	for _, p := range pods {
 		if cookie, err = p.ns.Cookie(); err != nil {
 			w.t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -35,7 +35,7 @@ func TestKernelDeniedSendersPushOutNoAffinity(t *testing.T) {
 	}
 	sticky(kept, netip.AddrPortFrom(f.a.pod.IPv4, 8080))
 	sticky(closed, netip.AddrPortFrom(second.IPv4, 8080))
-	setPolicy(t, f.a.k, second.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+	setPolicy(t, f.a.k, second.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	for range 3 {
 		askTCP(t, f.outsider, kept, 16)
 	}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -29,9 +29,9 @@ import (
 func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
-	p := newPod(t, k, "slmark", 33, slotmap.DeliverPeer)
+	p := newPod(t, k, "slmark", 33, endpointmap.DeliverPeer)
 	routeToPod(t, "slmark", p)
-	th := &theatre{runner: runner{k}, pods: map[string]slotmap.Endpoint{}}
+	th := &theatre{runner: runner{k}, pods: map[string]endpointmap.Endpoint{}}
 	th.putTables(t)
 	var l *net.UDPConn
 	inNetns(t, p.ns, func() {
@@ -53,7 +53,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 		_, err = c.Write([]byte("marked"))
 		must(t, "send", err)
 	}
-	for name, policy := range map[string]slotmap.Policy{
+	for name, policy := range map[string]endpointmap.Policy{
 		"deny": {Egress: nodetable.Deny, Ingress: nodetable.Deny}, "friends": {Egress: nodetable.Deny, Ingress: friends},
 	} {
 		setPolicy(t, k, p.Slot, policy)
@@ -88,7 +88,7 @@ func newUplink(t *testing.T) netlink.Link {
 func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
-	evil := newPod(t, k, "slevil", 33, slotmap.DeliverPeer)
+	evil := newPod(t, k, "slevil", 33, endpointmap.DeliverPeer)
 	routeToPod(t, "slevil", evil)
 	up := newUplink(t)
 	node := map[bool]netip.Addr{false: netip.MustParseAddr("203.0.113.1"), true: netip.MustParseAddr("2001:db8:113::1")}
@@ -151,7 +151,7 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
-	evil := newPod(t, k, "slevil", 33, slotmap.DeliverPeer)
+	evil := newPod(t, k, "slevil", 33, endpointmap.DeliverPeer)
 	routeToPod(t, "slevil", evil)
 	up := newUplink(t)
 	node, other := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.9")
@@ -202,8 +202,8 @@ func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 // First fragments that policy denies take no room from those of others.
 func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	th := newTheatre(t, false)
-	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
-	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow})
+	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})
+	setPolicy(t, th.k, th.pods["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow})
 	long := func(*theatre) (byte, []byte) { return 17, udp(4000, 53, make([]byte, 40)...) }
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)

@@ -12,13 +12,13 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
 // denying is a policy that lets nothing of other pods in or out.
-var denying = slotmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending}
+var denying = endpointmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending}
 
 // audited has b, whose policy denies, be in audit mode, and a connection of a to it.
 func audited(t *testing.T) *theatre {
@@ -59,7 +59,7 @@ func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	everyRule(id, 0).put(t, th.k)
 	update(t, th.k, bpf.MapsMapSlId, identityIndex(a.Identity), knownWord(7, 0, 0))
 	update(t, th.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
-	setPolicy(t, th.k, slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: id})
+	setPolicy(t, th.k, slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: id})
 	th.expect(t, say("a", "b", segment(4000, redirected, flagSYN), event.NoProxy))
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), true, slot))
 	for _, a := range handshake(4000, redirected) {

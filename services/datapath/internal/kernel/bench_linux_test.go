@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -119,8 +119,8 @@ func BenchmarkConnection(b *testing.B) {
 				{"tables, IPv6", table, table, from6(mirror.IPv6, 6, tcp(1, 16, flagSYN))},
 			} {
 				b.Run(fmt.Sprintf("%s/addresses=%v/events=%v", c.name, addresses != 0, events), func(b *testing.B) {
-					for _, s := range []slotmap.Slot{one.Slot, other.Slot} {
-						setPolicy(b, k, s, slotmap.Policy{Egress: c.egress, Ingress: c.ingress})
+					for _, s := range []endpointmap.ID{one.Slot, other.Slot} {
+						setPolicy(b, k, s, endpointmap.Policy{Egress: c.egress, Ingress: c.ingress})
 					}
 					in := c.in
 					if in[12] == 0x86 {

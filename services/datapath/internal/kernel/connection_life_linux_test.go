@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -35,7 +35,7 @@ const (
 // run, and everybody else that they may talk to.
 type theatre struct {
 	runner
-	pods      map[string]slotmap.Endpoint
+	pods      map[string]endpointmap.Endpoint
 	v6        bool
 	events    *event.Reader
 	evaluated []event.Event // connections evaluated by the last packet
@@ -46,7 +46,7 @@ type theatre struct {
 func newTheatre(t *testing.T, v6 bool) *theatre {
 	t.Helper()
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	th := &theatre{runner: runner{k}, pods: map[string]slotmap.Endpoint{}, v6: v6}
+	th := &theatre{runner: runner{k}, pods: map[string]endpointmap.Endpoint{}, v6: v6}
 	must(t, "add a pair of devices", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slta"}, PeerName: "sltb"}))
 	t.Cleanup(func() {
 		link, err := netlink.LinkByName("slta")
@@ -179,7 +179,7 @@ func (a act) fromNowhere() act                            { a.stack, a.via = tru
 func change(f func(t *testing.T, th *theatre)) act        { return act{then: f} }
 func policy(who string, egress, ingress nodetable.ID) act {
 	return change(func(t *testing.T, th *theatre) {
-		setPolicy(t, th.k, th.pods[who].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
+		setPolicy(t, th.k, th.pods[who].Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
 	})
 }
 
@@ -1226,7 +1226,7 @@ func TestKernelConnectionLife(t *testing.T) {
 					defer func() {
 						for _, e := range th.pods {
 							must(t, "SetIdentity", setIdentity(t, th.k, e.Slot, e.Identity))
-							setPolicy(t, th.k, e.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+							setPolicy(t, th.k, e.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 						}
 					}()
 					th.play(t, s.acts)
@@ -1287,8 +1287,8 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 					t.Errorf("%s: %v, want %v", what, got, want)
 				}
 			}
-			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
-			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: only80})
+			setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+			setPolicy(t, th.k, th.pods["b"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: only80})
 
 			allowed := th.pieces("a", "b", long(4000, 80), 1, 8, 24)
 			expect("a later piece before the first", "a", allowed[2], event.FragmentUnknown)
@@ -1331,7 +1331,7 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 				}
 			}
 
-			setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: pings})
+			setPolicy(t, th.k, th.pods["b"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: pings})
 			for _, in := range th.pieces("a", "b", longPing(false), 4, 8, 24) {
 				expect("a piece of an echo", "a", in, event.ForwardedToPod)
 			}
@@ -1391,7 +1391,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			th := newTheatre(t, v6)
-			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+			setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 			_, ctx, in := th.frame(say("a", "world", segment(4000, 80, flagSYN), 0))
 			if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ForwardedOutside {
 				t.Fatalf("the connection is not begun: %v", o.reason)
@@ -1439,7 +1439,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 // what the receiver did not send.
 func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	th := newTheatre(t, true)
-	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{})
+	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})
 	in := failure(2, "a", "world", segment(4000, 80, flagACK))
 	for _, c := range []act{
 		say("router", "a", in, event.ForwardedFromStack),
@@ -1455,7 +1455,7 @@ func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
-	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Allow})
+	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Allow})
 	th.expect(t, say("a", "world", datagram(1, 53), event.ForwardedOutside))
 	_, ctx, in := th.frame(say("router", "a", failure(2, "a", "world", datagram(2, 53)), 0))
 	const sent = 10_000
@@ -1478,7 +1478,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			th := newTheatre(t, v6)
 			th.putTables(t)
 			update(t, th.k, bpf.MapsMapSlId, uint32(th.pods["b"].Identity), knownWord(7, 0, 0))
-			setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: friends, Ingress: nodetable.Deny})
+			setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: friends, Ingress: nodetable.Deny})
 			send := func(a act) {
 				t.Helper()
 				prog, ctx, in := th.frame(a)
@@ -1495,7 +1495,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 			for _, identity := range []identity.Numeric{old.Identity, stranger} {
 				must(t, "Barrier", th.k.Endpoints.Barrier(t.Context()))
 				e := old
-				e.Identity, e.Policy = identity, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
+				e.Identity, e.Policy = identity, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
 				// it sends nothing to a, whom nobody may reach
 				send(say("b", "a", datagram(53, 4000), event.PolicyDenied))
@@ -1526,7 +1526,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	if got := drain(t, events); len(got) != 0 {
 		t.Errorf("events %+v, want none", got)
 	}
-	setPolicy(t, k, one.Slot, slotmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending})
+	setPolicy(t, k, one.Slot, endpointmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending})
 	must(t, "SetAudit", k.Endpoints.SetAudit(t.Context(), true, one.Slot))
 	r.run(t, program.FromPod, from4(world4, 6, tcp(4001, 80, flagSYN)), skbContext{}, 0)
 	if got := drain(t, events); len(got) != 1 || got[0].Type != event.ConnectionEvaluated || !got[0].Egress.Audited {
@@ -1543,7 +1543,7 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 // that deny: each packet is counted once, none passes, none leaves an entry.
 func TestKernelNoTCPFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
-	setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
+	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
 	for flags := range 256 {
 		_, ctx, in := th.frame(say("a", "b", segment(4000, 80, byte(flags)), 0))
 		o := th.run(t, program.FromPod, in, ctx, 0)

@@ -21,7 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -120,14 +120,16 @@ func (k *Kernel) tracked(t testing.TB) map[conntrack.Tuple]conntrack.Connection 
 }
 
 // remotes are connections from outside to endpoint e, numbered.
-func remotes(e slotmap.Endpoint, proto uint8, from, n int, flags conntrack.Flags, last uint32) []conntrack.Connection {
+func remotes(
+	e endpointmap.Endpoint, proto uint8, from, n int, flags conntrack.Flags, last uint32,
+) []conntrack.Connection {
 	cs := make([]conntrack.Connection, 0, n)
 	for i := from; i < from+n; i++ {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 0xc0000000+uint32(i))
 		cs = append(cs, conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(netip.AddrFrom4(a), uint16(i)), Responder: netip.AddrPortFrom(e.IPv4, 80), Protocol: proto},
-			From:  conntrack.End{Slot: slotmap.NoSlot, Identity: identity.WorldIPv4}, To: conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch, Identity: e.Identity},
+			From:  conntrack.End{Slot: endpointmap.NoID, Identity: identity.WorldIPv4}, To: conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch, Identity: e.Identity},
 			LastSeen: last, Flags: flags,
 		})
 	}
@@ -289,12 +291,12 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		}
 		return 600
 	}
-	ends := []slotmap.Endpoint{first, second}
+	ends := []endpointmap.Endpoint{first, second}
 	for step := range 60 {
 		for range 200 {
 			e := ends[rng.IntN(len(ends))]
 			local, peer := netip.AddrPortFrom(e.IPv4, uint16(rng.IntN(40))), netip.AddrPort{}
-			other := conntrack.End{Slot: slotmap.NoSlot}
+			other := conntrack.End{Slot: endpointmap.NoID}
 			switch rng.IntN(3) {
 			case 0:
 				peer = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(rng.IntN(8))}), 80)
@@ -411,7 +413,7 @@ func TestKernelCollectorFindsConnectionsToAddresses(t *testing.T) {
 	put := func(local netip.Addr, port uint16, peer netip.AddrPort, flags conntrack.Flags, idle uint32, inbound bool) {
 		c := conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: netip.AddrPortFrom(local, port), Responder: peer, Protocol: 6},
-			From:  conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch}, To: conntrack.End{Slot: slotmap.NoSlot},
+			From:  conntrack.End{Slot: e.Slot, Epoch: e.Policy.Epoch}, To: conntrack.End{Slot: endpointmap.NoID},
 			LastSeen: cl.now.Load() - idle, Flags: flags,
 		}
 		if inbound {
@@ -596,12 +598,12 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	col, cl := newCollector(t, k, conntrack.CollectorOptions{})
 	collect(t, col)
 	for family, room := range []uint64{room4, room6} {
-		for _, s := range []slotmap.Slot{greedy.Slot, modest.Slot, slotmap.MaxEndpoints, conntrack.Outside} {
+		for _, s := range []endpointmap.ID{greedy.Slot, modest.Slot, endpointmap.MaxEndpoints, conntrack.Outside} {
 			if used, limit := col.Budget(s, family); used != 0 || limit != room {
 				t.Errorf("without connections: slot %d has used %d of %d, want 0 of %d", s, used, limit, room)
 			}
 		}
-		if used, limit := col.Budget(slotmap.HostSlot, family); used != 0 || limit != 0 {
+		if used, limit := col.Budget(endpointmap.HostID, family); used != 0 || limit != 0 {
 			t.Errorf("the host has used %d of %d, want no limit", used, limit)
 		}
 	}
@@ -714,7 +716,7 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	if _, limit := col.Budget(conntrack.Outside, 0); limit != conntrack.LeastBudget {
 		t.Errorf("outside has %d connections and may begin %d more", room4, limit)
 	}
-	for _, s := range []slotmap.Slot{e.Slot, th.pods["b"].Slot} {
+	for _, s := range []endpointmap.ID{e.Slot, th.pods["b"].Slot} {
 		if _, limit := col.Budget(s, 0); limit < room4/2-2 {
 			t.Errorf("slot %d may begin %d, want %d", s, limit, room4/2)
 		}
@@ -729,7 +731,7 @@ func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	must(t, "NewCollector", err)
 	collect(t, col)
 	var b bpf.MapsSlBudget
-	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, slotmap.MaxEndpoints << 1: room4, conntrack.Outside<<1 | 1: room6} {
+	for at, want := range map[uint32]uint64{0: 0, 1: 0, 2: room4, 3: room6, endpointmap.MaxEndpoints << 1: room4, conntrack.Outside<<1 | 1: room6} {
 		if err := k.Pins.Map(bpf.MapsMapSlBudget).Lookup(at, &b); err != nil || b.Limit != want {
 			t.Errorf("cell %d: %+v, %v, want a limit of %d", at, b, err, want)
 		}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
@@ -21,11 +21,11 @@ func TestKernelConnectionsAreCountedByResponder(t *testing.T) {
 	e := publish(t, k, testEndpoint(7, 9))
 	const established = conntrack.SeenReply | conntrack.Established
 	now := conntrack.MonotonicSeconds()
-	put := func(proto uint8, initiator, responder string, flags conntrack.Flags, to slotmap.Slot) {
+	put := func(proto uint8, initiator, responder string, flags conntrack.Flags, to endpointmap.ID) {
 		t.Helper()
 		k.put(t, conntrack.Connection{
 			Tuple: tuple(proto, initiator, responder), LastSeen: now, Flags: flags,
-			From: conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: to},
+			From: conntrack.End{Slot: endpointmap.NoID}, To: conntrack.End{Slot: to},
 		})
 	}
 	put(6, "192.0.2.1:1000", "10.244.0.9:80", established, e.Slot)
@@ -33,15 +33,15 @@ func TestKernelConnectionsAreCountedByResponder(t *testing.T) {
 	put(6, "192.0.2.1:1002", "10.244.0.9:80", 0, e.Slot)                           // opening
 	put(6, "192.0.2.1:1003", "10.244.0.9:80", established|conntrack.Reset, e.Slot) // over
 	put(17, "192.0.2.1:1000", "10.244.0.9:80", conntrack.SeenReply, e.Slot)
-	put(6, "192.0.2.1:1000", "10.244.0.9:81", established, e.Slot)          // not wanted
-	put(6, "10.244.0.9:80", "192.0.2.1:2000", established, slotmap.NoSlot)  // from there
-	put(6, "192.0.2.1:1000", "10.244.0.10:80", established, e.Slot+1)       // gone
-	put(6, "192.0.2.1:1000", "10.244.1.1:80", established, slotmap.NoSlot)  // elsewhere
-	put(6, "[2001:db8::1]:1000", "[fd00:244::9]:80", established, e.Slot)   // the other family
-	put(6, "[2001:db8::1]:1000", "[fd00:244:1::1]:80", 0, slotmap.NoSlot)   // opening
-	put(132, "[2001:db8::1]:1000", "[fd00:244::9]:80", established, e.Slot) // another protocol
-	put(17, "[2001:db8::1]:1000", "[fd00:244:1::2]:80", 0, slotmap.NoSlot)  // unanswered
-	put(17, "[2001:db8::1]:1000", "[fd00:244:1::2]:81", 0, slotmap.NoSlot)  // not wanted
+	put(6, "192.0.2.1:1000", "10.244.0.9:81", established, e.Slot)           // not wanted
+	put(6, "10.244.0.9:80", "192.0.2.1:2000", established, endpointmap.NoID) // from there
+	put(6, "192.0.2.1:1000", "10.244.0.10:80", established, e.Slot+1)        // gone
+	put(6, "192.0.2.1:1000", "10.244.1.1:80", established, endpointmap.NoID) // elsewhere
+	put(6, "[2001:db8::1]:1000", "[fd00:244::9]:80", established, e.Slot)    // the other family
+	put(6, "[2001:db8::1]:1000", "[fd00:244:1::1]:80", 0, endpointmap.NoID)  // opening
+	put(132, "[2001:db8::1]:1000", "[fd00:244::9]:80", established, e.Slot)  // another protocol
+	put(17, "[2001:db8::1]:1000", "[fd00:244:1::2]:80", 0, endpointmap.NoID) // unanswered
+	put(17, "[2001:db8::1]:1000", "[fd00:244:1::2]:81", 0, endpointmap.NoID) // not wanted
 	wanted := func(r conntrack.Responder) bool { return r.Port() == 80 }
 	got, err := k.Connections.CountByResponder(t.Context(), conntrack.DefaultTimeouts(), wanted)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
@@ -50,9 +50,9 @@ func newCrafter(t *testing.T, v6 bool) *crafter {
 
 func (c *crafter) policy(t *testing.T, open bool) {
 	c.open = open
-	to, from := slotmap.Policy{}, slotmap.Policy{}
+	to, from := endpointmap.Policy{}, endpointmap.Policy{}
 	if open {
-		to, from = slotmap.Policy{Egress: only80}, slotmap.Policy{Ingress: only80}
+		to, from = endpointmap.Policy{Egress: only80}, endpointmap.Policy{Ingress: only80}
 	}
 	setPolicy(t, c.k, c.pods["a"].Slot, to)
 	setPolicy(t, c.k, c.pods["b"].Slot, from)

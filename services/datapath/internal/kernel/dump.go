@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
@@ -135,7 +135,7 @@ var dumpers = map[string]dumper{
 	bpf.MapsMapSlPodXl6:   translations(translation.Of6),
 	bpf.MapsMapSlAnswers4: translations(translation.Of4),
 	bpf.MapsMapSlAnswers6: translations(translation.Of6),
-	bpf.MapsMapSlOwn:      array(number, slotmap.DescribeOwn),
+	bpf.MapsMapSlOwn:      array(number, endpointmap.DescribeOwn),
 	bpf.MapsMapSlShare: entries(translation.DescribeShareKey, func(v *bpf.MapsSlShare) string {
 		return fmt.Sprintf("ports %d, senders with shares %d", v.Ports, v.Senders)
 	}),
@@ -433,7 +433,7 @@ func (k *Kernel) withoutEndpoint(visit func(key, value string) error) (func(key,
 
 // endpointWords are an endpoint's record.
 func endpointWords(r *bpf.MapsSlEndpoint) string {
-	e := slotmap.EndpointOf(0, r)
+	e := endpointmap.EndpointOf(0, r)
 	s := fmt.Sprintf("egress table %d ingress table %d epoch %d device %d identity %d",
 		e.Policy.Egress, e.Policy.Ingress, e.Policy.Epoch, e.Ifindex, e.Identity)
 	for _, a := range e.Addrs() {
@@ -441,7 +441,7 @@ func endpointWords(r *bpf.MapsSlEndpoint) string {
 	}
 	if e.Ifindex != 0 {
 		s += fmt.Sprintf(" mac %v host mac %v mtu %d", net.HardwareAddr(e.MAC[:]), net.HardwareAddr(e.HostMAC[:]), e.MTU)
-		s += map[slotmap.Deliver]string{slotmap.DeliverPeer: " deliver peer", slotmap.DeliverRedirect: " deliver redirect"}[e.Deliver]
+		s += map[endpointmap.Deliver]string{endpointmap.DeliverPeer: " deliver peer", endpointmap.DeliverRedirect: " deliver redirect"}[e.Deliver]
 	}
 	if e.Audit {
 		s += " audit"
@@ -566,7 +566,7 @@ func connectionWords(v *bpf.MapsSlCt) string {
 		rule uint16
 	}{{"initiator", c.From, c.EgressRule}, {"responder", c.To, c.IngressRule}} {
 		s += fmt.Sprintf(" %s identity %d", e.name, e.Identity)
-		if e.Slot != slotmap.NoSlot {
+		if e.Slot != endpointmap.NoID {
 			s += fmt.Sprintf(" slot %d epoch %d rule %d", e.Slot, e.Epoch, e.rule)
 		}
 		if e.AddressEpoch != 0 {
@@ -585,7 +585,7 @@ func fragmentKey(f *bpf.MapsSlFragment) string {
 		src, dst = netip.AddrFrom4([4]byte(f.Src[:4])), netip.AddrFrom4([4]byte(f.Dst[:4]))
 	}
 	s := fmt.Sprintf("protocol %d %v %v id %d", f.Proto, src, dst, f.Id)
-	if f.Slot != slotmap.NoSlot {
+	if f.Slot != endpointmap.NoID {
 		s += fmt.Sprintf(" slot %d", f.Slot)
 	}
 	return s

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -32,11 +32,11 @@ func TestKernelTranslationsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	col, err := n.k.Connections.NewCollector(conntrack.CollectorOptions{})
 	must(t, "make a collector", err)
 	collect(t, col)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	flooder := newPod(t, n.k, "sl-flooder", 11, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	flooder := newPod(t, n.k, "sl-flooder", 11, endpointmap.DeliverPeer)
 	var backends []netip.AddrPort
 	for i := range byte(2) {
-		s := newPod(t, n.k, fmt.Sprintf("sl-server%d", i), 20+i, slotmap.DeliverPeer)
+		s := newPod(t, n.k, fmt.Sprintf("sl-server%d", i), 20+i, endpointmap.DeliverPeer)
 		backends = append(backends, netip.AddrPortFrom(s.IPv4, 8080))
 		tell(t, s.ns, backends[i])
 	}
@@ -126,8 +126,8 @@ func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) i
 // that is for pods. Another one finds its guarantee free at once, and the first one gives way.
 func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	n := newServiceNode(t)
-	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
-	late := newPod(t, n.k, "sl-late", 11, slotmap.DeliverPeer)
+	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
+	late := newPod(t, n.k, "sl-late", 11, endpointmap.DeliverPeer)
 	vip := func(p *pod, last byte) netip.AddrPort {
 		at := serviceAddr(p.IPv4, last)
 		n.lead(at, feAddress, netip.AddrPortFrom(p.IPv4, 8080))
@@ -171,7 +171,7 @@ func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 // another eighth of its guarantee every ten seconds.
 func TestKernelSharesOutliveTheirCollector(t *testing.T) {
 	n := newServiceNode(t)
-	p := newPod(t, n.k, "sl-alone", 10, slotmap.DeliverPeer)
+	p := newPod(t, n.k, "sl-alone", 10, endpointmap.DeliverPeer)
 	vip := serviceAddr(p.IPv4, 1)
 	n.lead(vip, feAddress, netip.AddrPortFrom(p.IPv4, 8080))
 	const guarantee = 160
@@ -197,7 +197,7 @@ func TestKernelSharesOfASlotBeginAnew(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	var held bpf.MapsSlHeld
 	held.N[bound.Translations4] = 1000
-	for s := range uint32(slotmap.MaxEndpoints) {
+	for s := range uint32(endpointmap.MaxEndpoints) {
 		update(t, k, bpf.MapsMapSlHeld, s+1, held)
 	}
 	e := publish(t, k, a)
@@ -224,9 +224,9 @@ func (n *serviceNode) answers(p *pod, to netip.AddrPort) bool {
 func TestKernelAnswersToOnePodLeaveThoseToOthers(t *testing.T) {
 	stayOnOneCPU(t)
 	n := newServiceNode(t)
-	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
+	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
 	others := []*pod{
-		newPod(t, n.k, "sl-other0", 11, slotmap.DeliverPeer), newPod(t, n.k, "sl-other1", 12, slotmap.DeliverPeer),
+		newPod(t, n.k, "sl-other0", 11, endpointmap.DeliverPeer), newPod(t, n.k, "sl-other1", 12, endpointmap.DeliverPeer),
 	}
 	vip := serviceAddr(greedy.IPv4, 1)
 	n.lead(vip, feAddress)
@@ -277,9 +277,9 @@ func (n *serviceNode) piece(p *pod, to netip.Addr, id uint16, last bool) bool {
 // datagrams may have any number of them.
 func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	n := newServiceNode(t)
-	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
-	other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
-	to := newPod(t, n.k, "sl-server", 12, slotmap.DeliverPeer).IPv4
+	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 11, endpointmap.DeliverPeer)
+	to := newPod(t, n.k, "sl-server", 12, endpointmap.DeliverPeer).IPv4
 	size := n.k.Bounds.Size(bound.Fragments)
 	if !n.piece(other, to, 1, false) {
 		t.Fatal("the first fragment of a datagram did not pass")
@@ -327,7 +327,7 @@ func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
 	th := newTheatre(t, false)
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for _, e := range th.pods {
-		e.Policy = slotmap.Policy{}
+		e.Policy = endpointmap.Policy{}
 		publish(t, k, e)
 	}
 	k.Bounds.DivideEvents(len(th.pods))
@@ -365,9 +365,9 @@ func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
 // asked before.
 func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {
 	n := newServiceNode(t)
-	greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
-	other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 12, slotmap.DeliverPeer)
+	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 11, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 12, endpointmap.DeliverPeer)
 	const guarantee, common, services = 40, 20, 200
 	update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Affinity4), bpf.MapsSlBound{Guarantee: guarantee, Common: common})
 	at := netip.AddrPortFrom(server.IPv4, 8080)
@@ -437,7 +437,7 @@ func TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations(t *testing.T) {
 	for name, guarantee := range map[string]uint32{"within the guarantee": 4000, "of the common half": 1} {
 		t.Run(name, func(t *testing.T) {
 			n := newServiceNode(t)
-			pod := newPod(t, n.k, "sl-pod", 10, slotmap.DeliverPeer)
+			pod := newPod(t, n.k, "sl-pod", 10, endpointmap.DeliverPeer)
 			vip := serviceAddr(pod.IPv4, 1)
 			n.lead(vip, feAddress, netip.AddrPortFrom(pod.IPv4, 8080))
 			update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4),

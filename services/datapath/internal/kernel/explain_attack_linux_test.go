@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -50,8 +50,8 @@ func questions(own4, own6 netip.Addr, others ...netip.Addr) (ts []conntrack.Tupl
 func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: egress, Ingress: nodetable.Allow})
 	ts := questions(a.IPv4, a.IPv6, b.IPv4, b.IPv6, host4, host6, world4, world6, nobody4, gateway6,
 		netip.MustParseAddr("127.0.0.1"))
 	// the programs track all that may begin, and half of it is terminated
@@ -63,7 +63,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 			r.run(t, program.ToPod, frameOf(q), skbContext{}, 0)
 		}
 	}
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
 	// one endpoint's budget is used up
 	update(t, r.k, bpf.MapsMapSlBudget, uint32(cast["b"].Slot)<<1, bpf.MapsSlBudget{Begun: 9, Limit: 5})
 	events, err := r.k.Events.Read()
@@ -134,11 +134,11 @@ func frameOf(q conntrack.Tuple) []byte {
 func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
-	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, k, "sl-server", 20, slotmap.DeliverPeer)
-	silent := newPod(t, k, "sl-silent", 30, slotmap.DeliverPeer)
+	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, k, "sl-server", 20, endpointmap.DeliverPeer)
+	silent := newPod(t, k, "sl-silent", 30, endpointmap.DeliverPeer)
 	egress, ingress := explained(t, k)
-	setPolicy(t, k, silent.Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, k, silent.Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
 	echo(t, client, client.IPv4, server, server.IPv4) // the gateway is known
 	ts := questions(silent.IPv4, silent.IPv6, client.IPv4, server.IPv4, server.IPv6, world4, world6, nobody4)
 	expect := make([]explain.Explanation, len(ts))

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -104,8 +104,8 @@ func explained(t testing.TB, k *Kernel) (egress, ingress nodetable.ID) {
 func TestKernelExplainNamesEveryStep(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
+	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
 	from := netip.AddrPortFrom(a.IPv4, 40000)
 	ask := func(proto uint8, src, dst netip.AddrPort) explain.Explanation {
 		t.Helper()
@@ -136,7 +136,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	if x.Reason != event.ForwardedOutside || x.Ingress != nil || x.Egress.Rule != 3 || x.Egress.Place.AddressPrefix != netip.MustParsePrefix("198.51.100.0/24") {
 		t.Errorf("an address in two prefixes: %v, %+v", x.Reason, x.Egress)
 	}
-	if d := x.Destination; d.Slot != slotmap.NoSlot || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
+	if d := x.Destination; d.Slot != endpointmap.NoID || d.Identity != identity.WorldIPv4 || d.Entry.IsValid() {
 		t.Errorf("the world: %+v", d)
 	}
 	x = ask(6, from, netip.MustParseAddrPort("198.51.9.9:80"))
@@ -148,7 +148,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 		t.Errorf("an identity that nobody announced: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, netip.AddrPortFrom(host4, 1), from)
-	if x.Reason != event.ForwardedFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != slotmap.HostSlot {
+	if x.Reason != event.ForwardedFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != endpointmap.HostID {
 		t.Errorf("the local host: %v, %+v, %+v", x.Reason, x.Ingress, x.Source)
 	}
 	must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), true, cast["a"].Slot))
@@ -210,9 +210,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(ping, true, true, event.ForwardedToPod)
 	must(t, "BumpAddress", r.k.Addresses.Bump(b.IPv4))
 	check(there, true, false, event.ForwardedToPod)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 	check(there, true, false, event.ForwardedToPod)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	check(there, true, false, event.PolicyDenied)
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.PolicyDenied)
 }
@@ -225,8 +225,8 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	everyRule(id, 0).put(t, r.k)
 	update(t, r.k, bpf.MapsMapSlId, identityIndex(b.Identity), knownWord(7, 0, 0))
 	update(t, r.k, bpf.MapsMapSlPeer, bpf.MapsSlPeerKey{PeerSet: uint32(id), NodeClass: 7}, uint32(1))
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: id, Ingress: nodetable.Allow})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: id, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	for _, audit := range []bool{false, true} {
 		must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), audit, cast["a"].Slot))
 		x, err := r.k.Explainer.Explain(conntrack.Tuple{
@@ -265,7 +265,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 		in := tables[(i*5+3)%len(tables)]
 		for _, audit := range []bool{false, true} {
 			for _, who := range []string{"a", "b", "shaped"} {
-				setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: e, Ingress: in})
+				setPolicy(t, r.k, cast[who].Slot, endpointmap.Policy{Egress: e, Ingress: in})
 				must(t, "SetAudit", r.k.Endpoints.SetAudit(t.Context(), audit, cast[who].Slot))
 			}
 			var cs []firstPacket
@@ -342,7 +342,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	}
 	s, err := r.k.Endpoints.SlotOf(addr)
 	must(t, "slotOf", err)
-	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != slotmap.NoSlot && s != slotmap.HostSlot {
+	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != endpointmap.NoID && s != endpointmap.HostID {
 		return c, false // no sender, or one that is evaluated where its packets leave it
 	}
 	in := conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -166,7 +166,7 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 		away := lead(30081, netip.AddrPortFrom(f.b.pod.IPv4, 8080))
 		tunnel := lead(30082, netip.AddrPortFrom(f.b.addr4, 4789))
 		gone := lead(30083, netip.AddrPortFrom(netip.MustParseAddr("10.244.1.78"), 8080))
-		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+		setPolicy(t, f.a.k, f.a.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		for _, c := range []struct {
 			what string
 			src  netip.Addr

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -31,7 +31,7 @@ func leadsTo(backends ...netip.AddrPort) *frontend.List {
 }
 
 // serviceStage is the cast with services.
-func serviceStage(t *testing.T, fs ...*frontend.Frontend) (runner, map[string]slotmap.Endpoint) {
+func serviceStage(t *testing.T, fs ...*frontend.Frontend) (runner, map[string]endpointmap.Endpoint) {
 	t.Helper()
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services = true
@@ -76,7 +76,7 @@ func TestKernelExplainEvaluatesTheBackendsOfAService(t *testing.T) {
 		clusterAt(vip6, frontend.TCP, leadsTo(backends[a.IPv6]...)))
 	egress, ingress := explained(t, r.k)
 	for _, name := range []string{"a", "b", "only4", "shaped"} {
-		setPolicy(t, r.k, cast[name].Slot, slotmap.Policy{Egress: egress, Ingress: ingress})
+		setPolicy(t, r.k, cast[name].Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
 	}
 	for from, list := range backends {
 		x := r.explainTo(t, 6, from, asked[from])
@@ -244,8 +244,8 @@ func TestKernelExplainSaysWhereNoPolicyIsAsked(t *testing.T) {
 	r, cast := serviceStage(t, clusterAt(big, frontend.TCP, leadsTo(many...)),
 		clusterAt(vip4, frontend.TCP, leadsTo(netip.AddrPortFrom(a.IPv4, 80), netip.AddrPortFrom(b.IPv4, 80),
 			netip.AddrPortFrom(remote4, 80))))
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
-	setPolicy(t, r.k, cast["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
+	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 	for _, c := range []struct {
 		name string
 		from netip.Addr

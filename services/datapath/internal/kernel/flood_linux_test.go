@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -144,7 +144,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 }
 
 // talk sends a packet of each of an endpoint's UDP flows.
-func (r runner) talk(t testing.TB, e slotmap.Endpoint, flows []conntrack.Tuple) {
+func (r runner) talk(t testing.TB, e endpointmap.Endpoint, flows []conntrack.Tuple) {
 	t.Helper()
 	prog := r.k.program(program.FromPod)
 	for _, tu := range flows {

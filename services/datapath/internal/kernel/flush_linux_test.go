@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -41,8 +41,8 @@ func (k *Kernel) listed(t testing.TB, f conntrack.Filter) (all []tracked.Connect
 }
 
 var (
-	inOnly  = slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow}
-	outOnly = slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny}
+	inOnly  = endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow}
+	outOnly = endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny}
 )
 
 // TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas: whichever end speaks first, it is
@@ -53,7 +53,7 @@ func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
 	fromB := say("b", "a", segment(80, 4000, flagACK|flagPSH), event.ForwardedOutside)
 	denied := func(a act) act { a.want = event.PolicyDenied; return a }
 	for name, c := range map[string]struct {
-		before, after slotmap.Policy // of b
+		before, after endpointmap.Policy // of b
 		then          []act
 		again         []act // with the policy before
 	}{
@@ -91,7 +91,7 @@ func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
 	}
 }
 
-var bothWays = slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
+var bothWays = endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 
 // TestKernelAFlushKeepsWhatAPolicyHasTerminated, and says so.
 func TestKernelAFlushKeepsWhatAPolicyHasTerminated(t *testing.T) {
@@ -176,13 +176,13 @@ func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 func TestKernelFiltersChooseConnections(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	one, two := publish(t, k, a), publish(t, k, b)
-	of := func(e slotmap.Endpoint) conntrack.Local { return conntrack.Local{Slot: e.Slot, Addrs: e.Addrs()} }
+	of := func(e endpointmap.Endpoint) conntrack.Local { return conntrack.Local{Slot: e.Slot, Addrs: e.Addrs()} }
 	k.putAll(t, remotes(one, 6, 1, 10, conntrack.SeenReply|conntrack.Established, 1))
 	k.putAll(t, begun(remotes(one, 17, 11, 10, conntrack.SeenReply, 1)))
 	k.putAll(t, remotes(two, 17, 21, 10, 0, 1))
 	k.put(t, conntrack.Connection{
 		Tuple: tuple(6, "[2001:db8::1]:1", netip.AddrPortFrom(one.IPv6, 443).String()),
-		From:  conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: one.Slot, Epoch: one.Policy.Epoch}, LastSeen: 1,
+		From:  conntrack.End{Slot: endpointmap.NoID}, To: conntrack.End{Slot: one.Slot, Epoch: one.Policy.Epoch}, LastSeen: 1,
 	})
 	for name, c := range map[string]struct {
 		filter conntrack.Filter
@@ -283,7 +283,7 @@ func TestKernelAFlushDuringTrafficOpensNothing(t *testing.T) {
 	again := 0
 	for range flips {
 		for _, p := range []struct {
-			policy slotmap.Policy
+			policy endpointmap.Policy
 			denies bool
 		}{{outOnly, true}, {inOnly, false}} {
 			setPolicy(t, th.k, slot, p.policy)

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
@@ -197,7 +197,7 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 	t.Helper()
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
-	n := &fragmentNode{runner: runner{k}, pod: newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280), outside: newNetns(t)}
+	n := &fragmentNode{runner: runner{k}, pod: newPodMTU(t, k, "sl-narrow", 20, endpointmap.DeliverPeer, 1280), outside: newNetns(t)}
 	routeToPod(t, "sl-narrow", n.pod)
 	n.uplink = newUplink(t)
 	end, err := netlink.LinkByName("slup1")
@@ -286,7 +286,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 		{"IPv6, forged", host6, nodetable.Pending, 1, event.PolicyPending},
 	} {
 		t.Run(fmt.Sprintf("%s, table %d", c.name, c.ingress), func(t *testing.T) {
-			setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: c.ingress})
+			setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: c.ingress})
 			got, verdicts := n.send(t, c.src, 0, c.pieces)
 			for s, count := range got {
 				if s.Ingress != uint32(n.uplink.Attrs().Index) {
@@ -307,7 +307,7 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 // keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	got, _ := n.send(t, world6, 128, 4)
 	for s, count := range got {
 		t.Logf("%d fragments of device %d", count, s.Ingress)
@@ -320,7 +320,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 // They are the world's by that mark, whatever address they have.
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
+	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
 	if _, verdicts := n.send(t, host6, 128, 1); verdicts[event.ForwardedFromStack] != 0 {
 		t.Errorf("into a pod that only the host may enter: %v", verdicts)
 	}

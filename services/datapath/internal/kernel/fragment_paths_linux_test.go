@@ -24,7 +24,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	homens "github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -162,7 +162,7 @@ func TestKernelForwardedFragmentsInTheTunnelAreTheWorlds(t *testing.T) {
 	for _, c := range cuts {
 		t.Run(c.name, func(t *testing.T) {
 			eachGuard(t, RoutingOverlay, func(t *testing.T, f *fabric) {
-				setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+				setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 				for i, outside := range f.outsideAddrs() {
 					over := []netip.Addr{f.a.over4, f.a.over6}[i]
 					f.routeFromOutside(t, f.b.pod.Addrs()[i], f.a)
@@ -515,7 +515,7 @@ func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	trackConnections(t, f.a.ns)
 	g := f.a.guarded(t, f.b)
-	setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+	setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	var record func() map[seen]uint64
 	inNetns(t, f.a.ns, func() { record = recorder(t, uint32(f.a.tunnel.Attrs().Index)) })
 	f.routeFromOutside(t, f.b.pod.IPv6, f.a)
@@ -578,7 +578,7 @@ func addRule(t *testing.T, table, chain string) {
 // of another node's pod enter a pod only if they have come by the tunnel.
 func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 	eachGuard(t, RoutingOverlay, func(t *testing.T, f *fabric) {
-		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+		setPolicy(t, f.a.k, f.a.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 		for i, src := range f.b.pod.Addrs() {
 			f.routeFromOutside(t, f.a.pod.Addrs()[i], f.a)
 			for _, c := range cuts {
@@ -603,7 +603,7 @@ func TestKernelResetsOfTheHostAreTheHosts(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {
 			eachGuard(t, routing, func(t *testing.T, f *fabric) {
-				setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+				setPolicy(t, f.a.k, f.a.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 				for _, host := range []netip.Addr{f.a.over4, f.a.over6, f.b.over4, f.b.over6} {
 					if _, err := dialIn(t, f.a.pod.ns, "tcp", netip.AddrPortFrom(host, 9)); !errors.Is(err, unix.ECONNREFUSED) {
 						t.Errorf("a closed port of %v: %v, want %v", host, err, unix.ECONNREFUSED)

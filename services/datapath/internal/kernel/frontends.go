@@ -9,7 +9,7 @@ import (
 	"fmt"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
@@ -87,7 +87,7 @@ func asksOne(c *conntrack.Connection, fresh map[frontend.Key]struct{}) bool {
 	if _, ok := fresh[k]; ok {
 		return true
 	}
-	if c.To.Slot != slotmap.HostSlot {
+	if c.To.Slot != endpointmap.HostID {
 		return false
 	}
 	_, ok := fresh[k.NodePort()]

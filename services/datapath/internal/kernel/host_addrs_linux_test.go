@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
@@ -31,8 +31,8 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	// the first ones count most
 	all = append([]netip.Addr{first, six}, all...)
 	err := k.Endpoints.SyncHostAddrs(all)
-	var full *slotmap.HostAddrsError
-	if !errors.As(err, &full) || *full != (slotmap.HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
+	var full *endpointmap.HostAddrsError
+	if !errors.As(err, &full) || *full != (endpointmap.HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("13,001 addresses: %v (%+v)", err, full)
 	}
 	have, err := k.Endpoints.HostAddrs()

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -129,7 +129,7 @@ func TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart(t *testing.T) {
 	again := openKernel(t, o)
 	got, err := again.Endpoints.Lookup(e.Slot)
 	must(t, "Lookup", err)
-	want := slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny, Epoch: got.Policy.Epoch}
+	want := endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny, Epoch: got.Policy.Epoch}
 	if got.Identity != 4711 || got.Incomplete || got.Policy != want {
 		t.Errorf("after the restart: %+v", got)
 	}

@@ -36,7 +36,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
@@ -159,7 +159,7 @@ type Kernel struct {
 
 	Pins      *pin.Maps
 	Programs  *program.Programs
-	Endpoints *slotmap.Maps
+	Endpoints *endpointmap.Maps
 	Addresses *ipmap.Maps // to be read; IPCache writes them
 	IPCache   *ipcache.Cache
 	Nodes     *nodemap.Maps
@@ -280,7 +280,7 @@ type tableMaps = policymap.Maps
 // the endpoints whose words name them.
 type Policies struct {
 	*tableMaps
-	*slotmap.Maps
+	*endpointmap.Maps
 }
 
 // Policies gives the handles to one who keeps policies.
@@ -324,7 +324,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.IPCache = ipcache.New(k.Addresses, o.Log)
 	k.Nodes = nodemap.Open(k.Pins)
 	k.Namespaces = sockets.OpenNamespaces(k.Pins)
-	k.Endpoints = slotmap.Open(k.Pins, k.IPCache, slotmap.Options{
+	k.Endpoints = endpointmap.Open(k.Pins, k.IPCache, endpointmap.Options{
 		Reserved: o.ReservedEndpoints, Services: o.Services, Log: o.Log,
 	})
 	k.Bounds = bound.Open(k.Pins)

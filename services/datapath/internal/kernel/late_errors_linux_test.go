@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -30,7 +30,7 @@ func TestKernelLateErrorsAreOfNoConnection(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv6 %t", v6), func(t *testing.T) {
 			th := newTheatre(t, v6)
-			closed := slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny}
+			closed := endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny}
 			setPolicy(t, th.k, th.pods["a"].Slot, closed)
 			ask := say("a", "world", datagram(4000, 53), event.ForwardedOutside)
 			late := func(to string, want event.Reason) act {
@@ -75,12 +75,12 @@ func TestKernelLateErrorsAreOfNoConnection(t *testing.T) {
 // that the pod has asked last; without an entry the error passes no policy that denies.
 func TestKernelLateErrorsAboutServicesNameWhatThePodHasAsked(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
 	first, second := serviceAddr(client.IPv4, 1), serviceAddr(client.IPv4, 2)
 	backend := netip.AddrPortFrom(world4, 9)
 	n.lead(first, feAddress, backend)
 	n.lead(second, feAddress, backend)
-	setPolicy(t, n.k, client.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+	setPolicy(t, n.k, client.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	late := func(want event.Reason, what string, quoted netip.AddrPort) {
 		t.Helper()
 		in := frame(client.MAC, client.HostMAC, etherIPv4, ip4Header{src: remote4, dst: client.IPv4, proto: 1}.with(

@@ -19,7 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -163,7 +163,7 @@ var (
 	a       = testEndpoint(1, 10)
 	b       = testEndpoint(1002, 20)
 	only4   = withAddrs(testEndpoint(1003, 30), true, false)
-	shaped  = withDeliver(testEndpoint(1004, 40), slotmap.DeliverRedirect)
+	shaped  = withDeliver(testEndpoint(1004, 40), endpointmap.DeliverRedirect)
 	narrow  = withMTU(testEndpoint(1005, 50), 1280)
 	host4   = netip.MustParseAddr("192.0.2.1")
 	host6   = netip.MustParseAddr("2001:db8::1")
@@ -180,7 +180,7 @@ var (
 	podLocal = netip.MustParseAddr("fe80::aa")
 )
 
-func withAddrs(e slotmap.Endpoint, v4, v6 bool) slotmap.Endpoint {
+func withAddrs(e endpointmap.Endpoint, v4, v6 bool) endpointmap.Endpoint {
 	if !v4 {
 		e.IPv4 = netip.Addr{}
 	}
@@ -190,23 +190,25 @@ func withAddrs(e slotmap.Endpoint, v4, v6 bool) slotmap.Endpoint {
 	return e
 }
 
-func withDeliver(e slotmap.Endpoint, d slotmap.Deliver) slotmap.Endpoint {
+func withDeliver(e endpointmap.Endpoint, d endpointmap.Deliver) endpointmap.Endpoint {
 	e.Deliver = d
 	return e
 }
-func withMTU(e slotmap.Endpoint, mtu uint16) slotmap.Endpoint { e.MTU = mtu; return e }
+func withMTU(e endpointmap.Endpoint, mtu uint16) endpointmap.Endpoint { e.MTU = mtu; return e }
 
 // newStage publishes the cast.
-func newStage(t testing.TB) (runner, map[string]slotmap.Endpoint) {
+func newStage(t testing.TB) (runner, map[string]endpointmap.Endpoint) {
 	t.Helper()
 	return newStageOf(t, testOptions(kerneltest.NewBPFFS(t)))
 }
 
-func newStageOf(t testing.TB, o Options) (runner, map[string]slotmap.Endpoint) {
+func newStageOf(t testing.TB, o Options) (runner, map[string]endpointmap.Endpoint) {
 	t.Helper()
 	k := openKernel(t, o)
-	cast := map[string]slotmap.Endpoint{}
-	for name, e := range map[string]slotmap.Endpoint{"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow} {
+	cast := map[string]endpointmap.Endpoint{}
+	for name, e := range map[string]endpointmap.Endpoint{
+		"a": a, "b": b, "only4": only4, "shaped": shaped, "narrow": narrow,
+	} {
 		cast[name] = publish(t, k, e)
 	}
 	if err := k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}); err != nil {
@@ -249,7 +251,7 @@ var (
 type life struct {
 	name      string
 	to        bool // sluice_to_pod, else sluice_from_pod
-	policies  map[string]slotmap.Policy
+	policies  map[string]endpointmap.Policy
 	before    []byte // sent by the same program before
 	in        []byte
 	mark      uint32
@@ -269,8 +271,8 @@ func (l life) verdict() uint32 {
 
 func lives() []life {
 	dns, web := udp(40000, 53), tcp(40000, 80, flagSYN)
-	deny := func(who string, egress, ingress nodetable.ID) map[string]slotmap.Policy {
-		return map[string]slotmap.Policy{who: {Egress: egress, Ingress: ingress}}
+	deny := func(who string, egress, ingress nodetable.ID) map[string]endpointmap.Policy {
+		return map[string]endpointmap.Policy{who: {Egress: egress, Ingress: ingress}}
 	}
 	spoof4 := frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: b.IPv4, dst: world4, proto: 17}.with(dns))
 	spoof6 := frame(a.HostMAC, a.MAC, etherIPv6, ip6(b.IPv6, world6, 17, dns))
@@ -524,7 +526,7 @@ func TestKernelPacketLife(t *testing.T) {
 		t.Run(l.name, func(t *testing.T) {
 			for who, p := range l.policies {
 				setPolicy(t, r.k, cast[who].Slot, p)
-				defer setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+				defer setPolicy(t, r.k, cast[who].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 			}
 			prog, direction := program.FromPod, event.Egress
 			if l.to {
@@ -577,7 +579,7 @@ func (l life) markAfter() uint32 {
 	return l.mark
 }
 
-func setPolicy(t testing.TB, k *Kernel, s slotmap.Slot, p slotmap.Policy) {
+func setPolicy(t testing.TB, k *Kernel, s endpointmap.ID, p endpointmap.Policy) {
 	t.Helper()
 	if _, err := k.Endpoints.SetPolicy(s, p.Egress, p.Ingress); err != nil {
 		t.Fatalf("SetPolicy(%d, %+v): %v", s, p, err)
@@ -662,7 +664,7 @@ var delivered = []struct {
 	name string
 	in   []byte
 	hops int // offset of TTL or hop limit
-	to   slotmap.Endpoint
+	to   endpointmap.Endpoint
 }{
 	{"IPv4", from4(b.IPv4, 17, udp(1, 2, 3, 4)), 14 + 8, b},
 	{"IPv6", from6(b.IPv6, 17, udp(1, 2, 3, 4)), 14 + 7, b},
@@ -853,7 +855,7 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 // endpoint, and its mark names this one.
 func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
-	setPolicy(t, r.k, cast["a"].Slot, slotmap.Policy{})
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{})
 	in := to4(world4, 17, udp(1, 2))
 	o := r.run(t, program.ToPod, in, skbContext{Mark: markEvaluated | 1<<16, IngressIfindex: cast["b"].Ifindex}, 0)
 	if o.verdict != verdictOK || o.packets != 0 || o.mark != 0 {
@@ -923,7 +925,7 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	o.EventsPerSecond = 4
 	k := openKernel(t, o)
 	for _, e := range th.pods {
-		e.Policy = slotmap.Policy{}
+		e.Policy = endpointmap.Policy{}
 		publish(t, k, e)
 	}
 	events, err := k.Events.Read()

@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
@@ -70,10 +70,10 @@ func openKernel(t testing.TB, o Options) *Kernel {
 }
 
 // testEndpoint is a valid endpoint with addresses that end in n.
-func testEndpoint(ifindex uint32, n byte) slotmap.Endpoint {
+func testEndpoint(ifindex uint32, n byte) endpointmap.Endpoint {
 	a6 := netip.MustParseAddr("fd00:244::").As16()
 	a6[15] = n
-	return slotmap.Endpoint{
+	return endpointmap.Endpoint{
 		Ifindex:  ifindex,
 		Identity: 256 + identity.Numeric(n),
 		IPv4:     netip.AddrFrom4([4]byte{10, 244, 0, n}),
@@ -81,12 +81,12 @@ func testEndpoint(ifindex uint32, n byte) slotmap.Endpoint {
 		MAC:      [6]byte{2, 0, 0, 0, 1, n},
 		HostMAC:  [6]byte{2, 0, 0, 0, 2, n},
 		MTU:      1500,
-		Deliver:  slotmap.DeliverPeer,
-		Policy:   slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow},
+		Deliver:  endpointmap.DeliverPeer,
+		Policy:   endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow},
 	}
 }
 
-func publish(t testing.TB, k *Kernel, e slotmap.Endpoint) slotmap.Endpoint {
+func publish(t testing.TB, k *Kernel, e endpointmap.Endpoint) endpointmap.Endpoint {
 	t.Helper()
 	s, err := k.Endpoints.Publish(t.Context(), e)
 	if err != nil {
@@ -103,13 +103,13 @@ func publish(t testing.TB, k *Kernel, e slotmap.Endpoint) slotmap.Endpoint {
 func (k *Kernel) program(name string) *ebpf.Program { return k.Programs.Get(name).Prog }
 
 // addrOwners is every local address with its slot, as the maps hold them.
-func addrOwners(k *Kernel) (map[netip.Addr]slotmap.Slot, error) {
-	owners := map[netip.Addr]slotmap.Slot{}
+func addrOwners(k *Kernel) (map[netip.Addr]endpointmap.ID, error) {
+	owners := map[netip.Addr]endpointmap.ID{}
 	var slot uint32
 	var a4 [4]byte
 	it := k.Pins.Map(bpf.MapsMapSlIp4).Iterate()
 	for it.Next(&a4, &slot) {
-		owners[netip.AddrFrom4(a4)] = slotmap.Slot(slot)
+		owners[netip.AddrFrom4(a4)] = endpointmap.ID(slot)
 	}
 	if err := it.Err(); err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func addrOwners(k *Kernel) (map[netip.Addr]slotmap.Slot, error) {
 	var a16 [16]byte
 	it = k.Pins.Map(bpf.MapsMapSlIp6).Iterate()
 	for it.Next(&a16, &slot) {
-		owners[netip.AddrFrom16(a16)] = slotmap.Slot(slot)
+		owners[netip.AddrFrom16(a16)] = endpointmap.ID(slot)
 	}
 	return owners, it.Err()
 }

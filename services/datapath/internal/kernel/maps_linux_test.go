@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -33,7 +33,7 @@ import (
 
 func TestKernelPublishShowsWhatItWasGiven(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	for _, e := range []slotmap.Endpoint{a, only4, withAddrs(testEndpoint(1006, 60), false, true), shaped} {
+	for _, e := range []endpointmap.Endpoint{a, only4, withAddrs(testEndpoint(1006, 60), false, true), shaped} {
 		s, err := k.Endpoints.Publish(t.Context(), e)
 		if err != nil {
 			t.Fatalf("Publish: %v", err)
@@ -66,24 +66,24 @@ func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := testEndpoint(77, 77)
-	for name, change := range map[string]func(*slotmap.Endpoint){
-		"device":       func(e *slotmap.Endpoint) { e.Ifindex = a.Ifindex },
-		"IPv4":         func(e *slotmap.Endpoint) { e.IPv4 = a.IPv4 },
-		"IPv6":         func(e *slotmap.Endpoint) { e.IPv6 = a.IPv6 },
-		"host address": func(e *slotmap.Endpoint) { e.IPv4 = host4 },
+	for name, change := range map[string]func(*endpointmap.Endpoint){
+		"device":       func(e *endpointmap.Endpoint) { e.Ifindex = a.Ifindex },
+		"IPv4":         func(e *endpointmap.Endpoint) { e.IPv4 = a.IPv4 },
+		"IPv6":         func(e *endpointmap.Endpoint) { e.IPv6 = a.IPv6 },
+		"host address": func(e *endpointmap.Endpoint) { e.IPv4 = host4 },
 	} {
 		e := other
 		change(&e)
-		if s, err := k.Endpoints.Publish(t.Context(), e); !errors.Is(err, pin.ErrExists) || s != slotmap.NoSlot {
+		if s, err := k.Endpoints.Publish(t.Context(), e); !errors.Is(err, pin.ErrExists) || s != endpointmap.NoID {
 			t.Errorf("%s taken: slot %d, %v, want pin.ErrExists", name, s, err)
 		}
 	}
 	es, err := k.Endpoints.List()
-	if err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{first}) {
+	if err != nil || !reflect.DeepEqual(es, []endpointmap.Endpoint{first}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, first)
 	}
 	owners, err := addrOwners(k)
-	want := map[netip.Addr]slotmap.Slot{a.IPv4: first.Slot, a.IPv6: first.Slot, host4: slotmap.HostSlot}
+	want := map[netip.Addr]endpointmap.ID{a.IPv4: first.Slot, a.IPv6: first.Slot, host4: endpointmap.HostID}
 	if err != nil || !reflect.DeepEqual(owners, want) {
 		t.Errorf("addresses %v, %v, want %v", owners, err, want)
 	}
@@ -94,23 +94,23 @@ func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 
 func TestKernelPublishNamesTheBadField(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	for field, change := range map[string]func(*slotmap.Endpoint){
-		"Ifindex":            func(e *slotmap.Endpoint) { e.Ifindex = 0 },
-		"Identity":           func(e *slotmap.Endpoint) { e.Identity = 0 },
-		"Identity: 1 ":       func(e *slotmap.Endpoint) { e.Identity = identity.Host },
-		"Identity: 25":       func(e *slotmap.Endpoint) { e.Identity = identity.UnknownInCluster },
-		"Identity: 16711680": func(e *slotmap.Endpoint) { e.Identity = identity.MinNodeLocal },
-		"Identity: 16777216": func(e *slotmap.Endpoint) { e.Identity = 1 << 24 },
-		"neither":            func(e *slotmap.Endpoint) { *e = withAddrs(*e, false, false) },
-		"IPv4: 224":          func(e *slotmap.Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
-		"IPv4: fd00":         func(e *slotmap.Endpoint) { e.IPv4 = a.IPv6 },
-		"IPv6: 10.":          func(e *slotmap.Endpoint) { e.IPv6 = a.IPv4 },
-		"IPv6: fe80":         func(e *slotmap.Endpoint) { e.IPv6 = podLocal },
-		"IPv6: ::ffff":       func(e *slotmap.Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
-		"MAC: 00":            func(e *slotmap.Endpoint) { e.MAC = [6]byte{} },
-		"HostMAC: ff":        func(e *slotmap.Endpoint) { e.HostMAC = broadcastMAC },
-		"MTU: 1279":          func(e *slotmap.Endpoint) { e.MTU = 1279 },
-		"Deliver":            func(e *slotmap.Endpoint) { e.Deliver = 0 },
+	for field, change := range map[string]func(*endpointmap.Endpoint){
+		"Ifindex":            func(e *endpointmap.Endpoint) { e.Ifindex = 0 },
+		"Identity":           func(e *endpointmap.Endpoint) { e.Identity = 0 },
+		"Identity: 1 ":       func(e *endpointmap.Endpoint) { e.Identity = identity.Host },
+		"Identity: 25":       func(e *endpointmap.Endpoint) { e.Identity = identity.UnknownInCluster },
+		"Identity: 16711680": func(e *endpointmap.Endpoint) { e.Identity = identity.MinNodeLocal },
+		"Identity: 16777216": func(e *endpointmap.Endpoint) { e.Identity = 1 << 24 },
+		"neither":            func(e *endpointmap.Endpoint) { *e = withAddrs(*e, false, false) },
+		"IPv4: 224":          func(e *endpointmap.Endpoint) { e.IPv4 = netip.MustParseAddr("224.0.0.1") },
+		"IPv4: fd00":         func(e *endpointmap.Endpoint) { e.IPv4 = a.IPv6 },
+		"IPv6: 10.":          func(e *endpointmap.Endpoint) { e.IPv6 = a.IPv4 },
+		"IPv6: fe80":         func(e *endpointmap.Endpoint) { e.IPv6 = podLocal },
+		"IPv6: ::ffff":       func(e *endpointmap.Endpoint) { e.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
+		"MAC: 00":            func(e *endpointmap.Endpoint) { e.MAC = [6]byte{} },
+		"HostMAC: ff":        func(e *endpointmap.Endpoint) { e.HostMAC = broadcastMAC },
+		"MTU: 1279":          func(e *endpointmap.Endpoint) { e.MTU = 1279 },
+		"Deliver":            func(e *endpointmap.Endpoint) { e.Deliver = 0 },
 	} {
 		e := a
 		change(&e)
@@ -134,8 +134,8 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	// all slots but one
-	var others []slotmap.Slot
-	for i := range uint32(slotmap.MaxEndpoints - 1) {
+	var others []endpointmap.ID
+	for i := range uint32(endpointmap.MaxEndpoints - 1) {
 		other := a
 		other.Ifindex, other.IPv6 = 10_000+i, netip.Addr{}
 		other.IPv4 = netip.AddrFrom4([4]byte{10, 250, byte(i >> 8), byte(i)})
@@ -176,11 +176,11 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 		"Unpublish": k.Endpoints.Unpublish(4000), "Cut": k.Endpoints.Cut(4000),
 		"SetIdentity": setIdentity(t, k, 4000, 300),
 	} {
-		if !errors.Is(err, slotmap.ErrNotFound) {
+		if !errors.Is(err, endpointmap.ErrNotFound) {
 			t.Errorf("%s of nobody: %v, want ErrNotFound", name, err)
 		}
 	}
-	for _, s := range []slotmap.Slot{slotmap.HostSlot, slotmap.NoSlot, slotmap.MaxEndpoints + 1} {
+	for _, s := range []endpointmap.ID{endpointmap.HostID, endpointmap.NoID, endpointmap.MaxEndpoints + 1} {
 		if err := k.Endpoints.Cut(s); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("Cut(%d): %v, want pin.ErrInvalid", s, err)
 		}
@@ -189,7 +189,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 
 // setIdentity changes the identity of a slot, leaves its tables and waits until that
 // is settled.
-func setIdentity(t *testing.T, k *Kernel, s slotmap.Slot, id identity.Numeric) error {
+func setIdentity(t *testing.T, k *Kernel, s endpointmap.ID, id identity.Numeric) error {
 	t.Helper()
 	e, err := k.Endpoints.At(s)
 	if err != nil {
@@ -316,7 +316,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 		t.Errorf("programs %d, %d, want %d, %d",
 			second.Programs.Get(program.FromPod).ID, second.Programs.Get(program.ToPod).ID, from.ID, to.ID)
 	}
-	if es, err := second.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
+	if es, err := second.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []endpointmap.Endpoint{e}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, e)
 	}
 	if as, err := second.Endpoints.HostAddrs(); err != nil || !slices.Equal(as, []netip.Addr{host4}) {
@@ -548,7 +548,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	}
 	o.ValidateOnly, o.TunnelPorts = true, []uint16{1}
 	look := openKernel(t, o)
-	if es, err := look.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
+	if es, err := look.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []endpointmap.Endpoint{e}) {
 		t.Errorf("a validation sees %+v, %v, want %+v", es, err, e)
 	}
 	after, err := os.ReadDir(o.Dir)
@@ -576,11 +576,11 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	second := openKernel(t, o)
 	es, err := second.Endpoints.List()
 	half.Incomplete = true
-	if err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{whole, half}) {
-		t.Errorf("endpoints %+v, %v, want %+v", es, err, []slotmap.Endpoint{whole, half})
+	if err != nil || !reflect.DeepEqual(es, []endpointmap.Endpoint{whole, half}) {
+		t.Errorf("endpoints %+v, %v, want %+v", es, err, []endpointmap.Endpoint{whole, half})
 	}
 	owners, err := addrOwners(second)
-	want := map[netip.Addr]slotmap.Slot{a.IPv4: whole.Slot, a.IPv6: whole.Slot, b.IPv4: half.Slot}
+	want := map[netip.Addr]endpointmap.ID{a.IPv4: whole.Slot, a.IPv6: whole.Slot, b.IPv4: half.Slot}
 	if err != nil || !reflect.DeepEqual(owners, want) {
 		t.Errorf("addresses %v, %v, want %v", owners, err, want)
 	}
@@ -624,7 +624,7 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := openKernel(t, o)
-	if es, err := next.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []slotmap.Endpoint{e}) {
+	if es, err := next.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []endpointmap.Endpoint{e}) {
 		t.Errorf("endpoints after the repair %+v, %v, want %+v", es, err, e)
 	}
 }
@@ -688,7 +688,7 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 		var err error
 		for n := 0; ctx.Err() == nil && err == nil; n++ {
 			e := testEndpoint(5000+uint32(n%50), byte(100+n%50))
-			var s slotmap.Slot
+			var s endpointmap.ID
 			if s, err = k.Endpoints.Publish(ctx, e); err == nil {
 				if _, err = k.Endpoints.SetIdentity(ctx, s, 5000, nodetable.Allow, nodetable.Allow); err == nil {
 					err = k.Endpoints.Unpublish(s)
@@ -774,7 +774,7 @@ func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 		"kernel/conntrack/flush.go":      {".Delete(": 1}, // of the version before, which is only emptied
 		"kernel/conntrack/remover.go":    {"FnMapDeleteElem": 1},
 		"observation/replica/replica.go": {".Put(": 2, ".Delete(": 1},
-		"endpoint/slotmap/own.go":        {".Put(": 1}, // at a place that nothing names
+		"endpoint/endpointmap/own.go":    {".Put(": 1}, // at a place that nothing names
 		// a count, which a program that misses it makes again
 		"service/translation/ports.go": {"UpdateExist": 1},
 	}

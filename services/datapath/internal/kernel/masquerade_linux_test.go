@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
@@ -50,7 +50,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	}
 	denied := func() uint64 { return n.counters(t)[cell{event.PolicyPending, event.Ingress}].Packets }
 
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
 	container(4000)
 	masquerade := receive("container").Addr().Unmap()
 	if masquerade == outside4 {
@@ -58,7 +58,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	}
 
 	// Only the local host may enter.
-	setPolicy(t, n.k, n.pod.Slot, slotmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
+	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
 	own := netip.AddrPortFrom(masquerade, 4001)
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(own), net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.pod.IPv4, 53)))
 	must(t, "dial from the node", err)

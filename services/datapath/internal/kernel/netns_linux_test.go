@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
@@ -27,17 +27,17 @@ import (
 
 // pod is a network namespace with a device, attached as the service does it.
 type pod struct {
-	slotmap.Endpoint
+	endpointmap.Endpoint
 	ns netns.NsHandle
 }
 
 // newPod makes a namespace, a device into it, the filters and the endpoint.
-func newPod(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Deliver) *pod {
+func newPod(t *testing.T, k *Kernel, name string, n byte, deliver endpointmap.Deliver) *pod {
 	t.Helper()
 	return newPodMTU(t, k, name, n, deliver, 1500)
 }
 
-func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Deliver, mtu uint16) *pod {
+func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver endpointmap.Deliver, mtu uint16) *pod {
 	t.Helper()
 	e := testEndpoint(0, n)
 	e.Deliver, e.MTU = deliver, mtu
@@ -46,7 +46,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver slotmap.Del
 
 // newPodAt makes a pod on the node whose namespace the handle is in; the zero one is
 // in that of the test.
-func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e slotmap.Endpoint) *pod {
+func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e endpointmap.Endpoint) *pod {
 	t.Helper()
 	p := &pod{Endpoint: e, ns: newNetns(t)}
 	veth := &netlink.Veth{
@@ -184,10 +184,10 @@ func must(t testing.TB, what string, err error) {
 // gateway's answers let them find their way, and the programs carry them.
 func TestKernelPodsExchangePackets(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
+	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
 	servers := map[string]*pod{
-		"peer":     newPod(t, k, "sl-peer", 20, slotmap.DeliverPeer),
-		"redirect": newPod(t, k, "sl-redirect", 30, slotmap.DeliverRedirect),
+		"peer":     newPod(t, k, "sl-peer", 20, endpointmap.DeliverPeer),
+		"redirect": newPod(t, k, "sl-redirect", 30, endpointmap.DeliverRedirect),
 	}
 	r := runner{k}
 	for name, server := range servers {
@@ -202,7 +202,7 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 				after := r.counters(t)
 
 				there := event.ForwardedToPod
-				if server.Deliver == slotmap.DeliverRedirect {
+				if server.Deliver == endpointmap.DeliverRedirect {
 					there = event.ForwardedToPodDevice
 				}
 				want := map[event.Reason]uint64{there: 1}
@@ -235,8 +235,8 @@ func TestKernelPodsExchangePackets(t *testing.T) {
 
 func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
-	to := newPod(t, k, "sl-to", 20, slotmap.DeliverPeer)
+	from := newPod(t, k, "sl-from", 10, endpointmap.DeliverPeer)
+	to := newPod(t, k, "sl-to", 20, endpointmap.DeliverPeer)
 	r := runner{k}
 	before := r.counters(t)
 	var sent uint64
@@ -271,8 +271,8 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 // it takes the short way.
 func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	client := newPod(t, k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, k, "sl-server", 20, endpointmap.DeliverPeer)
 	r := runner{k}
 	for _, addr := range server.Addrs() {
 		before := r.counters(t)
@@ -295,8 +295,8 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 // same: packet sockets build such frames above a page.
 func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	from := newPodMTU(t, k, "sl-from", 10, slotmap.DeliverPeer, 9000)
-	to := newPodMTU(t, k, "sl-to", 20, slotmap.DeliverPeer, 9000)
+	from := newPodMTU(t, k, "sl-from", 10, endpointmap.DeliverPeer, 9000)
+	to := newPodMTU(t, k, "sl-to", 20, endpointmap.DeliverPeer, 9000)
 	for _, addr := range to.Addrs() {
 		t.Run(addr.String(), func(t *testing.T) {
 			var l *net.UDPConn
@@ -336,8 +336,8 @@ func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
-	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
-	to := newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280)
+	from := newPod(t, k, "sl-from", 10, endpointmap.DeliverPeer)
+	to := newPodMTU(t, k, "sl-narrow", 20, endpointmap.DeliverPeer, 1280)
 	routeToPod(t, "sl-from", from)
 	routeToPod(t, "sl-narrow", to)
 	r := runner{k}
@@ -399,8 +399,8 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
-	from := newPod(t, k, "sl-from", 10, slotmap.DeliverPeer)
-	to := newPodMTU(t, k, "sl-narrow", 20, slotmap.DeliverPeer, 1280)
+	from := newPod(t, k, "sl-from", 10, endpointmap.DeliverPeer)
+	to := newPodMTU(t, k, "sl-narrow", 20, endpointmap.DeliverPeer, 1280)
 	routeToPod(t, "sl-from", from)
 	routeToPod(t, "sl-narrow", to)
 	r := runner{k}

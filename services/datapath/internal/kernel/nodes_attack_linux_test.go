@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -75,7 +75,7 @@ func (f *fabric) befriended(t *testing.T) {
 	t.Helper()
 	(&theatre{runner: f.b.runner}).putTables(t)
 	update(t, f.b.k, bpf.MapsMapSlId, uint32(otherFriend), knownWord(7, 0, 2))
-	setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
+	setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 	f.b.says(t, netip.PrefixFrom(f.a.pod.IPv4, 32), friend, 1)
 }
 
@@ -383,7 +383,7 @@ func TestKernelForwardedIsNotANode(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	(&theatre{runner: f.b.runner}).putTables(t)
 	update(t, f.b.k, bpf.MapsMapSlId, uint32(identity.RemoteNode), knownWord(7, 4, 1))
-	setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
+	setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 	if err := exchange(t, f.a.ns, f.a.addr4, f.b.pod.ns, f.b.pod.IPv4); err != nil {
 		t.Fatalf("the node itself: %v", err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -223,7 +223,7 @@ func (n *fabricNode) newPodMTU(t *testing.T, last byte, mtu uint16) *pod {
 	e.Identity = 256 + identity.Numeric(n.number)*100 + identity.Numeric(last)
 	e.IPv4 = netip.AddrFrom4([4]byte{10, 244, n.number, last})
 	e.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd00:244:%d::%d", n.number, last))
-	e.Deliver, e.MTU = slotmap.DeliverPeer, mtu
+	e.Deliver, e.MTU = endpointmap.DeliverPeer, mtu
 	e.MAC[4], e.HostMAC[4] = n.number, n.number
 	p := newPodAt(t, n.k, n.h, fmt.Sprintf("slpod%d", last), e)
 	for _, a := range p.Addrs() {
@@ -376,7 +376,7 @@ func TestKernelHostOfNode(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		(&theatre{runner: f.b.runner}).putTables(t)
 		update(t, f.b.k, "sl_id", uint32(identity.RemoteNode), knownWord(7, 4, 1))
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		for i, addr := range f.b.pod.Addrs() {
 			// without a local address the kernel chooses one
 			for _, local := range [][]netip.Addr{{{}, f.a.addr4, f.a.over4}, {{}, f.a.addr6, f.a.over6}}[i] {
@@ -401,7 +401,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(east-identity.MinNodeLocal), knownWord(7, 4, 1))
 		update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(west-identity.MinNodeLocal), knownWord(8, 4, 1))
 		update(t, f.b.k, bpf.MapsMapSlId, uint32(identity.RemoteNode), knownWord(8, 4, 1))
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		addresses := [][]netip.Addr{{f.a.addr4, f.a.over4}, {f.a.addr6, f.a.over6}}
 		relabel := func(id identity.Numeric) {
 			for _, list := range addresses {
@@ -632,7 +632,7 @@ func TestKernelExplainKnowsNodes(t *testing.T) {
 		if routing == RoutingNative {
 			way = event.ForwardedNative
 		}
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		q := conntrack.Tuple{
 			Protocol:  unix.IPPROTO_TCP,
 			Initiator: netip.AddrPortFrom(f.a.pod.IPv4, 4000), Responder: netip.AddrPortFrom(f.b.pod.IPv4, 80),

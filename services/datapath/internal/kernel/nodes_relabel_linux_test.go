@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -76,7 +76,7 @@ func TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain(t *testing.T) {
 		} {
 			update(t, f.b.k, bpf.MapsMapSlId, clusterWide+uint32(id-identity.MinNodeLocal), word)
 		}
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		addresses := [][]netip.Addr{{f.a.addr4, f.a.over4}, {f.a.addr6, f.a.over6}}
 		relabel := func(id identity.Numeric) {
 			for _, list := range addresses {

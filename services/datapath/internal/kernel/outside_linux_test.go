@@ -25,7 +25,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -137,7 +137,7 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 			wantServed(t, "udp", askUDP(t, f.b.ns, nodePort, 64), at, client)
 			wantNoDropsSince(t, n.runner, before)
 		}
-		setPolicy(t, f.a.k, f.a.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+		setPolicy(t, f.a.k, f.a.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 		before := f.a.counters(t)
 		inNetns(t, f.b.ns, func() {
 			to := netip.AddrPortFrom(f.a.addr4, 30080).String()

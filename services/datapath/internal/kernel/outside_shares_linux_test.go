@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
@@ -184,7 +184,7 @@ func TestKernelAffinityFromOutsideLeavesThatOfPods(t *testing.T) {
 // room for, and a pod keeps its backends.
 func TestKernelSocketsOfTheHostHaveAShareOfAffinity(t *testing.T) {
 	n := newServiceNode(t)
-	e := newPod(t, n.k, "sl-pod", 10, slotmap.DeliverPeer)
+	e := newPod(t, n.k, "sl-pod", 10, endpointmap.DeliverPeer)
 	word := uint64(1)
 	local, err := n.k.Endpoints.Local()
 	must(t, "list the addresses", err)
@@ -196,7 +196,7 @@ func TestKernelSocketsOfTheHostHaveAShareOfAffinity(t *testing.T) {
 	client := binary.NativeEndian.Uint32(a[:])
 	must(t, "store", n.k.Pins.Map(bpf.MapsMapSlPodAff4).Put(&bpf.MapsSlAffKey4{Client: client, Group: 1}, word))
 	must(t, "collect", n.k.Bounds.CollectAffinity(local))
-	for s, want := range map[slotmap.Slot]int{slotmap.HostSlot: ofHost, e.Slot: 1} {
+	for s, want := range map[endpointmap.ID]int{endpointmap.HostID: ofHost, e.Slot: 1} {
 		if got := n.k.Bounds.Held(3, s); got != want {
 			t.Errorf("%d backends are counted for slot %d, want %d", got, s, want)
 		}

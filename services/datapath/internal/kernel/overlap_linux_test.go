@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf/swapped"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -269,7 +269,7 @@ func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
 	th.k.put(t, conntrack.Connection{
-		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Epoch: 500}, To: conntrack.End{Slot: slotmap.NoSlot},
+		Tuple: tuple(6, "10.244.0.10:40000", "10.244.0.20:80"), From: conntrack.End{Slot: 9, Epoch: 500}, To: conntrack.End{Slot: endpointmap.NoID},
 	})
 	dir, epochs := th.k.opened.Dir, filepath.Base(th.k.Pins.Pin(bpf.MapsMapSlGen))
 	th.toLegacy(t)

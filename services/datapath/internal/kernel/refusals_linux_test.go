@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
@@ -67,9 +67,9 @@ func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 	} {
 		t.Run(c.of.String(), func(t *testing.T) {
 			n := newServiceNode(t)
-			greedy := newPod(t, n.k, "sl-greedy", 10, slotmap.DeliverPeer)
-			other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
-			server := newPod(t, n.k, "sl-server", 12, slotmap.DeliverPeer)
+			greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
+			other := newPod(t, n.k, "sl-other", 11, endpointmap.DeliverPeer)
+			server := newPod(t, n.k, "sl-server", 12, endpointmap.DeliverPeer)
 			n.lead(serviceAddr(greedy.IPv4, 1), feAddress, netip.AddrPortFrom(server.IPv4, 8080))
 			c.tight(t, n, greedy)
 			for i := range times {
@@ -90,7 +90,7 @@ func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	var refused bpf.MapsSlRefused
 	refused.N[bound.Connections6] = 7
-	for s := range uint32(slotmap.MaxEndpoints) {
+	for s := range uint32(endpointmap.MaxEndpoints) {
 		update(t, k, bpf.MapsMapSlRefused, s+1, refused)
 	}
 	e := publish(t, k, a)

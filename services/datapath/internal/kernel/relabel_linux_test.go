@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
@@ -29,7 +29,7 @@ func TestKernelRelabelWithOpenConnectionsAndAuditMode(t *testing.T) {
 				}
 				setLabels("b", friend)
 				update(t, th.k, bpf.MapsMapSlId, uint32(th.pods["a"].Identity), knownWord(9, 0, 2))
-				setPolicy(t, th.k, th.pods["a"].Slot, slotmap.Policy{Egress: friends, Ingress: friends})
+				setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: friends, Ingress: friends})
 				must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), audited, th.pods["a"].Slot))
 				packets := func(when string, want event.Reason, flags byte) {
 					t.Helper()

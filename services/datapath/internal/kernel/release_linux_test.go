@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
@@ -18,9 +18,9 @@ import (
 // drains. A TCP connection stays.
 func TestKernelUDPFlowLeavesABackendOfAnotherService(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	old := newPod(t, n.k, "sl-old", 20, slotmap.DeliverPeer)
-	other := newPod(t, n.k, "sl-other", 21, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	old := newPod(t, n.k, "sl-old", 20, endpointmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 21, endpointmap.DeliverPeer)
 	for i, own := range client.Addrs() {
 		first, second := netip.AddrPortFrom(old.Addrs()[i], 8080), netip.AddrPortFrom(other.Addrs()[i], 8080)
 		tell(t, old.ns, first)

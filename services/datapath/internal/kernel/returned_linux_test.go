@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
@@ -21,8 +21,8 @@ import (
 // passes. Open ones are counted as before, also on ports that are used again.
 func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 11, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 11, endpointmap.DeliverPeer)
 	backend := netip.AddrPortFrom(server.IPv4, 8080)
 	tell(t, server.ns, backend)
 	vip := serviceAddr(server.IPv4, 1)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -21,7 +21,7 @@ import (
 func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
-	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+	setPolicy(t, th.k, th.pods["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.PolicyDenied))
 }
 
@@ -106,7 +106,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	for _, a := range handshake(4000, 80) {
 		th.expect(t, a)
 	}
-	setPolicy(t, th.k, th.pods["b"].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+	setPolicy(t, th.k, th.pods["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.PolicyDenied))
 	if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)

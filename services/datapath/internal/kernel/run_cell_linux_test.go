@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -65,7 +65,7 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 			told = append(told, got)
 		}
 		for who := range l.policies {
-			setPolicy(t, r.k, cast[who].Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
+			setPolicy(t, r.k, cast[who].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow})
 		}
 		for i := range outcomes[1:] {
 			a, b := outcomes[0], outcomes[i+1]

@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
@@ -59,8 +59,8 @@ type tableNode struct {
 func newTableNode(t *testing.T, i int, flows int) *tableNode {
 	t.Helper()
 	n := &tableNode{serviceNode: newServiceNode(t)}
-	n.client = newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	n.server = newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	n.client = newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	n.server = newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	n.vip = serviceAddr(n.server.Addrs()[i], 1)
 	inNetns(t, n.client.ns, func() {
 		for f := range flows {

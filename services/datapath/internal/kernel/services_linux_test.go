@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -212,9 +212,10 @@ func wantNoDropsSince(t *testing.T, r runner, before map[cell]event.Counter) {
 // are answered by the service, of every size, and the backend sees who asks (INV-101).
 func TestKernelPodReachesServicesByPackets(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
 	servers := []*pod{
-		newPod(t, n.k, "sl-peer", 20, slotmap.DeliverPeer), newPod(t, n.k, "sl-redirect", 30, slotmap.DeliverRedirect),
+		newPod(t, n.k, "sl-peer", 20, endpointmap.DeliverPeer),
+		newPod(t, n.k, "sl-redirect", 30, endpointmap.DeliverRedirect),
 	}
 	for i, local := range client.Addrs() {
 		t.Run(local.String(), func(t *testing.T) {
@@ -279,7 +280,7 @@ func TestKernelServiceOfARemoteBackend(t *testing.T) {
 // no part in it.
 func TestKernelHairpin(t *testing.T) {
 	n := newServiceNode(t)
-	for i, deliver := range []slotmap.Deliver{slotmap.DeliverPeer, slotmap.DeliverRedirect} {
+	for i, deliver := range []endpointmap.Deliver{endpointmap.DeliverPeer, endpointmap.DeliverRedirect} {
 		p := newPod(t, n.k, fmt.Sprintf("sl-pod%d", i), byte(10+i), deliver)
 		_, err := n.k.Endpoints.SetPolicy(p.Slot, nodetable.Deny, nodetable.Deny)
 		must(t, "deny everything", err)
@@ -305,8 +306,8 @@ func TestKernelHairpin(t *testing.T) {
 // backend.
 func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	for i, local := range client.Addrs() {
 		vip := serviceAddr(local, 1)
 		front := n.lead(vip, feAddress)
@@ -352,8 +353,8 @@ func alone(t *testing.T, k *Kernel, addr netip.Addr) {
 // routes. An address that the node or another one has besides is theirs.
 func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	for i, local := range client.Addrs() {
 		vip := serviceAddr(local, 1)
 		at := netip.AddrPortFrom(server.Addrs()[i], 8080)
@@ -407,8 +408,8 @@ func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
 // service, and what it says of the service's address for nobody (INV-98).
 func TestKernelPolicySeesTheBackend(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	vip, at := serviceAddr(server.IPv4, 1), netip.AddrPortFrom(server.IPv4, 8080)
 	tell(t, server.ns, at)
 	n.lead(vip, feAddress, at)
@@ -438,8 +439,8 @@ func TestKernelPolicySeesTheBackend(t *testing.T) {
 // backend; each connection has its own answers, or is refused, but none is mixed up.
 func TestKernelTwoServicesOneBackend(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	at := netip.AddrPortFrom(server.IPv4, 8080)
 	tell(t, server.ns, at)
 	first, second := serviceAddr(at.Addr(), 1), serviceAddr(at.Addr(), 2)
@@ -483,10 +484,10 @@ func reuseAddr(_, _ string, c syscall.RawConn) (err error) {
 // list is another; UDP leaves a backend that is gone (INV-101).
 func TestKernelTranslationOutlivesTheList(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
 	var backends []netip.AddrPort
 	for i := range byte(2) {
-		s := newPod(t, n.k, fmt.Sprintf("sl-server%d", i), 20+i, slotmap.DeliverPeer)
+		s := newPod(t, n.k, fmt.Sprintf("sl-server%d", i), 20+i, endpointmap.DeliverPeer)
 		backends = append(backends, netip.AddrPortFrom(s.IPv4, 8080))
 		tell(t, s.ns, backends[i])
 	}
@@ -530,8 +531,8 @@ func TestKernelTranslationOutlivesTheList(t *testing.T) {
 // service's address beside the backend's.
 func TestKernelEventsNameWhatWasAsked(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	vip, at := serviceAddr(server.IPv4, 1), netip.AddrPortFrom(server.IPv4, 8080)
 	tell(t, server.ns, at)
 	front := n.lead(vip, feAddress, at)
@@ -550,8 +551,8 @@ func TestKernelEventsNameWhatWasAsked(t *testing.T) {
 // the node's addresses and is answered by that address, also in the middle of many.
 func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	var own []netip.Addr
 	for i := range byte(40) {
 		own = append(own, netip.AddrFrom4([4]byte{192, 0, 2, i}), netip.AddrFrom16([16]byte{0xfd, 1, 15: i}))
@@ -591,8 +592,8 @@ func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
 // is there, and is removed when it has gone.
 func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	fronts := map[uint32]struct{}{}
 	for i := range client.Addrs() {
 		vip, at := serviceAddr(server.Addrs()[i], 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
@@ -646,8 +647,8 @@ func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 // for it from then on, although it never stops.
 func TestKernelDirectFlowBecomesAService(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs([]netip.Addr{
 		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"),
 	}))
@@ -722,9 +723,9 @@ func TestKernelManyHostAddresses(t *testing.T) {
 // alone, and what others send is dropped without an answer (INV-102).
 func TestKernelServiceForSomeSources(t *testing.T) {
 	n := newServiceNode(t)
-	friend := newPod(t, n.k, "sl-friend", 10, slotmap.DeliverPeer)
-	other := newPod(t, n.k, "sl-other", 11, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	friend := newPod(t, n.k, "sl-friend", 10, endpointmap.DeliverPeer)
+	other := newPod(t, n.k, "sl-other", 11, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	for i, local := range friend.Addrs() {
 		vip, at := serviceAddr(local, 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
 		tell(t, server.ns, at)
@@ -756,7 +757,7 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 // ports is stopped by its share of translations, of which each port takes two.
 func TestKernelHairpinHasABudget(t *testing.T) {
 	n := newServiceNode(t)
-	flooder := newPod(t, n.k, "sl-flooder", 10, slotmap.DeliverPeer)
+	flooder := newPod(t, n.k, "sl-flooder", 10, endpointmap.DeliverPeer)
 	const guarantee, common, flood = 100, 60, 1000
 	vip, at := serviceAddr(flooder.IPv4, 1), netip.AddrPortFrom(flooder.IPv4, 8080)
 	n.lead(vip, feAddress, at)

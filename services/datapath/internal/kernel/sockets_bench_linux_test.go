@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
@@ -44,7 +44,7 @@ func BenchmarkConnect(b *testing.B) {
 	must(b, "attach", k.Sockets.Attach())
 	defer func() { must(b, "detach", sockets.Detach(o.Dir)) }()
 	ns := netnstest.New(b)
-	must(b, "set the namespace", k.Namespaces.Set(sockets.Namespace{Cookie: cookieOf(b, ns), Slot: slotmap.HostSlot}))
+	must(b, "set the namespace", k.Namespaces.Set(sockets.Namespace{Cookie: cookieOf(b, ns), Slot: endpointmap.HostID}))
 
 	direct := backend4(1)
 	own(b, ns, direct.Addr())

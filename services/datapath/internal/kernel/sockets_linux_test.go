@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
@@ -67,7 +67,7 @@ func socketOptions(t testing.TB, dir string) Options {
 }
 
 // newSocketNode makes a node whose one namespace is that of a slot.
-func newSocketNode(t *testing.T, slot slotmap.Slot) *socketNode {
+func newSocketNode(t *testing.T, slot endpointmap.ID) *socketNode {
 	t.Helper()
 	k := openKernel(t, socketOptions(t, kerneltest.NewBPFFS(t)))
 	must(t, "attach", k.Sockets.Attach())
@@ -545,7 +545,7 @@ func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 // TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything: they have many addresses, or
 // none, so a range that has the unspecified address is none of theirs.
 func TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything(t *testing.T) {
-	n := newSocketNode(t, slotmap.HostSlot)
+	n := newSocketNode(t, endpointmap.HostID)
 	front := uint32(0)
 	for _, c := range []struct {
 		vip, backend netip.AddrPort
@@ -836,7 +836,7 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 }
 
 // affinity reads what is remembered of an endpoint.
-func (n *socketNode) affinity(family netip.Addr, e slotmap.Endpoint, group uint16, word *uint64) error {
+func (n *socketNode) affinity(family netip.Addr, e endpointmap.Endpoint, group uint16, word *uint64) error {
 	if family.Is4() {
 		a := e.IPv4.As4()
 		return n.k.Pins.Map(bpf.MapsMapSlPodAff4).
@@ -846,7 +846,7 @@ func (n *socketNode) affinity(family netip.Addr, e slotmap.Endpoint, group uint1
 }
 
 // remember replaces it. No socket asks meanwhile.
-func (n *socketNode) remember(family netip.Addr, e slotmap.Endpoint, group uint16, word uint64) {
+func (n *socketNode) remember(family netip.Addr, e endpointmap.Endpoint, group uint16, word uint64) {
 	n.Helper()
 	if family.Is4() {
 		a := e.IPv4.As4()
@@ -871,12 +871,12 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	another6 := netip.MustParseAddr("2001:db8::11")
 	for _, c := range []struct {
 		name        string
-		slot        slotmap.Slot
+		slot        endpointmap.ID
 		reached     []netip.Addr
 		unreachable []netip.Addr // refused on a loopback device
 	}{
 		{
-			"the node's", slotmap.HostSlot,
+			"the node's", endpointmap.HostID,
 			[]netip.Addr{own4, own6, loopback4, anyOf4, loopback6},
 			[]netip.Addr{another4, another6},
 		},
@@ -1121,7 +1121,7 @@ func TestKernelNamespacesAreWrittenOnce(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services = true
 	k := openKernel(t, o)
-	a, b := sockets.Namespace{Cookie: 5, Slot: 1}, sockets.Namespace{Cookie: 3, Slot: slotmap.HostSlot, Leave: true}
+	a, b := sockets.Namespace{Cookie: 5, Slot: 1}, sockets.Namespace{Cookie: 3, Slot: endpointmap.HostID, Leave: true}
 	set := func(ns ...sockets.Namespace) {
 		t.Helper()
 		for _, n := range ns {
@@ -1146,7 +1146,7 @@ func TestKernelNamespacesAreWrittenOnce(t *testing.T) {
 	must(t, "delete again", k.Namespaces.Remove(b.Cookie, b.Slot))
 	want(a)
 	for _, bad := range []sockets.Namespace{
-		{}, {Cookie: 1, Slot: slotmap.NoSlot}, {Cookie: 1, Slot: slotmap.MaxEndpoints + 1},
+		{}, {Cookie: 1, Slot: endpointmap.NoID}, {Cookie: 1, Slot: endpointmap.MaxEndpoints + 1},
 	} {
 		if err := k.Namespaces.Set(bad); !errors.Is(err, pin.ErrInvalid) {
 			t.Errorf("set %+v: %v, want pin.ErrInvalid", bad, err)

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
@@ -234,8 +234,8 @@ func (a *answerer) Write(b []byte) (int, error) { return a.WriteToUDPAddrPort(b,
 // used again by another socket, which asks the backend itself, and the other way round.
 func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
 	n := newServiceNode(t)
-	client := newPod(t, n.k, "sl-client", 10, slotmap.DeliverPeer)
-	server := newPod(t, n.k, "sl-server", 20, slotmap.DeliverPeer)
+	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
+	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
 	for i, own := range client.Addrs() {
 		vip, at := serviceAddr(own, 1), netip.AddrPortFrom(server.Addrs()[i], 8080)
 		tell(t, server.ns, at)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
@@ -67,7 +67,7 @@ func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	one, two := publish(t, k, testEndpoint(1001, 11)), publish(t, k, testEndpoint(1002, 12))
 	epochs := func() (g [3]uint32) {
-		for i, s := range []slotmap.Slot{slotmap.HostSlot, one.Slot, two.Slot} {
+		for i, s := range []endpointmap.ID{endpointmap.HostID, one.Slot, two.Slot} {
 			e, err := k.Endpoints.At(s)
 			must(t, "At", err)
 			g[i] = e.Policy.Epoch
@@ -96,7 +96,7 @@ func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 		}
 		e, err := k.Endpoints.At(one.Slot)
 		must(t, "At", err)
-		if e.Audit != on || e.MTU != 1500 || e.Deliver != slotmap.DeliverPeer {
+		if e.Audit != on || e.MTU != 1500 || e.Deliver != endpointmap.DeliverPeer {
 			t.Errorf("audit %t: %+v", on, e)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
@@ -121,7 +121,7 @@ func TestKernelUplinksMayBeBondsAndVLANs(t *testing.T) {
 			}
 		}
 		(&theatre{runner: f.b.runner}).putTables(t)
-		setPolicy(t, f.b.k, f.b.pod.Slot, slotmap.Policy{Egress: nodetable.Allow, Ingress: friends})
+		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		before := f.b.counters(t)
 		for i, addr := range f.b.pod.Addrs() {
 			if err := exchange(t, f.a.pod.ns, f.a.pod.Addrs()[i], f.b.pod.ns, addr); err == nil {

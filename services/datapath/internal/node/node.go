@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/work"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
@@ -46,7 +46,7 @@ type Publisher interface {
 type Maps struct {
 	Addresses *ipmap.Maps // to be read
 	IPCache   *ipcache.Cache
-	Endpoints *slotmap.Maps
+	Endpoints *endpointmap.Maps
 	Nodes     *nodemap.Maps
 	Pins      host.Pins // nil: the maps have none
 	// Numbers are those of other nodes that the maps have, Overlay this node's own

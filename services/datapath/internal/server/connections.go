@@ -17,7 +17,7 @@ import (
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
 )
@@ -178,8 +178,8 @@ func (s *Server) trackedConnection(c *tracked.Connection) *datapathv1.TrackedCon
 }
 
 func (s *Server) connectionEnd(end conntrack.End, addr netip.Addr) *datapathv1.ConnectionEnd {
-	p := &datapathv1.ConnectionEnd{Identity: uint32(end.Identity), LocalNode: end.Slot == slotmap.HostSlot}
-	if end.Slot == slotmap.HostSlot || end.Slot > slotmap.MaxEndpoints {
+	p := &datapathv1.ConnectionEnd{Identity: uint32(end.Identity), LocalNode: end.Slot == endpointmap.HostID}
+	if end.Slot == endpointmap.HostID || end.Slot > endpointmap.MaxEndpoints {
 		return p
 	}
 	p.EndpointIndex = uint32(end.Slot)

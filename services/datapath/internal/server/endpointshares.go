@@ -12,7 +12,7 @@ import (
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
@@ -20,7 +20,7 @@ import (
 // Budgets say what endpoints have of the maps of connections; family 0 is IPv4.
 type Budgets interface {
 	// Use is how many connections a slot, or conntrack.Outside, has and may have; most 0: no limit.
-	Use(s slotmap.Slot, family int) (used, most int)
+	Use(s endpointmap.ID, family int) (used, most int)
 	// Capacity is how many connections fit.
 	Capacity(family int) int
 }
@@ -29,14 +29,14 @@ type Budgets interface {
 type sharedLimit struct {
 	bound.Bound
 	size, guarantee int
-	use             func(slotmap.Slot) (used, most int)
+	use             func(endpointmap.ID) (used, most int)
 }
 
 // sharedLimits lists the limits, in the order in which they are sent.
 func (s *Server) sharedLimits() (all []sharedLimit) {
 	if s.Budgets != nil {
 		for family, of := range [2]bound.Bound{bound.Connections4, bound.Connections6} {
-			all = append(all, sharedLimit{of, s.Budgets.Capacity(family), 0, func(slot slotmap.Slot) (used, most int) {
+			all = append(all, sharedLimit{of, s.Budgets.Capacity(family), 0, func(slot endpointmap.ID) (used, most int) {
 				return s.Budgets.Use(slot, family)
 			}})
 		}
@@ -46,11 +46,11 @@ func (s *Server) sharedLimits() (all []sharedLimit) {
 		if size == 0 {
 			continue
 		}
-		all = append(all, sharedLimit{of, size, s.Bounds.Guarantee(of), func(slot slotmap.Slot) (used, most int) {
+		all = append(all, sharedLimit{of, size, s.Bounds.Guarantee(of), func(slot endpointmap.ID) (used, most int) {
 			switch {
 			case slot == conntrack.Outside:
 				return s.Bounds.Outside(of)
-			case slot == slotmap.HostSlot && of == bound.Events:
+			case slot == endpointmap.HostID && of == bound.Events:
 				return 0, 0 // they are not limited
 			}
 			return s.Bounds.Held(of, slot), s.Bounds.Most(of, slot)
@@ -58,7 +58,7 @@ func (s *Server) sharedLimits() (all []sharedLimit) {
 	}
 	for _, of := range []bound.Bound{bound.Answers, bound.TooBig} {
 		rate := bound.Rate(of)
-		all = append(all, sharedLimit{of, rate, 0, func(slot slotmap.Slot) (used, most int) {
+		all = append(all, sharedLimit{of, rate, 0, func(slot endpointmap.ID) (used, most int) {
 			return s.Bounds.Taken(of, slot), rate
 		}})
 	}
@@ -77,7 +77,7 @@ func (s *Server) sendEndpointShares(
 	for _, l := range s.sharedLimits() {
 		var all []*sharesv1.EndpointShare
 		total := 0
-		add := func(slot slotmap.Slot, kind sharesv1.EndpointKind, e endpoint.Endpoint, of string) {
+		add := func(slot endpointmap.ID, kind sharesv1.EndpointKind, e endpoint.Endpoint, of string) {
 			used, most := l.use(slot)
 			x := &sharesv1.EndpointShare{
 				Kind: kind, Used: uint64(used), Guarantee: uint64(l.guarantee), Most: uint64(most),
@@ -100,7 +100,7 @@ func (s *Server) sendEndpointShares(
 			}
 		}
 		inside := total
-		add(slotmap.HostSlot, sharesv1.EndpointKind_ENDPOINT_KIND_HOST, endpoint.Endpoint{}, "")
+		add(endpointmap.HostID, sharesv1.EndpointKind_ENDPOINT_KIND_HOST, endpoint.Endpoint{}, "")
 		add(conntrack.Outside, sharesv1.EndpointKind_ENDPOINT_KIND_OUTSIDE, endpoint.Endpoint{}, "")
 		slices.SortStableFunc(all, func(a, b *sharesv1.EndpointShare) int { return cmp.Compare(b.GetUsed(), a.GetUsed()) })
 		if l.Bound == bound.Connections4 || l.Bound == bound.Connections6 {

@@ -14,7 +14,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
@@ -116,7 +116,7 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 		e.IpcachePrefix = p.Entry.String()
 	}
 	e.NodeName = s.nodeText(p.Node)
-	if p.Slot != slotmap.NoSlot && p.Slot != slotmap.HostSlot {
+	if p.Slot != endpointmap.NoID && p.Slot != endpointmap.HostID {
 		e.EndpointIndex = uint32(p.Slot)
 		e.Slot = e.EndpointIndex //nolint:staticcheck // callers of the earlier name read it
 		if spec, ok := s.Core.SpecOfSlot(p.Slot); ok {
@@ -126,7 +126,7 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 	return e
 }
 
-func (s *Server) explainedSide(x *explain.Side, slot slotmap.Slot, egress bool) *datapathv1.ExplainedSide {
+func (s *Server) explainedSide(x *explain.Side, slot endpointmap.ID, egress bool) *datapathv1.ExplainedSide {
 	if x == nil {
 		return nil
 	}

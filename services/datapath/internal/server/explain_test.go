@@ -21,8 +21,8 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -60,7 +60,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 		Reason: event.PolicyDenied,
 		Source: explain.Peer{Identity: 300, Word: nodetable.Identity{Class: 5, Known: true}, Slot: 1, Entry: netip.MustParsePrefix("10.0.0.1/32")},
 		Destination: explain.Peer{
-			Identity: 9, Slot: slotmap.NoSlot,
+			Identity: 9, Slot: endpointmap.NoID,
 		},
 		Egress: &explain.Side{
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Epoch: 21, Rule: 7, Action: event.ActionDeny},
@@ -121,7 +121,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 // serviceExplanation is a service with backends that are explained so.
 func serviceExplanation(outcome explain.Outcome, backends ...explain.Backend) explain.Explanation {
 	return explain.Explanation{
-		Source: explain.Peer{Identity: 300, Slot: 1}, Destination: explain.Peer{Slot: slotmap.NoSlot},
+		Source: explain.Peer{Identity: 300, Slot: 1}, Destination: explain.Peer{Slot: endpointmap.NoID},
 		Service: &explain.Service{
 			Frontend: servicemap.Frontend{
 				Key:  frontend.Key{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.TCP, Node: true},
@@ -137,7 +137,7 @@ func explainedBackend(at string, reason event.Reason) explain.Backend {
 	b := explain.Backend{
 		Backend: servicemap.Backend{AddrPort: netip.MustParseAddrPort(at)}, Path: explain.Evaluated,
 		Explanation: explain.Explanation{
-			Reason: reason, Destination: explain.Peer{Identity: 9, Slot: slotmap.NoSlot},
+			Reason: reason, Destination: explain.Peer{Identity: 9, Slot: endpointmap.NoID},
 		},
 	}
 	if reason.Dropped() {

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
@@ -48,7 +48,7 @@ type Options struct {
 	Name string
 
 	Maps         *servicemap.Maps
-	Slots        *slotmap.Maps
+	Slots        *endpointmap.Maps
 	Connections  *conntrack.Connections
 	Translations *translation.Maps
 	Namespaces   *sockets.Namespaces

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/work"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
@@ -75,7 +75,7 @@ func (s *Services) NameSockets(cookies bool) error {
 	if err != nil {
 		return err
 	}
-	if err := s.o.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: slotmap.HostSlot}); err != nil {
+	if err := s.o.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: endpointmap.HostID}); err != nil {
 		return err
 	}
 	// In this order: an entry is added after its slot was published and goes before.
@@ -87,12 +87,12 @@ func (s *Services) NameSockets(cookies bool) error {
 	if err != nil {
 		return err
 	}
-	live, named, leave := map[uint16]bool{slotmap.HostSlot: true}, map[uint16]bool{}, map[uint16]bool{}
+	live, named, leave := map[uint16]bool{endpointmap.HostID: true}, map[uint16]bool{}, map[uint16]bool{}
 	for _, e := range published {
 		live[e.Slot] = true
 	}
 	var errs []error
-	own := map[uint16]uint64{slotmap.HostSlot: cookie}
+	own := map[uint16]uint64{endpointmap.HostID: cookie}
 	ready := slices.DeleteFunc(s.o.Endpoints.List(), func(e endpoint.Endpoint) bool { return e.State != endpoint.Ready })
 	if cookies {
 		errs = append(errs, s.readCookies(ready, own))

@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -27,7 +27,7 @@ import (
 
 // Maps implements endpoint.Maps.
 type Maps struct {
-	Endpoints *slotmap.Maps
+	Endpoints *endpointmap.Maps
 	Tables    *policymap.Maps
 	IPCache   *ipcache.Cache
 	// Services are compared with the other maps.
@@ -52,10 +52,10 @@ func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 }
 
 func (m Maps) publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
-	ke := slotmap.Endpoint{
+	ke := endpointmap.Endpoint{
 		Ifindex: e.Ifindex, Identity: identity.Numeric(e.Identity), MAC: e.MAC, HostMAC: e.HostMAC, MTU: e.MTU,
-		Deliver: slotmap.DeliverPeer,
-		Policy:  slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow},
+		Deliver: endpointmap.DeliverPeer,
+		Policy:  endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow},
 	}
 	for _, a := range e.Addrs {
 		if a.Is4() {
@@ -69,7 +69,7 @@ func (m Maps) publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 		return s, translate(err)
 	}
 	publish := func(egress, ingress nodetable.ID) (uint16, uint32, error) {
-		ke.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
+		ke.Policy = endpointmap.Policy{Egress: egress, Ingress: ingress}
 		s, err := m.Endpoints.Publish(ctx, ke)
 		if err != nil {
 			return 0, 0, err
@@ -112,7 +112,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 	gone := false
 	err := m.Policy.Drop(slot, func() error {
 		err := end(slot)
-		gone = errors.Is(err, slotmap.ErrNotFound)
+		gone = errors.Is(err, endpointmap.ErrNotFound)
 		if gone {
 			return nil
 		}
@@ -186,7 +186,7 @@ func translate(err error) error {
 	switch {
 	case errors.Is(err, pin.ErrExists):
 		return fmt.Errorf("%w: %w", endpoint.ErrAddressHeld, err)
-	case errors.Is(err, slotmap.ErrNotFound), errors.Is(err, policysync.ErrNoEndpoint):
+	case errors.Is(err, endpointmap.ErrNotFound), errors.Is(err, policysync.ErrNoEndpoint):
 		return fmt.Errorf("%w: %w", endpoint.ErrNotFound, err)
 	case errors.Is(err, nodetable.ErrNoCapacity), errors.Is(err, pin.ErrFull):
 		return fmt.Errorf("%w: %w", endpoint.ErrFull, err)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -142,20 +142,20 @@ func (b *Bounds) word(of Bound, field uintptr) *uint32 {
 	return pin.Word32(b.bounds, int(of)*int(unsafe.Sizeof(bpf.MapsSlBound{}))+int(field))
 }
 
-func (b *Bounds) count(of Bound, s slotmap.Slot) *uint32 {
+func (b *Bounds) count(of Bound, s endpointmap.ID) *uint32 {
 	return pin.Word32(b.held, (int(s)*int(all)+int(of))*4)
 }
 
 // Refusals is how many packets, answers or events of an endpoint exceeded its share of a bound, since
 // its slot is its own, modulo 2^32. One slot after the endpoints is outside.
-func (b *Bounds) Refusals(of Bound, s slotmap.Slot) uint64 {
+func (b *Bounds) Refusals(of Bound, s endpointmap.ID) uint64 {
 	at := int(s)*int(unsafe.Sizeof(bpf.MapsSlRefused{})) + int(of)*4
 	return uint64(atomic.LoadUint32(pin.Word32(b.refusals, at)))
 }
 
 // Most is how many entries of a bound an endpoint may have now: its guarantee or what it has, and what
 // is left of the common half.
-func (b *Bounds) Most(of Bound, s slotmap.Slot) int {
+func (b *Bounds) Most(of Bound, s endpointmap.ID) int {
 	left := int(atomic.LoadUint32(b.word(of, common))) - int(atomic.LoadUint32(b.word(of, used)))
 	return max(b.Guarantee(of), b.Held(of, s)) + max(0, left)
 }
@@ -176,8 +176,8 @@ func Rate(of Bound) int {
 }
 
 // Taken is how often an endpoint has taken of a rate in this second.
-func (b *Bounds) Taken(of Bound, s slotmap.Slot) int {
-	if s > slotmap.MaxEndpoints {
+func (b *Bounds) Taken(of Bound, s endpointmap.ID) int {
+	if s > endpointmap.MaxEndpoints {
 		return 0 // outside has a rate of its own
 	}
 	var now unix.Timespec
@@ -195,7 +195,9 @@ func (b *Bounds) Size(of Bound) int { return b.sizes[of] }
 
 // Held is how many entries of a bound an endpoint has: those that the last pass found, and those
 // that it has made since.
-func (b *Bounds) Held(of Bound, s slotmap.Slot) int { return int(atomic.LoadUint32(b.count(of, s))) }
+func (b *Bounds) Held(of Bound, s endpointmap.ID) int {
+	return int(atomic.LoadUint32(b.count(of, s)))
+}
 
 // Guarantee is how many entries of a bound each endpoint may have, whatever the others have.
 func (b *Bounds) Guarantee(of Bound) int { return int(atomic.LoadUint32(b.word(of, guarantee))) }
@@ -209,7 +211,7 @@ func (b *Bounds) Pressed() bool { return b.Refused(Fragments) }
 
 // Total is how many entries of a bound the endpoints have together.
 func (b *Bounds) Total(of Bound) (n int) {
-	for s := range slotmap.Slot(slotmap.MaxEndpoints + 1) {
+	for s := range endpointmap.ID(endpointmap.MaxEndpoints + 1) {
 		n += b.Held(of, s)
 	}
 	return n
@@ -228,16 +230,16 @@ type Pass struct {
 // Begin begins a pass of a bound. It precedes the first look at the entries.
 func (b *Bounds) Begin(of Bound) *Pass {
 	p := &Pass{
-		b: b, of: of, before: make([]uint32, slotmap.MaxEndpoints+1), found: make([]uint32, slotmap.MaxEndpoints+1),
+		b: b, of: of, before: make([]uint32, endpointmap.MaxEndpoints+1), found: make([]uint32, endpointmap.MaxEndpoints+1),
 	}
 	for s := range p.before {
-		p.before[s] = uint32(b.Held(of, slotmap.Slot(s)))
+		p.before[s] = uint32(b.Held(of, endpointmap.ID(s)))
 	}
 	return p
 }
 
 // Add counts n entries of an endpoint.
-func (p *Pass) Add(s slotmap.Slot, n int) {
+func (p *Pass) Add(s endpointmap.ID, n int) {
 	if int(s) < len(p.found) {
 		p.found[s] += uint32(n)
 	}
@@ -250,7 +252,7 @@ func (p *Pass) AddOutside() { p.outside++ }
 func (p *Pass) Finish() {
 	for s := range p.found {
 		if p.found[s] != p.before[s] {
-			atomic.AddUint32(p.b.count(p.of, slotmap.Slot(s)), p.found[s]-p.before[s])
+			atomic.AddUint32(p.b.count(p.of, endpointmap.ID(s)), p.found[s]-p.before[s])
 		}
 	}
 	p.b.outside[p.of].Store(p.outside)
@@ -260,15 +262,15 @@ func (p *Pass) Finish() {
 // DivideEvents divides the ring of events among as many endpoints as there are on the node. Nothing
 // evicts an event, so the guarantee of an endpoint that has none in the ring yet must stay free.
 func (b *Bounds) DivideEvents(endpoints int) {
-	atomic.StoreUint32(b.count(Events, slotmap.HostSlot), 0) // the reader does not count it
+	atomic.StoreUint32(b.count(Events, endpointmap.HostID), 0) // the reader does not count it
 	half := b.sizes[Events] / 2
 	atomic.StoreUint32(b.word(Events, common), uint32(half))
 	atomic.StoreUint32(b.word(Events, guarantee), uint32(max(1, half/max(1, endpoints))))
 }
 
 // TakeEvent notes that an event of an endpoint has left the ring.
-func (b *Bounds) TakeEvent(s slotmap.Slot) {
-	if s == slotmap.HostSlot || s > slotmap.MaxEndpoints {
+func (b *Bounds) TakeEvent(s endpointmap.ID) {
+	if s == endpointmap.HostID || s > endpointmap.MaxEndpoints {
 		return
 	}
 	for at := b.count(Events, s); ; {
@@ -281,7 +283,7 @@ func (b *Bounds) TakeEvent(s slotmap.Slot) {
 
 // NoEvents notes that the ring was empty: what is counted was lost with an earlier reader.
 func (b *Bounds) NoEvents() {
-	for s := range slotmap.Slot(slotmap.MaxEndpoints) {
+	for s := range endpointmap.ID(endpointmap.MaxEndpoints) {
 		if n := b.Held(Events, s+1); n > 0 {
 			atomic.CompareAndSwapUint32(b.count(Events, s+1), uint32(n), 0)
 		}
@@ -331,7 +333,7 @@ func countOutside[K, V any](p *Pass, m *ebpf.Map) error {
 
 // CollectAffinity counts the backends that the clients among the endpoints and the host keep, and divides
 // their bounds. The local addresses are those of endpoints and of the host.
-func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
+func (b *Bounds) CollectAffinity(local map[netip.Addr]endpointmap.ID) error {
 	p4, p6 := b.Begin(Affinity4), b.Begin(Affinity6)
 	err := pin.EachEntry(b.aff4, b.gate.Look, func(keys []bpf.MapsSlAffKey4, _ []uint64) error {
 		for i := range keys {
@@ -361,20 +363,20 @@ func (b *Bounds) CollectAffinity(local map[netip.Addr]slotmap.Slot) error {
 
 // addClient counts a backend that an endpoint or the host keeps. The client of the host's sockets is the
 // address 0. Clients that are gone are nobody's.
-func (p *Pass) addClient(local map[netip.Addr]slotmap.Slot, client netip.Addr) {
+func (p *Pass) addClient(local map[netip.Addr]endpointmap.ID, client netip.Addr) {
 	if client.IsUnspecified() {
-		p.Add(slotmap.HostSlot, 1)
-	} else if s, ok := local[client]; ok && s != slotmap.HostSlot {
+		p.Add(endpointmap.HostID, 1)
+	} else if s, ok := local[client]; ok && s != endpointmap.HostID {
 		p.Add(s, 1)
 	}
 }
 
 // AdoptAffinity copies what the endpoints and the host keep from the maps that an earlier version had it
 // in, before programs of this version run.
-func (b *Bounds) AdoptAffinity(local map[netip.Addr]slotmap.Slot) error {
+func (b *Bounds) AdoptAffinity(local map[netip.Addr]endpointmap.ID) error {
 	isLocal := func(a netip.Addr) bool {
 		s, ok := local[a]
-		return a.IsUnspecified() || ok && s != slotmap.HostSlot
+		return a.IsUnspecified() || ok && s != endpointmap.HostID
 	}
 	err4 := adopt[bpf.MapsSlAffKey4, uint64](b, b.outsideAff4, b.aff4, func(k bpf.MapsSlAffKey4) bool {
 		return isLocal(pin.Addr4(k.Client))
@@ -405,7 +407,7 @@ func adopt[K, V any](b *Bounds, from, to *ebpf.Map, wanted func(K) bool) error {
 // divide writes what each endpoint is guaranteed, and how much of the common half is used.
 func (b *Bounds) divide(of Bound) {
 	var held []int
-	for s := range slotmap.Slot(slotmap.MaxEndpoints + 1) {
+	for s := range endpointmap.ID(endpointmap.MaxEndpoints + 1) {
 		// an addition that a pass has taken back already may be late
 		if n := b.Held(of, s); n > 0 && n < 1<<31 {
 			held = append(held, n)

@@ -9,14 +9,14 @@ import (
 	"unsafe"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
 // fresh are bounds in ordinary memory.
 func fresh(size int) *Bounds {
 	b := &Bounds{
 		bounds: make([]byte, int(all)*int(unsafe.Sizeof(bpf.MapsSlBound{}))),
-		held:   make([]byte, (slotmap.MaxEndpoints+1)*int(unsafe.Sizeof(bpf.MapsSlHeld{}))),
+		held:   make([]byte, (endpointmap.MaxEndpoints+1)*int(unsafe.Sizeof(bpf.MapsSlHeld{}))),
 	}
 	b.sizes[Fragments] = size
 	b.divide(Fragments)
@@ -29,14 +29,14 @@ func TestHalfOfABoundIsGuaranteed(t *testing.T) {
 	const size = 800
 	for _, c := range []struct {
 		what            string
-		found           map[slotmap.Slot]int
+		found           map[endpointmap.ID]int
 		guarantee, used int
 	}{
 		{"nobody", nil, 400, 0},
-		{"one endpoint", map[slotmap.Slot]int{7: 100}, 400, 0},
-		{"one that has all", map[slotmap.Slot]int{7: 800}, 400, 400},
-		{"one that has all, and another", map[slotmap.Slot]int{7: 799, 8: 1}, 200, 599},
-		{"four", map[slotmap.Slot]int{1: 500, 2: 150, 3: 100, slotmap.MaxEndpoints: 1}, 100, 450},
+		{"one endpoint", map[endpointmap.ID]int{7: 100}, 400, 0},
+		{"one that has all", map[endpointmap.ID]int{7: 800}, 400, 400},
+		{"one that has all, and another", map[endpointmap.ID]int{7: 799, 8: 1}, 200, 599},
+		{"four", map[endpointmap.ID]int{1: 500, 2: 150, 3: 100, endpointmap.MaxEndpoints: 1}, 100, 450},
 	} {
 		b := fresh(size)
 		p := b.Begin(Fragments)
@@ -66,7 +66,7 @@ func TestPassKeepsWhatIsMadeMeanwhile(t *testing.T) {
 	p := b.Begin(Fragments)
 	p.Add(3, 10)
 	atomic.AddUint32(b.count(Fragments, 3), 5) // by a program
-	p.Add(slotmap.NoSlot, 100)
+	p.Add(endpointmap.NoID, 100)
 	p.Finish()
 	if got := b.Held(Fragments, 3); got != 15 {
 		t.Errorf("the endpoint has %d, want 10 that were found and 5 that were made", got)
@@ -80,7 +80,7 @@ func TestPassKeepsWhatIsMadeMeanwhile(t *testing.T) {
 func TestEveryEndpointIsGuaranteedOne(t *testing.T) {
 	b := fresh(800)
 	p := b.Begin(Fragments)
-	for s := range slotmap.Slot(slotmap.MaxEndpoints) {
+	for s := range endpointmap.ID(endpointmap.MaxEndpoints) {
 		p.Add(s+1, 1)
 	}
 	p.Finish()

@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
@@ -42,7 +42,7 @@ type instance struct {
 	testing.TB
 	*Collector
 	now uint32
-	pod slotmap.Endpoint
+	pod endpointmap.Endpoint
 }
 
 func open(t testing.TB, o CollectorOptions) *instance {
@@ -53,10 +53,10 @@ func open(t testing.TB, o CollectorOptions) *instance {
 	pins, err := pin.Open(pin.Options{Dir: NewBPFFS(t), Log: log}, spec)
 	must(t, "open the pins", err)
 	t.Cleanup(func() { must(t, "close the pins", pins.Close()) })
-	endpoints := slotmap.Open(pins, ipcache.New(ipmap.Open(pins), log), slotmap.Options{Log: log})
+	endpoints := endpointmap.Open(pins, ipcache.New(ipmap.Open(pins), log), endpointmap.Options{Log: log})
 	must(t, "settle the endpoints", endpoints.Settle())
-	i := &instance{TB: t, now: began, pod: slotmap.Endpoint{
-		Ifindex: 10, Identity: 1000, MTU: 1500, Deliver: slotmap.DeliverPeer,
+	i := &instance{TB: t, now: began, pod: endpointmap.Endpoint{
+		Ifindex: 10, Identity: 1000, MTU: 1500, Deliver: endpointmap.DeliverPeer,
 		IPv4: netip.MustParseAddr("10.0.0.10"), IPv6: netip.MustParseAddr("fd00::10"),
 		MAC: [6]byte{2, 0, 0, 0, 0, 1}, HostMAC: [6]byte{2, 0, 0, 0, 0, 2},
 	}}
@@ -140,7 +140,7 @@ func (i *instance) count(stat uint32, n int64) {
 func (i *instance) fromPod(proto uint8, port uint16, peer string, flags Flags, idle uint32) Connection {
 	c := Connection{
 		Tuple: Tuple{Responder: netip.MustParseAddrPort(peer), Protocol: proto},
-		From:  End{Slot: i.pod.Slot, Epoch: 1, Identity: i.pod.Identity}, To: End{Slot: slotmap.NoSlot},
+		From:  End{Slot: i.pod.Slot, Epoch: 1, Identity: i.pod.Identity}, To: End{Slot: endpointmap.NoID},
 		Flags: flags, LastSeen: i.now - idle,
 	}
 	c.Initiator = netip.AddrPortFrom(i.pod.IPv4, port)
@@ -180,7 +180,7 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 		i.fromPod(6, 6, "198.51.100.2:80", established|Terminated, 100), // is in use no more
 		i.fromPod(6, 7, "198.51.100.3:80", established|Reset, 5),        // nor is this
 		// the host is never gone
-		with(i.fromPod(6, 8, peer4, established, 0), func(c *Connection) { c.From.Slot = slotmap.HostSlot }),
+		with(i.fromPod(6, 8, peer4, established, 0), func(c *Connection) { c.From.Slot = endpointmap.HostID }),
 	}
 	expire := []Connection{
 		i.fromPod(6, 21, peer4, established, 8000),
@@ -253,8 +253,8 @@ func TestKernelOutsideHasHalfOfTheRoom(t *testing.T) {
 		t.Helper()
 		i.collect()
 		for f := range 2 {
-			for slot, want := range map[slotmap.Slot]uint64{
-				i.pod.Slot: pod[f], other: free[f], Outside: outside[f], slotmap.HostSlot: 0,
+			for slot, want := range map[endpointmap.ID]uint64{
+				i.pod.Slot: pod[f], other: free[f], Outside: outside[f], endpointmap.HostID: 0,
 			} {
 				if begun, limit := i.Budget(slot, f); begun != 0 || limit != want {
 					t.Errorf("%s: slot %d has begun %d of %d in family %d, want 0 of %d", when, slot, begun, limit, f, want)
@@ -281,7 +281,7 @@ func TestKernelPressureIsAQuarterOfABudget(t *testing.T) {
 	if i.Pressed() {
 		t.Error("pressed without connections")
 	}
-	for _, slot := range []int{int(i.pod.Slot), slotmap.MaxEndpoints, Outside} {
+	for _, slot := range []int{int(i.pod.Slot), endpointmap.MaxEndpoints, Outside} {
 		for f, room := range []uint64{room4, room6} {
 			begun, limit := i.cell(slot, f)
 			*begun = room/4 - 1

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
@@ -241,7 +241,7 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 }
 
 // Outside stands for the slot of what no local endpoint begins.
-const Outside = slotmap.MaxEndpoints + 1
+const Outside = endpointmap.MaxEndpoints + 1
 
 // Pressed says whether a quarter of any budget is used, so that a recount may
 // give its owner more, or less to others.
@@ -267,7 +267,7 @@ func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 
 // Budget is what a slot, or Outside, has begun in a family since the last pass,
 // and how much it may begin; a limit of 0 is none.
-func (c *Collector) Budget(slot slotmap.Slot, family int) (begun, limit uint64) {
+func (c *Collector) Budget(slot endpointmap.ID, family int) (begun, limit uint64) {
 	b, l := c.cell(int(slot), family)
 	return atomic.LoadUint64(b), uint64(uint32(atomic.LoadUint64(l)))
 }
@@ -275,7 +275,7 @@ func (c *Collector) Budget(slot slotmap.Slot, family int) (begun, limit uint64) 
 // Use is how many connections of a family a slot, or Outside, has: those that the last pass found open, and
 // those that it has begun since. It may have at most so many before the next pass; 0: there is no limit.
 // Before the first pass nothing is known.
-func (c *Collector) Use(slot slotmap.Slot, family int) (used, most int) {
+func (c *Collector) Use(slot endpointmap.ID, family int) (used, most int) {
 	p := c.Last()
 	if int(slot) >= len(p.Owned) {
 		return 0, 0
@@ -309,9 +309,9 @@ func (c *Connection) charged(ct *Connections) int {
 		end = c.To
 	}
 	switch {
-	case end.Slot > slotmap.MaxEndpoints:
+	case end.Slot > endpointmap.MaxEndpoints:
 		return Outside
-	case end.Slot == slotmap.HostSlot && end.Identity == ct.worlds[c.family()]:
+	case end.Slot == endpointmap.HostID && end.Identity == ct.worlds[c.family()]:
 		return Outside
 	}
 	return int(end.Slot)
@@ -359,7 +359,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		}
 		p.Batches++
 		// read after the batch: whoever is not there now is gone
-		present := map[slotmap.Slot]slotmap.Endpoint{}
+		present := map[endpointmap.ID]endpointmap.Endpoint{}
 		now := c.o.Now()
 		for i := range cs {
 			conn := &cs[i]
@@ -527,19 +527,19 @@ func (s *sorting) flush() error {
 // orphaned says whether a local end of the connection belongs to no endpoint
 // any more: nobody leads to its slot, or whoever has the slot has another
 // address. The host is never gone.
-func (ct *Connections) orphaned(conn *Connection, present map[slotmap.Slot]slotmap.Endpoint) (bool, error) {
+func (ct *Connections) orphaned(conn *Connection, present map[endpointmap.ID]endpointmap.Endpoint) (bool, error) {
 	for _, end := range []struct {
 		End
 		addr any
 	}{{conn.From, conn.Initiator.Addr()}, {conn.To, conn.Responder.Addr()}} {
 		s := end.Slot
-		if s == slotmap.HostSlot || s > slotmap.MaxEndpoints {
+		if s == endpointmap.HostID || s > endpointmap.MaxEndpoints {
 			continue
 		}
 		e, ok := present[s]
 		if !ok {
 			var err error
-			if e, err = ct.endpoints.Lookup(s); err != nil && !errors.Is(err, slotmap.ErrNotFound) {
+			if e, err = ct.endpoints.Lookup(s); err != nil && !errors.Is(err, endpointmap.ErrNotFound) {
 				return false, err
 			}
 			present[s] = e // without addresses if nobody is there
@@ -603,7 +603,7 @@ func budgetOf(capacity, open, owned, sharers int) int {
 func (c *Collector) renew(p *Pass, owned [][2]int, open [2]int) (spent uint32, wasSpent bool) {
 	var sharing [2]int
 	for s, n := range owned {
-		if s == int(slotmap.HostSlot) || s == Outside {
+		if s == int(endpointmap.HostID) || s == Outside {
 			continue
 		}
 		if n != [2]int{} {
@@ -624,7 +624,7 @@ func (c *Collector) renew(p *Pass, owned [][2]int, open [2]int) (spent uint32, w
 				shares *= 2
 			}
 			limit := budgetOf(capacity[f], open[f], n[f], shares)
-			if s == int(slotmap.HostSlot) {
+			if s == int(endpointmap.HostID) {
 				limit = 0
 			}
 			begunCell, limitCell := c.cell(s, f)

@@ -14,7 +14,7 @@ import (
 	"sync"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -24,7 +24,7 @@ import (
 type Connections struct {
 	log       *slog.Logger
 	pins      *pin.Maps
-	endpoints *slotmap.Maps
+	endpoints *endpointmap.Maps
 	worlds    [2]identity.Numeric // of addresses that the ipcache does not know
 
 	gate     pin.Gate
@@ -40,7 +40,7 @@ type Connections struct {
 // Options say what is needed to understand a connection.
 type Options struct {
 	// Endpoints that connections belong to.
-	Endpoints *slotmap.Maps
+	Endpoints *endpointmap.Maps
 	// Worlds are the identities of addresses outside, IPv4 and IPv6.
 	Worlds [2]identity.Numeric
 	Log    *slog.Logger

@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -121,8 +121,8 @@ func (t Tuple) zone() uint8 {
 
 // End is one end of a connection.
 type End struct {
-	// Slot of the endpoint, NoSlot if it is not local.
-	Slot slotmap.Slot
+	// Slot of the endpoint, NoID if it is not local.
+	Slot endpointmap.ID
 	// Epoch is that of the word that last evaluated the connection, 0 if the end is
 	// not local.
 	Epoch uint32
@@ -238,8 +238,8 @@ func tupleOf(lo, hi netip.AddrPort, proto, zone uint8, flags uint32) Tuple {
 func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
-		From:     End{Slot: slotmap.Slot(v.Where >> 48), Epoch: uint32(v.Epochs >> 32), AddressEpoch: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
-		To:       End{Slot: slotmap.Slot(v.Where >> 32), Epoch: uint32(v.Epochs), AddressEpoch: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
+		From:     End{Slot: endpointmap.ID(v.Where >> 48), Epoch: uint32(v.Epochs >> 32), AddressEpoch: uint16(v.Where >> 16), Identity: identity.Numeric(v.IdInit)},
+		To:       End{Slot: endpointmap.ID(v.Where >> 32), Epoch: uint32(v.Epochs), AddressEpoch: uint16(v.Where), Identity: identity.Numeric(v.IdResp)},
 		LastSeen: v.LastS, Flags: Flags(v.Flags), EgressRule: v.RuleEg, IngressRule: v.RuleIn,
 		Value: *v,
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
 // The generated code has no preprocessor constants.
@@ -197,14 +197,14 @@ func TestHalfOpenFromOutsideIsShortOfRoom(t *testing.T) {
 	c := &Collector{ct: &Connections{}}
 	full, capacity := Pass{Live: [2]int{501, 0}}, [2]int{1000, 1000}
 	outside := Connection{
-		Tuple: tuple(6, "203.0.113.1:1000", "10.0.0.1:80"), From: End{Slot: slotmap.NoSlot}, To: End{Slot: 2},
+		Tuple: tuple(6, "203.0.113.1:1000", "10.0.0.1:80"), From: End{Slot: endpointmap.NoID}, To: End{Slot: 2},
 	}
 	with := func(change func(*Connection)) *Connection {
 		conn := outside
 		change(&conn)
 		return &conn
 	}
-	transit := with(func(c *Connection) { c.Transit, c.To.Slot = true, slotmap.NoSlot })
+	transit := with(func(c *Connection) { c.Transit, c.To.Slot = true, endpointmap.NoID })
 	other := with(func(c *Connection) { c.Tuple = tuple(6, "[fd00::1]:1", "[fd00::2]:1") })
 	datagrams := with(func(c *Connection) { c.Protocol = 17 })
 	opening, established := DefaultTimeouts().TCPOpening, DefaultTimeouts().TCPEstablished
@@ -334,24 +334,25 @@ func TestOpenConnectionsAreNeitherOpeningNorOver(t *testing.T) {
 // TestConnectionsOfTheWorldAreOutsides: of both families, also under an address of the host.
 func TestConnectionsOfTheWorldAreOutsides(t *testing.T) {
 	ct := &Connections{worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}}
-	const pod = slotmap.Slot(3)
-	host := func(id identity.Numeric) End { return End{Slot: slotmap.HostSlot, Identity: id} }
+	const pod = endpointmap.ID(3)
+	host := func(id identity.Numeric) End { return End{Slot: endpointmap.HostID, Identity: id} }
 	four, six := tuple(6, "10.0.0.1:1", "10.0.0.2:2"), tuple(6, "[fd00::1]:1", "[fd00::2]:2")
 	for name, c := range map[string]struct {
 		conn Connection
 		want int
 	}{
 		"the endpoint with the last slot": {
-			Connection{Tuple: four, From: End{Slot: slotmap.MaxEndpoints}, To: End{Slot: slotmap.NoSlot}}, slotmap.MaxEndpoints,
+			Connection{Tuple: four, From: End{Slot: endpointmap.MaxEndpoints}, To: End{Slot: endpointmap.NoID}},
+			endpointmap.MaxEndpoints,
 		},
-		"an endpoint":                   {Connection{Tuple: four, From: End{Slot: pod}, To: End{Slot: slotmap.NoSlot}}, int(pod)},
-		"outside":                       {Connection{Tuple: four, From: End{Slot: slotmap.NoSlot}, To: End{Slot: pod}}, Outside},
-		"the host":                      {Connection{Tuple: four, From: host(identity.Host)}, int(slotmap.HostSlot)},
+		"an endpoint":                   {Connection{Tuple: four, From: End{Slot: pod}, To: End{Slot: endpointmap.NoID}}, int(pod)},
+		"outside":                       {Connection{Tuple: four, From: End{Slot: endpointmap.NoID}, To: End{Slot: pod}}, Outside},
+		"the host":                      {Connection{Tuple: four, From: host(identity.Host)}, int(endpointmap.HostID)},
 		"the world as the host":         {Connection{Tuple: four, From: host(identity.WorldIPv4)}, Outside},
 		"the world as the host by IPv6": {Connection{Tuple: six, From: host(identity.WorldIPv6)}, Outside},
-		"the world of the other family": {Connection{Tuple: six, From: host(identity.WorldIPv4)}, int(slotmap.HostSlot)},
+		"the world of the other family": {Connection{Tuple: six, From: host(identity.WorldIPv4)}, int(endpointmap.HostID)},
 		"the responder's packet": {
-			Connection{Tuple: four, From: End{Slot: slotmap.NoSlot}, To: End{Slot: pod}, Flags: ByResponder}, int(pod),
+			Connection{Tuple: four, From: End{Slot: endpointmap.NoID}, To: End{Slot: pod}, Flags: ByResponder}, int(pod),
 		},
 	} {
 		if got := c.conn.charged(ct); got != c.want {
@@ -370,7 +371,7 @@ func TestFilterMeansConnections(t *testing.T) {
 	asked := func(*Connection) netip.AddrPort { return netip.MustParseAddrPort("10.96.0.1:443") }
 	record := conn
 	record.Asked = true
-	local := func(slot slotmap.Slot, addr string) []Local {
+	local := func(slot endpointmap.ID, addr string) []Local {
 		return []Local{{slot, []netip.Addr{netip.MustParseAddr(addr)}}}
 	}
 	prefix := func(p string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(p)} }

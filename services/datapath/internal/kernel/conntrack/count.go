@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
 // Responder is the end of connections that did not begin them.
@@ -39,7 +39,7 @@ func (ct *Connections) CountByResponder(
 	counts := map[Responder]int{}
 	err := ct.Each(func(cs []Connection) error {
 		// read after the batch: an endpoint that is not there now is gone
-		present := map[slotmap.Slot]slotmap.Endpoint{}
+		present := map[endpointmap.ID]endpointmap.Endpoint{}
 		now := MonotonicSeconds()
 		for i := range cs {
 			c := &cs[i]

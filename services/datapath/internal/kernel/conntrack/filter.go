@@ -7,13 +7,13 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
 // Local is an endpoint as connections name it. A slot is used again, so that its
 // addresses have to be those of the end, too.
 type Local struct {
-	Slot  slotmap.Slot
+	Slot  endpointmap.ID
 	Addrs []netip.Addr
 }
 

@@ -19,7 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -126,8 +126,8 @@ type Event struct {
 	// Node is the number of the other node that the packet came from or goes to past
 	// the stack of this one, 0 without one.
 	Node uint16
-	// SourceSlot and DestinationSlot are NoSlot if not local or not determined.
-	SourceSlot, DestinationSlot slotmap.Slot
+	// SourceSlot and DestinationSlot are NoID if not local or not determined.
+	SourceSlot, DestinationSlot endpointmap.ID
 	// Egress and Ingress are what the policies of the sender and of the
 	// receiver said. For a reply they are those of its connection: the sender
 	// of the connection's first packet has the egress side.
@@ -187,11 +187,11 @@ func (r *Reader) Read(ctx context.Context) (Event, error) {
 	}
 }
 
-// charged is the slot whose share of the ring an event was taken from, HostSlot without one.
-func charged(raw []byte) slotmap.Slot {
+// charged is the slot whose share of the ring an event was taken from, HostID without one.
+func charged(raw []byte) endpointmap.ID {
 	const at = int(unsafe.Offsetof(bpf.MapsSlEvent{}.Charged))
 	if len(raw) < at+2 {
-		return slotmap.HostSlot
+		return endpointmap.HostID
 	}
 	return binary.NativeEndian.Uint16(raw[at:])
 }

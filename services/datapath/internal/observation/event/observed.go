@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
 // Observed is what one side said, as observers see it; empty if it was not
 // evaluated.
-func (s SideVerdict) Observed(slot slotmap.Slot) observe.Side {
+func (s SideVerdict) Observed(slot endpointmap.ID) observe.Side {
 	if s.By == ByNobody {
 		return observe.Side{}
 	}
@@ -159,8 +159,8 @@ func (n Names) side(s observe.Side, egress bool) observe.Side {
 	return s
 }
 
-func endOf(owners Owners, slot slotmap.Slot) observe.End {
-	if slot == slotmap.NoSlot {
+func endOf(owners Owners, slot endpointmap.ID) observe.End {
+	if slot == endpointmap.NoID {
 		return observe.End{}
 	}
 	spec, _ := owners.SpecOfSlot(slot)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -32,8 +32,8 @@ type Peer struct {
 	Identity identity.Numeric
 	// Word of the identity; not Known: the tables do not know it.
 	Word nodetable.Identity
-	// Slot of the endpoint, HostSlot for the node's own addresses, NoSlot else.
-	Slot slotmap.Slot
+	// Slot of the endpoint, HostID for the node's own addresses, NoID else.
+	Slot endpointmap.ID
 	// Entry of the ipcache that holds the address; not valid: none does.
 	Entry netip.Prefix
 	// Node is the number of the other node that has the address, 0: none.
@@ -77,7 +77,7 @@ type Explanation struct {
 
 // Explainer asks the packages that have the maps of an instance.
 type Explainer struct {
-	Endpoints   *slotmap.Maps
+	Endpoints   *endpointmap.Maps
 	Addresses   *ipmap.Maps
 	Nodes       *nodemap.Maps
 	Tables      *policymap.Maps
@@ -141,7 +141,7 @@ func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Exp
 	if !x.Source.endpoint() {
 		q.Program, q.Far, near = program.ToPod, x.Source.Slot, x.Destination
 		// nothing but the host sends under its addresses
-		q.Forwarded = x.Source.Slot != slotmap.HostSlot
+		q.Forwarded = x.Source.Slot != endpointmap.HostID
 		if x.Source.Node != 0 {
 			// as if the tunnel's program had given it to the stack: what its key names
 			// no test run can say
@@ -184,7 +184,7 @@ func (e *Explainer) first(x *Explanation, q replica.Question) error {
 	x.Reason = a.Reason
 	x.Source.Identity, x.Destination.Identity = a.Source, a.Destination
 	egress, ingress := a.Egress, a.Ingress
-	if egress.By != event.ByNobody && ingress.By == event.ByNobody && x.Destination.Slot != slotmap.NoSlot {
+	if egress.By != event.ByNobody && ingress.By == event.ByNobody && x.Destination.Slot != endpointmap.NoID {
 		q.LetOut = true
 		if a, err = e.Replicas.Run(q); err != nil {
 			return err
@@ -220,7 +220,7 @@ func (e *Explainer) next(x *Explanation, q replica.Question, t conntrack.Tuple) 
 		sender = x.Connection.To
 	}
 	// a client outside that the host translates to its own address
-	if sender.Slot == slotmap.HostSlot && slices.Contains(e.Worlds[:], sender.Identity) {
+	if sender.Slot == endpointmap.HostID && slices.Contains(e.Worlds[:], sender.Identity) {
 		q.Forwarded = true
 	}
 	q.Connection = &x.Connection
@@ -231,7 +231,7 @@ func (e *Explainer) next(x *Explanation, q replica.Question, t conntrack.Tuple) 
 // endpoint says whether the end is a pod.
 func (p Peer) endpoint() bool { return isEndpoint(p.Slot) }
 
-func isEndpoint(s slotmap.Slot) bool { return s != slotmap.NoSlot && s != slotmap.HostSlot }
+func isEndpoint(s endpointmap.ID) bool { return s != endpointmap.NoID && s != endpointmap.HostID }
 
 // peer finds out what leads to an address in the maps: its slot, and the prefix
 // of the ipcache that counts. A lookup there says what an entry holds, and not

@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
@@ -45,11 +45,11 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 	}
 	b.Path = InTransit
 	x.Destination.Identity = x.Destination.known.Identity
-	if x.Destination.Slot == slotmap.HostSlot {
+	if x.Destination.Slot == endpointmap.HostID {
 		b.Path, x.Destination.Identity = HostSocket, identity.Host
 	}
 	switch {
-	case x.Destination.Slot == slotmap.NoSlot && x.Destination.known.Flags&ipmap.PodRange != 0:
+	case x.Destination.Slot == endpointmap.NoID && x.Destination.known.Flags&ipmap.PodRange != 0:
 		x.Reason = event.NoRoute
 	case e.isTunnel(frontend.Protocol(t.Protocol), t.Responder.Port()) && isNode(x.Destination.Identity):
 		x.Reason = event.TunnelPort

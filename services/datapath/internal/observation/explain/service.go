@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -103,11 +103,11 @@ type Backend struct {
 // translated says whether the kernel has a program that leads a connection to backends:
 // of TCP and UDP for the sockets of the node's endpoints and of its host; of SCTP, too,
 // for packets, which those of endpoints and of senders outside are.
-func (e *Explainer) translated(k frontend.Key, sender slotmap.Slot) bool {
+func (e *Explainer) translated(k frontend.Key, sender endpointmap.ID) bool {
 	switch sender {
-	case slotmap.HostSlot:
+	case endpointmap.HostID:
 		return k.Protocol != frontend.SCTP
-	case slotmap.NoSlot:
+	case endpointmap.NoID:
 		return !e.isTunnel(k.Protocol, k.Port)
 	}
 	return true
@@ -132,7 +132,7 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	if k.Validate() != nil {
 		return nil, nil // no service has such an address
 	}
-	if k.Addr.IsLoopback() && sender != slotmap.HostSlot {
+	if k.Addr.IsLoopback() && sender != endpointmap.HostID {
 		return nil, nil // each container has that for itself
 	}
 	f, ok, err := e.Services.Lookup(k)
@@ -145,7 +145,7 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Frontend: f, Outside: sender == slotmap.NoSlot}
+	s := &Service{Frontend: f, Outside: sender == endpointmap.NoID}
 	list := f.Inside
 	if s.Outside {
 		list = f.Outside
@@ -180,25 +180,25 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 
 // findNoPort finds out whether a destination that no frontend has goes nowhere. A UDP
 // socket of the host is no concern of the programs.
-func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender slotmap.Slot) (*Service, error) {
+func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpointmap.ID) (*Service, error) {
 	at, err := e.peer(known, k.Addr)
-	if err != nil || at.Slot != slotmap.NoSlot || at.Node != 0 ||
-		sender == slotmap.HostSlot && k.Protocol != frontend.TCP || !e.translated(k, sender) {
+	if err != nil || at.Slot != endpointmap.NoID || at.Node != 0 ||
+		sender == endpointmap.HostID && k.Protocol != frontend.TCP || !e.translated(k, sender) {
 		return nil, err
 	}
 	if alone, err := e.Services.IsOfServices(k.Addr); err != nil || !alone {
 		return nil, err
 	}
-	return &Service{Frontend: servicemap.Frontend{Key: k}, Outside: sender == slotmap.NoSlot, Outcome: NoPort}, nil
+	return &Service{Frontend: servicemap.Frontend{Key: k}, Outside: sender == endpointmap.NoID, Outcome: NoPort}, nil
 }
 
 // isClosed says whether a list is for other sources. The sockets of the node itself have
 // no address there.
-func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender slotmap.Slot) (bool, error) {
+func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender endpointmap.ID) (bool, error) {
 	if !list.Sources {
 		return false, nil
 	}
-	if sender == slotmap.HostSlot {
+	if sender == endpointmap.HostID {
 		client = frontend.Unspecified(client)
 	}
 	ok, err := e.Services.MayAsk(list.Number, client)
@@ -207,14 +207,14 @@ func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender s
 
 // findNodePort finds the node port that answers at an address of the node, or at a
 // loopback address for the host.
-func (e *Explainer) findNodePort(k frontend.Key, sender slotmap.Slot) (servicemap.Frontend, bool, error) {
-	at := sender == slotmap.HostSlot
+func (e *Explainer) findNodePort(k frontend.Key, sender endpointmap.ID) (servicemap.Frontend, bool, error) {
+	at := sender == endpointmap.HostID
 	if !k.Addr.IsLoopback() {
 		slot, err := e.Endpoints.SlotOf(k.Addr)
 		if err != nil {
 			return servicemap.Frontend{}, false, fmt.Errorf("endpoint of %v: %w", k.Addr, err)
 		}
-		at = slot == slotmap.HostSlot
+		at = slot == endpointmap.HostID
 	}
 	if !at {
 		return servicemap.Frontend{}, false, nil

@@ -25,7 +25,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -75,7 +75,7 @@ type Question struct {
 	// Program is the name of the one to run.
 	Program string
 	// Near is the endpoint at whose device it runs.
-	Near slotmap.Endpoint
+	Near endpointmap.Endpoint
 	// Forwarded says that the packet has entered the node by a device of no
 	// endpoint.
 	Forwarded bool
@@ -84,8 +84,8 @@ type Question struct {
 	Tunnel uint32
 	// Frame is the packet with its Ethernet header.
 	Frame []byte
-	// Far is the slot of the other end, NoSlot if it has none.
-	Far slotmap.Slot
+	// Far is the slot of the other end, NoID if it has none.
+	Far endpointmap.ID
 	// Connection is the packet's, nil: there is none.
 	Connection *conntrack.Connection
 	// LetOut has the near endpoint allow all egress: what would the other side
@@ -271,7 +271,7 @@ func (ps *Programs) fill(q Question) error {
 	case !errors.Is(err, ebpf.ErrKeyNotExist):
 		return fmt.Errorf("slot of device %d: %w", q.Near.Ifindex, err)
 	}
-	slots := []slotmap.Slot{q.Near.Slot, q.Far, slotmap.HostSlot}
+	slots := []endpointmap.ID{q.Near.Slot, q.Far, endpointmap.HostID}
 	if c := q.Connection; c != nil {
 		slots = append(slots, c.From.Slot, c.To.Slot)
 		if c.Initiator.Addr().Is4() {
@@ -281,7 +281,7 @@ func (ps *Programs) fill(q Question) error {
 		}
 	}
 	for _, s := range slots {
-		if s <= slotmap.MaxEndpoints {
+		if s <= endpointmap.MaxEndpoints {
 			e := ps.endpoint(s)
 			if q.LetOut && s == q.Near.Slot {
 				e[0] = e[0]&^0xffff | uint64(nodetable.Allow)
@@ -290,7 +290,7 @@ func (ps *Programs) fill(q Question) error {
 		}
 	}
 	// the budgets of both families
-	for _, sender := range []slotmap.Slot{q.Near.Slot, conntrack.Outside} {
+	for _, sender := range []endpointmap.ID{q.Near.Slot, conntrack.Outside} {
 		for family := range uint32(2) {
 			at := uint32(sender)<<1 | family
 			var b bpf.MapsSlBudget
@@ -307,7 +307,7 @@ func (ps *Programs) fill(q Question) error {
 type record [unsafe.Sizeof(bpf.MapsSlEndpoint{}) / 8]uint64
 
 // endpoint copies the record of a slot, each word of it in one piece.
-func (ps *Programs) endpoint(s slotmap.Slot) (r record) {
+func (ps *Programs) endpoint(s endpointmap.ID) (r record) {
 	memory := ps.pins.Memory(bpf.MapsMapSlEp)
 	for i := range r {
 		r[i] = atomic.LoadUint64(pin.Word(memory, (int(s)*len(r)+i)*8))

@@ -12,7 +12,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
@@ -35,7 +35,7 @@ type Connection struct {
 // Table is the table of connections, with the maps that describe them.
 type Table struct {
 	Connections *conntrack.Connections
-	Endpoints   *slotmap.Maps
+	Endpoints   *endpointmap.Maps
 	Addresses   *ipmap.Maps
 	Services    *servicemap.Maps
 }
@@ -84,7 +84,7 @@ func (t *Table) current(c *conntrack.Connection) (bool, error) {
 		if end.Epoch == 0 { // not local
 			continue
 		}
-		if end.Slot > slotmap.MaxEndpoints {
+		if end.Slot > endpointmap.MaxEndpoints {
 			return false, nil
 		}
 		e, err := t.Endpoints.At(end.Slot)

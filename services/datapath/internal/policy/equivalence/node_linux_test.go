@@ -25,7 +25,7 @@ import (
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
@@ -189,8 +189,8 @@ func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
 var podMAC, hostMAC = [6]byte{2, 0, 0, 0, 0, 1}, [6]byte{2, 0, 0, 0, 0, 2}
 
 func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16, error) {
-	e := slotmap.Endpoint{
-		Ifindex: ifindex, Identity: identity.Numeric(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: slotmap.DeliverPeer,
+	e := endpointmap.Endpoint{
+		Ifindex: ifindex, Identity: identity.Numeric(subject), MAC: podMAC, HostMAC: hostMAC, MTU: 1500, Deliver: endpointmap.DeliverPeer,
 	}
 	if addr.Is4() {
 		e.IPv4 = addr
@@ -198,7 +198,7 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 		e.IPv6 = addr
 	}
 	slot, err := s.applier.Publish(subject, []netip.Addr{addr}, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
-		e.Policy = slotmap.Policy{Egress: egress, Ingress: ingress}
+		e.Policy = endpointmap.Policy{Egress: egress, Ingress: ingress}
 		slot, err := s.n.k.Endpoints.Publish(s.ctx, e)
 		if err != nil {
 			return 0, 0, err

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -26,7 +26,7 @@ type instance struct {
 	*Maps
 	pins      *pin.Maps
 	addresses *ipmap.Maps
-	endpoints *slotmap.Maps
+	endpoints *endpointmap.Maps
 }
 
 // open begins or continues an instance as a process does. The test may close
@@ -45,7 +45,7 @@ func open(t testing.TB, dir string) *instance {
 	i.pins, err = pin.Open(pin.Options{Dir: dir, Log: log}, spec)
 	fail(err)
 	i.addresses = ipmap.Open(i.pins)
-	i.endpoints = slotmap.Open(i.pins, ipcache.New(i.addresses, log), slotmap.Options{Log: log})
+	i.endpoints = endpointmap.Open(i.pins, ipcache.New(i.addresses, log), endpointmap.Options{Log: log})
 	i.Maps, err = Open(i.pins, i.endpoints, log)
 	t.Cleanup(func() { i.close(t) })
 	fail(err)
@@ -69,10 +69,10 @@ func (i *instance) close(t testing.TB) {
 }
 
 // publish makes an endpoint that tables allow everything.
-func (i *instance) publish(t testing.TB, n byte, p slotmap.Policy) slotmap.Endpoint {
+func (i *instance) publish(t testing.TB, n byte, p endpointmap.Policy) endpointmap.Endpoint {
 	t.Helper()
-	s, err := i.endpoints.Publish(t.Context(), slotmap.Endpoint{
-		Ifindex: 1000 + uint32(n), Identity: 256 + identity.Numeric(n), MTU: 1500, Deliver: slotmap.DeliverPeer,
+	s, err := i.endpoints.Publish(t.Context(), endpointmap.Endpoint{
+		Ifindex: 1000 + uint32(n), Identity: 256 + identity.Numeric(n), MTU: 1500, Deliver: endpointmap.DeliverPeer,
 		MAC: [6]byte{2, 0, 0, 0, 1, n}, HostMAC: [6]byte{2, 0, 0, 0, 2, n},
 		IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}), Policy: p,
 	})
@@ -83,4 +83,4 @@ func (i *instance) publish(t testing.TB, n byte, p slotmap.Policy) slotmap.Endpo
 	return e
 }
 
-var allowed = slotmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
+var allowed = endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}

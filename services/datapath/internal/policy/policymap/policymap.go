@@ -12,7 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -20,7 +20,7 @@ import (
 // are applied one after the other.
 type Maps struct {
 	log       *slog.Logger
-	endpoints *slotmap.Maps // whose words name tables
+	endpoints *endpointmap.Maps // whose words name tables
 
 	gate  pin.Gate
 	store *tableStore
@@ -29,7 +29,7 @@ type Maps struct {
 
 // Open finds the maps of tables among all and adopts the tables that are in
 // them. It writes nothing.
-func Open(pm *pin.Maps, endpoints *slotmap.Maps, log *slog.Logger) (*Maps, error) {
+func Open(pm *pin.Maps, endpoints *endpointmap.Maps, log *slog.Logger) (*Maps, error) {
 	m := &Maps{
 		log: log, endpoints: endpoints,
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, store: newTableStore(openTableMaps(pm)),

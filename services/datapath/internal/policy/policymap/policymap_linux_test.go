@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -33,13 +33,13 @@ type model struct {
 	words   map[uint32]nodetable.Identity
 	classes map[policytable.ClassKey]nodetable.IdentityClass
 	// policies of the slots that the test has published
-	policies map[slotmap.Slot]slotmap.Policy
+	policies map[endpointmap.ID]endpointmap.Policy
 }
 
 func newModel() *model {
 	return &model{
 		tables: map[nodetable.ID]*nodetable.Content{}, words: map[uint32]nodetable.Identity{},
-		classes: map[policytable.ClassKey]nodetable.IdentityClass{}, policies: map[slotmap.Slot]slotmap.Policy{},
+		classes: map[policytable.ClassKey]nodetable.IdentityClass{}, policies: map[endpointmap.ID]endpointmap.Policy{},
 	}
 }
 
@@ -370,13 +370,13 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		}
 	case op == 9:
 		named := slices.ContainsFunc(slices.Collect(maps.Values(m.policies)),
-			func(p slotmap.Policy) bool { return p.Egress == id || p.Ingress == id })
+			func(p endpointmap.Policy) bool { return p.Egress == id || p.Ingress == id })
 		return operation{
 			fmt.Sprintf("retire %d", id),
 			func(k *instance) error {
 				err := k.RetireTables(id)
 				if named {
-					if !errors.Is(err, slotmap.ErrInUse) {
+					if !errors.Is(err, endpointmap.ErrInUse) {
 						return fmt.Errorf("a table in use is retired: %w", err)
 					}
 					return nil
@@ -391,7 +391,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	case op == 10:
 		return operation{"barrier", func(k *instance) error { return k.Barrier(t.Context()) }, func(*model) {}}
 	case op == 11:
-		s, ok := randomKey(r.Rand, m.policies, func(a, b slotmap.Slot) int { return int(a) - int(b) })
+		s, ok := randomKey(r.Rand, m.policies, func(a, b endpointmap.ID) int { return int(a) - int(b) })
 		if !ok {
 			break
 		}
@@ -399,7 +399,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		return operation{
 			fmt.Sprintf("slot %d by %d and %d", s, id, other),
 			func(k *instance) error { _, err := k.endpoints.SetPolicy(s, id, other); return err },
-			func(m *model) { m.policies[s] = slotmap.Policy{Egress: id, Ingress: other} },
+			func(m *model) { m.policies[s] = endpointmap.Policy{Egress: id, Ingress: other} },
 		}
 	case op == 12:
 		key := policytable.ClassKey{byte(1 + r.IntN(30))}

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
@@ -22,7 +22,7 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := k.publish(t, 10, slotmap.Policy{Egress: damaged, Ingress: damaged})
+	e := k.publish(t, 10, endpointmap.Policy{Egress: damaged, Ingress: damaged})
 	h := k.store.header(damaged)
 	h.PeerSet++
 	if err := k.store.storeHeader(damaged, h); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -115,10 +115,10 @@ func newStage(t *testing.T) *stage {
 	s.evaluator = kerneltest.NewEvaluator(t, s.kernel.Pins) // later starts adopt its maps
 	for i, number := range []uint32{300, 301, 300} {
 		n := byte(i + 1)
-		slot, err := s.kernel.Endpoints.Publish(t.Context(), slotmap.Endpoint{
+		slot, err := s.kernel.Endpoints.Publish(t.Context(), endpointmap.Endpoint{
 			Ifindex: 1000 + uint32(n), Identity: identity.Numeric(number), IPv4: netip.AddrFrom4([4]byte{10, 244, 0, n}),
-			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: slotmap.DeliverPeer,
-			Policy: slotmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending},
+			MAC: [6]byte{2, 0, 0, 0, 0, n}, HostMAC: [6]byte{2, 0, 0, 0, 1, n}, MTU: 1500, Deliver: endpointmap.DeliverPeer,
+			Policy: endpointmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -164,7 +164,9 @@ func (s *stage) restart() {
 }
 
 // allows asks the live maps.
-func (s *stage) allows(e slotmap.Endpoint, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
+func (s *stage) allows(
+	e endpointmap.Endpoint, d policytable.Direction, peer uint32, addr netip.Addr, point uint32,
+) bool {
 	table := e.Policy.Egress
 	if d == policytable.Ingress {
 		table = e.Policy.Ingress

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -23,8 +23,8 @@ const leave = 1
 type Namespace struct {
 	// Cookie of the namespace: netns.Namespace.Cookie.
 	Cookie uint64
-	// Slot of the endpoint, slotmap.HostSlot for the node's own namespace.
-	Slot slotmap.Slot
+	// Slot of the endpoint, endpointmap.HostID for the node's own namespace.
+	Slot endpointmap.ID
 	// Leave says that its sockets are not translated.
 	Leave bool
 }
@@ -45,7 +45,7 @@ type Namespaces struct {
 	ns   *ebpf.Map
 	// slots are the cookies that each slot has, nearly always one. nil until the first
 	// change, which lists the map. guarded by gate
-	slots map[slotmap.Slot][]uint64
+	slots map[endpointmap.ID][]uint64
 }
 
 // OpenNamespaces gives access to the map of namespaces.
@@ -61,7 +61,7 @@ func (ns *Namespaces) lock() error {
 	if ns.slots != nil {
 		return nil
 	}
-	slots := map[slotmap.Slot][]uint64{}
+	slots := map[endpointmap.ID][]uint64{}
 	err := pin.EachElement(ns.ns, func(cookie uint64, v bpf.MapsSlNs) {
 		slots[v.Slot] = append(slots[v.Slot], cookie)
 	})
@@ -92,7 +92,7 @@ func (n Namespace) validate() error {
 	if n.Cookie == 0 {
 		return fmt.Errorf("%w: Cookie is 0", pin.ErrInvalid)
 	}
-	if n.Slot == slotmap.NoSlot || n.Slot > slotmap.MaxEndpoints {
+	if n.Slot == endpointmap.NoID || n.Slot > endpointmap.MaxEndpoints {
 		return fmt.Errorf("%w: Slot %d", pin.ErrInvalid, n.Slot)
 	}
 	return nil
@@ -129,7 +129,7 @@ func (ns *Namespaces) set(n Namespace) error {
 }
 
 // remove deletes a namespace that has a slot. The caller holds the gate.
-func (ns *Namespaces) remove(cookie uint64, slot slotmap.Slot) error {
+func (ns *Namespaces) remove(cookie uint64, slot endpointmap.ID) error {
 	if err := pin.DeleteKey(ns.ns, cookie); err != nil {
 		return fmt.Errorf("namespace %d: %w", cookie, err)
 	}
@@ -142,7 +142,7 @@ func (ns *Namespaces) remove(cookie uint64, slot slotmap.Slot) error {
 
 // Remove makes a namespace unknown, if its sockets are those of the endpoint that is
 // named. One that is not there is no error.
-func (ns *Namespaces) Remove(cookie uint64, of slotmap.Slot) error {
+func (ns *Namespaces) Remove(cookie uint64, of endpointmap.ID) error {
 	if err := ns.lock(); err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (ns *Namespaces) Claim(n Namespace) error {
 }
 
 // Release makes the namespaces unknown whose sockets were an endpoint's.
-func (ns *Namespaces) Release(slot slotmap.Slot) error {
+func (ns *Namespaces) Release(slot endpointmap.ID) error {
 	if err := ns.lock(); err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (ns *Namespaces) Release(slot slotmap.Slot) error {
 }
 
 // release removes the namespaces of a slot, but for one. The caller holds the gate.
-func (ns *Namespaces) release(slot slotmap.Slot, but uint64) error {
+func (ns *Namespaces) release(slot endpointmap.ID, but uint64) error {
 	var errs []error
 	for _, cookie := range slices.Clone(ns.slots[slot]) {
 		if cookie != but {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
@@ -50,7 +50,7 @@ func open(t testing.TB) *instance {
 	i.pins, err = pin.Open(pin.Options{Dir: kerneltest.NewBPFFS(t), Log: log}, spec)
 	must(t, "open the pins", err)
 	t.Cleanup(func() { must(t, "close the pins", i.pins.Close()) })
-	endpoints := slotmap.Open(i.pins, ipcache.New(ipmap.Open(i.pins), log), slotmap.Options{Log: log})
+	endpoints := endpointmap.Open(i.pins, ipcache.New(ipmap.Open(i.pins), log), endpointmap.Options{Log: log})
 	must(t, "settle the endpoints", endpoints.Settle())
 	i.connections, err = conntrack.Open(i.pins, conntrack.Options{
 		Endpoints: endpoints, Worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}, Log: log,
@@ -126,7 +126,7 @@ func (i *instance) connect(flags conntrack.Flags, idle time.Duration, xs ...Tran
 	for _, x := range xs {
 		c := conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: x.Source, Responder: x.Backend, Protocol: x.Protocol, Transit: x.Answer},
-			From:  conntrack.End{Slot: slotmap.NoSlot}, To: conntrack.End{Slot: slotmap.NoSlot},
+			From:  conntrack.End{Slot: endpointmap.NoID}, To: conntrack.End{Slot: endpointmap.NoID},
 			LastSeen: now - uint32(idle/time.Second), Flags: flags,
 		}
 		if x.Record {

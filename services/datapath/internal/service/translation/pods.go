@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 )
@@ -16,7 +16,7 @@ import (
 type pods struct {
 	passes [2]*bound.Pass // of IPv4 and IPv6
 	keep   [2]int
-	local  map[netip.Addr]slotmap.Slot
+	local  map[netip.Addr]endpointmap.ID
 	// crowded holds the translations of a family by slot, if there are more than endpoints share.
 	crowded [2]map[uint32][]entry
 }
@@ -38,7 +38,7 @@ func (m *Maps) beginPods() (*pods, error) {
 
 // owner is the slot of the endpoint whose connection made the translation. It is not ok if a
 // sender outside did.
-func (p *pods) owner(t Translation) (s slotmap.Slot, ok bool) {
+func (p *pods) owner(t Translation) (s endpointmap.ID, ok bool) {
 	if t.Answer {
 		return 0, false
 	}
@@ -47,7 +47,7 @@ func (p *pods) owner(t Translation) (s slotmap.Slot, ok bool) {
 		of = t.Asked
 	}
 	s, ok = p.local[of.Addr()]
-	return s, ok && s != slotmap.HostSlot
+	return s, ok && s != endpointmap.HostID
 }
 
 func (p *pods) add(e entry) {

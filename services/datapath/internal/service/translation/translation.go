@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/slotmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
@@ -41,11 +41,11 @@ type Maps struct {
 	counts             *count.Counts
 	bounds             *bound.Bounds
 	// endpoints say whose the source of a translation is.
-	endpoints *slotmap.Maps
+	endpoints *endpointmap.Maps
 }
 
 // Open finds the maps among all.
-func Open(pm *pin.Maps, endpoints *slotmap.Maps, bounds *bound.Bounds) (*Maps, error) {
+func Open(pm *pin.Maps, endpoints *endpointmap.Maps, bounds *bound.Bounds) (*Maps, error) {
 	counts, err := count.Open(pm)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func Open(pm *pin.Maps, endpoints *slotmap.Maps, bounds *bound.Bounds) (*Maps, e
 // AdoptPods copies the translations of pods from the maps that an earlier version had them in, before
 // programs of this version run. The local addresses are those of endpoints and of the host. What is
 // left there is collected like any other.
-func (m *Maps) AdoptPods(local map[netip.Addr]slotmap.Slot) error {
+func (m *Maps) AdoptPods(local map[netip.Addr]endpointmap.ID) error {
 	return m.each(func(es []entry) error {
 		for _, e := range es {
 			to := m.pods4
@@ -73,7 +73,7 @@ func (m *Maps) AdoptPods(local map[netip.Addr]slotmap.Slot) error {
 			default:
 				continue
 			}
-			if s, ok := local[e.Source.Addr()]; !ok || s == slotmap.HostSlot || e.Answer {
+			if s, ok := local[e.Source.Addr()]; !ok || s == endpointmap.HostID || e.Answer {
 				continue
 			}
 			if err := pin.InsertOnce(to, e.key, e.value); err != nil && !errors.Is(err, pin.ErrExists) {

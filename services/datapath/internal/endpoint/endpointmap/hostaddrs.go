@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import (
 	"errors"
@@ -34,7 +34,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 	}
 	want, errs := eps.wantedHostAddrs(addrs, owners)
 	for a, s := range owners {
-		if s != HostSlot || want[a] {
+		if s != HostID || want[a] {
 			continue
 		}
 		if err := eps.removeHostAddr(a); err != nil {
@@ -44,7 +44,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 	var unplaced []netip.Addr
 	for a := range want {
 		s, known := owners[a]
-		if known && s != HostSlot {
+		if known && s != HostID {
 			errs = append(errs, fmt.Errorf("host address %v: %w by slot %d", a, pin.ErrExists, s))
 			continue
 		}
@@ -62,7 +62,7 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			continue
 		}
 		m, key := eps.addrMap(a)
-		if err := errors.Join(pin.InsertOnce(m, key, uint32(HostSlot)), eps.addresses.Bump(a)); err != nil {
+		if err := errors.Join(pin.InsertOnce(m, key, uint32(HostID)), eps.addresses.Bump(a)); err != nil {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
@@ -104,7 +104,7 @@ func (e *HostAddrsError) Unwrap() error { return pin.ErrFull }
 
 // wantedHostAddrs is the set that SyncHostAddrs makes: what a pod can reach, as
 // far as it fits.
-func (eps *Maps) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]Slot) (want map[netip.Addr]bool, errs []error) {
+func (eps *Maps) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]ID) (want map[netip.Addr]bool, errs []error) {
 	want = map[netip.Addr]bool{}
 	var known, fresh []netip.Addr
 	for _, a := range addrs {
@@ -113,7 +113,7 @@ func (eps *Maps) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]Slot)
 			continue
 		}
 		want[a] = true
-		if s, ok := owners[a]; ok && s == HostSlot {
+		if s, ok := owners[a]; ok && s == HostID {
 			known = append(known, a)
 		} else {
 			fresh = append(fresh, a)
@@ -146,7 +146,7 @@ func (eps *Maps) HostAddrs() ([]netip.Addr, error) {
 	}
 	var as []netip.Addr
 	for a, s := range owners {
-		if s == HostSlot {
+		if s == HostID {
 			as = append(as, a)
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import (
 	"context"
@@ -34,7 +34,7 @@ var (
 // The epoch is that of the endpoint, and not 0 if it has the new identity,
 // whatever the error. The call may be repeated, after Settled.
 func (eps *Maps) SetIdentity(
-	ctx context.Context, s Slot, id identity.Numeric, egress, ingress nodetable.ID,
+	ctx context.Context, s ID, id identity.Numeric, egress, ingress nodetable.ID,
 ) (epoch uint32, err error) {
 	if err := eps.mayBeEndpoint(id); err != nil {
 		return 0, err
@@ -63,7 +63,7 @@ func (eps *Maps) SetIdentity(
 }
 
 // publishIdentity has the ipcache say the identity of a slot's addresses.
-func (eps *Maps) publishIdentity(s Slot) error {
+func (eps *Maps) publishIdentity(s ID) error {
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
 		if err := eps.addresses.SetLocal(a, e.Identity); err != nil {
@@ -76,7 +76,7 @@ func (eps *Maps) publishIdentity(s Slot) error {
 // Settled returns when a change of a slot's identity is over: the programs that
 // may know the former one have ended, and the first of its two identities counts
 // again. It waits for two grace periods if there was a change, else not at all.
-func (eps *Maps) Settled(ctx context.Context, s Slot) error {
+func (eps *Maps) Settled(ctx context.Context, s ID) error {
 	epoch, ok, err := eps.changing(s)
 	if err != nil || !ok {
 		return err
@@ -108,7 +108,7 @@ func (eps *Maps) Settled(ctx context.Context, s Slot) error {
 	return nil
 }
 
-func (eps *Maps) changing(s Slot) (epoch uint32, ok bool, err error) {
+func (eps *Maps) changing(s ID) (epoch uint32, ok bool, err error) {
 	if err := eps.gate.RLock(); err != nil {
 		return 0, false, err
 	}
@@ -119,7 +119,7 @@ func (eps *Maps) changing(s Slot) (epoch uint32, ok bool, err error) {
 
 // useFirst makes the first identity of a slot the one that counts. No program may
 // run that read the word before the second one counted. Nothing changes by it.
-func (eps *Maps) useFirst(s Slot) {
+func (eps *Maps) useFirst(s ID) {
 	word := atomic.LoadUint64(eps.word(s))
 	if word&secondIdentity == 0 {
 		return
@@ -131,7 +131,7 @@ func (eps *Maps) useFirst(s Slot) {
 
 // settleIdentities completes the changes of identities that a killed process has
 // begun.
-func (eps *Maps) settleIdentities(used []Slot) error {
+func (eps *Maps) settleIdentities(used []ID) error {
 	changing := false
 	for _, s := range used {
 		changing = changing || atomic.LoadUint64(eps.word(s))&secondIdentity != 0

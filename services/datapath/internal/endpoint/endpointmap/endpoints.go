@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package slotmap writes and reads the maps of endpoints: the array with a
+// Package endpointmap writes and reads the maps of endpoints: the array with a
 // slot for each, the keys by which devices and addresses lead there, and the
 // epochs of slots, which make verdicts stale. The host is slot 0, and its
 // addresses are here too.
@@ -10,7 +10,7 @@
 // key is gone and a grace period has passed. What changes meanwhile is one
 // aligned word. Who may be an endpoint and which tables evaluate it is the
 // caller's business.
-package slotmap
+package endpointmap
 
 import (
 	"errors"
@@ -46,7 +46,7 @@ type Maps struct {
 	gate      pin.Gate
 	slots     slotTable
 	withdrawn map[nodetable.ID]bool // tables that no word may name any more
-	renamed   map[Slot]uint32       // slots that await Settled, with the epoch of their last change of identity
+	renamed   map[ID]uint32         // slots that await Settled, with the epoch of their last change of identity
 }
 
 // Options say what an endpoint may be.
@@ -66,7 +66,7 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 		own: pm.Map(bpf.MapsMapSlOwn),
 		mem: pm.Memory(bpf.MapsMapSlEp), held: pm.Memory(bpf.MapsMapSlHeld), refused: pm.Memory(bpf.MapsMapSlRefused),
 		counter: pm.Memory(bpf.MapsMapSlGen),
-		gate:    pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[nodetable.ID]bool{}, renamed: map[Slot]uint32{},
+		gate:    pin.Gate{ValidateOnly: pm.ValidateOnly}, withdrawn: map[nodetable.ID]bool{}, renamed: map[ID]uint32{},
 	}
 }
 
@@ -91,7 +91,7 @@ func (eps *Maps) Settle() error {
 }
 
 // Local are the addresses of endpoints and of the host, each with its slot.
-func (eps *Maps) Local() (map[netip.Addr]Slot, error) {
+func (eps *Maps) Local() (map[netip.Addr]ID, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (eps *Maps) Withdraw(ts ...nodetable.ID) error {
 		return err
 	}
 	defer eps.gate.Unlock()
-	for s := HostSlot; s <= MaxEndpoints; s++ {
+	for s := HostID; s <= MaxEndpoints; s++ {
 		p := eps.policyAt(s)
 		for _, t := range []nodetable.ID{p.Egress, p.Ingress} {
 			if slices.Contains(ts, t) {
@@ -149,7 +149,7 @@ func (eps *Maps) Count() (int, error) {
 // Named are the tables that a word names.
 func (eps *Maps) Named() map[nodetable.ID]bool {
 	named := map[nodetable.ID]bool{}
-	for s := HostSlot; s <= MaxEndpoints; s++ {
+	for s := HostID; s <= MaxEndpoints; s++ {
 		p := eps.policyAt(s)
 		named[p.Egress], named[p.Ingress] = true, true
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import (
 	"context"
@@ -23,14 +23,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Slot is an index into the table of endpoints.
-type Slot = uint16
+// ID is the number of an endpoint on this node: an index into the table of endpoints.
+type ID = uint16
 
 const (
-	// HostSlot is the node itself.
-	HostSlot Slot = 0
-	// NoSlot means that an address or device belongs to no local endpoint.
-	NoSlot Slot = 0xFFFF
+	// HostID is the node itself.
+	HostID ID = 0
+	// NoID means that an address or device belongs to no local endpoint.
+	NoID ID = 0xFFFF
 	// MaxEndpoints is how many endpoints fit on a node; slot 0 is the host.
 	MaxEndpoints = 4096 - 1
 )
@@ -58,7 +58,7 @@ const (
 // Endpoint is one local pod as the programs see it.
 type Endpoint struct {
 	// Slot is set by Publish.
-	Slot Slot
+	Slot ID
 	// Ifindex of the host end, in the node's network namespace.
 	Ifindex uint32
 	// Identity, 256 to 0xFEFFFF: neither reserved nor local to the node.
@@ -110,7 +110,7 @@ func (e Endpoint) record() bpf.MapsSlEndpoint {
 
 // EndpointOf is the endpoint that a record of sl_ep says; its policy's word says
 // which of the two identities counts.
-func EndpointOf(s Slot, r *bpf.MapsSlEndpoint) Endpoint {
+func EndpointOf(s ID, r *bpf.MapsSlEndpoint) Endpoint {
 	e := Endpoint{
 		Slot:     s,
 		Ifindex:  r.Ifindex,
@@ -221,16 +221,16 @@ const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 
 // word is the slot's pol, the only part of a published slot that changes but
 // for its identity.
-func (eps *Maps) word(s Slot) *uint64 {
+func (eps *Maps) word(s ID) *uint64 {
 	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
 }
 
-func (eps *Maps) slotRecord(s Slot) *bpf.MapsSlEndpoint {
+func (eps *Maps) slotRecord(s ID) *bpf.MapsSlEndpoint {
 	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&eps.mem[int(s)*slotSize]))
 }
 
 // At reads a slot, that of the host too, whether a device leads to it or not.
-func (eps *Maps) At(s Slot) (Endpoint, error) {
+func (eps *Maps) At(s ID) (Endpoint, error) {
 	if s > MaxEndpoints {
 		return Endpoint{}, fmt.Errorf("%w: slot %d is none", pin.ErrInvalid, s)
 	}
@@ -242,7 +242,7 @@ func (eps *Maps) At(s Slot) (Endpoint, error) {
 }
 
 // at reads a slot.
-func (eps *Maps) at(s Slot) Endpoint {
+func (eps *Maps) at(s ID) Endpoint {
 	r := eps.slotRecord(s)
 	c := bpf.MapsSlEndpoint{
 		Second:   r.Second,
@@ -261,7 +261,7 @@ func (eps *Maps) at(s Slot) Endpoint {
 }
 
 // setPolicy stores a slot's word and leaves the identity.
-func (eps *Maps) setPolicy(s Slot, p Policy) {
+func (eps *Maps) setPolicy(s ID, p Policy) {
 	atomic.StoreUint64(eps.word(s), p.word()|atomic.LoadUint64(eps.word(s))&secondIdentity)
 }
 
@@ -277,11 +277,11 @@ func (eps *Maps) nextEpoch() uint32 {
 
 // initHost gives slot 0 its record: the host itself, which nothing evaluates yet.
 func (eps *Maps) initHost() error {
-	if atomic.LoadUint64(eps.word(HostSlot)) != 0 {
+	if atomic.LoadUint64(eps.word(HostID)) != 0 {
 		return nil
 	}
-	eps.slotRecord(HostSlot).Identity = uint32(identity.Host)
-	atomic.StoreUint64(eps.word(HostSlot), Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow, Epoch: eps.nextEpoch()}.word())
+	eps.slotRecord(HostID).Identity = uint32(identity.Host)
+	atomic.StoreUint64(eps.word(HostID), Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow, Epoch: eps.nextEpoch()}.word())
 	return nil
 }
 
@@ -293,31 +293,31 @@ func (eps *Maps) addrMap(a netip.Addr) (*ebpf.Map, any) {
 	return eps.ip6, a.As16()
 }
 
-// SlotOf is the slot that an address leads to: HostSlot for one of the host,
-// NoSlot if none.
-func (eps *Maps) SlotOf(a netip.Addr) (Slot, error) {
+// SlotOf is the endpoint ID that an address leads to: HostID for one of the host,
+// NoID if none.
+func (eps *Maps) SlotOf(a netip.Addr) (ID, error) {
 	if err := eps.gate.RLock(); err != nil {
-		return NoSlot, err
+		return NoID, err
 	}
 	defer eps.gate.RUnlock()
 	return eps.slotOf(a)
 }
 
-// slotOf is the slot that an address leads to, NoSlot if none.
-func (eps *Maps) slotOf(a netip.Addr) (Slot, error) {
+// slotOf is the endpoint ID that an address leads to, NoID if none.
+func (eps *Maps) slotOf(a netip.Addr) (ID, error) {
 	m, key := eps.addrMap(a)
-	return lookupSlot(m, key)
+	return lookupID(m, key)
 }
 
-func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
+func lookupID(m *ebpf.Map, key any) (ID, error) {
 	var s uint32
 	switch err := m.Lookup(key, &s); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
-		return NoSlot, nil
+		return NoID, nil
 	case err != nil:
-		return NoSlot, err
+		return NoID, err
 	}
-	return Slot(s), nil
+	return ID(s), nil
 }
 
 // Publish makes e visible to the programs and returns its slot. All fields of
@@ -328,16 +328,16 @@ func lookupSlot(m *ebpf.Map, key any) (Slot, error) {
 // pin.ErrExists says that the device or one of the addresses already belongs to
 // another slot; pin.ErrFull that all MaxEndpoints slots are taken. On any error
 // nothing of e remains visible.
-func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
+func (eps *Maps) Publish(ctx context.Context, e Endpoint) (ID, error) {
 	if err := e.validate(); err != nil {
-		return NoSlot, err
+		return NoID, err
 	}
 	if err := eps.mayBeEndpoint(e.Identity); err != nil {
-		return NoSlot, err
+		return NoID, err
 	}
-	s, err := eps.takeSlot(ctx)
+	s, err := eps.takeID(ctx)
 	if err != nil {
-		return NoSlot, err
+		return NoID, err
 	}
 	defer eps.gate.Unlock()
 
@@ -359,14 +359,14 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (Slot, error) {
 		} else {
 			eps.slots.retire(s)
 		}
-		return NoSlot, err
+		return NoID, err
 	}
 	return s, nil
 }
 
 // clearHeld forgets what the last endpoint of the slot had of the bounds of the node, and what it was
 // refused: entries of an endpoint that is gone are nobody's.
-func (eps *Maps) clearHeld(s Slot) {
+func (eps *Maps) clearHeld(s ID) {
 	zero := func(mem []byte, size uintptr) {
 		for at := int(s) * int(size); at < int(s+1)*int(size); at += 4 {
 			atomic.StoreUint32(pin.Word32(mem, at), 0)
@@ -376,11 +376,11 @@ func (eps *Maps) clearHeld(s Slot) {
 	zero(eps.refused, unsafe.Sizeof(bpf.MapsSlRefused{}))
 }
 
-// takeSlot returns with the lock held if it returns no error.
-func (eps *Maps) takeSlot(ctx context.Context) (Slot, error) {
+// takeID returns with the lock held if it returns no error.
+func (eps *Maps) takeID(ctx context.Context) (ID, error) {
 	for {
 		if err := eps.gate.Lock(); err != nil {
-			return NoSlot, err
+			return NoID, err
 		}
 		if s, ok := eps.slots.take(); ok {
 			return s, nil
@@ -388,10 +388,10 @@ func (eps *Maps) takeSlot(ctx context.Context) (Slot, error) {
 		waiting := len(eps.slots.draining) > 0
 		eps.gate.Unlock()
 		if !waiting {
-			return NoSlot, fmt.Errorf("%w: all %d endpoint slots are taken", pin.ErrFull, MaxEndpoints)
+			return NoID, fmt.Errorf("%w: all %d endpoint slots are taken", pin.ErrFull, MaxEndpoints)
 		}
 		if err := eps.Barrier(ctx); err != nil {
-			return NoSlot, err
+			return NoID, err
 		}
 	}
 }
@@ -422,7 +422,7 @@ func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 // SetPolicy replaces both tables of the endpoint and its epoch by one 64-bit
 // store, so that a packet sees wholly the old word or wholly the new one. A
 // table that was retired is nodetable.ErrNoTable.
-func (eps *Maps) SetPolicy(s Slot, egress, ingress nodetable.ID) (epoch uint32, err error) {
+func (eps *Maps) SetPolicy(s ID, egress, ingress nodetable.ID) (epoch uint32, err error) {
 	if err := eps.gate.Lock(); err != nil {
 		return 0, err
 	}
@@ -436,7 +436,7 @@ func (eps *Maps) SetPolicy(s Slot, egress, ingress nodetable.ID) (epoch uint32, 
 }
 
 // maySet checks that s is a published pod's, and that no table is retired.
-func (eps *Maps) maySet(s Slot, tables ...nodetable.ID) error {
+func (eps *Maps) maySet(s ID, tables ...nodetable.ID) error {
 	if err := eps.mustLead(s); err != nil {
 		return err
 	}
@@ -450,7 +450,7 @@ func (eps *Maps) maySet(s Slot, tables ...nodetable.ID) error {
 
 // Cut denies the endpoint everything in both directions by one store. It is
 // the first step of a deletion, and may be repeated.
-func (eps *Maps) Cut(s Slot) error {
+func (eps *Maps) Cut(s ID) error {
 	_, err := eps.SetPolicy(s, nodetable.Deny, nodetable.Deny)
 	return err
 }
@@ -460,7 +460,7 @@ func (eps *Maps) Cut(s Slot) error {
 // is not given out again before a grace period has passed (see Barrier).
 //
 // After an error the endpoint is cut, and the call may be repeated.
-func (eps *Maps) Unpublish(s Slot) error {
+func (eps *Maps) Unpublish(s ID) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
@@ -494,11 +494,11 @@ func (eps *Maps) Unpublish(s Slot) error {
 }
 
 // mustLead checks that s is a pod's slot and published.
-func (eps *Maps) mustLead(s Slot) error {
-	if s == HostSlot || s > MaxEndpoints {
+func (eps *Maps) mustLead(s ID) error {
+	if s == HostID || s > MaxEndpoints {
 		return fmt.Errorf("%w: slot %d is no pod's", pin.ErrInvalid, s)
 	}
-	owner, err := lookupSlot(eps.devices, eps.slotRecord(s).Ifindex)
+	owner, err := lookupID(eps.devices, eps.slotRecord(s).Ifindex)
 	if err != nil {
 		return fmt.Errorf("slot %d: %w", s, err)
 	}
@@ -510,7 +510,7 @@ func (eps *Maps) mustLead(s Slot) error {
 
 // Lookup returns the endpoint of one slot as the maps hold it. ErrNotFound
 // says that no device leads to the slot.
-func (eps *Maps) Lookup(s Slot) (Endpoint, error) {
+func (eps *Maps) Lookup(s ID) (Endpoint, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return Endpoint{}, err
 	}
@@ -544,7 +544,7 @@ func (eps *Maps) List() ([]Endpoint, error) {
 }
 
 // check reads a slot and whether all keys lead to it.
-func (eps *Maps) check(s Slot) (Endpoint, error) {
+func (eps *Maps) check(s ID) (Endpoint, error) {
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
 		owner, err := eps.slotOf(a)
@@ -563,13 +563,13 @@ func (eps *Maps) check(s Slot) (Endpoint, error) {
 }
 
 // usedSlots are the slots that a device leads to, in order.
-func (eps *Maps) usedSlots() ([]Slot, error) {
-	var used []Slot
+func (eps *Maps) usedSlots() ([]ID, error) {
+	var used []ID
 	var ifindex, slot uint32
 	it := eps.devices.Iterate()
 	for it.Next(&ifindex, &slot) {
-		if slot > 0 && slot <= MaxEndpoints && eps.slotRecord(Slot(slot)).Ifindex == ifindex {
-			used = append(used, Slot(slot))
+		if slot > 0 && slot <= MaxEndpoints && eps.slotRecord(ID(slot)).Ifindex == ifindex {
+			used = append(used, ID(slot))
 		}
 	}
 	if err := it.Err(); err != nil {
@@ -586,7 +586,7 @@ func (eps *Maps) dropStrayKeys() error {
 	if err != nil {
 		return err
 	}
-	published := map[Slot]Endpoint{}
+	published := map[ID]Endpoint{}
 	for _, s := range used {
 		published[s] = eps.at(s)
 	}
@@ -595,7 +595,7 @@ func (eps *Maps) dropStrayKeys() error {
 	var ifindex, slot uint32
 	it := eps.devices.Iterate()
 	for it.Next(&ifindex, &slot) {
-		if e, ok := published[Slot(slot)]; !ok || e.Ifindex != ifindex {
+		if e, ok := published[ID(slot)]; !ok || e.Ifindex != ifindex {
 			strayDevices = append(strayDevices, ifindex)
 		}
 	}
@@ -608,7 +608,7 @@ func (eps *Maps) dropStrayKeys() error {
 	}
 	var strayAddrs []netip.Addr
 	for a, s := range owners {
-		if e, ok := published[s]; s != HostSlot && (!ok || !slices.Contains(e.Addrs(), a)) {
+		if e, ok := published[s]; s != HostID && (!ok || !slices.Contains(e.Addrs(), a)) {
 			strayAddrs = append(strayAddrs, a)
 		}
 	}
@@ -630,13 +630,13 @@ func (eps *Maps) dropStrayKeys() error {
 }
 
 // addrOwners is every local address with its slot.
-func (eps *Maps) addrOwners() (map[netip.Addr]Slot, error) {
-	owners := map[netip.Addr]Slot{}
+func (eps *Maps) addrOwners() (map[netip.Addr]ID, error) {
+	owners := map[netip.Addr]ID{}
 	var slot uint32
 	var a4 [4]byte
 	it := eps.ip4.Iterate()
 	for it.Next(&a4, &slot) {
-		owners[netip.AddrFrom4(a4)] = Slot(slot)
+		owners[netip.AddrFrom4(a4)] = ID(slot)
 	}
 	if err := it.Err(); err != nil {
 		return nil, fmt.Errorf("list IPv4 addresses: %w", err)
@@ -644,7 +644,7 @@ func (eps *Maps) addrOwners() (map[netip.Addr]Slot, error) {
 	var a16 [16]byte
 	it = eps.ip6.Iterate()
 	for it.Next(&a16, &slot) {
-		owners[netip.AddrFrom16(a16)] = Slot(slot)
+		owners[netip.AddrFrom16(a16)] = ID(slot)
 	}
 	if err := it.Err(); err != nil {
 		return nil, fmt.Errorf("list IPv6 addresses: %w", err)

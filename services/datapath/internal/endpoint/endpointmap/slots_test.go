@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import "testing"
 
 func TestSlotsAreGivenOutOnceAndNeverTheHosts(t *testing.T) {
-	table := newSlotTable([]Slot{1, 7})
-	seen := map[Slot]bool{HostSlot: true, 1: true, 7: true}
+	table := newSlotTable([]ID{1, 7})
+	seen := map[ID]bool{HostID: true, 1: true, 7: true}
 	for range MaxEndpoints - 2 {
 		s, ok := table.take()
 		if !ok || seen[s] || s > MaxEndpoints {
@@ -21,8 +21,8 @@ func TestSlotsAreGivenOutOnceAndNeverTheHosts(t *testing.T) {
 }
 
 func TestRetiredSlotsRestUntilTheirGracePeriodHasPassed(t *testing.T) {
-	var used []Slot
-	for s := Slot(1); s <= MaxEndpoints; s++ {
+	var used []ID
+	for s := ID(1); s <= MaxEndpoints; s++ {
 		used = append(used, s)
 	}
 	table := newSlotTable(used)

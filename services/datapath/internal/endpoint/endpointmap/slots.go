@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import (
 	"context"
@@ -14,10 +14,10 @@ import (
 // so that a number rests as long as possible before it is used again.
 type slotTable struct {
 	state [MaxEndpoints + 1]slotState
-	next  Slot // where the search begins
+	next  ID // where the search begins
 	// draining are the slots that the next grace period will free; those of
 	// one that is under way are its caller's.
-	draining []Slot
+	draining []ID
 }
 
 type slotState uint8
@@ -28,9 +28,9 @@ const (
 	slotDraining // unpublished, a program run may still hold it
 )
 
-func newSlotTable(used []Slot) slotTable {
+func newSlotTable(used []ID) slotTable {
 	t := slotTable{next: 1}
-	t.state[HostSlot] = slotUsed
+	t.state[HostID] = slotUsed
 	for _, s := range used {
 		t.state[s] = slotUsed
 	}
@@ -38,23 +38,23 @@ func newSlotTable(used []Slot) slotTable {
 }
 
 // take returns a free slot, false if there is none.
-func (t *slotTable) take() (Slot, bool) {
+func (t *slotTable) take() (ID, bool) {
 	for range len(t.state) {
 		s := t.next
-		t.next = Slot(int(t.next+1) % len(t.state))
+		t.next = ID(int(t.next+1) % len(t.state))
 		if t.state[s] == slotFree {
 			t.state[s] = slotUsed
 			return s, true
 		}
 	}
-	return NoSlot, false
+	return NoID, false
 }
 
 // giveBack returns a slot that no key has led to.
-func (t *slotTable) giveBack(s Slot) { t.state[s] = slotFree }
+func (t *slotTable) giveBack(s ID) { t.state[s] = slotFree }
 
 // retire puts a slot aside until a grace period has passed.
-func (t *slotTable) retire(s Slot) {
+func (t *slotTable) retire(s ID) {
 	if t.state[s] == slotUsed {
 		t.state[s] = slotDraining
 		t.draining = append(t.draining, s)
@@ -62,7 +62,7 @@ func (t *slotTable) retire(s Slot) {
 }
 
 // beginDrain returns the slots that a grace period beginning now will free.
-func (t *slotTable) beginDrain() []Slot {
+func (t *slotTable) beginDrain() []ID {
 	d := t.draining
 	t.draining = nil
 	return d
@@ -70,7 +70,7 @@ func (t *slotTable) beginDrain() []Slot {
 
 // endDrain ends the grace period: the slots are free, or wait for the next one
 // if it failed.
-func (t *slotTable) endDrain(slots []Slot, passed bool) {
+func (t *slotTable) endDrain(slots []ID, passed bool) {
 	if !passed {
 		t.draining = append(t.draining, slots...)
 		return

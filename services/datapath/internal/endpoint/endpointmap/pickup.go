@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import (
 	"sync/atomic"
@@ -15,7 +15,7 @@ import (
 // set and the collector takes back.
 const noPickUp = 0x1
 
-func (eps *Maps) state(s Slot) *uint64 {
+func (eps *Maps) state(s ID) *uint64 {
 	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
 }
 
@@ -23,7 +23,7 @@ func (eps *Maps) state(s Slot) *uint64 {
 // the programs no longer know which of them a policy has terminated. Endpoints
 // that are published later have none.
 func (eps *Maps) StopPickUp() {
-	for s := Slot(1); s <= MaxEndpoints; s++ {
+	for s := ID(1); s <= MaxEndpoints; s++ {
 		atomic.OrUint64(eps.state(s), noPickUp)
 	}
 }
@@ -34,7 +34,7 @@ func (eps *Maps) PickUpStopped() (n int, err error) {
 		return 0, err
 	}
 	defer eps.gate.RUnlock()
-	for s := Slot(1); s <= MaxEndpoints; s++ {
+	for s := ID(1); s <= MaxEndpoints; s++ {
 		if atomic.LoadUint64(eps.state(s))&noPickUp != 0 && eps.slotRecord(s).Ifindex != 0 {
 			n++
 		}
@@ -44,7 +44,7 @@ func (eps *Maps) PickUpStopped() (n int, err error) {
 
 // AllowPickUp takes back what StopPickUp and the programs have set.
 func (eps *Maps) AllowPickUp() {
-	for s := Slot(1); s <= MaxEndpoints; s++ {
+	for s := ID(1); s <= MaxEndpoints; s++ {
 		atomic.AndUint64(eps.state(s), ^uint64(noPickUp))
 	}
 }

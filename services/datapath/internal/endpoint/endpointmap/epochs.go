@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package slotmap
+package endpointmap
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // BumpEpochs gives endpoints a new epoch and leaves their tables, by one store
 // each, so that their connections are evaluated again; without slots, every
 // endpoint and the host.
-func (eps *Maps) BumpEpochs(slots ...Slot) error {
+func (eps *Maps) BumpEpochs(slots ...ID) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
@@ -27,10 +27,10 @@ func (eps *Maps) BumpEpochs(slots ...Slot) error {
 		if err != nil {
 			return err
 		}
-		slots = append(used, HostSlot)
+		slots = append(used, HostID)
 	}
 	for _, s := range slots {
-		if s != HostSlot {
+		if s != HostID {
 			if err := eps.mustLead(s); err != nil {
 				return err
 			}
@@ -40,14 +40,14 @@ func (eps *Maps) BumpEpochs(slots ...Slot) error {
 	return nil
 }
 
-func (eps *Maps) bumpEpoch(s Slot) {
+func (eps *Maps) bumpEpoch(s ID) {
 	p := eps.policyAt(s)
 	p.Epoch = eps.nextEpoch()
 	eps.setPolicy(s, p)
 }
 
 // policyAt reads a slot's word.
-func (eps *Maps) policyAt(s Slot) Policy { return policyOf(atomic.LoadUint64(eps.word(s))) }
+func (eps *Maps) policyAt(s ID) Policy { return policyOf(atomic.LoadUint64(eps.word(s))) }
 
 // AuditBit is SL_EP_AUDIT, in the byte behind mtu and deliver; a test compares it
 // with the header. endingBit says that audit mode was switched off, and that what it has
@@ -58,7 +58,7 @@ const (
 )
 
 // flagsWord is the 32-bit word whose last byte the flags are.
-func (eps *Maps) flagsWord(s Slot) *uint32 {
+func (eps *Maps) flagsWord(s ID) *uint32 {
 	return pin.Word32(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Mtu)))
 }
 
@@ -68,12 +68,12 @@ func (eps *Maps) flagsWord(s Slot) *uint32 {
 // What began while it was on is evaluated again when it is off: the epochs are bumped
 // when no program runs that may still think that it is on. A process that is killed in
 // between leaves a mark, by which the next call for the endpoint does the same.
-func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...Slot) error {
+func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...ID) error {
 	if len(slots) == 0 {
 		return nil
 	}
-	var changed []Slot
-	if err := eps.change(slots, func(s Slot) {
+	var changed []ID
+	if err := eps.change(slots, func(s ID) {
 		w := eps.flagsWord(s)
 		was := atomic.LoadUint32(w)
 		const audit, ending = AuditBit << 24, endingBit << 24
@@ -99,7 +99,7 @@ func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...Slot) error {
 			return err
 		}
 	}
-	return eps.change(changed, func(s Slot) {
+	return eps.change(changed, func(s ID) {
 		eps.bumpEpoch(s)
 		if !on {
 			atomic.AndUint32(eps.flagsWord(s), ^uint32(endingBit<<24))
@@ -111,7 +111,7 @@ func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...Slot) error {
 var faultAuditFlag = fault.Register("datapath/audit-mode/flag")
 
 // change runs f for the slots that endpoints have.
-func (eps *Maps) change(slots []Slot, f func(Slot)) error {
+func (eps *Maps) change(slots []ID, f func(ID)) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (eps *Maps) ContinueEpochs(others func(visit func(uint32)) error) error {
 		}
 	}
 	for s := range MaxEndpoints + 1 {
-		raise(eps.policyAt(Slot(s)).Epoch)
+		raise(eps.policyAt(ID(s)).Epoch)
 	}
 	if err := others(raise); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 )
 
@@ -176,7 +176,7 @@ func (ad *adoption) list(at adoptedSpan) *list {
 	if bits > rendezvous.MaxBits || at.members > rendezvous.Slots(bits)/rendezvous.LeastSlots {
 		bits = 0
 	}
-	sp := elements.Run{Base: at.base, N: runLength(at.members, bits)}
+	sp := idalloc.Run{Base: at.base, N: runLength(at.members, bits)}
 	if sp.End() > s.nMembers {
 		return nil
 	}
@@ -214,7 +214,7 @@ func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	if bits > rendezvous.MaxBits {
 		bits = 0
 	}
-	if sp := (elements.Run{Base: base, N: runLength(members, bits)}); members > 0 && s.places.TakeAt(sp) {
+	if sp := (idalloc.Run{Base: base, N: runLength(members, bits)}); members > 0 && s.places.TakeAt(sp) {
 		s.left.spans = append(s.left.spans, sp)
 	}
 }

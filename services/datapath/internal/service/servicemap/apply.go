@@ -13,8 +13,8 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/alone"
 )
@@ -177,9 +177,9 @@ type part struct {
 
 	sources []netip.Prefix // from which it may be asked, with flagSources
 
-	list     *list        // nil: it has to be made, at
-	span     elements.Run // of
-	backends []*backend   // nil: it has to be made
+	list     *list       // nil: it has to be made, at
+	span     idalloc.Run // of
+	backends []*backend  // nil: it has to be made
 }
 
 // gainsTable says whether the part needs a table and has none that it would leave.

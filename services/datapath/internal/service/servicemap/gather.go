@@ -7,8 +7,8 @@ import (
 	"errors"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 )
 
 // gather moves lists for the frontends that were refused because what is free is not in one
@@ -29,7 +29,7 @@ func (a *application) gather() {
 			sum, longest = sum+room.Piece, max(longest, room.Piece)
 		}
 	}
-	var of elements.Run // the table
+	var of idalloc.Run // the table
 	if table > 0 {
 		of, _ = s.gather(table, true, of)
 	}
@@ -57,9 +57,9 @@ const (
 // gather moves lists without tables, so that n elements in one piece are free after a grace
 // period. It chooses the piece that needs the fewest moves, outside of another run. If aligned, the
 // distance of the piece from the end is a multiple of n. false: there is no such piece.
-func (s *store) gather(n int, aligned bool, but elements.Run) (elements.Run, bool) {
+func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool) {
 	use := make([]byte, s.nMembers)
-	mark := func(run elements.Run, as byte) {
+	mark := func(run idalloc.Run, as byte) {
 		for i := range run.N {
 			use[run.Base+i] = as
 		}
@@ -79,13 +79,13 @@ func (s *store) gather(n int, aligned bool, but elements.Run) (elements.Run, boo
 	}
 	mark(but, stuck)
 	var in [uses]int // of the run
-	best, fewest := elements.Run{}, n+1
+	best, fewest := idalloc.Run{}, n+1
 	for i, u := range use {
 		in[u]++
 		if i >= n {
 			in[use[i-n]]--
 		}
-		at := elements.Run{Base: i + 1 - n, N: n}
+		at := idalloc.Run{Base: i + 1 - n, N: n}
 		if at.Base < 0 || aligned && (s.nMembers-at.End())%n != 0 || in[stuck] > 0 || in[movable] >= fewest ||
 			in[movable] > s.places.Free()-in[vacant] {
 			continue
@@ -93,26 +93,26 @@ func (s *store) gather(n int, aligned bool, but elements.Run) (elements.Run, boo
 		best, fewest = at, in[movable]
 	}
 	if fewest > n || !s.vacate(best, but) {
-		return elements.Run{}, false
+		return idalloc.Run{}, false
 	}
 	return best, true
 }
 
 // vacate moves the lists of a run to places outside of it and of another run. false: they do not
 // fit there.
-func (s *store) vacate(run, but elements.Run) bool {
-	var kept []elements.Run // that no list is moved to
+func (s *store) vacate(run, but idalloc.Run) bool {
+	var kept []idalloc.Run // that no list is moved to
 	for _, free := range s.places.Spans() {
-		for _, r := range []elements.Run{run, but} {
+		for _, r := range []idalloc.Run{run, but} {
 			if base, end := max(free.Base, r.Base), min(free.End(), r.End()); base < end {
-				kept = append(kept, elements.Run{Base: base, N: end - base})
+				kept = append(kept, idalloc.Run{Base: base, N: end - base})
 			}
 		}
 	}
 	for _, free := range kept {
 		s.places.TakeAt(free)
 	}
-	moves := map[*list]elements.Run{}
+	moves := map[*list]idalloc.Run{}
 	fits := true
 	for _, ls := range s.lists {
 		for _, l := range ls {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/elements"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/alone"
 )
@@ -34,10 +34,10 @@ type store struct {
 	nSources  [families]int // of all fronts
 	sourceUse [families]sourceUse
 
-	frontNumbers   elements.Numbers
-	backendNumbers [families]elements.Numbers
-	places         elements.Runs
-	groupNumbers   elements.Numbers
+	frontNumbers   idalloc.Numbers
+	backendNumbers [families]idalloc.Numbers
+	places         idalloc.Runs
+	groupNumbers   idalloc.Numbers
 
 	backends [families]map[netip.AddrPort]*backend
 	gens     [families][]uint8 // of backends, by number
@@ -101,7 +101,7 @@ type front struct {
 // list is a run of members that fronts share, with the slots of its table behind them.
 type list struct {
 	family   int
-	span     elements.Run
+	span     idalloc.Run
 	backends []*backend
 	table    *rendezvous.Table // nil: there is none
 	sum      uint64
@@ -127,7 +127,7 @@ func (b *backend) used() bool { return b.lists > 0 || b.drains > 0 }
 
 // departed is what one grace period is for.
 type departed struct {
-	spans    []elements.Run
+	spans    []idalloc.Run
 	fronts   []*front
 	backends []*backend
 }
@@ -150,9 +150,9 @@ func newStore(rm rawMaps) *store {
 		entries:      map[frontend.Key]*entry{},
 		closed:       map[frontend.Key]struct{}{},
 		fronts:       make([]*front, rm.nFronts),
-		frontNumbers: elements.NewNumbers(rm.nFronts - 1),
-		places:       elements.NewRuns(rm.nMembers),
-		groupNumbers: elements.NewNumbers(1<<16 - 1),
+		frontNumbers: idalloc.NewNumbers(rm.nFronts - 1),
+		places:       idalloc.NewRuns(rm.nMembers),
+		groupNumbers: idalloc.NewNumbers(1<<16 - 1),
 		lists:        map[uint64][]*list{},
 		empty:        &list{},
 		groups:       map[string]uint16{},
@@ -166,7 +166,7 @@ func newStore(rm rawMaps) *store {
 	for fam := range families {
 		s.sourceUse[fam] = sourceUse{shares.Held{Size: int(rm.sources[fam].MaxEntries())}, map[shares.Tenant]int{}}
 		s.backends[fam] = map[netip.AddrPort]*backend{}
-		s.backendNumbers[fam] = elements.NewNumbers(rm.nBackends - 1)
+		s.backendNumbers[fam] = idalloc.NewNumbers(rm.nBackends - 1)
 		s.gens[fam] = make([]uint8, rm.nBackends)
 	}
 	return s

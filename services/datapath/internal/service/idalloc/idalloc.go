@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package elements gives out the elements of a map: runs of them, and numbers that are
+// Package idalloc gives out the elements of a map: runs of them, and numbers that are
 // used one by one. It writes no map.
-package elements
+package idalloc
 
 import (
 	"cmp"

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/alone"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
 // Apply carries out a transaction. When it returns, every packet and every socket
@@ -278,9 +278,9 @@ func (a *application) setWith(f *frontend.Frontend, st standing) error {
 		}
 		same = same && p.list != nil && p.front.flags == p.flags && slices.Equal(p.front.sources, p.sources)
 	}
-	claim := alone.Of(f)
+	claim := vip.Of(f)
 	if f.Kind == 0 && s.addresses.Has(f.Key.Addr) {
-		claim = alone.Alone // as an earlier process has it
+		claim = vip.Exclusive // as an earlier process has it
 	}
 	if !same || claim != e.claim {
 		keys := 0
@@ -658,7 +658,7 @@ func (a *application) remove(k frontend.Key) {
 // drop takes an entry whose key is not in the maps from its fronts.
 func (a *application) drop(e *entry) {
 	delete(a.s.entries, e.key)
-	a.s.claim(e, alone.Nothing)
+	a.s.claim(e, vip.Nothing)
 	a.s.join(e, 0)
 	e.each(a.retire)
 }
@@ -753,7 +753,7 @@ func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, erro
 }
 
 // claim has an entry say something about its address.
-func (s *store) claim(e *entry, c alone.Claim) {
+func (s *store) claim(e *entry, c vip.Claim) {
 	s.addresses.Claim(e.key.Addr, e.claim, c)
 	e.claim = c
 }

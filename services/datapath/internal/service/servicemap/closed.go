@@ -8,7 +8,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/frontend"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/alone"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
 // close makes the node refuse connections to a new frontend that was refused for err. Without an
@@ -27,7 +27,7 @@ func (a *application) close(f *frontend.Frontend, err error) error {
 	}
 	var failed error
 	switch {
-	case alone.Of(f) == alone.Alone:
+	case vip.Of(f) == vip.Exclusive:
 		failed = a.closeAddress(f)
 	case f.Kind == frontend.NodePort, f.Kind == frontend.LoadBalancer:
 		failed = a.closeFrontend(f)
@@ -56,7 +56,7 @@ func (a *application) closeAddress(f *frontend.Frontend) error {
 		s.pending[fam]++
 	}
 	s.closed[f.Key] = struct{}{}
-	s.addresses.Claim(f.Key.Addr, alone.Nothing, alone.Alone)
+	s.addresses.Claim(f.Key.Addr, vip.Nothing, vip.Exclusive)
 	return nil
 }
 
@@ -76,7 +76,7 @@ func (a *application) closeFrontend(f *frontend.Frontend) error {
 func (s *store) reopen(k frontend.Key) {
 	if _, ok := s.closed[k]; ok {
 		delete(s.closed, k)
-		s.addresses.Claim(k.Addr, alone.Alone, alone.Nothing)
+		s.addresses.Claim(k.Addr, vip.Exclusive, vip.Nothing)
 	}
 }
 
@@ -85,9 +85,9 @@ func (s *store) reopen(k frontend.Key) {
 func (a *application) dropClosed(e *entry) {
 	claim := e.claim
 	a.drop(e)
-	if claim == alone.Alone {
+	if claim == vip.Exclusive {
 		a.s.closed[e.key] = struct{}{}
-		a.s.addresses.Claim(e.key.Addr, alone.Nothing, alone.Alone)
+		a.s.addresses.Claim(e.key.Addr, vip.Nothing, vip.Exclusive)
 	}
 }
 

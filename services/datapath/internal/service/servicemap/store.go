@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
-	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/alone"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
 // store knows what is in the maps of services and what is free. It is guarded by
@@ -27,7 +27,7 @@ type store struct {
 	pending [families]int // keys that the transaction under way will insert
 	fronts  []*front      // by number, nil: free
 
-	addresses alone.Addresses
+	addresses vip.Addresses
 	// closed are new frontends without room, whose addresses only Services use. They have no
 	// entry: the key of the address makes programs refuse connections.
 	closed    map[frontend.Key]struct{}
@@ -74,7 +74,7 @@ type entry struct {
 
 	timeout uint32
 	group   uint16
-	claim   alone.Claim
+	claim   vip.Claim
 	// refused: there was no room for it when it was new. It has no backends, and nothing of the
 	// reserve is for it. An adopted entry without backends may be such a one until it is set.
 	refused bool

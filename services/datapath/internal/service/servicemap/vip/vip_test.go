@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package alone
+package vip
 
 import (
 	"net/netip"
@@ -33,42 +33,43 @@ func TestAddressHasAKeyWhileItIsOfServicesAlone(t *testing.T) {
 		return &frontend.Frontend{Key: frontend.Key{Addr: a, Port: 80, Protocol: frontend.TCP}, Kind: kind, Inside: inside}
 	}
 	for kind, want := range map[frontend.Kind]Claim{
-		frontend.ClusterIP: Alone, frontend.LoadBalancer: Open, frontend.ExternalIP: Nothing, frontend.HostPort: Nothing,
+		frontend.ClusterIP: Exclusive, frontend.LoadBalancer: Shared,
+		frontend.ExternalIP: Nothing, frontend.HostPort: Nothing,
 	} {
 		if got := Of(made(kind, nil)); got != want {
 			t.Errorf("kind %d claims %d, want %d", kind, got, want)
 		}
 	}
 	balanced := made(frontend.LoadBalancer, &frontend.List{})
-	if Of(balanced) != Alone || !s.NeedsKey(balanced) {
+	if Of(balanced) != Exclusive || !s.NeedsKey(balanced) {
 		t.Error("the address of a load balancer takes no key")
 	}
-	s.Claim(a, Nothing, Alone)
+	s.Claim(a, Nothing, Exclusive)
 	if s.NeedsKey(balanced) {
 		t.Error("a second frontend takes another key")
 	}
-	s.Claim(a, Nothing, Alone)
+	s.Claim(a, Nothing, Exclusive)
 	settle("two claims", []netip.Addr{a}, nil)
-	s.Claim(a, Alone, Nothing)
+	s.Claim(a, Exclusive, Nothing)
 	settle("one has gone", nil, nil)
-	s.Claim(a, Nothing, Open)
+	s.Claim(a, Nothing, Shared)
 	settle("it is a proxy's", nil, []netip.Addr{a})
 	if s.NeedsKey(balanced) {
 		t.Error("the address of a proxy takes a key")
 	}
-	s.Claim(a, Open, Nothing)
+	s.Claim(a, Shared, Nothing)
 	settle("it is not", []netip.Addr{a}, nil)
-	s.Claim(a, Alone, Nothing)
+	s.Claim(a, Exclusive, Nothing)
 	settle("none is left", nil, []netip.Addr{a})
 
 	s.Adopt(a)
 	s.Adopt(b)
 	settle("adopted", nil, nil)
-	s.Claim(a, Nothing, Alone)
+	s.Claim(a, Nothing, Exclusive)
 	settle("one is claimed", nil, nil)
 	s.Disown()
 	settle("all are known", nil, []netip.Addr{b})
-	s.Claim(a, Alone, Nothing)
+	s.Claim(a, Exclusive, Nothing)
 	settle("the end", nil, []netip.Addr{a})
 	s.Each(func(addr netip.Addr) { t.Errorf("%v is known still", addr) })
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package alone keeps which addresses are of services alone: a cluster IP, or one of a
-// load balancer whose packets from inside lead to backends. What asks there for a port
-// that no frontend has would leave by the node's routes and come back from its gateway.
-// So the maps of frontends have a key for the address itself, by which programs know
-// it. External addresses have none, because other machines may have them too.
-package alone
+// Package vip finds the VIPs: addresses that only Services use. These are cluster IPs, and
+// addresses of load balancers for which the datapath forwards packets from inside to
+// backends. A packet to a port of a VIP without a frontend would leave by the node's routes
+// and return from its gateway. The frontend maps therefore have a key for the address
+// itself, by which the programs know it. External addresses have no such key, because other
+// machines may have them too.
+package vip
 
 import (
 	"net/netip"
@@ -19,42 +20,42 @@ type Claim uint8
 
 // The claims.
 const (
-	Nothing Claim = iota
-	Alone         // the address is of services alone
-	Open          // somebody else answers at the address too
+	Nothing   Claim = iota
+	Exclusive       // only Services use the address
+	Shared          // others answer at the address too
 )
 
 // Of is what a frontend says.
 func Of(f *frontend.Frontend) Claim {
 	switch {
 	case f.Kind == frontend.ClusterIP:
-		return Alone
+		return Exclusive
 	case f.Kind != frontend.LoadBalancer:
 		return Nothing
 	case f.Inside == nil: // what the node's own send there is for the load balancer
-		return Open
+		return Shared
 	}
-	return Alone
+	return Exclusive
 }
 
 // address is what the frontends of one address say.
 type address struct {
-	alone, open int  // frontends that claim so
-	written     bool // the map has the key
+	exclusive, shared int  // frontends that claim so
+	written           bool // the map has the key
 }
 
 // count adds frontends that claim so.
 func (a *address) count(c Claim, n int) {
 	switch c {
 	case Nothing:
-	case Alone:
-		a.alone += n
-	case Open:
-		a.open += n
+	case Exclusive:
+		a.exclusive += n
+	case Shared:
+		a.shared += n
 	}
 }
 
-func (a *address) wanted() bool { return a.alone > 0 && a.open == 0 }
+func (a *address) wanted() bool { return a.exclusive > 0 && a.shared == 0 }
 
 // Addresses are those about which frontends say something. The zero value has none. It is
 // not safe for concurrent use.
@@ -87,7 +88,7 @@ func (s *Addresses) change(addr netip.Addr) {
 // NeedsKey says whether a frontend's claim takes a key more.
 func (s *Addresses) NeedsKey(f *frontend.Frontend) bool {
 	a := s.known[f.Key.Addr]
-	return Of(f) == Alone && (a == nil || !a.written && !a.wanted() && a.open == 0)
+	return Of(f) == Exclusive && (a == nil || !a.written && !a.wanted() && a.shared == 0)
 }
 
 // Claim has a frontend say something else about its address than before.

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// keyOfAddress is the key of an address that is of services alone: see alone.
+// keyOfAddress is the key of an address that is a VIP: see package vip.
 func keyOfAddress(addr netip.Addr) frontend.Key { return frontend.Key{Addr: addr} }
 
 func isAddressKey(k frontend.Key) bool { return k.Port == 0 && k.Protocol == 0 && !k.Node }

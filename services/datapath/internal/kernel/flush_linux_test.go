@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
 )
 
 func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {
@@ -28,9 +28,9 @@ func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {
 }
 
 // listed are the connections that pass a filter.
-func (k *Kernel) listed(t testing.TB, f conntrack.Filter) (all []tracked.Connection) {
+func (k *Kernel) listed(t testing.TB, f conntrack.Filter) (all []conntrackview.Connection) {
 	t.Helper()
-	must(t, "List", k.Tracked.List(t.Context(), f, func(c *tracked.Connection) error {
+	must(t, "List", k.Tracked.List(t.Context(), f, func(c *conntrackview.Connection) error {
 		kept := *c
 		kept.Connection = new(conntrack.Connection)
 		*kept.Connection = *c.Connection
@@ -166,7 +166,7 @@ func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 		t.Errorf("%d are left of %d, and %d were flushed", left, n, done.Removed)
 	}
 	seen := 0
-	err = k.Tracked.List(ctx, conntrack.Filter{}, func(*tracked.Connection) error { seen++; return nil })
+	err = k.Tracked.List(ctx, conntrack.Filter{}, func(*conntrackview.Connection) error { seen++; return nil })
 	if !errors.Is(err, context.Canceled) || seen > pin.BatchSize {
 		t.Errorf("listed %d, %v, want a batch at most and context.Canceled", seen, err)
 	}

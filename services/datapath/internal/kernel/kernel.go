@@ -45,10 +45,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/replica"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/socketlist"
@@ -182,7 +182,7 @@ type Kernel struct {
 	// Explainer reads all of them.
 	Explainer *explain.Explainer
 	// Tracked describes connections by all of them.
-	Tracked *tracked.Table
+	Tracked *conntrackview.Table
 
 	reloading sync.Mutex // guards conntrack
 	conntrack bool       // the programs ask nf_conntrack
@@ -352,9 +352,9 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.Explainer = &explain.Explainer{
 		Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables, Connections: k.Connections,
 		Services: k.Services, TunnelPorts: o.TunnelPorts,
-		Replicas: replica.New(k.Pins, o.build.programs, o.replicaConstants()), Worlds: o.worlds(),
+		Replicas: dryrun.New(k.Pins, o.build.programs, o.replicaConstants()), Worlds: o.worlds(),
 	}
-	k.Tracked = &tracked.Table{
+	k.Tracked = &conntrackview.Table{
 		Connections: k.Connections, Endpoints: k.Endpoints, Addresses: k.Addresses, Services: k.Services,
 	}
 	if !o.ValidateOnly {

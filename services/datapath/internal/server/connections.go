@@ -19,13 +19,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
 )
 
 // Tracked are the connections that the kernel tracks.
 type Tracked interface {
 	// List hands those that pass the filter to visit, which gets them once.
-	List(ctx context.Context, f conntrack.Filter, visit func(*tracked.Connection) error) error
+	List(ctx context.Context, f conntrack.Filter, visit func(*conntrackview.Connection) error) error
 	// Flush removes those that pass the filter; to validate removes none.
 	Flush(ctx context.Context, f conntrack.Filter, validateOnly bool) (conntrack.Flushed, error)
 }
@@ -41,7 +41,7 @@ func (s *Server) ListConnections(
 	var last *datapathv1.ListConnectionsResponse // held back until what follows it is known
 	var sent error                               // what a stream answers has a status already
 	count, limit := uint64(0), uint64(r.GetLimit())
-	err = s.Tracked.List(stream.Context(), f, func(c *tracked.Connection) error {
+	err = s.Tracked.List(stream.Context(), f, func(c *conntrackview.Connection) error {
 		if count++; limit != 0 && count > limit {
 			last.OmittedConnectionCount++
 			return nil
@@ -161,7 +161,7 @@ func connectionOf(c *conntrack.Connection) *datapathv1.Connection {
 	}
 }
 
-func (s *Server) trackedConnection(c *tracked.Connection) *datapathv1.TrackedConnection {
+func (s *Server) trackedConnection(c *conntrackview.Connection) *datapathv1.TrackedConnection {
 	p := &datapathv1.TrackedConnection{
 		Connection: connectionOf(c.Connection),
 		Initiator:  s.connectionEnd(c.From, c.Initiator.Addr()), Responder: s.connectionEnd(c.To, c.Responder.Addr()),

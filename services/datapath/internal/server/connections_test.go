@@ -20,17 +20,17 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/tracked"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
 )
 
 // table is a table of connections, and what it was asked.
 type table struct {
-	connections []tracked.Connection
+	connections []conntrackview.Connection
 	filter      conntrack.Filter
 	flushes     int
 }
 
-func (f *table) List(_ context.Context, filter conntrack.Filter, visit func(*tracked.Connection) error) error {
+func (f *table) List(_ context.Context, filter conntrack.Filter, visit func(*conntrackview.Connection) error) error {
 	f.filter = filter
 	for i := range f.connections {
 		if err := visit(&f.connections[i]); err != nil {
@@ -136,10 +136,14 @@ func TestNoCriterionIsLeftOut(t *testing.T) {
 func TestConnectionsAreCutToTheLimitAndCounted(t *testing.T) {
 	f := &table{}
 	for i := range 5 {
-		f.connections = append(f.connections, tracked.Connection{Connection: &conntrack.Connection{Tuple: conntrack.Tuple{
+		tuple := conntrack.Tuple{
 			Initiator: netip.MustParseAddrPort(fmt.Sprintf("10.0.0.1:%d", i+1)),
 			Responder: netip.MustParseAddrPort("10.0.0.2:53"), Protocol: 17,
-		}, Flags: conntrack.SeenReply}, Asked: netip.MustParseAddrPort("10.96.0.1:53"), Service: "a/b:c"})
+		}
+		f.connections = append(f.connections, conntrackview.Connection{
+			Connection: &conntrack.Connection{Tuple: tuple, Flags: conntrack.SeenReply},
+			Asked:      netip.MustParseAddrPort("10.96.0.1:53"), Service: "a/b:c",
+		})
 	}
 	s := &Server{Tracked: f, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	for limit, want := range map[uint32]struct {

@@ -26,9 +26,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
@@ -66,7 +66,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			SideVerdict: event.SideVerdict{By: event.ByRule, Table: 16, Epoch: 21, Rule: 7, Action: event.ActionDeny},
 			Place:       policymap.Place{IdentityClass: 2, IdentityRow: true, AddressClass: 3, AddressPrefix: netip.MustParsePrefix("198.51.100.0/24")},
 		},
-		Tracked: true, Next: replica.Answer{Reason: event.ForwardedOutside},
+		Tracked: true, Next: dryrun.Answer{Reason: event.ForwardedOutside},
 		Connection: conntrack.Connection{
 			Tuple: conntrack.Tuple{Initiator: netip.MustParseAddrPort("10.0.0.1:1000"), Responder: netip.MustParseAddrPort("198.51.100.7:80"), Protocol: 6},
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
@@ -193,7 +193,7 @@ func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
 func TestExplainTellsOfBackendsInTransit(t *testing.T) {
 	b := explainedBackend("10.244.1.3:8080", event.ForwardedToStack)
 	b.Path, b.Source = explain.InTransit, netip.MustParseAddr("10.244.0.1")
-	b.Explanation.Tracked, b.Explanation.Next = true, replica.Answer{Reason: event.ForwardedToStack}
+	b.Explanation.Tracked, b.Explanation.Next = true, dryrun.Answer{Reason: event.ForwardedToStack}
 	b.Explanation.Connection.Tuple = conntrack.Tuple{
 		Initiator: netip.MustParseAddrPort("203.0.113.7:4000"), Responder: b.AddrPort, Protocol: 6, Transit: true,
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/replica"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
 )
 
@@ -65,7 +65,7 @@ type Explanation struct {
 	// its next packet.
 	Connection conntrack.Connection
 	Tracked    bool
-	Next       replica.Answer
+	Next       dryrun.Answer
 	// NAT is what the responder of Connection sees in place of its initiator; not valid
 	// unless the connection is in transit to a backend elsewhere.
 	NAT netip.AddrPort
@@ -82,7 +82,7 @@ type Explainer struct {
 	Nodes       *nodemap.Maps
 	Tables      *policymap.Maps
 	Connections *conntrack.Connections
-	Replicas    *replica.Programs
+	Replicas    *dryrun.Programs
 	Services    Services
 	// Worlds are the identities of addresses that the ipcache does not know.
 	Worlds [2]identity.Numeric
@@ -136,7 +136,7 @@ func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Exp
 	if x.Destination, err = e.peer(known, t.Responder.Addr()); err != nil {
 		return x, err
 	}
-	q := replica.Question{Program: program.FromPod, Far: x.Destination.Slot}
+	q := dryrun.Question{Program: program.FromPod, Far: x.Destination.Slot}
 	near := x.Source
 	if !x.Source.endpoint() {
 		q.Program, q.Far, near = program.ToPod, x.Source.Slot, x.Destination
@@ -160,9 +160,9 @@ func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Exp
 	}
 	frame := func(begins bool) []byte {
 		if q.Program == program.FromPod {
-			return replica.Frame(q.Near.MAC, q.Near.HostMAC, t, begins)
+			return dryrun.Frame(q.Near.MAC, q.Near.HostMAC, t, begins)
 		}
-		return replica.Frame(q.Near.HostMAC, q.Near.MAC, t, begins)
+		return dryrun.Frame(q.Near.HostMAC, q.Near.MAC, t, begins)
 	}
 	q.Frame = frame(true)
 	if err := e.first(&x, q); err != nil {
@@ -176,7 +176,7 @@ func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Exp
 }
 
 // first asks about a packet that belongs to no connection yet.
-func (e *Explainer) first(x *Explanation, q replica.Question) error {
+func (e *Explainer) first(x *Explanation, q dryrun.Question) error {
 	a, err := e.Replicas.Run(q)
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func (e *Explainer) first(x *Explanation, q replica.Question) error {
 }
 
 // next looks for the tracked connection, and asks about a packet of it.
-func (e *Explainer) next(x *Explanation, q replica.Question, t conntrack.Tuple) error {
+func (e *Explainer) next(x *Explanation, q dryrun.Question, t conntrack.Tuple) error {
 	key := t
 	switch t.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:

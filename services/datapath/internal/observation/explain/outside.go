@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/replica"
 )
 
 // explainOutside explains a connection that sluice_from_uplink leads from outside to a
@@ -116,7 +116,7 @@ func (e *Explainer) findTransit(x *Explanation, t conntrack.Tuple) (err error) {
 	if x.Connection, x.Tracked, err = e.Connections.Lookup(t); err != nil || !x.Tracked {
 		return err
 	}
-	x.Next = replica.Answer{Reason: x.Reason, Source: x.Source.Identity, Destination: x.Destination.Identity}
+	x.Next = dryrun.Answer{Reason: x.Reason, Source: x.Source.Identity, Destination: x.Destination.Identity}
 	if port := x.Connection.Value.NatPort; port != 0 {
 		var a netip.Addr
 		a, err = e.Endpoints.OwnAt(x.Connection.Value.NatAddress)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package tracked describes tracked connections by what other maps know of them: what
+// Package conntrackview describes tracked connections by what other maps know of them: what
 // they asked for, what a backend sees, and whether their verdict still stands. It
 // lists and flushes them for those who do not know these maps, and owns nothing.
-package tracked
+package conntrackview
 
 import (
 	"context"

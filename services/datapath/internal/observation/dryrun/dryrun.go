@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package replica asks the programs what they would do with a packet. It loads
+// Package dryrun asks the programs what they would do with a packet. It loads
 // them a second time, from the same objects and with the same constants. What
 // they only read is the live maps; every map that they write, and every map
 // that this package does not know, is one of their own that holds what the
 // packet needs. A run can therefore change nothing: no connection, counter,
 // budget or event, and no packet leaves it. The attached programs carry no
 // code for it.
-package replica
+package dryrun
 
 import (
 	"cmp"

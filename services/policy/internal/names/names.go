@@ -17,8 +17,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/services/policy/internal/agenda"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/expiryqueue"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
@@ -52,8 +52,8 @@ type Limits struct {
 type Table struct {
 	limits    Limits
 	names     map[string]map[netip.Addr]time.Time // until when each is valid
-	ending    agenda.Agenda                       // names by the time of the address that ends first
-	ended     agenda.Agenda                       // names by the time of the address that ends last
+	ending    expiryqueue.Queue                   // names by the time of the address that ends first
+	ended     expiryqueue.Queue                   // names by the time of the address that ends last
 	addresses int
 	// used says when a connection to an address was last reported, of addresses whose
 	// time is over. asked are the addresses of the last answer of Hold; nil: it was never
@@ -296,7 +296,7 @@ func (t *Table) ends(name string, better func(a, b time.Time) bool) (at time.Tim
 	return at, ok
 }
 
-// noteTimes puts a name into the agendas.
+// noteTimes puts a name into the expiry queues.
 func (t *Table) noteTimes(name string) {
 	if at, ok := t.endsFirst(name); ok {
 		t.ending.Note(name, at)

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package agenda finds the name whose time comes first among many, without a look
-// at the others.
-package agenda
+// Package expiryqueue finds the name that expires first among many, without visiting the
+// others.
+package expiryqueue
 
 import (
 	"container/heap"
 	"time"
 )
 
-// Agenda has names by their times. A time that moves back is noted at once; one
+// Queue has names by their times. A time that moves back is noted at once; one
 // that moves forward is noticed when the name is first in line. The zero value is
 // ready.
-type Agenda struct {
+type Queue struct {
 	heap   dates
 	queued map[string]time.Time // by name; other entries of the heap are outdated
 	Visits int                  // names that were looked at, for tests
@@ -40,7 +40,7 @@ func (d *dates) Pop() any {
 }
 
 // Note puts a name into line, or forward.
-func (g *Agenda) Note(name string, at time.Time) {
+func (g *Queue) Note(name string, at time.Time) {
 	if old, ok := g.queued[name]; ok && !at.Before(old) {
 		return
 	}
@@ -53,7 +53,7 @@ func (g *Agenda) Note(name string, at time.Time) {
 
 // First is the name whose time comes first. when says a name's time now, false
 // if it has none any more.
-func (g *Agenda) First(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
+func (g *Queue) First(when func(name string) (time.Time, bool)) (name string, at time.Time, ok bool) {
 	for len(g.heap) > 0 {
 		top := g.heap[0]
 		if at, ok := g.queued[top.name]; !ok || !at.Equal(top.at) {
@@ -74,7 +74,7 @@ func (g *Agenda) First(when func(name string) (time.Time, bool)) (name string, a
 }
 
 // Drop takes the one that is first out of line.
-func (g *Agenda) Drop() {
+func (g *Queue) Drop() {
 	delete(g.queued, g.heap[0].name)
 	heap.Pop(&g.heap)
 }

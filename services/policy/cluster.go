@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/policy/internal/gate"
+	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 )
 
 // clusterTimeout is how long a start waits for the API server, which may be away.
@@ -48,7 +48,7 @@ func compareCluster(ctx context.Context, uid func(context.Context) (string, erro
 	default:
 		l.Warn("the policies in the state are of another cluster: new endpoints wait for those of this one",
 			"state", string(before), "cluster", now)
-		if err := gate.Forget(dir, managed.SourceKubernetes); err != nil {
+		if err := initialsync.Forget(dir, managed.SourceKubernetes); err != nil {
 			return err
 		}
 	}

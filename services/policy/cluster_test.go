@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/services/policy/internal/gate"
+	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -38,7 +38,7 @@ func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 		if err := compareCluster(t.Context(), uid, dir, log.Discard()); err != nil {
 			t.Fatal(err)
 		}
-		g, err := gate.New(dir, stream.StateID{1}, []gate.Source{{Name: managed.SourceKubernetes}})
+		g, err := initialsync.New(dir, stream.StateID{1}, []initialsync.Source{{Name: managed.SourceKubernetes}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,7 +33,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/gate"
+	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -164,7 +164,7 @@ type Owner struct {
 
 	ready   bool
 	readied chan struct{} // closed once ready
-	gate    *gate.Gate
+	gate    *initialsync.Tracker
 	filter  atomic.Pointer[uncounted.Filter] // of labels of identities
 	dir     string                           // of the state
 	fatal   error
@@ -215,7 +215,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		return nil, err
 	}
 	var err error
-	if o.gate, err = gate.New(dir, o.stateID, o.awaited(sources)); err != nil {
+	if o.gate, err = initialsync.New(dir, o.stateID, o.awaited(sources)); err != nil {
 		return nil, errors.Join(err, o.journal.Close())
 	}
 	o.stateChanged = true

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
-	"github.com/sluice-net/sluice/services/policy/internal/gate"
+	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -23,16 +23,16 @@ import (
 func managerSource(manager string) string { return managed.SourceGRPC + "/" + manager }
 
 // awaited are the sources for which subscribers wait: those that bring policies.
-func (o *Owner) awaited(sources []string) (out []gate.Source) {
+func (o *Owner) awaited(sources []string) (out []initialsync.Source) {
 	for _, name := range sources {
 		switch name {
 		case managed.SourceKubernetes:
-			out = append(out, gate.Source{Name: name})
+			out = append(out, initialsync.Source{Name: name})
 		case managed.SourceFile:
 			if o.config.Directory == "" {
 				continue
 			}
-			s := gate.Source{Name: name, Whole: true}
+			s := initialsync.Source{Name: name, Whole: true}
 			for _, p := range o.policies {
 				s.Brought = s.Brought || p.Source == name
 			}
@@ -41,7 +41,7 @@ func (o *Owner) awaited(sources []string) (out []gate.Source) {
 		}
 	}
 	for _, m := range o.config.Managers {
-		out = append(out, gate.Source{Name: managerSource(m)})
+		out = append(out, initialsync.Source{Name: managerSource(m)})
 	}
 	return out
 }
@@ -215,7 +215,7 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 		case validateOnly:
 			return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
 		}
-		a := gate.Accepted{Source: managed.SourceFile, Part: part, Why: why, Time: o.config.Now()}
+		a := initialsync.Accepted{Source: managed.SourceFile, Part: part, Why: why, Time: o.config.Now()}
 		if err := o.gate.Accept(a); err != nil {
 			return Acceptance{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 		}

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package gate keeps subscribers waiting until every configured source of policies
-// has listed everything once since the policy state began: what is missing until
-// then may be what denies. From then on the state has what was in force, also while
-// a source is away. A file for each source beside the state holds the name of that
-// state.
-package gate
+// Package initialsync keeps subscribers waiting until every configured source of policies
+// has been listed completely once since the policy state began: what is missing until
+// then may deny. From then on the state has what was in force, also while a source is
+// away. A file for each source beside the state holds the name of that state.
+package initialsync
 
 import (
 	"encoding/hex"
@@ -41,15 +40,15 @@ type Accepted struct {
 	State  string    `json:"state"` // as the file of the source has it
 }
 
-// Gate belongs to one goroutine, but for Opened.
-type Gate struct {
+// Tracker belongs to one goroutine, but for Opened.
+type Tracker struct {
 	dir      string
 	sources  map[string]*source
 	accepted []Accepted
 	opened   chan struct{}
 }
 
-// source is what the gate knows of one.
+// source is what the tracker knows of one.
 type source struct {
 	file   string
 	text   string // that the file has once the source has listed everything
@@ -60,10 +59,10 @@ type source struct {
 // acceptedFile has an Accepted in each line.
 const acceptedFile = "sources.accepted"
 
-// New returns the gate of the policy state in dir, which waits for the sources that
+// New returns the tracker of the policy state in dir, which waits for the sources that
 // have not listed everything since the state began.
-func New(dir string, state stream.StateID, sources []Source) (*Gate, error) {
-	g := &Gate{dir: dir, sources: make(map[string]*source), opened: make(chan struct{})}
+func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
+	g := &Tracker{dir: dir, sources: make(map[string]*source), opened: make(chan struct{})}
 	for _, s := range sources {
 		one := &source{file: listedFile(dir, s.Name), text: hex.EncodeToString(state[:])}
 		g.sources[s.Name] = one
@@ -105,17 +104,17 @@ func listedFile(dir, name string) string {
 	return filepath.Join(dir, strings.ReplaceAll(name, "/", "-")+".listed")
 }
 
-// Forget has the next gate of the state in dir wait for a source, though it has listed
+// Forget has the next tracker of the state in dir wait for a source, though it has listed
 // everything before.
 func Forget(dir, name string) error {
 	return durable.WriteFile(listedFile(dir, name), []byte("incomplete"), 0o600, durable.SyncAll)
 }
 
 // Opened is closed once subscribers need not wait.
-func (g *Gate) Opened() <-chan struct{} { return g.opened }
+func (g *Tracker) Opened() <-chan struct{} { return g.opened }
 
 // Open lets subscribers pass in this run.
-func (g *Gate) Open() {
+func (g *Tracker) Open() {
 	select {
 	case <-g.opened:
 	default:
@@ -124,7 +123,7 @@ func (g *Gate) Open() {
 }
 
 // IsOpen reports whether subscribers need not wait.
-func (g *Gate) IsOpen() bool {
+func (g *Tracker) IsOpen() bool {
 	select {
 	case <-g.opened:
 		return true
@@ -133,7 +132,7 @@ func (g *Gate) IsOpen() bool {
 	}
 }
 
-func (g *Gate) openIfListed() {
+func (g *Tracker) openIfListed() {
 	for _, s := range g.sources {
 		if !s.listed {
 			return
@@ -144,7 +143,7 @@ func (g *Gate) openIfListed() {
 
 // Listed notes that a source has listed everything, and lets subscribers pass if all
 // have; in later runs too, unless it returns an error.
-func (g *Gate) Listed(name string) error {
+func (g *Tracker) Listed(name string) error {
 	s := g.sources[name]
 	if s == nil {
 		return nil
@@ -162,11 +161,13 @@ func (g *Gate) Listed(name string) error {
 }
 
 // HasListed reports whether a source has listed everything since the state began.
-// One that the gate does not know has.
-func (g *Gate) HasListed(name string) bool { return g.sources[name] == nil || g.sources[name].listed }
+// One that the tracker does not know has.
+func (g *Tracker) HasListed(name string) bool {
+	return g.sources[name] == nil || g.sources[name].listed
+}
 
 // Accept records that an operator does not want to wait for a part of a source.
-func (g *Gate) Accept(a Accepted) error {
+func (g *Tracker) Accept(a Accepted) error {
 	a.State = g.sources[a.Source].text
 	all := append(slices.Clone(g.accepted), a)
 	var text []byte
@@ -185,7 +186,7 @@ func (g *Gate) Accept(a Accepted) error {
 }
 
 // Accepted are the parts of a source for which no operator wants to wait.
-func (g *Gate) Accepted(name string) (all []Accepted) {
+func (g *Tracker) Accepted(name string) (all []Accepted) {
 	for _, a := range g.accepted {
 		if a.Source == name {
 			all = append(all, a)

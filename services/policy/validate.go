@@ -11,9 +11,9 @@ import (
 	"io"
 
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
-	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // verdict is what `sluice-policy validate` prints of one document, as one
@@ -60,7 +60,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice-policy validate: standard input:", err)
 		return 2
 	}
-	verdicts, err := check(data, reading.Options{
+	verdicts, err := check(data, decode.Options{
 		Rules:        config.owner(nil, nil).Rules,
 		Namespace:    *namespace,
 		AllowUnknown: *allowUnknown,
@@ -82,11 +82,11 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 }
 
 // check evaluates each document of a text.
-func check(data []byte, as reading.Options) ([]verdict, error) {
+func check(data []byte, as decode.Options) ([]verdict, error) {
 	var all []verdict
 	manifest.Each(data, func(manifest.Document) { all = append(all, verdict{Problems: []string{}}) })
 	decoded, err := as.Decode(data)
-	var bad *reading.Error
+	var bad *decode.Error
 	switch {
 	case errors.As(err, &bad) && bad.Whole == nil:
 		for _, v := range bad.Violations {
@@ -100,7 +100,7 @@ func check(data []byte, as reading.Options) ([]verdict, error) {
 	case err != nil:
 		return nil, err
 	}
-	filter := uncounted.Default()
+	filter := excludedlabels.Default()
 	for _, d := range decoded {
 		i := d.Document
 		d.Object, _ = filter.Apply(d.Object)

@@ -16,9 +16,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -138,9 +138,9 @@ type outcome struct {
 	err      error
 }
 
-func decode(text string, o rule.Options) outcome {
-	decoded, err := reading.Options{Rules: o}.Decode([]byte(text))
-	var bad *reading.Error
+func outcomeOf(text string, o rule.Options) outcome {
+	decoded, err := decode.Options{Rules: o}.Decode([]byte(text))
+	var bad *decode.Error
 	switch {
 	case errors.As(err, &bad) && bad.Whole == nil:
 		out := outcome{err: err}
@@ -249,12 +249,12 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 			options := rule.Options{Cluster: "default"}
 			text := manifestWith(t, &f, f.example(t))
 			if f.Setting != "" {
-				if without := decode(text, options); !without.concerns(f.at()) {
+				if without := outcomeOf(text, options); !without.concerns(f.at()) {
 					t.Errorf("without %s: problems at %q (%v)\n%s", f.Setting, without.problems, without.err, text)
 				}
 				options.NodeLabels = true
 			}
-			got := decode(text, options)
+			got := outcomeOf(text, options)
 			if f.Support != Refused && got.err != nil {
 				t.Fatalf("refused: %v\n%s", got.err, text)
 			}
@@ -268,17 +268,17 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 					t.Errorf("problems at %q (%v), want one at %s\n%s", got.problems, got.err, f.at(), text)
 				}
 				whole := cmp.Or(f.of, &f)
-				if control := decode(manifestWith(t, whole, absent{}), options); control.err != nil {
+				if control := outcomeOf(manifestWith(t, whole, absent{}), options); control.err != nil {
 					t.Errorf("without it: %v", control.err)
 				}
 			case NoEffect:
-				without := decode(manifestWith(t, cmp.Or(f.of, &f), absent{}), options)
+				without := outcomeOf(manifestWith(t, cmp.Or(f.of, &f), absent{}), options)
 				if without.err != nil || got.meaning() != without.meaning() {
 					t.Errorf("with it:\n%s\nwithout it (%v):\n%s", got.meaning(), without.err, without.meaning())
 				}
 			}
 			if f.Required {
-				without := decode(manifestWith(t, &f, absent{}), options)
+				without := outcomeOf(manifestWith(t, &f, absent{}), options)
 				if !without.concerns(f.at()) && (f.Path != "apiVersion" || without.err == nil) {
 					t.Errorf("required, and without it there are problems at %q (%v)", without.problems, without.err)
 				}
@@ -305,7 +305,7 @@ func checkEnforced(t *testing.T, f *Field, got outcome, text string, options rul
 		other = value(t, f.row.other)
 	}
 	elsewhere := manifestWith(t, f, other)
-	o := decode(elsewhere, options)
+	o := outcomeOf(elsewhere, options)
 	top := slices.Contains([]string{"apiVersion", "kind", "metadata"}, f.Path) || f.Path == "metadata.name" && len(f.Values) > 0
 	if o.err != nil && !top && f.row.other != "" {
 		t.Errorf("the other value is refused: %v\n%s", o.err, elsewhere)
@@ -368,7 +368,7 @@ func checkValues(t *testing.T, f *Field, options rule.Options) {
 		if strings.HasPrefix(f.Type, "list of ") {
 			value, path = []any{v}, path+"[0]"
 		}
-		got := decode(manifestWith(t, f, value), options)
+		got := outcomeOf(manifestWith(t, f, value), options)
 		if bad := slices.Contains(got.problems, path); bad != (v == "bogus") {
 			t.Errorf("%q: problems at %q (%v)", v, got.problems, got.err)
 		}

@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -30,11 +30,11 @@ type Request struct {
 }
 
 // read understands the manifests of a request; there may be none.
-func (o *Owner) read(r Request) ([]reading.Decoded, error) {
+func (o *Owner) read(r Request) ([]decode.Decoded, error) {
 	if len(r.Manifests) == 0 {
 		return nil, nil
 	}
-	return reading.Options{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
+	return decode.Options{Rules: o.config.Rules, Namespace: r.Namespace, AllowUnknown: r.AllowUnknown}.Decode(r.Manifests)
 }
 
 // Upsert adds or replaces policies of calls without a manager.
@@ -87,7 +87,7 @@ var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selec
 
 // noteSelection notes which of the documents select no endpoint of this node.
 // The changes of the documents come first. It looks in the caller's goroutine.
-func (o *Owner) noteSelection(ctx context.Context, docs []reading.Decoded, changes []Changed) error {
+func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
 	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set
 		for _, s := range o.subscribers {
@@ -154,7 +154,7 @@ func (o *Owner) Remove(ctx context.Context, c managed.Caller, keys []policy.Key)
 }
 
 // upsert is the change that documents of a manager are.
-func (o *Owner) upsert(caller *managed.Caller, docs []reading.Decoded) (edit, error) {
+func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, error) {
 	var e edit
 	for _, d := range docs {
 		c := Changed{

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -68,14 +68,14 @@ func settleIn(t *testing.T, o *Owner) {
 // allowed are the connections that the tables of an owner allow.
 func allowed(t *testing.T, o *Owner) map[string]bool {
 	t.Helper()
-	var ends []question.Peer
+	var ends []query.Peer
 	for n := range residents {
 		if n != 9 {
-			ends = append(ends, question.Peer{Identity: n})
+			ends = append(ends, query.Peer{Identity: n})
 		}
 	}
 	for _, a := range []string{"192.0.2.1", "198.51.100.1"} {
-		ends = append(ends, question.Peer{Identity: 9, Addr: netip.MustParseAddr(a)})
+		ends = append(ends, query.Peer{Identity: 9, Addr: netip.MustParseAddr(a)})
 	}
 	out := make(map[string]bool)
 	for _, from := range ends {

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -28,7 +28,7 @@ type Feed struct {
 
 type file struct {
 	sum  [sha256.Size]byte
-	docs []reading.Decoded
+	docs []decode.Decoded
 	err  error
 	keep bool // it was not read, and its policies stay
 	// partly says that err is about some of its documents, and docs are the others.
@@ -59,7 +59,7 @@ func (f *Feed) Held(ctx context.Context) (int, error) {
 // applied isolates what it selects, or its namespace. While not even the namespace of a
 // document can be read, the policies of its file stay that no other document of it has.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
-	var known map[string][]reading.Decoded
+	var known map[string][]decode.Decoded
 	if len(f.decoded) == 0 {
 		var err error
 		if known, err = f.inForce(ctx); err != nil {
@@ -85,7 +85,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 			}
 		} else if old != nil && in.Err == nil && old.sum == d.sum && !old.keep {
 			d = old
-		} else if docs := reading.Same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
+		} else if docs := decode.Same(in.Data, known[in.Origin]); in.Err == nil && docs != nil {
 			d.docs = docs
 		} else if in.Err == nil {
 			d.read(in, f.owner.config.Rules)
@@ -100,7 +100,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 
 // read understands the documents of a file.
 func (d *file) read(in directory.File, rules rule.Options) {
-	is := reading.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
+	is := decode.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
 	d.docs, d.skipped = is.Policies, is.Skipped
 	if len(is.Unreadable) > 0 {
 		d.err, d.partly = errors.New(strings.Join(is.Unreadable, "; ")), true
@@ -109,12 +109,12 @@ func (d *file) read(in directory.File, rules rule.Options) {
 
 // inForce are the policies of the source by origin: after a restart most files
 // are what they were, and need not be understood once more.
-func (f *Feed) inForce(ctx context.Context) (map[string][]reading.Decoded, error) {
-	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]reading.Decoded, error) {
-		out := make(map[string][]reading.Decoded)
+func (f *Feed) inForce(ctx context.Context) (map[string][]decode.Decoded, error) {
+	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]decode.Decoded, error) {
+		out := make(map[string][]decode.Decoded)
 		for _, p := range f.owner.policies {
 			if p.Source == f.name && p.Broken == "" && p.Exceeds == "" && len(p.Dropped) == 0 {
-				out[p.Origin] = append(out[p.Origin], reading.Decoded{Object: p.read, Text: p.Manifest})
+				out[p.Origin] = append(out[p.Origin], decode.Decoded{Object: p.read, Text: p.Manifest})
 			}
 		}
 		return out, nil
@@ -217,7 +217,7 @@ func (o *Owner) compare(l *listing) {
 		f := l.files[origin]
 		return f != nil && (f.err != nil && !l.partly[origin] || f.keep)
 	}
-	docs := make(map[string][]reading.Decoded, len(l.order))
+	docs := make(map[string][]decode.Decoded, len(l.order))
 	for _, origin := range l.order {
 		if stays(origin) {
 			continue
@@ -235,7 +235,7 @@ func (o *Owner) compare(l *listing) {
 			if &of[0] == &l.files[origin].docs[0] {
 				of = slices.Clone(of) // what the file says may be in force in the next listing
 			}
-			of[i] = reading.Options{Rules: o.config.Rules}.Shadowed(origin, d, why)
+			of[i] = decode.Options{Rules: o.config.Rules}.Shadowed(origin, d, why)
 		}
 		if _, ok := l.bad[origin]; ok && !l.partly[origin] {
 			continue

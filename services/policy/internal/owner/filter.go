@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/labelfilter"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // filterFile has the filter that the identity service had last: it may be away when
@@ -31,18 +31,18 @@ type filterRecord struct {
 	Nodes     []labelfilter.Rule `json:"nodes"`
 }
 
-func (r filterRecord) filter() (uncounted.Filter, error) {
+func (r filterRecord) filter() (excludedlabels.Filter, error) {
 	workloads, err := labelfilter.New(r.Workloads)
 	if err != nil {
-		return uncounted.Filter{}, err
+		return excludedlabels.Filter{}, err
 	}
 	nodes, err := labelfilter.New(r.Nodes)
-	return uncounted.Filter{Workloads: workloads, Nodes: nodes}, err
+	return excludedlabels.Filter{Workloads: workloads, Nodes: nodes}, err
 }
 
 // loadFilter takes the filter of an earlier run; before the first one, the default.
 func (o *Owner) loadFilter() error {
-	f := uncounted.Default()
+	f := excludedlabels.Default()
 	text, err := os.ReadFile(filepath.Join(o.dir, filterFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -56,7 +56,7 @@ func (o *Owner) loadFilter() error {
 		if err != nil { // the default is closed where it differs, and the service tells its own
 			o.config.Log.Warn("the stored filter of labels cannot be read, the default is used",
 				"file", filterFile, log.Err(err))
-			f = uncounted.Default()
+			f = excludedlabels.Default()
 		}
 	}
 	o.filter.Store(&f)
@@ -97,7 +97,7 @@ func (o *Owner) filtered(ob policy.Object) policy.Object {
 }
 
 // refilter compiles the policies that another filter changes.
-func (o *Owner) refilter(f *uncounted.Filter) error {
+func (o *Owner) refilter(f *excludedlabels.Filter) error {
 	before := o.filter.Load()
 	o.filter.Store(f)
 	var change engine.Change

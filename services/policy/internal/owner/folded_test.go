@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 )
 
 // flood are policies of a namespace whose selectors have so many bytes.
@@ -247,7 +247,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 // passesTo asks whether TCP from a pod to an address outside passes.
 func passesTo(t *testing.T, o *Owner, from identity.Numeric, to string) bool {
 	t.Helper()
-	x, err := o.Explain(t.Context(), question.Peer{Identity: from}, question.Peer{Addr: netip.MustParseAddr(to)},
+	x, err := o.Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Addr: netip.MustParseAddr(to)},
 		port.At(port.TCP, 80))
 	if err != nil {
 		t.Fatal(err)

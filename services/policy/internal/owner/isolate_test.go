@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -38,7 +38,7 @@ func pods(t *testing.T, o *Owner, namespace string) {
 // passes asks whether TCP from one to the other passes.
 func passes(t *testing.T, o *Owner, from, to identity.Numeric) bool {
 	t.Helper()
-	x, err := o.Explain(t.Context(), question.Peer{Identity: from}, question.Peer{Identity: to}, port.At(port.TCP, 80))
+	x, err := o.Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Identity: to}, port.At(port.TCP, 80))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -119,7 +119,7 @@ func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 				t.Fatal(err)
 			}
 			verdict := func() policytable.Action {
-				from, to := question.Peer{Identity: 300}, question.Peer{Addr: at}
+				from, to := query.Peer{Identity: 300}, query.Peer{Addr: at}
 				x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 8080))
 				if err != nil {
 					t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 )
 
 // Objects is the feed of a source that says what changes, one object at a time,
@@ -90,8 +90,8 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 				out[k] = &file{}
 			} else if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" &&
 				bytes.Equal(p.Manifest, object.Text) {
-				held := reading.Decoded{Object: p.read, Text: p.Manifest, Created: object.Created, UID: object.UID}
-				out[k] = &file{docs: []reading.Decoded{held}}
+				held := decode.Decoded{Object: p.read, Text: p.Manifest, Created: object.Created, UID: object.UID}
+				out[k] = &file{docs: []decode.Decoded{held}}
 			}
 		}
 		return out, nil
@@ -107,7 +107,7 @@ func (f *Objects) decode(k policy.Key, object policy.Written) *file {
 	if err != nil {
 		return &file{err: err}
 	}
-	return &file{docs: []reading.Decoded{{Object: decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
+	return &file{docs: []decode.Decoded{{Object: decoded, Text: object.Text, Created: object.Created, UID: object.UID}}}
 }
 
 // Judged is what became of an object.

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -40,7 +41,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
-	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // Points at which a test may kill the process.
@@ -165,8 +165,8 @@ type Owner struct {
 	ready   bool
 	readied chan struct{} // closed once ready
 	gate    *initialsync.Tracker
-	filter  atomic.Pointer[uncounted.Filter] // of labels of identities
-	dir     string                           // of the state
+	filter  atomic.Pointer[excludedlabels.Filter] // of labels of identities
+	dir     string                                // of the state
 	fatal   error
 }
 

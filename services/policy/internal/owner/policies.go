@@ -11,13 +11,13 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/uncounted"
 )
 
 // Policy is a policy in force, or one of an earlier run that is not understood
@@ -67,7 +67,7 @@ type Changed = managed.Changed[policy.Key, manifest.Notes]
 // Outcome is the answer of a change.
 type Outcome = managed.Outcome[policy.Key, manifest.Notes]
 
-func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
+func (o *Owner) policy(d decode.Decoded, source, origin string) *Policy {
 	p := &Policy{
 		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: o.config.Now(),
 		Dropped: d.Object.Unknown, Broken: d.Object.Isolates, read: d.Object, Created: d.Created, UID: d.UID,
@@ -77,7 +77,7 @@ func (o *Owner) policy(d reading.Decoded, source, origin string) *Policy {
 }
 
 // filter makes what the engine has of what was read.
-func (p *Policy) filter(f *uncounted.Filter) {
+func (p *Policy) filter(f *excludedlabels.Filter) {
 	p.object, p.closed = f.Apply(p.read)
 	p.addHeld()
 	p.Notes, p.Rules = p.object.Notes, 0

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
@@ -24,13 +24,13 @@ func questions(o *Owner, subject, stranger identity.Numeric) map[string]func(con
 	return map[string]func(context.Context) error{
 		"table of no subject": func(ctx context.Context) error { _, err := o.Table(ctx, stranger); return err },
 		"explanation of no subject": func(ctx context.Context) error {
-			from, to := question.Peer{Identity: stranger}, question.Peer{Identity: subject}
+			from, to := query.Peer{Identity: stranger}, query.Peer{Identity: subject}
 			_, err := o.Explain(ctx, from, to, port.At(port.TCP, 80))
 			return err
 		},
 		"difference": func(ctx context.Context) error {
 			change := Request{Manifests: []byte(text(synthetic.Namespace(0), "app-00", 80))}
-			return o.Diff(ctx, change, nil, func(question.Difference) error { return nil })
+			return o.Diff(ctx, change, nil, func(query.Difference) error { return nil })
 		},
 		"validation": func(ctx context.Context) error {
 			_, err := o.Upsert(ctx, []byte(text(synthetic.Namespace(0), "app-00", 81)), "", true)
@@ -139,16 +139,16 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	peer := identity.MinCluster + 3 // app-03 of the same namespace
 	manifest := []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4711), "app: web", "app: app-03"))
 	verdict := func() policytable.Action {
-		from, to := question.Peer{Identity: peer}, question.Peer{Identity: subject}
+		from, to := query.Peer{Identity: peer}, query.Peer{Identity: subject}
 		x, err := o.Explain(t.Context(), from, to, port.At(port.TCP, 4711))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x.Ingress.Verdict.Action
 	}
-	ask := func() (found []question.Difference) {
+	ask := func() (found []query.Difference) {
 		t.Helper()
-		if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(d question.Difference) error { found = append(found, d); return nil }); err != nil {
+		if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(d query.Difference) error { found = append(found, d); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return found
@@ -172,7 +172,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	// Whoever does not want more gets no more.
 	enough := errors.New("enough")
 	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
-	if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(question.Difference) error { return enough }); !errors.Is(err, enough) {
+	if err := o.Diff(t.Context(), Request{Manifests: manifest}, nil, func(query.Difference) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -58,7 +58,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		}
 		for k, p := range o.policies {
 			if k.Kind == policy.KindDocument {
-				if key, ok := reading.KeyOf(p.Manifest); ok {
+				if key, ok := decode.KeyOf(p.Manifest); ok {
 					k = key // its place says less
 				}
 			}
@@ -138,14 +138,14 @@ func (o *Owner) aside(ctx context.Context, work func() error) error {
 
 // answer answers a question from the engine, or, if that has not all of the
 // tables, from a copy beside the owner.
-func (o *Owner) answer(ctx context.Context, q question.Question) error {
+func (o *Owner) answer(ctx context.Context, q query.Query) error {
 	type looked struct {
 		complete bool
 		draft    engine.Draft
 	}
 	look := func(draft bool) (looked, error) {
 		return loop.Ask(ctx, o.loop, opRead, func() (l looked, err error) {
-			l.complete, err = q.Begin(question.View{
+			l.complete, err = q.Begin(query.View{
 				Engine: o.engine, Identities: o.identities, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
 				Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store,
 			})
@@ -177,26 +177,26 @@ func (o *Owner) answer(ctx context.Context, q question.Question) error {
 }
 
 // Table returns the tables by which an identity is evaluated.
-func (o *Owner) Table(ctx context.Context, x identity.Numeric) (question.Evaluated, error) {
-	q := &question.Table{Identity: x}
+func (o *Owner) Table(ctx context.Context, x identity.Numeric) (query.Evaluated, error) {
+	q := &query.Table{Identity: x}
 	if err := o.answer(ctx, q); err != nil {
-		return question.Evaluated{}, err
+		return query.Evaluated{}, err
 	}
 	return q.Answer, nil
 }
 
 // Explain evaluates a connection on both sides.
-func (o *Owner) Explain(ctx context.Context, from, to question.Peer, at port.Point) (question.Explained, error) {
-	q := &question.Explain{From: from, To: to, At: at}
+func (o *Owner) Explain(ctx context.Context, from, to query.Peer, at port.Point) (query.Explained, error) {
+	q := &query.Explain{From: from, To: to, At: at}
 	if err := o.answer(ctx, q); err != nil {
-		return question.Explained{}, err
+		return query.Explained{}, err
 	}
 	return q.Answer, nil
 }
 
 // Diff says which verdicts a change would change, one difference after the
 // other, whichever source has the policies.
-func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(question.Difference) error) error {
+func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take func(query.Difference) error) error {
 	docs, err := o.read(r)
 	if err != nil {
 		return err
@@ -205,7 +205,7 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	for _, d := range docs {
 		objects = append(objects, o.filtered(d.Object))
 	}
-	var compared *question.Comparison
+	var compared *query.Comparison
 	if err := o.aside(ctx, func() error {
 		draft, err := loop.Ask(ctx, o.loop, opDraft, func() (engine.Draft, error) {
 			for _, d := range docs {
@@ -225,7 +225,7 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 		if err != nil {
 			return err
 		}
-		if compared, err = question.Compare(draft, objects, remove); err != nil {
+		if compared, err = query.Compare(draft, objects, remove); err != nil {
 			return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 		}
 		return nil

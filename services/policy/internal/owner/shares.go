@@ -19,9 +19,9 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -256,7 +256,7 @@ func (o *Owner) restoreHeld(p *Policy, text []byte) {
 			p.heldLabels, p.heldText = ob.Group.Labels, text
 		}
 	}
-	p.held, p.heldText = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, text, errors.New("held")).Specs, text
+	p.held, p.heldText = decode.Options{Rules: o.config.Rules}.Isolated(p.Key, text, errors.New("held")).Specs, text
 	p.addHeld()
 }
 
@@ -271,7 +271,7 @@ func (o *Owner) isolate(p *Policy, why string) {
 	if p.read.Group != nil {
 		p.read = p.read.CloseGroup(errors.New(why))
 	} else {
-		p.read = reading.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
+		p.read = decode.Options{Rules: o.config.Rules}.Isolated(p.Key, p.Manifest, errors.New(why))
 	}
 	p.Dropped, p.Broken = nil, ""
 	p.filter(o.filter.Load())
@@ -450,7 +450,7 @@ func withoutTenants() *tenants.Set { return tenants.WithoutKubernetes(shares.Set
 
 // says reports whether a policy is what a source delivers, and nothing needs to change for
 // it. It notes when the object was created, and its UID, which change no rule.
-func (o *Owner) says(p *Policy, d reading.Decoded) bool {
+func (o *Owner) says(p *Policy, d decode.Decoded) bool {
 	switch {
 	case !p.is(d.Text) || o.closed[p.Key] != nil:
 		return false

@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
@@ -164,19 +164,19 @@ func (o *Owner) decode(r record.Policy) *Policy {
 		return p
 	}
 	// What an earlier version took stays as that version took it.
-	as := reading.Options{
+	as := decode.Options{
 		Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
 		Held: r.Source == managed.SourceKubernetes,
 	}
 	docs, err := as.Decode(r.Manifest)
-	if why, ok := reading.Isolating(r.Manifest); ok && r.Source == managed.SourceFile {
+	if why, ok := decode.Isolating(r.Manifest); ok && r.Source == managed.SourceFile {
 		err = errors.New(why)
 	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
 		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
 	}
 	if err != nil {
-		docs = []reading.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
+		docs = []decode.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
 	}
 	p := o.policy(docs[0], r.Source, r.Origin)
 	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)

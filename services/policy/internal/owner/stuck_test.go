@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -103,7 +103,7 @@ func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	large := portPrefixes("large", "large", 0, 1100)
 	for _, validateOnly := range []bool{true, false} {
 		_, err := o.Upsert(t.Context(), []byte(large), "", validateOnly)
-		var bad *reading.Error
+		var bad *decode.Error
 		if !errors.As(err, &bad) || len(bad.Violations) != 1 || bad.Violations[0].Path != "spec" ||
 			!strings.Contains(err.Error(), "1025 address classes, the limit is 1024") {
 			t.Errorf("validate only %t: %v", validateOnly, err)

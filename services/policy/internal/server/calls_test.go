@@ -36,7 +36,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -590,7 +590,7 @@ func TestLearnedNamesOutliveARestartAndEnd(t *testing.T) {
 
 // The largest tables that there can be fit into an answer.
 func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
-	j := question.Evaluated{Bound: [2]bool{true, true}}
+	j := query.Evaluated{Bound: [2]bool{true, true}}
 	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		content := &table.Table{
 			Rules: make([]policytable.Rule, table.MaxRules), Peers: make(map[policytable.IdentityClass]policytable.Class),

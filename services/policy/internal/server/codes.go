@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/answer"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -40,7 +40,7 @@ var answers = answer.Reasons{
 	Resource: "identity", Quota: "policy",
 }.Table(
 	rpcerr.OnType(codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST,
-		func(e *reading.Error) []protoadapt.MessageV1 { return rpcerr.Manifests(e.Whole, e.Violations) }),
+		func(e *decode.Error) []protoadapt.MessageV1 { return rpcerr.Manifests(e.Whole, e.Violations) }),
 	rpcerr.On(peer.ErrUnresolved, codes.Unavailable, policyv1.ErrorReason_ERROR_REASON_ADDRESS_NOT_RESOLVED,
 		rpcerr.Retries(retryAfter)),
 	rpcerr.On(owner.ErrNotMissing, codes.FailedPrecondition, policyv1.ErrorReason_ERROR_REASON_FILE_NOT_MISSING),

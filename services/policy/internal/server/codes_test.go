@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/reading"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -30,7 +30,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 		code   codes.Code
 		reason policyv1.ErrorReason // unspecified: the answer has none
 	}{
-		{&reading.Error{Whole: errors.New("empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
+		{&decode.Error{Whole: errors.New("empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_MANIFEST},
 		{&failure.FieldError{Field: "name", Err: errors.New("is empty")}, codes.InvalidArgument, policyv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{
 			&failure.FieldError{Field: "x", Err: failure.ErrNotFound}, codes.NotFound,

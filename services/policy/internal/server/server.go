@@ -36,7 +36,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
-	"github.com/sluice-net/sluice/services/policy/internal/question"
+	"github.com/sluice-net/sluice/services/policy/internal/query"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -203,7 +203,7 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 
 // policyTable fits into a message: tables do by their limits, and the places of
 // their rules are cut as those of a Bind are.
-func policyTable(j question.Evaluated) *policyv1.GetPolicyTableResponse {
+func policyTable(j query.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	side := func(d policytable.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {
 		if !j.Bound[d] {
@@ -304,7 +304,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 // Diff implements the service.
 func (s *Server) Diff(req *policyv1.DiffRequest, stream grpc.ServerStreamingServer[policyv1.DiffResponse]) error {
 	change := owner.Request{Manifests: req.GetManifests(), Namespace: req.GetDefaultNamespace(), AllowUnknown: req.GetAllowUnknownFields()}
-	err := s.Owner.Diff(stream.Context(), change, keys(req.GetDelete()), func(d question.Difference) error {
+	err := s.Owner.Diff(stream.Context(), change, keys(req.GetDelete()), func(d query.Difference) error {
 		for _, m := range differences(&d) {
 			if err := stream.Send(m); err != nil {
 				return err
@@ -429,8 +429,8 @@ func toPolicy(l *owner.Listed) *policyv1.Policy {
 
 // peerOf is a peer of the API. An address alone is resolved: the identity stays 0 only if the address lies outside of
 // the cluster.
-func (s *Server) peerOf(ctx context.Context, field string, p *policyv1.Peer) (question.Peer, error) {
-	out := question.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
+func (s *Server) peerOf(ctx context.Context, field string, p *policyv1.Peer) (query.Peer, error) {
+	out := query.Peer{Identity: identity.Numeric(p.GetIdentity()), Labels: words.LabelsOf(p.GetLabels())}
 	if p.GetAddress() == "" {
 		return out, nil
 	}
@@ -453,7 +453,7 @@ func labels(id peer.Identity) []*workloadv1.Label {
 	}))
 }
 
-func side(x question.Side) *policyv1.SideExplanation {
+func side(x query.Side) *policyv1.SideExplanation {
 	if !x.Evaluated {
 		return nil
 	}
@@ -483,7 +483,7 @@ const lastPoint = port.Point(255<<16 | 65_535)
 // maxDiffPeers is how many peers one message of a difference names.
 const maxDiffPeers = 2048
 
-func differences(d *question.Difference) []*policyv1.DiffResponse {
+func differences(d *query.Difference) []*policyv1.DiffResponse {
 	base := &policyv1.DiffResponse{
 		Subject: uint32(d.Subject.Number), SubjectLabels: labels(d.Subject), Direction: policywire.Direction(d.Direction),
 	}
@@ -505,7 +505,7 @@ func differences(d *question.Difference) []*policyv1.DiffResponse {
 	return out
 }
 
-func diffPeer(p question.DifferentPeer) *policyv1.DiffPeer {
+func diffPeer(p query.DifferentPeer) *policyv1.DiffPeer {
 	out := &policyv1.DiffPeer{Identity: uint32(p.Identity.Number), Labels: labels(p.Identity)}
 	if p.Prefix.IsValid() {
 		out.Prefix = p.Prefix.String()

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package question answers what is asked about policies without changing them:
+// Package query answers what is asked about policies without changing them:
 // the tables of an identity, the verdict on a connection, and what a change would
 // make different. It works on an engine that it is handed: that of the owner in
 // one of its turns, or a copy that the caller has for itself.
-package question
+package query
 
 import (
 	"fmt"
@@ -27,8 +27,8 @@ type View struct {
 	Store      peer.StoreRevision // of the identities
 }
 
-// Question may need tables that the engine of the owner does not have.
-type Question interface {
+// Query may need tables that the engine of the owner does not have.
+type Query interface {
 	// Begin finds out who is spoken of, in a turn of the owner; all that was found
 	// before is void. It reports whether the engine has all of the tables.
 	Begin(v View) (complete bool, err error)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package reading understands the documents that say policies: those of a call, of
+// Package decode understands the documents that say policies: those of a call, of
 // a file, of an API server, and those that were stored. It decides what is an
 // error where, and names the fields.
-package reading
+package decode
 
 import (
 	"bytes"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package uncounted closes what policies say about labels that identities leave
+// Package excludedlabels closes what policies say about labels that identities leave
 // out. No identity has such a label, so a selector over it cannot be evaluated: In and
 // Exists would select no pod, NotIn and DoesNotExist every pod.
-package uncounted
+package excludedlabels
 
 import (
 	"slices"

@@ -31,8 +31,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/nodeobject"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
+	"github.com/sluice-net/sluice/services/ipam/internal/poolevents"
 	"github.com/sluice-net/sluice/services/ipam/internal/server"
-	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
 
@@ -250,7 +250,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 		p.Log.Warn("addresses held outside the pools are kept until released",
 			"owner", a.Owner.String(), "addresses", a.List())
 	}
-	short := shortage.New(addresses.Summary)
+	short := poolevents.New(addresses.Summary)
 	if err := metrics.Register(p.Metrics, addresses, short.Exhausted); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
+	"github.com/sluice-net/sluice/services/ipam/internal/poolevents"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -128,7 +128,7 @@ func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
 	} {
 		r := &ranges{watch.NewHub[netip.Prefix, ipam.Range](watch.Options[ipam.Range]{}), c.err}
 		n := &Node{Options: Options{
-			Name: "node-a", Ranges: r, Addresses: shortage.New(nil), Report: func(error) {}, Log: log.Discard(),
+			Name: "node-a", Ranges: r, Addresses: poolevents.New(nil), Report: func(error) {}, Log: log.Discard(),
 		}, object: c.object}
 		if done := n.step(t.Context()); done != c.done {
 			t.Errorf("%s: done %v, want %v; problem %v", name, done, c.done, n.Problem())

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/ipam/internal/cluster"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
-	"github.com/sluice-net/sluice/services/ipam/internal/shortage"
+	"github.com/sluice-net/sluice/services/ipam/internal/poolevents"
 )
 
 // maxLists is how many listings run at once: each holds a copy of the list.
@@ -49,7 +49,7 @@ type Server struct {
 	// is on its own.
 	Cluster *cluster.Agent
 	// Shortage is told how allocations went; nil: none is.
-	Shortage *shortage.Tracker
+	Shortage *poolevents.Tracker
 	// Settings are those of the agreement.
 	Settings cluster.Settings
 	// Process says what this process runs with.

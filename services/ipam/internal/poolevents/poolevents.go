@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package shortage knows whether the ranges of this node have addresses for new pods.
+// Package poolevents tracks whether the ranges of this node have addresses for new pods,
+// which sluice-controller reports as Events.
 //
-// They are exhausted from the first allocation on that finds no address, and until
-// each family has had a free one for a while: on a node at its limit an address that
-// comes free is taken again at once, which is no news. A node that is full and refuses
-// no pod has no shortage.
-package shortage
+// The ranges are exhausted from the first allocation that finds no address until each
+// family has had a free address for a minute: on a node at its limit, an address that is
+// released is allocated again at once, and the state stays exhausted. A node that is full
+// and refuses no pod is not exhausted.
+package poolevents
 
 import (
 	"context"

@@ -58,17 +58,17 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/batch"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
-	"github.com/sluice-net/sluice/services/identity/internal/together"
 )
 
 // Store is the allocator's Store in etcd.
 type Store struct {
 	session *session.Session
 	cfg     session.Config // of the session
-	claims  *together.Group[*claim]
+	claims  *batch.Group[*claim]
 	observe func(registry.Update) // nil: Follow drops what it reads of nodes
 	prepare func(registry.Update) // nil: nothing is done before the mirror
 	mirror  Mirror                // nil: no copy of the keys of nodes is kept
@@ -91,7 +91,7 @@ type Store struct {
 // New returns a Store with the keys below the prefix of a session.
 func New(session *session.Session) *Store {
 	s := &Store{session: session, cfg: session.Config()}
-	s.claims = &together.Group[*claim]{Do: s.commitAll, Fits: disjoint, AtOnce: claimsAtOnce}
+	s.claims = &batch.Group[*claim]{Do: s.commitAll, Fits: disjoint, AtOnce: claimsAtOnce}
 	return s
 }
 

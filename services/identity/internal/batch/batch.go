@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package together carries out in one act what many callers ask for at the same
-// time. Nobody waits for company: what comes while an act runs is in the next one.
-package together
+// Package batch carries out calls of many callers in one operation. A call never waits for
+// others: a call that arrives while an operation runs is part of the next one.
+package batch
 
 import (
 	"context"

@@ -9,17 +9,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/looptime"
 )
 
 // Figures say for how long turns of one operation took the loop.
 type Figures struct {
-	busy.Figures
+	looptime.Figures
 	// Most is the most that Options.Done rose in one turn.
 	Most int
 	// Processor are the figures of the processor time of the turns; empty if it is not
 	// measured. The rest of its time the loop waited for the disk, or for a processor.
-	Processor busy.Figures
+	Processor looptime.Figures
 }
 
 // moment is when a turn, or a part of one, began.
@@ -67,7 +67,7 @@ func (l *Loop) add(operation string, began moment, done int) {
 		if r.by == nil {
 			r.by = make(map[string]*Figures)
 		}
-		f = &Figures{Figures: busy.Figures{Operation: operation}}
+		f = &Figures{Figures: looptime.Figures{Operation: operation}}
 		r.by[operation] = f
 	}
 	f.Add(d)

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/looptime"
 )
 
 // Leadership says when a process is elected.
@@ -23,19 +23,19 @@ type Leadership interface {
 // Status is what a subject reports.
 type Status struct {
 	Name    string
-	Pending int          // objects that wait for a request
-	Done    uint64       // requests that succeeded
-	Failed  uint64       // other requests
-	Problem string       // why the last request failed; empty: it did not
-	Times   busy.Figures // how long requests took
+	Pending int              // objects that wait for a request
+	Done    uint64           // requests that succeeded
+	Failed  uint64           // other requests
+	Problem string           // why the last request failed; empty: it did not
+	Times   looptime.Figures // how long requests took
 }
 
 // Requests counts the requests of a subject. The zero value is ready. It is safe for concurrent use.
 type Requests struct {
 	mu           sync.Mutex
-	done, failed uint64       // guarded by mu
-	problem      string       // guarded by mu
-	times        busy.Figures // guarded by mu
+	done, failed uint64           // guarded by mu
+	problem      string           // guarded by mu
+	times        looptime.Figures // guarded by mu
 }
 
 // Do makes a request and counts it. A request that fails because ctx has ended is not counted.

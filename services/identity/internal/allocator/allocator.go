@@ -24,10 +24,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/deadline"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kit/keymutex"
+	"github.com/sluice-net/sluice/kit/looptime"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/shares"
@@ -99,7 +99,7 @@ type Allocator struct {
 	byLabels keymutex.Mutexes[string] // one claim of a label set at a time, by their text
 	kick     chan struct{}
 
-	mu           busy.Mutex
+	mu           looptime.Mutex
 	known        map[identity.Numeric]knownEntry // guarded by mu; the mirror of the cluster
 	byText       map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
 	holds        map[identity.Numeric]*hold      // guarded by mu

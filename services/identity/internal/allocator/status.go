@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/looptime"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/labels"
@@ -212,7 +212,7 @@ func (a *Allocator) Counters() Counters {
 
 // Busy says for how long each operation held the lock on what the allocator
 // knows. It does not wait for the lock.
-func (a *Allocator) Busy() []busy.Figures { return a.mu.Times() }
+func (a *Allocator) Busy() []looptime.Figures { return a.mu.Times() }
 
 func (a *Allocator) topKeys() []labels.KeyCount {
 	a.mu.Lock(opRead)

@@ -12,7 +12,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/sluice-net/sluice/kit/busy/busytest"
+	"github.com/sluice-net/sluice/kit/looptime/looptimetest"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
@@ -34,7 +34,7 @@ const (
 // owner is a node whose lock is watched.
 type owner struct {
 	*node
-	*busytest.Owner
+	*looptimetest.Owner
 }
 
 // burst makes n calls, some at a time.
@@ -75,12 +75,12 @@ func reads(b *testing.B, h *hub) {
 func startOwner(b *testing.B, endpoint, dir string, cfg nodeConfig) *owner {
 	n := startNode(b, endpoint, "a", dir, cfg)
 	reads(b, n.hub)
-	return &owner{node: n, Owner: busytest.Watch(b, n.Busy)}
+	return &owner{node: n, Owner: looptimetest.Watch(b, n.Busy)}
 }
 
 // BenchmarkOwner makes a node do everything that it can be asked to do, at the
 // size of a full cluster, with a real etcd and real files, and fails if one
-// operation held the allocator's lock for longer than busytest.Limit.
+// operation held the allocator's lock for longer than looptimetest.Limit.
 func BenchmarkOwner(b *testing.B) {
 	for b.Loop() {
 		bursts(b)

@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/fault"
+	"github.com/sluice-net/sluice/kit/looptime"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/pool"
@@ -109,7 +109,7 @@ type Allocator struct {
 	ledger  *ledger   // owned by Run
 	retryAt time.Time // when to try the store again; owned by Run
 	tried   bool      // in this turn; owned by Run
-	times   busy.Times
+	times   looptime.Times
 }
 
 // call is one request in the queue.
@@ -448,7 +448,7 @@ func (a *Allocator) spent(operation string, began time.Time) time.Time {
 
 // Busy says for how long the loop was busy with each operation. It never waits
 // for the loop.
-func (a *Allocator) Busy() []busy.Figures { return a.times.All() }
+func (a *Allocator) Busy() []looptime.Figures { return a.times.All() }
 
 func (a *Allocator) fail(batch []*call, err error) {
 	for _, c := range batch {

@@ -18,8 +18,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/kit/looptime"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
@@ -630,7 +630,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := map[string]busy.Figures{}
+	got := map[string]looptime.Figures{}
 	for _, b := range a.Busy() {
 		if b.Longest > b.Sum || b.Count == 0 {
 			t.Errorf("got %+v", b)

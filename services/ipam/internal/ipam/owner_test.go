@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy/busytest"
+	"github.com/sluice-net/sluice/kit/looptime/looptimetest"
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 	"github.com/sluice-net/sluice/services/ipam/internal/store"
 )
@@ -28,12 +28,12 @@ const (
 // owned is an allocator whose loop is watched.
 type owned struct {
 	*ipam.Allocator
-	*busytest.Owner
+	*looptimetest.Owner
 	b *testing.B
 }
 
 func watched(b *testing.B, a *ipam.Allocator) *owned {
-	return &owned{Allocator: a, Owner: busytest.Watch(b, a.Busy), b: b}
+	return &owned{Allocator: a, Owner: looptimetest.Watch(b, a.Busy), b: b}
 }
 
 func (o *owned) burst(call func(ctx context.Context, i int) error) {
@@ -58,7 +58,7 @@ func (o *owned) burst(call func(ctx context.Context, i int) error) {
 
 // BenchmarkOwner makes the ledger do everything that it can be asked to do,
 // beside 65,000 held addresses and with a real file, and fails if one turn of
-// its loop took longer than busytest.Limit.
+// its loop took longer than looptimetest.Limit.
 func BenchmarkOwner(b *testing.B) {
 	for b.Loop() {
 		owner65000(b)

@@ -17,10 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/kit/busy"
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/kit/looptime"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
@@ -110,7 +110,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		if err != nil {
 			return nil, err
 		}
-		worst := loop.Figures{Figures: busy.Figures{Operation: "nothing longer than before"}}
+		worst := loop.Figures{Figures: looptime.Figures{Operation: "nothing longer than before"}}
 		for _, b := range st.Busy {
 			if b.Longest > longest[b.Operation] {
 				longest[b.Operation] = b.Longest
@@ -138,10 +138,10 @@ const wanted = 100 * time.Millisecond
 
 // histogram says how many operations were how long, in bounds that are further
 // apart than those of the figures.
-func histogram(f busy.Figures) string {
+func histogram(f looptime.Figures) string {
 	var b strings.Builder
 	count, over := uint64(0), f.Count
-	for i, bound := range busy.Bounds {
+	for i, bound := range looptime.Bounds {
 		count += f.Buckets[i]
 		if bound <= wanted {
 			over -= f.Buckets[i]

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package busytest says in a benchmark for how long the owner of a service's
+// Package looptimetest says in a benchmark for how long the owner of a service's
 // state was taken by one operation, step by step, and fails it beyond a limit.
 //
 // Time is that of the wall clock, as in the service's own figures, so what the
 // machine did meanwhile is in it. A goroutine that only sleeps finds out how
 // much that was at most: by twice as much the limit is exceeded without blame.
-package busytest
+package looptimetest
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/busy"
+	"github.com/sluice-net/sluice/kit/looptime"
 )
 
 // Limit is how long one operation may take an owner.
@@ -25,12 +25,12 @@ const Limit = 100 * time.Millisecond
 // Owner is watched.
 type Owner struct {
 	tb      testing.TB
-	figures func() []busy.Figures
+	figures func() []looptime.Figures
 	longest map[string]time.Duration // by operation, before the step
 }
 
 // Watch begins to watch an owner that has these figures.
-func Watch(tb testing.TB, figures func() []busy.Figures) *Owner {
+func Watch(tb testing.TB, figures func() []looptime.Figures) *Owner {
 	return &Owner{tb: tb, figures: figures, longest: map[string]time.Duration{}}
 }
 
@@ -42,14 +42,14 @@ func (o *Owner) Step(what string, do func()) {
 	began := time.Now()
 	do()
 	took, stall := time.Since(began), stalled()
-	var longer []busy.Figures
+	var longer []looptime.Figures
 	for _, f := range o.figures() {
 		if f.Longest > o.longest[f.Operation] {
 			o.longest[f.Operation] = f.Longest
 			longer = append(longer, f)
 		}
 	}
-	slices.SortFunc(longer, func(x, y busy.Figures) int { return int(y.Longest - x.Longest) })
+	slices.SortFunc(longer, func(x, y looptime.Figures) int { return int(y.Longest - x.Longest) })
 	var texts []string
 	for _, f := range longer[:min(3, len(longer))] {
 		texts = append(texts, fmt.Sprintf("%s %s", f.Operation, f.Longest.Round(10*time.Microsecond)))

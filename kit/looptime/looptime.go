@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package busy counts for how long the one owner of a service's state, a
+// Package looptime counts for how long the one owner of a service's state, a
 // goroutine or a lock, is taken by each operation: as long as one lasts, every
 // other waits.
 //
 // It knows neither which operations there are nor how the figures are shown.
-package busy
+package looptime
 
 import (
 	"maps"

@@ -110,16 +110,19 @@ type cut struct {
 	name    string
 	size    int // of the datagram, bytes
 	options int // of destination options in the first fragment, IPv6; -1: whole
+	port    uint16
 }
 
 // cuts of which the stack copies the last one's fragments wherever they leave.
 var cuts = []cut{
-	{"whole", 100, -1}, {"in fragments", 3400, 0}, {"in fragments of which the first has options", 3400, 128},
+	{"whole", 100, -1, 4000},
+	{"in fragments", 3400, 0, 4001},
+	{"in fragments of which the first has options", 3400, 128, 4002},
 }
 
-// datagram is a UDP packet from port 4000 to 53, as it is sent.
+// datagram is a UDP packet from the cut's port to port 53, as it is sent.
 func (c cut) datagram(src, dst netip.Addr, id uint16) [][]byte {
-	dgram := udp(4000, 53, make([]byte, c.size)...)
+	dgram := udp(c.port, 53, make([]byte, c.size)...)
 	length := []byte{byte(len(dgram) >> 8), byte(len(dgram))}
 	sum := checksum(slices.Concat(
 		src.AsSlice(), dst.AsSlice(), []byte{0, 0}, length, []byte{0, 0, 0, unix.IPPROTO_UDP}, dgram))
@@ -135,16 +138,16 @@ func (c cut) datagram(src, dst netip.Addr, id uint16) [][]byte {
 	return fragments6(src, dst, uint32(id), dgram, c.options)
 }
 
-// from is the identity that a node's pod has seen as the sender of that datagram, when it
-// has arrived.
-func (n *fabricNode) from(t *testing.T, src netip.Addr) (from identity.Numeric) {
+// from is the identity that a node's pod has seen as the sender of a datagram to port 53,
+// when that has arrived.
+func (n *fabricNode) from(t *testing.T, src netip.Addr, port uint16) (from identity.Numeric) {
 	t.Helper()
 	to := n.pod.IPv4
 	if src.Is6() {
 		to = n.pod.IPv6
 	}
 	tuple := conntrack.Tuple{
-		Initiator: netip.AddrPortFrom(src, 4000), Responder: netip.AddrPortFrom(to, 53), Protocol: unix.IPPROTO_UDP,
+		Initiator: netip.AddrPortFrom(src, port), Responder: netip.AddrPortFrom(to, 53), Protocol: unix.IPPROTO_UDP,
 	}
 	servicetest.Eventually(t, "the datagram at the pod", func() bool {
 		c, ok := n.k.tracked(t)[tuple]
@@ -159,34 +162,34 @@ func (n *fabricNode) from(t *testing.T, src netip.Addr) (from identity.Numeric) 
 // whole, in fragments, and in fragments that the stack of a has copied, without a device
 // of arrival. Rules of others have given it the address, or it came under it.
 func TestKernelForwardedFragmentsInTheTunnelAreTheWorlds(t *testing.T) {
-	for _, c := range cuts {
-		t.Run(c.name, func(t *testing.T) {
-			eachGuard(t, RoutingOverlay, func(t *testing.T, f *fabric) {
-				setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
-				for i, outside := range f.outsideAddrs() {
-					over := []netip.Addr{f.a.over4, f.a.over6}[i]
-					f.routeFromOutside(t, f.b.pod.Addrs()[i], f.a)
-					translates(t, f.a.ns, outside, over)
-					f.fromOutside(t, f.a, c.datagram(outside, f.b.pod.Addrs()[i], 77)...)
-					f.wantWorld(t, over)
-				}
-				// IPv4 takes nothing from outside under an address of the node.
-				f.fromOutside(t, f.a, c.datagram(f.a.addr6, f.b.pod.IPv6, 77)...)
-				f.wantWorld(t, f.a.addr6)
-			})
-		})
-	}
+	eachGuard(t, RoutingOverlay, func(t *testing.T, f *fabric) {
+		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+		for i, outside := range f.outsideAddrs() {
+			over := []netip.Addr{f.a.over4, f.a.over6}[i]
+			f.routeFromOutside(t, f.b.pod.Addrs()[i], f.a)
+			translates(t, f.a.ns, outside, over)
+			for _, c := range cuts {
+				f.fromOutside(t, f.a, c.datagram(outside, f.b.pod.Addrs()[i], 77+c.port)...)
+				f.wantWorld(t, over, c)
+			}
+		}
+		// IPv4 takes nothing from outside under an address of the node.
+		for _, c := range cuts {
+			f.fromOutside(t, f.a, c.datagram(f.a.addr6, f.b.pod.IPv6, 77+c.port)...)
+			f.wantWorld(t, f.a.addr6, c)
+		}
+	})
 }
 
 // wantWorld wants a datagram to be the world's at node b.
-func (f *fabric) wantWorld(t *testing.T, src netip.Addr) {
+func (f *fabric) wantWorld(t *testing.T, src netip.Addr, c cut) {
 	t.Helper()
 	world := identity.WorldIPv4
 	if src.Is6() {
 		world = identity.WorldIPv6
 	}
-	if from := f.b.from(t, src); from != world {
-		t.Errorf("from outside under %v: identity %v at node b, want %v", src, from, world)
+	if from := f.b.from(t, src, c.port); from != world {
+		t.Errorf("from outside under %v, %s: identity %v at node b, want %v", src, c.name, from, world)
 	}
 }
 
@@ -202,7 +205,7 @@ func TestKernelFragmentsOfAHostsSocketAreTheHosts(t *testing.T) {
 						want identity.Numeric
 					}{{f.a, identity.Host}, {f.b, identity.RemoteNode}} {
 						sendFrom(t, f.a.ns, netip.AddrPortFrom(src, 4000), netip.AddrPortFrom(to.n.pod.Addrs()[i], 53), 3400, 0)
-						if from := to.n.from(t, src); from != to.want {
+						if from := to.n.from(t, src, 4000); from != to.want {
 							t.Errorf("from a socket at %v: identity %v at node %d, want %v", src, from, to.n.number, to.want)
 						}
 					}
@@ -282,44 +285,50 @@ func translate(t *testing.T, ns netns.NsHandle, from, to netip.Addr, end expr.NA
 func TestKernelTranslatedFragmentsOfAPodAreEvaluatedBehindTheStack(t *testing.T) {
 	asked := []netip.Addr{netip.MustParseAddr("198.51.100.77"), netip.MustParseAddr("2001:db8:77::1")}
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
-		for _, c := range cuts {
-			t.Run(routingNames[routing]+", "+c.name, func(t *testing.T) {
-				eachGuard(t, routing, func(t *testing.T, f *fabric) {
-					second := f.a.newPod(t, 11)
-					link, err := f.a.h.LinkByIndex(int(second.Ifindex))
-					must(t, "find the device", err)
-					must(t, "group of the device", f.a.h.LinkSetGroup(link, guardedPods))
-					for i, vip := range asked {
-						for at, to := range []*pod{f.b.pod, second} {
-							vip := vip
-							if at > 0 {
-								vip = vip.Next()
-							}
-							leads(t, f.a.ns, vip, to.Addrs()[i])
-							inNetns(t, f.a.pod.ns, func() {
-								for _, p := range c.datagram(f.a.pod.Addrs()[i], vip, 77) {
-									ethertype := uint16(etherIPv4)
-									if vip.Is6() {
-										ethertype = etherIPv6
-									}
-									sendRaw(t, "eth0", frame(f.a.pod.HostMAC, f.a.pod.MAC, ethertype, p))
-								}
-							})
+		t.Run(routingNames[routing], func(t *testing.T) {
+			eachGuard(t, routing, func(t *testing.T, f *fabric) {
+				second := f.a.newPod(t, 11)
+				link, err := f.a.h.LinkByIndex(int(second.Ifindex))
+				must(t, "find the device", err)
+				must(t, "group of the device", f.a.h.LinkSetGroup(link, guardedPods))
+				for i, vip := range asked {
+					for at, to := range []*pod{f.b.pod, second} {
+						vip := vip
+						if at > 0 {
+							vip = vip.Next()
+						}
+						leads(t, f.a.ns, vip, to.Addrs()[i])
+						for _, c := range cuts {
+							f.a.sendFromPod(t, c.datagram(f.a.pod.Addrs()[i], vip, 77+c.port))
 							tuple := conntrack.Tuple{
-								Initiator: netip.AddrPortFrom(f.a.pod.Addrs()[i], 4000),
+								Initiator: netip.AddrPortFrom(f.a.pod.Addrs()[i], c.port),
 								Responder: netip.AddrPortFrom(to.Addrs()[i], 53), Protocol: unix.IPPROTO_UDP,
 							}
-							servicetest.Eventually(t, "an evaluation of "+tuple.Responder.String(), func() bool {
+							servicetest.Eventually(t, fmt.Sprintf("an evaluation of %v, %s", tuple.Responder, c.name), func() bool {
 								c, ok := f.a.k.tracked(t)[tuple]
 								return ok && c.From.Identity == f.a.pod.Identity
 							})
-							inNetns(t, f.a.ns, func() { removeTable(t, "leads") })
 						}
+						inNetns(t, f.a.ns, func() { removeTable(t, "leads") })
 					}
-				})
+				}
 			})
-		}
+		})
 	}
+}
+
+// sendFromPod sends packets with their headers from a node's pod.
+func (n *fabricNode) sendFromPod(t *testing.T, packets [][]byte) {
+	t.Helper()
+	inNetns(t, n.pod.ns, func() {
+		for _, p := range packets {
+			ethertype := uint16(etherIPv4)
+			if p[0]>>4 == 6 {
+				ethertype = etherIPv6
+			}
+			sendRaw(t, "eth0", frame(n.pod.HostMAC, n.pod.MAC, ethertype, p))
+		}
+	})
 }
 
 func removeTable(t *testing.T, name string) {
@@ -558,7 +567,7 @@ func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
 	servicetest.Eventually(t, "fragments without a mark", func() bool { _, unmarked := copied(); return unmarked > 0 })
 	close(stop)
 	<-ended
-	if from := f.b.from(t, f.a.addr6); from == identity.RemoteNode {
+	if from := f.b.from(t, f.a.addr6, cuts[2].port); from == identity.RemoteNode {
 		t.Errorf("without a firewall they are node a's")
 	}
 }
@@ -585,8 +594,8 @@ func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 				f.fromOutside(t, f.a, c.datagram(src, f.a.pod.Addrs()[i], 79)...)
 			}
 			// the last packet that arrives shows that those before it were dropped
-			f.fromOutside(t, f.a, cut{"", 100, -1}.datagram(f.outsideAddrs()[i], f.a.pod.Addrs()[i], 80)...)
-			f.a.from(t, f.outsideAddrs()[i])
+			f.fromOutside(t, f.a, cuts[0].datagram(f.outsideAddrs()[i], f.a.pod.Addrs()[i], 80)...)
+			f.a.from(t, f.outsideAddrs()[i], cuts[0].port)
 		}
 		for tuple := range f.a.k.tracked(t) {
 			if slices.Contains(f.b.pod.Addrs(), tuple.Initiator.Addr()) {

@@ -88,7 +88,7 @@ func TestKernelEndedConnectionsFreeTheirPorts(t *testing.T) {
 			nodePort := nodePortElsewhere(t, f)
 			before := f.a.counters(t)
 			inNetns(t, f.outsider, func() {
-				for i := range translation.Ports + translation.Ports/2 {
+				for i := range translation.Ports + translation.Ports/16 {
 					c, err := net.DialTimeout("tcp", nodePort.String(), 5*time.Second)
 					if err != nil {
 						t.Errorf("connection %d: %v; %v", i, err, f.a.gained(t, before))

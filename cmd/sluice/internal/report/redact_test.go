@@ -5,6 +5,7 @@ package report
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"regexp"
 	"strings"
 	"testing"
@@ -135,6 +136,38 @@ func FuzzOutput(f *testing.F) {
 	})
 }
 
+// TestEncodedKeysAreFoundWhereverTheyBegin compares the search for words with an expression of the same words.
+func TestEncodedKeysAreFoundWhereverTheyBegin(t *testing.T) {
+	t.Parallel()
+	expression := regexp.MustCompile(strings.Join(armors[:], "|"))
+	slow := func(text string) string {
+		var b strings.Builder
+		written := 0
+		for m := expression.FindStringIndex(text); m != nil; m = expression.FindStringIndex(text[written:]) {
+			start := written + m[0]
+			for start > written && isBase64(text[start-1]) {
+				start--
+			}
+			b.WriteString(text[written:start] + redacted)
+			written = encodedEnd(text, start)
+		}
+		return b.String() + text[written:]
+	}
+	parts := append([]string{
+		" ", "\n", `\n`, "x", "user: ", "-", strings.Repeat("Q", 39), strings.Repeat("Q", 40), "LS0t",
+	}, armors[:]...)
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var text string
+		for range random.IntN(12) {
+			text += parts[random.IntN(len(parts))]
+		}
+		if got, want := encodedKeys(text), slow(text); got != want {
+			t.Fatalf("%q\nbecomes %q\nwant    %q", text, got, want)
+		}
+	}
+}
+
 // TestEveryPatternCompiles: an expression is compiled when it is first used.
 func TestEveryPatternCompiles(t *testing.T) {
 	t.Parallel()
@@ -144,7 +177,7 @@ func TestEveryPatternCompiles(t *testing.T) {
 		}
 	}
 	for _, find := range []func() *regexp.Regexp{
-		sensitive, sensitiveFlag, sensitiveFile, privateKey, assignment, nextWord, nextName, yamlName, yamlFile, armor,
+		sensitive, sensitiveFlag, sensitiveFile, privateKey, assignment, nextWord, nextName, yamlName, yamlFile,
 	} {
 		find()
 	}

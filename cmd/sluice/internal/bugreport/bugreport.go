@@ -43,7 +43,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 }
 
 func command(inv *invocation.Invocation, fileLimit, answerLimit int) *cobra.Command {
-	r := &report{inv: inv, fileLimit: fileLimit, answerLimit: answerLimit}
+	r := &report{inv: inv, fileLimit: fileLimit, answerLimit: answerLimit, grace: grace}
 	cmd := &cobra.Command{
 		Use:   "bugreport",
 		Short: "Collect what is needed to look into a fault of this node, in one archive",
@@ -86,6 +86,7 @@ type report struct {
 
 	fileLimit   int // bytes of a file
 	answerLimit int // bytes that a service may send as one answer
+	grace       time.Duration
 
 	runDir    string
 	configDir string // of the processes; empty: that of the instance
@@ -214,7 +215,7 @@ func (r *report) take(ctx context.Context, g group) {
 
 // within takes one part, and goes on without it when its time is over.
 func (r *report) within(ctx context.Context, p part) ([]byte, error) {
-	limit := r.inv.Timeout + grace
+	limit := r.inv.Timeout + r.grace
 	timed, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	w, began := &content{limit: r.fileLimit}, time.Now()

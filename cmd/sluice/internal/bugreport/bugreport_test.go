@@ -346,7 +346,8 @@ func withJournalctl(t *testing.T, script string, timeout time.Duration) *report 
 	}
 	t.Cleanup(func() { a.Close() })
 	return &report{
-		inv: &invocation.Invocation{Timeout: timeout}, logLines: 7, fileLimit: 1 << 20, answerLimit: 1 << 20, archive: a,
+		inv: &invocation.Invocation{Timeout: timeout}, logLines: 7, fileLimit: 1 << 20, answerLimit: 1 << 20,
+		grace: time.Second, archive: a,
 	}
 }
 

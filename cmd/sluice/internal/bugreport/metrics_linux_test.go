@@ -58,6 +58,22 @@ func serve(t *testing.T, network, address, to string) *counting {
 	return c
 }
 
+// reportOfMetrics is a report of a node that is asked for metrics alone.
+func reportOfMetrics(n *nodetest.Node) *report {
+	return &report{
+		inv: &invocation.Invocation{RunDir: n.RunDir, Timeout: time.Minute, AnswerLimit: 1 << 20}, runDir: n.RunDir,
+	}
+}
+
+// metricsOf returns the metrics of one process.
+func (r *report) metricsOf(t *testing.T, process string) (string, error) {
+	t.Helper()
+	w := &content{limit: 1 << 20}
+	err := r.metrics(t.Context(), w, process)
+	out, _ := w.close()
+	return string(out), err
+}
+
 // TestMetricsAreAskedOfTheProcessAlone has a process name addresses of others, in every form that an address has: none
 // of them gets a connection.
 func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
@@ -73,6 +89,7 @@ func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 		os.WriteFile(filepath.Join(n.RunDir, "identity", "file"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
+	r := reportOfMetrics(n)
 	for address, want := range map[string]string{
 		tcp.Addr().String(): "which is neither in " + filepath.Join(n.RunDir, "identity") +
 			" nor in /etc/sluice/identity.yaml",
@@ -93,12 +110,15 @@ func TestMetricsAreAskedOfTheProcessAlone(t *testing.T) {
 		filepath.Join(n.RunDir, "identity") + "/./" + "metrics.sock": "",
 	} {
 		n.MetricsAddress = address
-		files, m, _ := reportOf(t, n)
-		got := reason(m, "metrics/identity.txt")
-		if !strings.Contains(got, want) || (got == "") != (want == "") {
-			t.Errorf("%q: missing because of %q, want %q", address, got, want)
+		got, err := r.metricsOf(t, "identity")
+		reason := ""
+		if err != nil {
+			reason = err.Error()
 		}
-		if got := files["metrics/identity.txt"]; (got == "sluice_up 1\n") != (want == "") {
+		if !strings.Contains(reason, want) || (reason == "") != (want == "") {
+			t.Errorf("%q: missing because of %q, want %q", address, reason, want)
+		}
+		if (got == "sluice_up 1\n") != (want == "") {
 			t.Errorf("%q: metrics %q", address, got)
 		}
 	}
@@ -131,17 +151,9 @@ func TestMetricsAreAskedAtAnAddressThatRootConfigured(t *testing.T) {
 	n.MetricsAddress = tcp.Addr().String()
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "identity.yaml", "metrics:\n  address: "+n.MetricsAddress+"\n")
-	r := &report{
-		inv: &invocation.Invocation{RunDir: n.RunDir, Timeout: time.Minute, AnswerLimit: 1 << 20}, runDir: n.RunDir,
-		configDir: dir,
-	}
-	take := func() (string, error) {
-		w := &content{limit: 1 << 20}
-		err := r.metrics(t.Context(), w, "identity")
-		out, _ := w.close()
-		return string(out), err
-	}
-	if out, err := take(); err != nil || out != "sluice_up 1\n" {
+	r := reportOfMetrics(n)
+	r.configDir = dir
+	if out, err := r.metricsOf(t, "identity"); err != nil || out != "sluice_up 1\n" {
 		t.Errorf("configured by root: %q, %v", out, err)
 	}
 	before := tcp.accepted.Load()
@@ -156,7 +168,7 @@ func TestMetricsAreAskedAtAnAddressThatRootConfigured(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := take(); err == nil || !strings.Contains(err.Error(), "is not connected to") {
+		if out, err := r.metricsOf(t, "identity"); err == nil || !strings.Contains(err.Error(), "is not connected to") {
 			t.Errorf("a file %s: %q, %v", what, out, err)
 		}
 		if err := errors.Join(os.RemoveAll(file), os.WriteFile(file, []byte("metrics:\n  address: "+n.MetricsAddress+"\n"),

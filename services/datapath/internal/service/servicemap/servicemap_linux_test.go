@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -145,6 +148,36 @@ func (i *instance) killAt(n int, f func()) (done bool) {
 	return true
 }
 
+// atEachWrite runs f with 0, step, 2*step, … until f reports that nothing was left to be killed, and returns the
+// number of that call. Each call has maps of its own, and waits most of the time for the kernel to free some or for
+// programs that run: several run at the same time, also a few beyond the last.
+func atEachWrite(t *testing.T, step int, f func(t *testing.T, n int) (done bool)) int {
+	t.Helper()
+	const atOnce = 4
+	var next, last atomic.Int64
+	last.Store(math.MaxInt64)
+	var calls sync.WaitGroup
+	for range atOnce {
+		calls.Go(func() {
+			for {
+				n := step * int(next.Add(1)-1)
+				if int64(n) > last.Load() || t.Failed() {
+					return
+				}
+				t.Run(fmt.Sprint("write ", n), func(t *testing.T) {
+					if !f(t, n) {
+						return
+					}
+					for l := last.Load(); int64(n) < l && !last.CompareAndSwap(l, int64(n)); l = last.Load() {
+					}
+				})
+			}
+		})
+	}
+	calls.Wait()
+	return int(last.Load())
+}
+
 // TestKernelKillAtEveryWriteLeavesWholeFrontends kills the process ahead of each
 // write of a transaction with every kind of change, and the next one ahead of each
 // write of its Settle.
@@ -232,17 +265,15 @@ func TestKernelKillAtEveryWriteLeavesWholeFrontends(t *testing.T) {
 		}
 		return appliedAll, settledAll
 	}
-	writes, settles := 0, 0
-	for done := false; !done; writes++ {
-		for settled, m := false, 0; !settled; m++ {
-			t.Run(fmt.Sprintf("write %d, %d", writes, m), func(t *testing.T) { done, settled = atWrite(t, writes, m) })
-			settles++
-			if t.Failed() {
-				return
-			}
+	var settles atomic.Int64
+	writes := atEachWrite(t, 1, func(t *testing.T, n int) (done bool) {
+		for settled, m := false, 0; !settled && !t.Failed(); m++ {
+			t.Run(fmt.Sprint("and ", m), func(t *testing.T) { done, settled = atWrite(t, n, m) })
+			settles.Add(1)
 		}
-	}
-	t.Logf("killed ahead of each of %d writes, %d times in all", writes-1, settles)
+		return done
+	})
+	t.Logf("killed ahead of each of %d writes, %d times in all", writes, settles.Load())
 	if writes < 60 {
 		t.Errorf("%d writes: the transaction writes more than that", writes)
 	}

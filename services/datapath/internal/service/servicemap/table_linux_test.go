@@ -219,7 +219,7 @@ func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 			t.Errorf("the table is neither the old one nor the new one")
 		}
 	}
-	for n, done := 0, false; !done; n += 97 {
+	atEachWrite(t, 97, func(t *testing.T, n int) (done bool) {
 		dir := kerneltest.NewBPFFS(t)
 		i := start(t, dir, withTables)
 		i.apply(t, state{was.Key: was}.all())
@@ -250,7 +250,8 @@ func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 			t.Errorf("killed ahead of write %d: in use are %+v, %v", n, c, err)
 		}
 		i.close(t)
-	}
+		return done
+	})
 }
 
 // TestKernelSlotThatIsDamagedIsPutRight: by an audit, and after a restart without the

@@ -6,6 +6,8 @@
  * takes the specifications and the generated types from here.
  */
 
+#define SL_DESCRIBED
+
 #include <sluice/maps.h>
 #include <sluice/previous_maps.h>
 #include <sluice/service_maps.h>

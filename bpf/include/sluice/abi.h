@@ -13,6 +13,7 @@
 
 #include <linux/types.h>
 
+#include <sluice/describe.h>
 #include <sluice/reason.h>
 #include <sluice/service_abi.h>
 
@@ -174,20 +175,41 @@ _Static_assert(SL_REASONS <= SL_MAX_REASONS, "each reason has its cells");
  */
 #define SL_POL_SECOND 0x8000
 
+/* Keys and values that are one word each. */
+typedef __u32 sl_endpoint_id SL_BITS("endpoint@0:32=endpoint"); /* the slot */
+typedef __u32 sl_ifindex SL_BITS("device@0:32");
+typedef __u32 sl_node_id SL_BITS("node@0:32=node");
+typedef __u32 sl_identity_index SL_AS("identity-index");
+typedef __u32 sl_identity_word
+	SL_BITS("class@0:16 kind@16:3=enum:sl_kind scope@24:2=enum:sl_scope known@31");
+typedef __u32 sl_class_nr SL_BITS("class@0:32");
+typedef __u32 sl_root_nr SL_BITS("root@0:32");
+typedef __u32 sl_ports_word SL_BITS("sport@16:16 dport@0:16");
+typedef __u32 sl_cell_index SL_BITS("@1:31=enum:sl_reason @0:1=egress|ingress");
+typedef __u32 sl_reason_index SL_AS("enum:sl_reason");
+typedef __u32 sl_stat_index SL_AS("enum:sl_ct_stat");
+typedef __u32 sl_rate_index SL_AS("answers-to-pods|answers-outside|errors-too-big");
+typedef __u32 sl_budget_index SL_BITS("endpoint@1:31=endpoint @0:1=IPv4|IPv6");
+typedef __u32 sl_bound_index SL_AS(
+	"translations-ipv4|translations-ipv6|fragments|affinity-ipv4|affinity-ipv6|events|"
+	"answers|too-big");
+typedef __u32 sl_share_index SL_BITS("endpoint@0:32=endpoint");
+
 /* Value of sl_ep. */
 struct sl_endpoint {
-	__u64 pol; /* egress table, SL_POL_SECOND, ingress table << 16, epoch << 32 */
+	/* egress table, SL_POL_SECOND, ingress table << 16, epoch << 32 */
+	__u64 pol SL_BITS("egress@0:15 second@15 ingress@16:16 epoch@32:32");
 	__u32 ifindex; /* host end */
 	__u32 identity;
 	__be32 ip4; /* 0: none */
 	__u16 mtu;
-	__u8 deliver;
-	__u8 flags;
+	__u8 deliver SL_AS("-|peer|redirect");
+	__u8 flags SL_BITS("audit@0");
 	__u8 mac[6]; /* the pod's */
 	__u8 hmac[6]; /* the host end's */
-	__u8 second[4]; /* identity while SL_POL_SECOND is set */
+	__u8 second[4] SL_AS("number"); /* identity while SL_POL_SECOND is set */
 	__u8 ip6[16]; /* zero: none */
-	__u64 state; /* SL_EP_NO_PICK_UP */
+	__u64 state SL_BITS("no-pick-up@0"); /* SL_EP_NO_PICK_UP */
 };
 _Static_assert(sizeof(struct sl_endpoint) == 64, "one cache line");
 
@@ -210,10 +232,14 @@ struct sl_prefix6 {
 /* Value of sl_ipc4 and sl_ipc6. */
 struct sl_ipcache {
 	__u32 identity;
-	__u16 node;
-	__u16 flags; /* SL_IP_... */
+	__u16 node SL_AS("node");
+	__u16 flags SL_BITS("pod-range@0 outside@1 by-stack@2 of-device@3"); /* SL_IP_... */
 };
 _Static_assert(sizeof(struct sl_ipcache) == 8, "replaced in one piece");
+
+#define SL_WAY_BITS                                                         \
+	SL_PART("device@0:32 mtu@32:16 overlay@48 underlay-ipv6@49 hop@50 " \
+		"lookup@51 native@52 pieces@53 stack@54")
 
 /*
  * Value of sl_node, at the number of another node. A way is 0 (there is none), or
@@ -225,8 +251,8 @@ _Static_assert(sizeof(struct sl_ipcache) == 8, "replaced in one piece");
  * SL_SOURCE_....
  */
 struct sl_node {
-	__u64 way4; /* of IPv4 packets */
-	__u64 way6;
+	__u64 way4 SL_WAY_BITS; /* of IPv4 packets */
+	__u64 way6 SL_WAY_BITS;
 	__u8 ip6[16]; /* where the node is reached; zero: nowhere */
 	__be32 ip4; /* 0: nowhere */
 	__u8 pad[28];
@@ -235,7 +261,7 @@ _Static_assert(sizeof(struct sl_node) == 64, "one cache line");
 
 /* Key of sl_node_addr; its value is the number of the node. */
 struct sl_node_addr {
-	__u8 addr[16]; /* IPv4: the first four bytes */
+	__u8 addr[16] SL_ADDR("family=family"); /* IPv4: the first four bytes */
 	__u32 family; /* 4 or 6 */
 };
 _Static_assert(sizeof(struct sl_node_addr) == 20, "no padding");
@@ -248,9 +274,9 @@ struct sl_counter {
 
 /* Value of sl_limits, at the reason. */
 struct sl_limit {
-	__u64 since; /* start of the window, ns */
+	__u64 since SL_AS("hidden"); /* start of the window, ns */
 	__u64 lost_total;
-	__u32 sent; /* in this window */
+	__u32 sent SL_AS("hidden"); /* in this window */
 	__u32 lost; /* since the last event */
 };
 
@@ -262,12 +288,12 @@ struct sl_limit {
 
 /* Value of sl_rate. */
 struct sl_rate {
-	__u64 since; /* start of the window, ns */
+	__u64 since SL_AS("hidden"); /* start of the window, ns */
 	__u64 refused; /* since the map was made */
-	__u32 given; /* in this window */
-	__u32 common; /* of these beyond guarantees */
-	__u32 takers; /* endpoints that have taken some in this window */
-	__u32 last_takers; /* and in the one before */
+	__u32 given SL_AS("hidden"); /* in this window */
+	__u32 common SL_AS("hidden"); /* of these beyond guarantees */
+	__u32 takers SL_AS("hidden"); /* endpoints that have taken some in this window */
+	__u32 last_takers SL_AS("hidden"); /* and in the one before */
 };
 _Static_assert(sizeof(struct sl_rate) == 32, "no padding");
 
@@ -279,7 +305,7 @@ _Static_assert(sizeof(struct sl_rate) == 32, "no padding");
  * same modulo SL_LIMIT_KINDS are one kind.
  */
 struct sl_ep_limit {
-	__u64 sent[SL_LIMIT_KINDS];
+	__u64 sent[SL_LIMIT_KINDS] SL_BITS("@0:32 second@32:32");
 };
 _Static_assert(sizeof(struct sl_ep_limit) == 64, "one cache line");
 
@@ -298,7 +324,7 @@ struct sl_table {
 	__u32 rule_base; /* sl_rule of rule 1 */
 	__u16 n_class;
 	__u16 n_rule;
-	__u16 flags; /* SL_TF_... */
+	__u16 flags SL_BITS("default-allow@0 host-allow@1 addresses@2"); /* SL_TF_... */
 	__u16 pad;
 	__u16 def_class[SL_KINDS]; /* of peers without a row */
 	__u16 addr_def[SL_SCOPES]; /* of addresses in no prefix */
@@ -315,13 +341,13 @@ struct sl_peer_key {
 /* Keys of sl_cidr4 and sl_cidr6. */
 struct sl_cidr_key4 {
 	__u32 bits; /* 32 for the set, and those of the prefix */
-	__be32 set;
+	__be32 set SL_AS("be32");
 	__u8 addr[4];
 };
 
 struct sl_cidr_key6 {
 	__u32 bits;
-	__be32 set;
+	__be32 set SL_AS("be32");
 	__u8 addr[16];
 };
 
@@ -336,15 +362,15 @@ _Static_assert(sizeof(struct sl_cidr) == 8, "replaced in one piece");
  * unused entries repeat the last.
  */
 struct sl_port_node {
-	__u32 hi[SL_FANOUT];
-	__u32 val[SL_FANOUT];
+	__u32 hi[SL_FANOUT] SL_BITS("proto@16:16 port@0:16");
+	__u32 val[SL_FANOUT] SL_BITS("child@31 admin@16:15=unless:32767 rule@0:16=unless:65535");
 };
 _Static_assert(sizeof(struct sl_port_node) == 128, "two cache lines");
 
 /* Value of sl_rule, at rule_base + number - 1. */
 struct sl_rule {
-	__u8 action; /* enum sl_action */
-	__u8 tier; /* 0 Admin, 1 Normal, 2 Isolation, 3 Baseline */
+	__u8 action SL_AS("enum:sl_action"); /* enum sl_action */
+	__u8 tier SL_AS("admin|normal|isolation|baseline");
 	__u16 redirect; /* kind of proxy */
 	__u32 flags;
 };
@@ -354,11 +380,11 @@ _Static_assert(sizeof(struct sl_rule) == 8, "one word");
  * classes and tables are, for the process that adopts them.
  */
 struct sl_class_key {
-	__u8 key[16]; /* zero: the number is free */
+	__u8 key[16] SL_AS("hex"); /* zero: the number is free */
 };
 
 struct sl_table_key {
-	__u8 hash[32]; /* zero: the number is free */
+	__u8 hash[32] SL_AS("hex"); /* zero: the number is free */
 };
 
 /*
@@ -366,23 +392,23 @@ struct sl_table_key {
  * addresses, the lower port. ICMP echo has its identifier in both ports.
  */
 struct sl_ct_key4 {
-	__be32 lo;
-	__be32 hi;
+	__be32 lo SL_ADDR("port=plo");
+	__be32 hi SL_ADDR("port=phi");
 	__u16 plo;
 	__u16 phi;
 	__u8 proto;
-	__u8 zone; /* SL_ZONE_... */
+	__u8 zone SL_AS("-|transit|asked"); /* SL_ZONE_... */
 	__u16 pad;
 };
 _Static_assert(sizeof(struct sl_ct_key4) == 16, "no padding");
 
 struct sl_ct_key6 {
-	__u8 lo[16];
-	__u8 hi[16];
+	__u8 lo[16] SL_ADDR("port=plo");
+	__u8 hi[16] SL_ADDR("port=phi");
 	__u16 plo;
 	__u16 phi;
 	__u8 proto;
-	__u8 zone;
+	__u8 zone SL_AS("-|transit|asked");
 	__u16 pad;
 };
 _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
@@ -434,6 +460,15 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_LAYOUT_BEFORE sl_ct_prev
 #endif
 
+#define SL_WHERE_BITS                                                                  \
+	SL_BITS("initiator-endpoint@48:16=endpoint responder-endpoint@32:16=endpoint " \
+		"initiator-address-epoch@16:16 responder-address-epoch@0:16")
+
+#define SL_CT_FLAG_BITS                                                                           \
+	SL_BITS("begun-by-lo@0 seen-reply@1 fin-initiator@2 fin-responder@3 reset@4 via-stack@5 " \
+		"proxy@6 hairpin@7 picked-up@8 end-reported@9 by-responder@10 unoriented@11 "     \
+		"established@12 revoked@13 reset-by-responder@14 asks@15 in-ring@16 returned@17")
+
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
  * connection while a program holds it, so that in place only last_s is stored,
@@ -441,8 +476,10 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
  * by the CPU whose number stands in epochs meanwhile: see restamp.
  */
 struct SL_LAYOUT_NOW {
-	__u64 epochs; /* initiator's epoch << 32 | responder's; 0: not local */
-	__u64 where; /* slot_i << 48 | slot_r << 32 | address_epoch_i << 16 | address_epoch_r */
+	/* initiator's epoch << 32 | responder's; 0: not local */
+	__u64 epochs SL_BITS("initiator-epoch@32:32 responder-epoch@0:32");
+	/* slot_i << 48 | slot_r << 32 | address_epoch_i << 16 | address_epoch_r */
+	__u64 where SL_WHERE_BITS;
 	__u32 id_init; /* identity of the initiator */
 	__u32 id_resp;
 	__u16 rule_eg; /* that let it out; 0: a default */
@@ -453,19 +490,19 @@ struct SL_LAYOUT_NOW {
 	/* of a node port, and with SL_ZONE_ASKED: the place of what was asked, plus 1 */
 	__u16 asked_address;
 	__u16 node; /* of the far end, past whose stack packets travel; 0: none */
-	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
-	__u32 flags; /* SL_CT_... */
+	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds */
+	__u32 flags SL_CT_FLAG_BITS; /* SL_CT_... */
 };
 _Static_assert(sizeof(struct SL_LAYOUT_NOW) == 48, "six words");
 
 /* Value of sl_prev4 and sl_prev6: the layout before that. */
 struct SL_LAYOUT_BEFORE {
-	__u64 epochs;
-	__u64 where;
+	__u64 epochs SL_BITS("initiator-epoch@32:32 responder-epoch@0:32");
+	__u64 where SL_WHERE_BITS;
 	__u32 id_init;
 	__u32 id_resp;
-	__u32 last_s;
-	__u32 flags;
+	__u32 last_s SL_AS("seconds");
+	__u32 flags SL_CT_FLAG_BITS;
 	__u16 rule_eg;
 	__u16 rule_in;
 	__u16 rev_nat;
@@ -480,14 +517,14 @@ _Static_assert(sizeof(struct SL_LAYOUT_BEFORE) == 48, "six words");
  */
 struct sl_ring4 {
 	struct sl_ct_key4 key; /* zero: none */
-	__u32 seen; /* last_s of its entry when the ring last came by */
+	__u32 seen SL_AS("seconds"); /* last_s of its entry when the ring last came by */
 	__u32 skips; /* how often it was passed over */
 };
 _Static_assert(sizeof(struct sl_ring4) == 24, "no padding");
 
 struct sl_ring6 {
 	struct sl_ct_key6 key;
-	__u32 seen;
+	__u32 seen SL_AS("seconds");
 	__u32 skips;
 };
 _Static_assert(sizeof(struct sl_ring6) == 48, "no padding");
@@ -508,8 +545,8 @@ _Static_assert(!(SL_RING4 & (SL_RING4 - 1)) && !(SL_RING6 & (SL_RING6 - 1)), "po
  * could not be told from one of a connection that it began itself.
  */
 struct sl_revoked {
-	__u32 last_s; /* CLOCK_MONOTONIC, seconds; of the last denied packet */
-	__u32 flags; /* SL_CT_ORIG_LO, SL_CT_UNORIENTED, SL_CT_VIA_STACK */
+	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds; of the last denied packet */
+	__u32 flags SL_CT_FLAG_BITS; /* SL_CT_ORIG_LO, SL_CT_UNORIENTED, SL_CT_VIA_STACK */
 };
 _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
 
@@ -522,9 +559,12 @@ _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
  * have ended come back earlier: see budget.h.
  */
 struct sl_budget {
-	__u64 begun; /* connections; upper half: when it was used up, or ended ones came back,
-		      * in seconds of CLOCK_MONOTONIC, 0: it was not */
-	__u64 limit; /* upper half: connections that have ended since the last pass, signed */
+	/* connections; upper half: when it was used up, or ended ones came back, in seconds of
+	 * CLOCK_MONOTONIC, 0: it was not
+	 */
+	__u64 begun SL_BITS("begun@0:32 used-up@32:32=seconds");
+	/* upper half: connections that have ended since the last pass, signed */
+	__u64 limit SL_BITS("limit@0:32 ended@32:32=signed");
 };
 
 #define SL_BUDGET_OUTSIDE SL_MAX_SLOTS
@@ -551,7 +591,8 @@ struct sl_bound {
 	__u32 guarantee; /* entries that each endpoint may have; 0: the bound limits nothing */
 	__u32 common; /* entries that endpoints may have together beyond their guarantees */
 	__u32 used; /* of these */
-	__u32 refused_s; /* first refusal since the last pass, CLOCK_MONOTONIC, seconds; 0: none */
+	/* first refusal since the last pass, CLOCK_MONOTONIC, seconds; 0: none */
+	__u32 refused_s SL_AS("seconds");
 };
 _Static_assert(sizeof(struct sl_bound) == 16, "no padding");
 
@@ -584,6 +625,7 @@ enum sl_ct_stat {
 	SL_CT_STAT_REDECIDED = 4,
 	SL_CT_STAT_RELATED = 5, /* ICMP errors about a connection */
 	SL_CT_STAT_UNREMEMBERED = 6, /* revoked, with sl_revoked4 or 6 full */
+	SL_CT_STAT_EXPIRED = 7, /* by the collector; no program counts it */
 	SL_CT_STATS = 8,
 };
 
@@ -595,12 +637,13 @@ enum sl_ct_stat {
 #define SL_FRAGMENT_BY_STACK 0x80
 
 struct sl_fragment {
-	__u8 src[16]; /* IPv4: the first four bytes */
-	__u8 dst[16];
+	__u8 src[16] SL_ADDR("family=family"); /* IPv4: the first four bytes */
+	__u8 dst[16] SL_ADDR("family=family");
 	__u32 id;
 	__u8 proto;
-	__u8 family; /* 4 or 6, and SL_FRAGMENT_BY_STACK */
-	__u16 slot; /* whose device it came from; SL_SLOT_NONE less the node whose tunnel it was */
+	__u8 family SL_BITS("by-stack@7"); /* 4 or 6, and SL_FRAGMENT_BY_STACK */
+	/* whose device it came from; SL_SLOT_NONE less the node whose tunnel it was */
+	__u16 slot SL_AS("endpoint");
 };
 _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 
@@ -642,7 +685,7 @@ _Static_assert(sizeof(struct sl_answer) == 16, "two words");
  * finds the cell of an old one.
  */
 struct sl_run_cell {
-	__u64 word[64];
+	__u64 word[64] SL_AS("hidden");
 };
 _Static_assert(sizeof(struct sl_run_cell) == 512, "eight cache lines");
 

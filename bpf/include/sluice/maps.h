@@ -24,7 +24,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, SL_MAX_SLOTS);
-	__type(key, __u32);
+	__type(key, sl_endpoint_id);
 	__type(value, struct sl_endpoint);
 } sl_ep SEC(".maps");
 
@@ -42,8 +42,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_DEVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, __u32);
+	__type(key, sl_ifindex);
+	__type(value, sl_endpoint_id);
 } sl_if SEC(".maps");
 
 /* local address -> slot */
@@ -52,7 +52,7 @@ struct {
 	__uint(max_entries, SL_MAX_ADDRESSES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __be32);
-	__type(value, __u32);
+	__type(value, sl_endpoint_id);
 } sl_ip4 SEC(".maps");
 
 struct {
@@ -60,7 +60,7 @@ struct {
 	__uint(max_entries, SL_MAX_ADDRESSES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct sl_addr6);
-	__type(value, __u32);
+	__type(value, sl_endpoint_id);
 } sl_ip6 SEC(".maps");
 
 /* prefix -> who lives there */
@@ -85,7 +85,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, SL_MAX_NODES);
-	__type(key, __u32);
+	__type(key, sl_node_id);
 	__type(value, struct sl_node);
 } sl_node SEC(".maps");
 
@@ -95,7 +95,7 @@ struct {
 	__uint(max_entries, SL_MAX_NODE_ADDRESSES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct sl_node_addr);
-	__type(value, __u32);
+	__type(value, sl_node_id);
 } sl_node_addr SEC(".maps");
 
 /* table -> one direction of a policy */
@@ -112,8 +112,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_IDENTITIES);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, __u32);
+	__type(key, sl_identity_index);
+	__type(value, sl_identity_word);
 } sl_id SEC(".maps");
 
 /* peer set and node class -> class */
@@ -122,7 +122,7 @@ struct {
 	__uint(max_entries, SL_MAX_PEERS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct sl_peer_key);
-	__type(value, __u32);
+	__type(value, sl_class_nr);
 } sl_peer SEC(".maps");
 
 /* address set and address -> classes */
@@ -148,7 +148,7 @@ struct {
 	__uint(max_entries, SL_MAX_CLASSES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, sl_root_nr);
 } sl_class SEC(".maps");
 
 struct {
@@ -230,7 +230,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_BUDGETS);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
+	__type(key, sl_budget_index);
 	__type(value, struct sl_budget);
 } sl_budget SEC(".maps");
 
@@ -239,7 +239,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_BOUNDS);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
+	__type(key, sl_bound_index);
 	__type(value, struct sl_bound);
 } sl_bound SEC(".maps");
 
@@ -248,7 +248,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
+	__type(key, sl_share_index);
 	__type(value, struct sl_held);
 } sl_held SEC(".maps");
 
@@ -257,7 +257,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS + 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
+	__type(key, sl_share_index);
 	__type(value, struct sl_refused);
 } sl_refused SEC(".maps");
 
@@ -273,7 +273,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SL_CT_STATS);
-	__type(key, __u32);
+	__type(key, sl_stat_index);
 	__type(value, __u64);
 } sl_ct_stats SEC(".maps");
 
@@ -282,7 +282,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_POD_FRAGMENTS);
 	__type(key, struct sl_fragment);
-	__type(value, __u32);
+	__type(value, sl_ports_word);
 } sl_pod_frag SEC(".maps");
 
 /* the same of what comes from the stack, other nodes or outside */
@@ -290,20 +290,20 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_FRAGMENTS);
 	__type(key, struct sl_fragment);
-	__type(value, __u32);
+	__type(value, sl_ports_word);
 } sl_frag SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2 * SL_MAX_REASONS);
-	__type(key, __u32);
+	__type(key, sl_cell_index);
 	__type(value, struct sl_counter);
 } sl_metrics SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SL_MAX_REASONS);
-	__type(key, __u32);
+	__type(key, sl_reason_index);
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");
 
@@ -311,7 +311,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SL_MAX_RATES);
-	__type(key, __u32);
+	__type(key, sl_rate_index);
 	__type(value, struct sl_rate);
 } sl_rate SEC(".maps");
 
@@ -319,7 +319,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS);
-	__type(key, __u32);
+	__type(key, sl_endpoint_id);
 	__type(value, struct sl_ep_limit);
 } sl_ep_limits SEC(".maps");
 

@@ -16,6 +16,8 @@
 
 #include <linux/types.h>
 
+#include <sluice/describe.h>
+
 #define SL_MAX_FRONTENDS 65536 /* of each family */
 #define SL_MAX_FRONTS 65536
 #define SL_MAX_MEMBERS 262144
@@ -39,20 +41,26 @@
  */
 #define SL_FE_ALONE 2
 
+/* Keys and values that are one word each. */
+typedef __u64 sl_netns_cookie SL_BITS("namespace@0:64");
+typedef __u64 sl_member_word SL_BITS("backend@0:32 salt@32:32=hex");
+typedef __u64 sl_be4_word SL_BITS("@0:32=address port@32:16 @48:8=free|active|gone gen@56:8");
+typedef __u64 sl_affinity_word SL_BITS("backend@0:24 gen@24:8 last@32:32=seconds");
+
 /* Keys of sl_fe4 and sl_fe6. */
 struct sl_fe_key4 {
-	__be32 addr;
+	__be32 addr SL_ADDR("port=port");
 	__u16 port; /* host order */
 	__u8 proto;
-	__u8 kind; /* SL_FE_... */
+	__u8 kind SL_AS("-|node-port|vip"); /* SL_FE_... */
 };
 _Static_assert(sizeof(struct sl_fe_key4) == 8, "no padding");
 
 struct sl_fe_key6 {
-	__u8 addr[16];
+	__u8 addr[16] SL_ADDR("port=port");
 	__u16 port;
 	__u8 proto;
-	__u8 kind;
+	__u8 kind SL_AS("-|node-port|vip");
 };
 _Static_assert(sizeof(struct sl_fe_key6) == 20, "no padding");
 
@@ -67,17 +75,19 @@ struct sl_fe {
 };
 _Static_assert(sizeof(struct sl_fe) == 8, "one word");
 
+#define SL_LIST_BITS SL_BITS("base@0:24 count@24:16 table@40:8 drops@48 source-ranges@49 gone@50")
+
 /*
  * Value of sl_front, at the number of a front; element 0 is not used. Everything
  * but list is written before a key names the number, or is changed by one store of
  * its own word.
  */
 struct sl_front {
-	__u64 list; /* base | count << 24 | table << 40 | SL_FRONT_... << 48 */
+	__u64 list SL_LIST_BITS; /* base | count << 24 | table << 40 | SL_FRONT_... << 48 */
 	__u32 timeout; /* of affinity, in seconds; 0: none */
 	__u16 group; /* of fronts that share what affinity remembers */
 	__u16 port; /* the frontend's, for the way back; host order */
-	__u8 addr[16]; /* the frontend's; IPv4: the first four bytes */
+	__u8 addr[16] SL_ADDR("mixed port=port"); /* the frontend's; IPv4: the first four bytes */
 };
 _Static_assert(sizeof(struct sl_front) == 32, "half a cache line");
 
@@ -124,7 +134,8 @@ _Static_assert(sizeof(struct sl_front) == 32, "half a cache line");
 
 /* Value of sl_be6. The address is written while state is SL_BE_FREE. */
 struct sl_be6 {
-	__u64 word; /* as sl_be4, without the address */
+	/* as sl_be4, without the address */
+	__u64 word SL_BITS("port@32:16 @48:8=free|active|gone gen@56:8");
 	__u8 addr[16];
 };
 _Static_assert(sizeof(struct sl_be6) == 24, "three words");
@@ -135,8 +146,8 @@ _Static_assert(sizeof(struct sl_be6) == 24, "three words");
  * set to translate for all.
  */
 struct sl_ns {
-	__u16 slot; /* of the endpoint; SL_SLOT_HOST: the node's own namespace */
-	__u16 flags; /* SL_NS_... */
+	__u16 slot SL_AS("endpoint"); /* of the endpoint; SL_SLOT_HOST: the node's own namespace */
+	__u16 flags SL_BITS("not-translated@0"); /* SL_NS_... */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct sl_ns) == 8, "one word");
@@ -151,8 +162,10 @@ _Static_assert(sizeof(struct sl_ns) == 8, "one word");
  * may be another's by then.
  */
 struct sl_sock_peer {
-	__u8 addr[16]; /* the backend's; IPv4: the first four bytes, the rest 0 */
-	__u8 asked[16]; /* the address that the socket asked for, likewise */
+	/* the backend's; IPv4: the first four bytes, the rest 0 */
+	__u8 addr[16] SL_ADDR("family=family port=port");
+	/* the address that the socket asked for, likewise */
+	__u8 asked[16] SL_ADDR("family=family port=asked_port");
 	__u16 port; /* the backend's; host order */
 	__u16 asked_port; /* host order */
 	__u8 family; /* 4 or 6, of both addresses; 0: unused */
@@ -204,23 +217,23 @@ _Static_assert(sizeof(struct sl_socket) == 64, "a cache line");
  * destination is translated.
  */
 struct sl_xl_key4 {
-	__be32 src;
-	__be32 dst;
+	__be32 src SL_ADDR("port=sport");
+	__be32 dst SL_ADDR("port=dport");
 	__u16 sport; /* host order, as the next */
 	__u16 dport;
 	__u8 proto;
-	__u8 zone; /* SL_XL_... */
+	__u8 zone SL_AS("-|nat|answers|claimed"); /* SL_XL_... */
 	__u16 pad;
 };
 _Static_assert(sizeof(struct sl_xl_key4) == 16, "no padding");
 
 struct sl_xl_key6 {
-	__u8 src[16];
-	__u8 dst[16];
+	__u8 src[16] SL_ADDR("port=sport");
+	__u8 dst[16] SL_ADDR("port=dport");
 	__u16 sport;
 	__u16 dport;
 	__u8 proto;
-	__u8 zone;
+	__u8 zone SL_AS("-|nat|answers|claimed");
 	__u16 pad;
 };
 _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
@@ -247,15 +260,16 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
  * place.
  */
 struct sl_xl {
-	__u8 addr[16]; /* IPv4: the first four bytes, the rest 0 */
+	__u8 addr[16] SL_ADDR("mixed port=port"); /* IPv4: the first four bytes, the rest 0 */
 	__u16 port; /* host order */
 	__u16 asked_at; /* as in sl_packet */
 	__u32 front;
 	__u32 backend;
 	__u8 gen; /* of the backend */
-	__u8 back; /* 1: the answers of a pod to itself, which go to the service */
+	__u8 back
+		SL_BITS("back@0"); /* 1: the answers of a pod to itself, which go to the service */
 	__u16 pad;
-	__u32 last_s; /* CLOCK_MONOTONIC, seconds */
+	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds */
 	__u32 born; /* of a claim: when it was made, in ms; one word with last_s */
 } __attribute__((aligned(8)));
 _Static_assert(sizeof(struct sl_xl) == 40, "no padding");
@@ -268,11 +282,12 @@ _Static_assert(sizeof(struct sl_xl) == 40, "no padding");
  * senders together. Only senders with more than SL_SHARE_SMALL ports have one.
  */
 struct sl_share_key {
-	__u8 addr[16]; /* the backend's; IPv4: the first four bytes, the rest 0 */
+	__u8 addr[16] SL_ADDR("family=family port=port"); /* the backend's; IPv4: the first four
+							     bytes, the rest 0 */
 	__u16 port; /* host order */
 	__u8 proto;
 	__u8 family; /* 4 or 6 */
-	__u32 sender; /* hash of its address or /64; 0: all of them */
+	__u32 sender SL_AS("hex"); /* hash of its address or /64; 0: all of them */
 };
 _Static_assert(sizeof(struct sl_share_key) == 24, "no padding");
 
@@ -328,7 +343,7 @@ _Static_assert(SL_COUNTS % SL_COUNTERS == 0, "whole elements");
  * and stays when the node loses it, until another needs the place.
  */
 struct sl_own {
-	__u8 addr[16]; /* IPv4: the first four bytes, the rest 0 */
+	__u8 addr[16] SL_ADDR("family=family"); /* IPv4: the first four bytes, the rest 0 */
 	__u32 family; /* 4 or 6; 0: free */
 	__u32 pad;
 };

@@ -45,7 +45,7 @@ struct {
 	__uint(max_entries, SL_MAX_MEMBERS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, sl_member_word);
 } sl_member SEC(".maps");
 
 /* number of a backend -> where it is */
@@ -54,7 +54,7 @@ struct {
 	__uint(max_entries, SL_MAX_BACKENDS);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, sl_be4_word);
 } sl_be4 SEC(".maps");
 
 struct {
@@ -70,7 +70,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_NAMESPACES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
+	__type(key, sl_netns_cookie);
 	__type(value, struct sl_ns);
 } sl_ns SEC(".maps");
 
@@ -175,14 +175,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_POD_AFFINITY);
 	__type(key, struct sl_aff_key4);
-	__type(value, __u64);
+	__type(value, sl_affinity_word);
 } sl_pod_aff4 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_POD_AFFINITY);
 	__type(key, struct sl_aff_key6);
-	__type(value, __u64);
+	__type(value, sl_affinity_word);
 } sl_pod_aff6 SEC(".maps");
 
 /* the same of clients outside */
@@ -190,14 +190,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_AFFINITY);
 	__type(key, struct sl_aff_key4);
-	__type(value, __u64);
+	__type(value, sl_affinity_word);
 } sl_aff4 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_AFFINITY);
 	__type(key, struct sl_aff_key6);
-	__type(value, __u64);
+	__type(value, sl_affinity_word);
 } sl_aff6 SEC(".maps");
 
 #endif

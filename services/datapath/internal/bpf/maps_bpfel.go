@@ -178,6 +178,7 @@ const (
 	MapsSlCtStatSL_CT_STAT_REDECIDED    MapsSlCtStat = 4
 	MapsSlCtStatSL_CT_STAT_RELATED      MapsSlCtStat = 5
 	MapsSlCtStatSL_CT_STAT_UNREMEMBERED MapsSlCtStat = 6
+	MapsSlCtStatSL_CT_STAT_EXPIRED      MapsSlCtStat = 7
 	MapsSlCtStatSL_CT_STATS             MapsSlCtStat = 8
 )
 

@@ -94,9 +94,6 @@ func (eps *Maps) OwnAt(place uint16) (netip.Addr, error) {
 	return ownAddr(&have), nil
 }
 
-// DescribeOwn puts an element of sl_own into words.
-func DescribeOwn(v *bpf.MapsSlOwn) string { return ownAddr(v).String() }
-
 // ownAddr is the address at a place; the zero one: it is free.
 func ownAddr(v *bpf.MapsSlOwn) netip.Addr {
 	switch v.Family {

@@ -417,7 +417,7 @@ type Counters struct {
 
 // StatExpired is the last cell of sl_ct_stats, which no program counts in: the
 // collector keeps its own count there, so that it is as old as the others.
-const StatExpired = 7
+const StatExpired = uint32(bpf.MapsSlCtStatSL_CT_STAT_EXPIRED)
 
 // Counters reads the counters.
 func (ct *Connections) Counters() (Counters, error) {
@@ -462,12 +462,12 @@ func (ct *Connections) countExpired(n uint64) error {
 	defer ct.expired.Unlock()
 	m := ct.pins.Map(bpf.MapsMapSlCtStats)
 	var perCPU []uint64
-	if err := m.Lookup(uint32(StatExpired), &perCPU); err != nil {
+	if err := m.Lookup(StatExpired, &perCPU); err != nil {
 		return fmt.Errorf("read the count of expired connections: %w", err)
 	}
 	perCPU[0] += n
 	// in place: this process alone writes the counter, one at a time
-	if err := m.Put(uint32(StatExpired), perCPU); err != nil {
+	if err := m.Put(StatExpired, perCPU); err != nil {
 		return fmt.Errorf("count expired connections: %w", err)
 	}
 	return nil

@@ -7,7 +7,6 @@
 package nodemap
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -396,18 +395,3 @@ func (w Way) String() string {
 	}
 	return s
 }
-
-// Describe is a value of sl_node in words.
-func Describe(v *bpf.MapsSlNode) string {
-	s := fmt.Sprintf("IPv4 by %v, IPv6 by %v", wayOf(v.Way4), wayOf(v.Way6))
-	if v.Ip4 != 0 {
-		s += " at " + netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, v.Ip4))).String()
-	}
-	if a := netip.AddrFrom16(v.Ip6); !a.IsUnspecified() {
-		s += " at " + a.String()
-	}
-	return s
-}
-
-// DescribeAddr is a key of sl_node_addr in words.
-func DescribeAddr(key *bpf.MapsSlNodeAddr) string { return addrOf(*key).String() }

@@ -365,11 +365,3 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 		i.sound(t)
 	})
 }
-
-func TestTableIsDescribedApartFromTheMembers(t *testing.T) {
-	v := bpf.MapsSlFront{List: 7 | 20<<countShift | 11<<tableShift, Port: 80, Addr: [16]byte{10, 96, 0, 1}}
-	want := "port 80 address 10.96.0.1, members 7 to 26, table of 2048 slots 27 to 2074"
-	if got := DescribeFront(&v); got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}

@@ -511,17 +511,7 @@ func TestKernelCollectEndsWhatIsTooMuch(t *testing.T) {
 	}
 }
 
-// TestSharesAreNamed: the keys of shares are those of the programs, and people can read them.
-func TestSharesAreNamed(t *testing.T) {
-	for backend, want := range map[string]string{
-		"10.244.1.3:8080": "protocol 17 to 10.244.1.3:8080, sender 0x63",
-		"[fd00::3]:53":    "protocol 17 to [fd00::3]:53, sender 0x63",
-	} {
-		k := shareKey(at(backend), 17, 99)
-		if got := DescribeShareKey(&k); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
+func TestCounterOfConnectionsIsNoneOfPorts(t *testing.T) {
 	if count.IsOfPorts(count.ProvenOf(0)) {
 		t.Error("a counter of connections is corrected as one of ports")
 	}

@@ -99,15 +99,6 @@ func shareKey(at netip.AddrPort, protocol uint8, sender uint32) bpf.MapsSlShareK
 	return k
 }
 
-// DescribeShareKey puts a backend and a sender into words.
-func DescribeShareKey(k *bpf.MapsSlShareKey) string {
-	a := netip.AddrFrom16(k.Addr)
-	if k.Family == 4 {
-		a = netip.AddrFrom4([4]byte(k.Addr[:4]))
-	}
-	return fmt.Sprintf("protocol %d to %v, sender %#x", k.Proto, netip.AddrPortFrom(a, k.Port), k.Sender)
-}
-
 // finish ends what is too much, corrects the counters, and returns how many connections it
 // has ended.
 func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err error) {

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_DESCRIBE_H
+#define SLUICE_DESCRIBE_H
+
+/*
+ * How `sluice map dump` writes a field whose C type does not say it. A field without any of
+ * these is a number, __be32 and 4 or 16 bytes are an address, 6 bytes are a MAC. The text
+ * becomes part of the type information of maps.o, which package mapdump reads; programs are
+ * compiled without it.
+ *
+ *   SL_AS("R")      the field as R, which is one of "seconds" (of CLOCK_MONOTONIC), "endpoint",
+ *                   "node", "identity-index", "address", "number", "signed", "be32", "hex",
+ *                   "enum:E", "unless:N" (a number; N is not written), "a|b|c" (names of
+ *                   values from 0 on; "-" is not written) and "hidden"
+ *   SL_BITS("…")    a packed word: name@FIRST for a flag, name@FIRST:COUNT=R for a part
+ *   SL_PART("…")    the same, behind the name of the field
+ *   SL_ADDR("…")    an address; port=F: field F is its port; family=F: field F says 4 or 6;
+ *                   mixed: IPv4 if all but the first four bytes are 0
+ */
+#ifdef SL_DESCRIBED
+#define SL_DESCRIBE(text) __attribute__((btf_decl_tag(text)))
+#else
+#define SL_DESCRIBE(text)
+#endif
+
+#define SL_AS(text) SL_DESCRIBE("as:" text)
+#define SL_BITS(text) SL_DESCRIBE("bits:" text)
+#define SL_PART(text) SL_DESCRIBE("part:" text)
+#define SL_ADDR(text) SL_DESCRIBE("addr:" text)
+
+#endif

@@ -232,13 +232,15 @@ func TestControllerHasNothingOfItsNode(t *testing.T) {
 		t.Errorf("it has rights: %+v", s)
 	}
 	if len(c.Ports) > 0 || !slices.Contains(c.Args, "--health-address=off") ||
-		!slices.Contains(c.Args, "--metrics-address=off") {
-		t.Errorf("it listens: %v, %v", c.Ports, c.Args)
+		!slices.Contains(c.Env, corev1.EnvVar{Name: "SLUICE_CONTROLLER_METRICS_ADDRESS", Value: "off"}) {
+		t.Errorf("it listens: %v, %v, %v", c.Ports, c.Args, c.Env)
 	}
-	probe := c.LivenessProbe.Exec.Command
-	run, ok := strings.CutPrefix(probe[1], "--run-dir=")
-	if !ok || !slices.Contains(c.Args, "--socket-path="+run+"/controller/controller.sock") {
-		t.Errorf("the probe %v does not ask at the socket of %v", probe, c.Args)
+	for want, p := range map[string]*corev1.Probe{"status": c.LivenessProbe, "--ready": c.ReadinessProbe} {
+		probe := p.Exec.Command
+		run, ok := strings.CutPrefix(probe[1], "--run-dir=")
+		if !ok || !slices.Contains(c.Args, "--socket-path="+run+"/controller/controller.sock") || probe[len(probe)-1] != want {
+			t.Errorf("the probe %v does not ask at the socket of %v for %s", probe, c.Args, want)
+		}
 	}
 }
 

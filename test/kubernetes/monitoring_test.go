@@ -14,13 +14,14 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // metricsPorts are where the services listen for Prometheus with the component
 // monitoring.
 var metricsPorts = map[string]int32{
-	"identity": 64721, "ipam": 64722, "policy": 64723, "loadbalancer": 64724, "datapath": 64726,
+	"identity": 64721, "ipam": 64722, "policy": 64723, "loadbalancer": 64724, "datapath": 64726, "controller": 64725,
 }
 
 // api is an API server that an operator names.
@@ -45,6 +46,26 @@ func TestMonitoringScrapesEveryService(t *testing.T) {
 		scraped = append(scraped, *e.Port)
 	}
 	listening := regexp.MustCompile(`(?m)^metrics:\n  # \w+\n  address: (.+)$`)
+	for _, m := range monitor.Spec.Selector.MatchExpressions {
+		if m.Key != "app.kubernetes.io/name" || m.Operator != "In" || !slices.Equal(m.Values, []string{"sluice", "sluice-status"}) {
+			t.Errorf("the monitor takes %+v, want the pods of both workloads", m)
+		}
+	}
+	of := get[appsv1.Deployment](t, all, "Deployment/sluice-status").Spec
+	elected := of.Template.Spec.Containers[0]
+	if p := elected.Ports; len(p) != 1 || p[0].Name != "controller" || p[0].ContainerPort != metricsPorts["controller"] ||
+		!slices.Contains(scraped, "controller") {
+		t.Errorf("sluice-controller has the ports %+v, want %d, which the monitor names among %v", p, metricsPorts["controller"], scraped)
+	}
+	address := fmt.Sprintf("[$(NODE_ADDRESS)]:%d", metricsPorts["controller"])
+	if i := slices.IndexFunc(elected.Env, func(e corev1.EnvVar) bool { return e.Name == "SLUICE_CONTROLLER_METRICS_ADDRESS" }); i < 0 ||
+		elected.Env[i].Value != address || slices.ContainsFunc(elected.Args, func(a string) bool { return strings.HasPrefix(a, "--metrics-address") }) {
+		t.Errorf("sluice-controller has %+v and %v, want the metrics on %s", elected.Env, elected.Args, address)
+	}
+	// The port lets no two processes share a node: an update must not wait for a third node.
+	if s := of.Strategy.RollingUpdate; s == nil || s.MaxSurge.IntValue() != 0 || s.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("the strategy of sluice-controller is %+v", s)
+	}
 	for _, c := range all.pod(t).Containers {
 		port, ok := metricsPorts[c.Name]
 		if !ok {

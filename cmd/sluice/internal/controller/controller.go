@@ -5,10 +5,13 @@
 package controller
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
@@ -22,14 +25,21 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 }
 
 func statusCommand(inv *invocation.Invocation) *cobra.Command {
-	return &cobra.Command{
+	ready := false
+	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show which sluice-controller is elected, and what it has left to do",
 		Long: `Show whether this sluice-controller is elected, and how the requests of each of its
 subjects go. It serves no node: run this in its pod, with --run-dir. The exit code is 0
-whenever the process answers, so that a probe restarts none that waits for the API server.`,
+whenever the process answers, so that a probe restarts none that waits for the API server.
+With --ready it is 1 until the process has listed every kind of policy.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ready {
+				if err := serves(cmd.Context(), inv); err != nil {
+					return err
+				}
+			}
 			r, err := invocation.Ask(cmd.Context(), inv, invocation.Controller,
 				controllerv1.ControllerServiceClient.GetStatus, &controllerv1.GetStatusRequest{})
 			if err != nil {
@@ -38,6 +48,21 @@ whenever the process answers, so that a probe restarts none that waits for the A
 			return inv.Show(message.Of(r), func(w io.Writer) { write(w, r) })
 		},
 	}
+	cmd.Flags().BoolVar(&ready, "ready", false, "fail while the process is not ready")
+	return cmd
+}
+
+// serves returns an error while the process is not ready.
+func serves(ctx context.Context, inv *invocation.Invocation) error {
+	r, err := invocation.Ask(ctx, inv, invocation.ControllerHealth, grpc_health_v1.HealthClient.Check,
+		&grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		return err
+	}
+	if r.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+		return errors.New("sluice-controller is not ready: it has not listed every kind of policy; its log says why")
+	}
+	return nil
 }
 
 func write(w io.Writer, r *controllerv1.GetStatusResponse) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -36,9 +37,11 @@ var (
 	Policy       = Service[policyv1.PolicyServiceClient]{"policy", policyv1.NewPolicyServiceClient}
 	LoadBalancer = Service[lbv1.LoadBalancerServiceClient]{"loadbalancer", lbv1.NewLoadBalancerServiceClient}
 	Controller   = Service[controllerv1.ControllerServiceClient]{"controller", controllerv1.NewControllerServiceClient}
-	Datapath     = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
-	Connections  = Service[datapathv1.ConnectionServiceClient]{"datapath", datapathv1.NewConnectionServiceClient}
-	Shares       = []Service[sharesv1.SharesServiceClient]{
+	// ControllerHealth says whether sluice-controller is ready.
+	ControllerHealth = Service[grpc_health_v1.HealthClient]{"controller", grpc_health_v1.NewHealthClient}
+	Datapath         = Service[datapathv1.DatapathServiceClient]{"datapath", datapathv1.NewDatapathServiceClient}
+	Connections      = Service[datapathv1.ConnectionServiceClient]{"datapath", datapathv1.NewConnectionServiceClient}
+	Shares           = []Service[sharesv1.SharesServiceClient]{
 		{"policy", sharesv1.NewSharesServiceClient},
 		{"loadbalancer", sharesv1.NewSharesServiceClient},
 		{"identity", sharesv1.NewSharesServiceClient},

@@ -7,21 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// graceFallback is how long to wait where the kernel cannot say when all
-// program runs have ended. A run takes microseconds.
-const graceFallback = time.Second
-
 // GracePeriod returns after every program run that had begun has ended.
 // membarrier waits for an RCU grace period; a kernel with nohz_full CPUs
-// refuses it with EINVAL.
+// refuses it with EINVAL, and a change of a map of maps waits for one there.
 func GracePeriod(ctx context.Context) error {
 	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
 	switch {
@@ -30,10 +26,34 @@ func GracePeriod(ctx context.Context) error {
 	case !errors.Is(errno, unix.EINVAL) && !errors.Is(errno, unix.ENOSYS) && !errors.Is(errno, unix.EPERM):
 		return fmt.Errorf("membarrier: %w", errno)
 	}
-	select {
-	case <-time.After(graceFallback):
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for program runs to end: %w", ctx.Err())
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("wait for program runs to end: %w", err)
 	}
+	if err := graceByMap(); err != nil {
+		return fmt.Errorf("wait for program runs to end: %w", err)
+	}
+	return nil
+}
+
+// graceByMap waits as membarrier does. The kernel returns from a change of a map of maps when
+// no program can use the inner map from before: maybe_wait_bpf_programs of
+// kernel/bpf/syscall.c, since 4.18.
+func graceByMap() error {
+	inner := &ebpf.MapSpec{Name: "sluice_grace", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	m, err := ebpf.NewMap(inner)
+	if err != nil {
+		return fmt.Errorf("make the inner map: %w", err)
+	}
+	defer m.Close()
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "sluice_graces", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner,
+	})
+	if err != nil {
+		return fmt.Errorf("make the outer map: %w", err)
+	}
+	defer outer.Close()
+	if err := outer.Put(uint32(0), m); err != nil {
+		return fmt.Errorf("change the outer map: %w", err)
+	}
+	return nil
 }

@@ -146,7 +146,9 @@ func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
 	return p, nil
 }
 
-// SetConstants fixes the variables that a compiled program reads.
+// SetConstants fixes the variables that a compiled program reads. It passes over constants
+// that the program does not have: TestEveryConstantIsOfAProgramAndHasAValue of package kernel
+// wants each in one of the programs.
 func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
 	for name, value := range constants {
 		v := spec.Variables[name]

@@ -13,6 +13,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
@@ -34,6 +36,7 @@ type lateAnswers struct {
 	streams int           // guarded by mu
 	renewed map[int64]int // guarded by mu; answers on the first stream, by lease
 	asked   map[int64]int // guarded by mu; answers on all others, by lease
+	refuse  int           // guarded by mu; so many of the others fail
 }
 
 // answerLate replaces what a session that was not used yet reaches leases by.
@@ -54,6 +57,10 @@ func (l *lateAnswers) LeaseKeepAlive(ctx context.Context, opts ...grpc.CallOptio
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.streams > 0 && l.refuse > 0 {
+		l.refuse--
+		return nil, status.Error(codes.PermissionDenied, "not now")
+	}
 	l.streams++
 	return &lateStream{Lease_LeaseKeepAliveClient: stream, of: l, first: l.streams == 1}, nil
 }
@@ -147,6 +154,33 @@ func TestLeaseThatIsGoneEndsTheSessionThoughEtcdAnswersLate(t *testing.T) {
 	if _, n := s.leases(); n != name {
 		t.Errorf("the lease of the name is %x, want %x, which lives", n, name)
 	}
+}
+
+// TestQuestionsThatFailEndNoSession: whether a lease lives is not known until etcd has said so,
+// or its time is over.
+func TestQuestionsThatFailEndNoSession(t *testing.T) {
+	s := open(t, etcdtest.Start(t), "a")
+	late := answerLate(s)
+	if _, err := s.Join(t.Context(), prepared); err != nil {
+		t.Fatal(err)
+	}
+	keys, name := s.leases()
+	late.mu.Lock()
+	late.refuse = 3
+	late.mu.Unlock()
+	servicetest.Eventually(t, "answers about both leases, or the end of one", func() bool {
+		_, aboutKeys := late.answers(keys)
+		_, aboutName := late.answers(name)
+		k, n := s.leases()
+		return aboutKeys > 0 && aboutName > 0 || k != keys || n != name
+	})
+	late.mu.Lock()
+	left := late.refuse
+	late.mu.Unlock()
+	if k, n := s.leases(); k != keys || n != name || left != 0 {
+		t.Fatalf("the leases are %x and %x, want %x and %x, which live; %d questions did not fail", k, n, keys, name, left)
+	}
+	close(late.release)
 }
 
 // leases are those of the keys and of the name, 0 without.

@@ -177,7 +177,7 @@ func (s *Session) Join(ctx context.Context, prepare func(context.Context) error)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.keys, s.last = s.keep(id), id
+	s.keys, s.last = s.keep(id, s.cfg.TTL), id
 	return !alive, nil
 }
 
@@ -228,11 +228,11 @@ func (s *Session) Grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseI
 // keep renews a lease whenever a third of its time is over, on the one stream
 // that the client has for all leases, until it is stopped or the lease is gone.
 // It runs with mu held.
-func (s *Session) keep(id clientv3.LeaseID) lease {
+func (s *Session) keep(id clientv3.LeaseID, ttl time.Duration) lease {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.wg.Go(func() {
 		defer cancel()
-		for s.renew(ctx, id) {
+		for s.renew(ctx, id, ttl) {
 		}
 		if ctx.Err() == nil {
 			s.expired(id)
@@ -243,21 +243,42 @@ func (s *Session) keep(id clientv3.LeaseID) lease {
 
 // renew keeps a lease alive until the client gives up, and says whether it is to go
 // on: the client also gives up on a lease that lives, if the first answer takes
-// longer than a connection may.
-func (s *Session) renew(ctx context.Context, id clientv3.LeaseID) bool {
+// longer than a connection may. It asks etcd then, and asks again if etcd does not
+// answer, until the time of the lease is over.
+func (s *Session) renew(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) bool {
+	lived := time.Now()
 	renewed, err := s.client.KeepAlive(ctx, id)
 	if err != nil {
 		return false // the client is closed
 	}
-	for range renewed { //nolint:revive // only the end says something
+	for range renewed {
+		lived = time.Now()
 	}
-	if ctx.Err() != nil {
-		return false
+	for ctx.Err() == nil {
+		alive, err := s.ask(ctx, id)
+		if err == nil {
+			return alive
+		}
+		// Nobody knows whether a lease lives while its time is not over.
+		if time.Since(lived) >= ttl {
+			return false
+		}
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+		}
 	}
+	return false
+}
+
+// askAgain is the pause between two questions whether a lease lives.
+const askAgain = time.Second
+
+// ask is isAlive within the time that a request may take.
+func (s *Session) ask(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	alive, err := s.isAlive(ctx, id)
-	return err == nil && alive
+	return s.isAlive(ctx, id)
 }
 
 // expired forgets a lease that is gone.
@@ -320,7 +341,7 @@ func (s *Session) claimName(ctx context.Context) error {
 			// Of the process before this one. If the lease ends just now, the
 			// next ping claims the name anew.
 			s.mu.Lock()
-			s.alive, s.named = s.keep(clientv3.LeaseID(have.Lease)), true
+			s.alive, s.named = s.keep(clientv3.LeaseID(have.Lease), s.cfg.AliveTTL), true
 			s.mu.Unlock()
 			return nil
 		}
@@ -357,7 +378,7 @@ func (s *Session) takeName(ctx context.Context, condition clientv3.Cmp) (bool, e
 			return false, err
 		}
 		s.mu.Lock()
-		s.alive = s.keep(id)
+		s.alive = s.keep(id, s.cfg.AliveTTL)
 		s.mu.Unlock()
 	}
 	resp, err := s.Commit(ctx, "claim name", s.client.Txn(ctx).If(condition).

@@ -42,6 +42,9 @@ func testAccount(n sluiceNode) {
 		n.Errorf("it patched the Node of another one: %v", err)
 	}
 	n.must(as("patch", "node", "node1", annotate))
+	// It clears a condition that is there, and adds none.
+	n.kubectl("patch", "node", "node1", "--subresource=status", "--type=strategic",
+		`--patch={"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"Tried"}]}}`)
 	// kubectl would read the status first.
 	_, err := n.c.InMachine(n.Context(), "curl", "--silent", "--show-error", "--fail-with-body",
 		"--insecure", "--request", "PATCH",

@@ -43,15 +43,28 @@ type running struct {
 	t      *testing.T
 	owner  *owner.Owner
 	shares sharesv1.SharesServiceClient
+	stop   context.CancelFunc // ends the owner's loop
 }
 
 func serve(t *testing.T) *running {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "lb-") // short enough for a socket's address
+	return serveIn(t, stateDir(t))
+}
+
+// stateDir is short enough for a socket's address.
+func stateDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lb-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// serveIn serves until the end of the test, with the state that an earlier one left.
+func serveIn(t *testing.T, dir string) *running {
+	t.Helper()
 	o, err := owner.New(owner.Config{
 		Node:   compile.Node{Name: "here"},
 		Limits: owner.Limits{Services: 100, Slices: 100, Frontends: 3000, Backends: 1000, BackendsPerService: 100},
@@ -90,7 +103,7 @@ func serve(t *testing.T) *running {
 			t.Error(err)
 		}
 	})
-	return &running{lbv1.NewLoadBalancerServiceClient(conn), t, o, sharesv1.NewSharesServiceClient(conn)}
+	return &running{lbv1.NewLoadBalancerServiceClient(conn), t, o, sharesv1.NewSharesServiceClient(conn), cancel}
 }
 
 func (r *running) ctx() context.Context { return servicetest.Context(r.t) }

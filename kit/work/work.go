@@ -20,6 +20,12 @@ type Task struct {
 	Run  func(ctx context.Context) error
 }
 
+// Await is what a part of a process waits for before it can do all of its work.
+type Await struct {
+	What string // for logs and status: "the pod ranges of sluice-ipam"
+	Done <-chan struct{}
+}
+
 // Every calls fn at intervals until ctx ends, and returns why it ended. An error of fn is
 // logged with the name of the work, and fn is called again the next time.
 func Every(ctx context.Context, interval time.Duration, l *slog.Logger, name string, fn func() error) error {

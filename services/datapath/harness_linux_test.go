@@ -238,7 +238,7 @@ func (w *world) run(r opened, repair bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := w.t
 	var wg sync.WaitGroup
-	for _, task := range n.tasks(func(_ string, f func() error) error { return f() }) {
+	for _, task := range n.tasks() {
 		switch task.Name {
 		case "kernel changes": // everything was compared
 			if !repair {

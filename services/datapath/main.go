@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	"github.com/sluice-net/sluice/kit/work"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
@@ -96,30 +97,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("readiness", func(ctx context.Context) error {
 		// Calls are answered before that: a deletion needs no other service, and a
 		// creation waits by itself.
-		if err := await(ctx, p, "the comparison of devices", d.Endpoints.Compared()); err != nil {
-			return err
-		}
-		if k := d.Endpoints.Keeper; k != nil {
-			if err := await(ctx, p, "the pod ranges of sluice-ipam", k.Known()); err != nil {
-				return err
-			}
-			if d.Node.Mode() == cluster.Overlay {
-				if err := await(ctx, p, "the overlay addresses of sluice-ipam", k.Overlay()); err != nil {
+		for _, part := range d.subjects {
+			for _, a := range part.Awaits() {
+				if err := await(ctx, p, a); err != nil {
 					return err
 				}
-			}
-		}
-		if cfg.Policy.Mode == policyRequired {
-			if err := await(ctx, p, "the policy tables of sluice-policy", d.Policy.Applier.Synced()); err != nil {
-				return err
-			}
-		}
-		if d.Services != nil {
-			if err := await(ctx, p, "the services of sluice-loadbalancer", d.Services.Frontends.Synced()); err != nil {
-				return err
-			}
-			if err := await(ctx, p, "the programs of sockets", d.Services.Attached()); err != nil {
-				return err
 			}
 		}
 		srv.SetAllServing(true)
@@ -131,10 +113,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 }
 
 // await says what the process waits for until it is there.
-func await(ctx context.Context, p *process.Process, what string, there <-chan struct{}) error {
-	p.Waiting("waiting for " + what)
+func await(ctx context.Context, p *process.Process, a work.Await) error {
+	p.Waiting("waiting for " + a.What)
 	select {
-	case <-there:
+	case <-a.Done:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -166,20 +148,10 @@ func newServer(
 		NameOf:  d.Node.Name,
 		Named:   called.cluster.NodeName,
 	}
-	set := slices.ContainsFunc(p.Effective.Entries, func(e config.Entry) bool {
-		return e.Key == "node" && e.Source != config.FromDefault
-	})
-	s.Warnings = func() []string {
-		all := slices.Concat(d.Node.Host.Warnings(), p.MissingLayers(), d.Endpoints.Warnings())
-		if d.Services != nil {
-			all = append(all, d.Services.HostPorts.Warnings()...)
-		}
-		if name := called.cluster.NodeName(); set && name != "" && name != cfg.Node {
-			all = append(all, fmt.Sprintf("the setting node is %q, and sluice-identity has this node as %q, which events name; "+
-				"remove the setting, or make the two equal", cfg.Node, name))
-		}
-		return all
+	for _, part := range d.subjects {
+		s.Subjects = append(s.Subjects, part)
 	}
+	s.Subjects = append(s.Subjects, settings{p, cfg.Node, called.cluster.NodeName})
 	if d.Collector != nil {
 		s.Budgets = d.Collector
 	}
@@ -203,6 +175,26 @@ func newServer(
 	}
 	srv, err := p.NewServer(rpc.Options{Register: s.Register, Methods: server.Methods()})
 	return s, srv, err
+}
+
+// settings warn of what this process was started with.
+type settings struct {
+	p     *process.Process
+	node  string        // the setting
+	named func() string // the name that identity has for this node
+}
+
+// Warnings name layers of the sandbox that the kernel lacks, and a name of the node that is not identity's.
+func (s settings) Warnings() []string {
+	all := s.p.MissingLayers()
+	set := slices.ContainsFunc(s.p.Effective.Entries, func(e config.Entry) bool {
+		return e.Key == "node" && e.Source != config.FromDefault
+	})
+	if name := s.named(); set && name != "" && name != s.node {
+		all = append(all, fmt.Sprintf("the setting node is %q, and sluice-identity has this node as %q, which events name; "+
+			"remove the setting, or make the two equal", s.node, name))
+	}
+	return all
 }
 
 // readyInterval is how often the services are asked whether an ADD could be served.
@@ -243,7 +235,7 @@ func (d *datapath) clusterStream() server.ClusterStream {
 
 // background starts what keeps the node as the records say, and follows other processes.
 func background(p *process.Process, d *datapath, called callees, spool *record.Spool) {
-	for _, t := range d.tasks(p.Phase) {
+	for _, t := range d.tasks() {
 		p.Go(t.Name, t.Run)
 	}
 	p.Go("identity stream", called.owners.Run)
@@ -295,6 +287,7 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
 		cluster: called.cluster, registry: called.cluster, publisher: called.cluster,
 		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
+		phase:   p.Phase,
 		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
 	}
 	var err error

@@ -62,7 +62,8 @@ type around struct {
 	frontends     frontendstream.Service // nil: services are not translated
 	frontendState frontendstream.Memory  // nil: nothing keeps it
 
-	patience time.Duration // how long a creation waits for its tables; 0 is 10 s
+	phase    func(name string, f func() error) error // runs and reports a long step of a start; nil: it is called
+	patience time.Duration                           // how long a creation waits for its tables; 0 is 10 s
 }
 
 // datapath is the parts of the process without its server, in the order in which they are
@@ -79,7 +80,18 @@ type datapath struct {
 	Endpoints   *endpoints.Endpoints
 	Collector   *conntrack.Collector // of connections; nil with validateOnly
 
-	closers []func() error
+	subjects []subject // all of them, in the order in which their work begins
+	closers  []func() error
+}
+
+// subject is what the process has to do with each of its parts.
+type subject interface {
+	// Tasks are the background work.
+	Tasks() []work.Task
+	// Awaits are what must have happened before the process is ready.
+	Awaits() []work.Await
+	// Warnings name what an operator has to look at, one line each.
+	Warnings() []string
 }
 
 // open adopts or makes maps and programs and opens everything else. It changes
@@ -142,10 +154,33 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	d.Observation = observation.Open(d.Kernel.Events, names)
 	d.Endpoints = d.openEndpoints(cfg, a, index, changed)
 	if !cfg.ValidateOnly {
-		d.Collector, err = d.openCollector(cfg, a)
+		if d.Collector, err = d.openCollector(cfg, a); err != nil {
+			return nil, err
+		}
 	}
-	return d, err
+	d.subjects = append(d.subjects, d.Endpoints)
+	if d.Policy != nil {
+		d.subjects = append(d.subjects, d.Policy)
+	}
+	if d.Services != nil {
+		d.subjects = append(d.subjects, d.Services)
+	}
+	d.subjects = append(d.subjects, d.Node, d.Observation, connections{d.Collector, d.Kernel})
+	return d, nil
 }
+
+// connections are the part of the kernel that needs background work.
+type connections struct {
+	collector *conntrack.Collector
+	kernel    *kernel.Kernel
+}
+
+func (c connections) Tasks() []work.Task {
+	return []work.Task{{Name: "connections", Run: c.collector.Run}, {Name: "shares", Run: c.kernel.DivideShares}}
+}
+
+func (connections) Awaits() []work.Await { return nil }
+func (connections) Warnings() []string   { return nil }
 
 // Close lets go of everything and leaves the kernel as it is.
 func (d *datapath) Close() error {
@@ -250,6 +285,7 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 	o := endpoints.Options{
 		Lifecycle: c, PolicyEvents: changed, Devices: d.Devices, Host: d.Node.Host, Programs: d.Kernel,
 		FollowConntrack: d.Services != nil, Ranges: d.Ranges, AuditInterval: cfg.Audit.Interval, Repair: cfg.Audit.Repair, Log: a.log,
+		Overlay: cluster.Mode(cfg.Routing.Mode) == cluster.Overlay, Phase: a.phase,
 	}
 	if !cfg.ValidateOnly { // else its maps are its own
 		o.Lifecycle.Tables = maps.AuditTables
@@ -276,20 +312,12 @@ func (d *datapath) restore(ctx context.Context) error {
 	return d.Endpoints.Restore(ctx)
 }
 
-// tasks are the background work of all parts; phase reports the long steps of a start.
-func (d *datapath) tasks(phase func(name string, f func() error) error) []work.Task {
-	tasks := d.Endpoints.Tasks(phase)
-	if d.Policy != nil {
-		tasks = append(tasks, d.Policy.Tasks()...)
+// tasks are the background work of all subjects.
+func (d *datapath) tasks() (all []work.Task) {
+	for _, s := range d.subjects {
+		all = append(all, s.Tasks()...)
 	}
-	if d.Services != nil {
-		tasks = append(tasks, d.Services.Tasks()...)
-	}
-	tasks = append(tasks, d.Node.Tasks()...)
-	tasks = append(tasks, d.Observation.Tasks()...)
-	return append(tasks,
-		work.Task{Name: "connections", Run: d.Collector.Run},
-		work.Task{Name: "shares", Run: d.Kernel.DivideShares})
+	return all
 }
 
 // uninstallNode removes what an instance made in the caller's network namespace: the

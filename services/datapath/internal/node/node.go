@@ -191,6 +191,12 @@ func (n *Node) Tasks() []work.Task {
 	return tasks
 }
 
+// Awaits is empty: endpoints of this node work without other nodes.
+func (*Node) Awaits() []work.Await { return nil }
+
+// Warnings name what others have set up on the node, and what keeps packets from other nodes.
+func (n *Node) Warnings() []string { return n.Host.Warnings() }
+
 // Mode is how packets travel to pods of other nodes.
 func (n *Node) Mode() cluster.Mode {
 	if n.Fabric == nil {

@@ -33,3 +33,9 @@ func (o *Observation) Tasks() []work.Task {
 		return o.events.Observe(ctx, o.names, o.Ring)
 	}}}
 }
+
+// Awaits is empty: events are no part of what an endpoint needs.
+func (*Observation) Awaits() []work.Await { return nil }
+
+// Warnings is empty: what was lost is counted.
+func (*Observation) Warnings() []string { return nil }

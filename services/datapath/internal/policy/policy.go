@@ -54,12 +54,13 @@ type Policy struct {
 	Applier *policysync.Applier
 	Modes   *auditmode.Modes // nil without Options.Audits
 	learned *learned.Reporter
+	wait    bool // for the tables
 }
 
 // Open takes over the tables that are in the kernel, and the audit modes that have not ended.
 // Nothing is enforced that was not before, until the tasks run.
 func Open(o Options) (*Policy, error) {
-	p := &Policy{Applier: policysync.New(policysync.Config{
+	p := &Policy{wait: o.Wait, Applier: policysync.New(policysync.Config{
 		Name: o.Name, Kernel: o.Kernel, Addresses: o.Addresses, Service: o.Service, Memory: o.Memory, Timeout: o.Timeout,
 		Wait: o.Wait, Audit: o.Audit, Linger: o.Linger, Changed: o.Changed, Log: o.Log,
 	})}
@@ -118,4 +119,20 @@ func (p *Policy) Tasks() []work.Task {
 		tasks = append(tasks, work.Task{Name: "learned addresses", Run: p.learned.Run})
 	}
 	return tasks
+}
+
+// Awaits are the tables, where a new endpoint waits for its own.
+func (p *Policy) Awaits() []work.Await {
+	if !p.wait {
+		return nil
+	}
+	return []work.Await{{What: "the policy tables of sluice-policy", Done: p.Applier.Synced()}}
+}
+
+// Warnings name what is in audit mode.
+func (p *Policy) Warnings() []string {
+	if p.Modes == nil {
+		return nil
+	}
+	return p.Modes.Warnings()
 }

@@ -87,15 +87,12 @@ func (s *Server) auditedEndpoints() (n int) {
 	return n
 }
 
-// auditWarnings name what policies do not enforce.
-func (s *Server) auditWarnings() (lines []string) {
-	if s.Facts.PolicyAudit {
-		lines = append(lines, "audit mode: what policies deny passes for every endpoint, because policy.audit is set")
+// auditWarnings say that policies enforce nothing.
+func (s *Server) auditWarnings() []string {
+	if !s.Facts.PolicyAudit {
+		return nil
 	}
-	if s.Modes != nil {
-		lines = append(lines, s.Modes.Warnings()...)
-	}
-	return lines
+	return []string{"audit mode: what policies deny passes for every endpoint, because policy.audit is set"}
 }
 
 // endpoint is an endpoint with its audit mode.

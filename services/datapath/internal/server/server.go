@@ -31,6 +31,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
+// Subject is a part of the process, as far as the server has to do with all of them.
+type Subject interface {
+	// Warnings name what keeps no ADD from being served and needs an operator, one line each.
+	Warnings() []string
+}
+
 // Server implements the services of the datapath.
 type Server struct {
 	sharesv1.UnimplementedSharesServiceServer
@@ -77,8 +83,8 @@ type Server struct {
 	Policy *policysync.Applier
 	// Records say whether they can be written.
 	Records interface{ Err() error }
-	// Warnings name what keeps no ADD from being served and needs an operator.
-	Warnings func() []string
+	// Subjects are the parts of the process.
+	Subjects []Subject
 	// Explainer answers Explain.
 	Explainer Explainer
 	// Tracked are the connections of the kernel.

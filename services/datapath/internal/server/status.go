@@ -173,7 +173,11 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	of := s.readiness(ctx)
-	warnings := slices.Concat(s.Warnings(), n.BadRecords, n.Unrepaired, n.Waiting, conns.warnings(time.Now()))
+	var warnings []string
+	for _, part := range s.Subjects {
+		warnings = append(warnings, part.Warnings()...)
+	}
+	warnings = slices.Concat(warnings, n.BadRecords, n.Unrepaired, n.Waiting, conns.warnings(time.Now()))
 	resp := &datapathv1.GetStatusResponse{
 		PolicyMode:        datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
 		AttachmentRepairs: n.Repairs, PendingReleases: uint32(n.PendingReleases),

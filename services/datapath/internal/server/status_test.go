@@ -88,7 +88,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		s := &Server{
 			Owners: &c.around, Core: lifecycle.New(lifecycle.Config{Links: noLinks{}}), Counts: counted{}, Records: &c.around,
 			Facts: Facts{Version: "v1"}, Ranges: podrange.Of([]netip.Prefix{own}, false),
-			Called: Called{IPAM: &c.around, Identity: &c.around}, Warnings: func() []string { return nil },
+			Called: Called{IPAM: &c.around, Identity: &c.around}, Subjects: []Subject{warning("w")},
 			Cluster: func() ClusterStream {
 				return ClusterStream{
 					State: cluster.State{
@@ -117,7 +117,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		if stream := st.GetIdentityStream(); stream.GetComplete() != well || (stream.GetError() == "") != well {
 			t.Errorf("%s: stream %v", name, stream)
 		}
-		others, warnings := st.GetClusterStream(), 2 // of what is refused, and of probes
+		others, warnings := st.GetClusterStream(), 3 // of a subject, of what is refused, and of probes
 		if !well {
 			warnings += 2
 		}
@@ -162,3 +162,8 @@ func TestStatusWarnsOfConnectionsThatWereLost(t *testing.T) {
 		}
 	}
 }
+
+// warning is a subject that an operator has to look at.
+type warning string
+
+func (w warning) Warnings() []string { return []string{string(w)} }

@@ -113,6 +113,17 @@ func (s *Services) Tasks() []work.Task {
 	return tasks
 }
 
+// Awaits are the frontends and, for connections of pods, the programs of sockets.
+func (s *Services) Awaits() []work.Await {
+	return []work.Await{
+		{What: "the services of sluice-loadbalancer", Done: s.Frontends.Synced()},
+		{What: "the programs of sockets", Done: s.attached},
+	}
+}
+
+// Warnings name host ports that lead nowhere.
+func (s *Services) Warnings() []string { return s.HostPorts.Warnings() }
+
 // Attached is closed when the sockets of the node and its containers reach Services.
 func (s *Services) Attached() <-chan struct{} { return s.attached }
 

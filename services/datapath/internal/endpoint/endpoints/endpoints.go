@@ -48,9 +48,14 @@ type Options struct {
 	Source  podrange.Source
 	Entries podrange.Entries
 
+	// Overlay says that other nodes reach this one through a tunnel, which needs an address of a pod range.
+	Overlay bool
+
 	AuditInterval time.Duration
 	Repair        bool // what differs, beside reporting it
-	Log           *slog.Logger
+	// Phase runs and reports the long step of a start; nil: f is called.
+	Phase func(name string, f func() error) error
+	Log   *slog.Logger
 }
 
 // Endpoints are those of one node.
@@ -65,6 +70,9 @@ type Endpoints struct {
 
 // Open knows no endpoint yet: call Restore.
 func Open(o Options) *Endpoints {
+	if o.Phase == nil {
+		o.Phase = func(_ string, f func() error) error { return f() }
+	}
 	e := &Endpoints{Core: lifecycle.New(o.Lifecycle), o: o, compared: make(chan struct{})}
 	e.Auditor = &Auditor{core: e.Core, host: o.Host, changes: o.Devices, log: o.Log}
 	if o.Source != nil {
@@ -112,9 +120,20 @@ func (e *Endpoints) Compare(ctx context.Context) error {
 // Compared is closed when Compare has succeeded.
 func (e *Endpoints) Compared() <-chan struct{} { return e.compared }
 
-// Tasks are the background work. It begins with a comparison of everything, which phase
-// reports.
-func (e *Endpoints) Tasks(phase func(name string, f func() error) error) []work.Task {
+// Awaits are the comparison of devices, and pod ranges if they are not those of the configuration.
+func (e *Endpoints) Awaits() []work.Await {
+	all := []work.Await{{What: "the comparison of devices", Done: e.compared}}
+	if e.Keeper != nil {
+		all = append(all, work.Await{What: "the pod ranges of sluice-ipam", Done: e.Keeper.Known()})
+		if e.o.Overlay {
+			all = append(all, work.Await{What: "the overlay addresses of sluice-ipam", Done: e.Keeper.Overlay()})
+		}
+	}
+	return all
+}
+
+// Tasks are the background work. It begins with a comparison of everything.
+func (e *Endpoints) Tasks() []work.Task {
 	tasks := []work.Task{
 		{Name: "release", Run: e.Core.Releases},
 		{Name: "reap", Run: e.Core.Reaper.Run},
@@ -122,7 +141,7 @@ func (e *Endpoints) Tasks(phase func(name string, f func() error) error) []work.
 		{Name: "policies of endpoints", Run: func(ctx context.Context) error { return e.Core.FollowPolicies(ctx, e.o.PolicyEvents) }},
 		{Name: "kernel changes", Run: func(ctx context.Context) error {
 			// Their events wait: what changes while everything is compared is looked at afterwards.
-			if err := phase("compare devices", func() error { return e.Compare(ctx) }); err != nil {
+			if err := e.o.Phase("compare devices", func() error { return e.Compare(ctx) }); err != nil {
 				return err
 			}
 			return e.Auditor.Watch(ctx, e.o.Repair)

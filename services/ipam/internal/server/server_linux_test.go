@@ -29,6 +29,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/rpc/reasontest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -39,7 +40,15 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, ipamv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
+		"INTERNAL": "a bug",
+		"BUSY":     "it takes 1,024 calls that wait; package ipam has them",
+		// The table is shown them by TestEverySentinelHasItsCodeAndReason.
+		"CLUSTER_POOL_EXHAUSTED": "it takes an agent of the cluster's pool",
+		"CLUSTER_UNAVAILABLE":    "it takes an agent of the cluster's pool",
+	}))
+}
 
 type service struct {
 	ipamv1.IPAMServiceClient
@@ -49,6 +58,7 @@ type service struct {
 	registry  *prometheus.Registry
 	socket    string
 	stop      func() // ends the allocator, not the server
+	lost      bool   // the store is; the allocator ends by itself
 }
 
 // serve answers on a real socket. The caller of the test counts as root.
@@ -93,12 +103,12 @@ func serve(t *testing.T, o ipam.Options) *service {
 		if !stopped {
 			stopped = true
 			cancel()
-			if err := <-ran; err != nil {
+			if err := <-ran; err != nil && !(s.lost && errors.Is(err, ipam.ErrStoreLost)) {
 				t.Errorf("Run: %v", err)
 			}
 		}
 	}
-	s.IPAMServiceClient = ipamv1.NewIPAMServiceClient(dial(t, s.socket, nil))
+	s.IPAMServiceClient = ipamv1.NewIPAMServiceClient(reasontest.Record(dial(t, s.socket, nil)))
 	t.Cleanup(func() {
 		srv.Stop()
 		if err := <-served; err != nil {
@@ -359,6 +369,22 @@ func TestEveryCodeReachesTheCallerWithItsDetails(t *testing.T) {
 	s.stop()
 	if _, err := s.Release(t.Context(), &ipamv1.ReleaseRequest{Owner: owner("a")}); status.Code(err) != codes.Unavailable {
 		t.Errorf("after the end of the loop: %v", err)
+	}
+}
+
+// TestStoreThatIsLostIsNamed: the allocator says of it that the state could not be written, too.
+func TestStoreThatIsLostIsNamed(t *testing.T) {
+	s := serve(t, small())
+	s.lost = true
+	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{
+		Owner: owner("a"), RequestedAddresses: []string{"10.0.0.4"}, Families: []ipamv1.Family{ipamv1.Family_FAMILY_IPV4},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.store.Fail(func(*ipam.Changes) (bool, error) { return false, ipam.ErrStoreLost })
+	_, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: []string{"10.0.0.4"}})
+	if status.Code(err) != codes.Unavailable || !rpcerr.Is(err, ipamv1.ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN) {
+		t.Errorf("%v, want UNAVAILABLE STORAGE_UNCERTAIN", err)
 	}
 }
 

@@ -8,6 +8,7 @@ package kubectl
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,7 +31,7 @@ import (
 const (
 	// grace is what kubectl may take beside the time that the command in the pod has, which says best what hangs.
 	grace = 10 * time.Second
-	// outputLimit bounds what is kept of one run.
+	// outputLimit bounds what is kept of one run, in bytes.
 	outputLimit = 64 << 20
 	// endDelay is how long kubectl may take to end by itself.
 	endDelay = 3 * time.Second
@@ -44,6 +45,8 @@ type Client struct {
 	Namespace  string // of the DaemonSet
 	Parallel   int
 	Nodes      []string // those that were chosen; all if there are none
+
+	outputLimit int // 0: the constant of that name
 
 	inv *invocation.Invocation
 }
@@ -127,6 +130,7 @@ func (c *Client) RunFor(ctx context.Context, limit time.Duration, input []byte, 
 	timed, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(timed, c.Program, c.args(args)...)
+	outputLimit := cmp.Or(c.outputLimit, outputLimit)
 	stdout, stderr := &bounded{limit: outputLimit}, &bounded{limit: 64 << 10}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if input != nil {

@@ -213,17 +213,23 @@ func client(t *testing.T, script string) *Client {
 
 // TestOutputAboveTheLimitIsNoAnswer holds that what was cut is not taken for the whole.
 func TestOutputAboveTheLimitIsNoAnswer(t *testing.T) {
+	const limit = 100_000
+	printing := func(bytes int) *Client {
+		c := client(t, fmt.Sprintf("head -c %d /dev/zero", bytes))
+		c.outputLimit = limit
+		return c
+	}
 	for _, c := range []struct {
 		bytes int
 		err   string
-	}{{outputLimit, ""}, {outputLimit + 1, "the output is longer than 67108864 bytes"}} {
-		out, err := client(t, fmt.Sprintf("head -c %d /dev/zero", c.bytes)).Run(t.Context())
-		if len(out) != outputLimit || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+	}{{limit, ""}, {limit + 1, "the output is longer than 100000 bytes"}} {
+		out, err := printing(c.bytes).Run(t.Context())
+		if len(out) != limit || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
 			t.Errorf("%d bytes: %d are kept, %v; want %q", c.bytes, len(out), err, c.err)
 		}
 	}
 	var list struct{}
-	err := client(t, fmt.Sprintf("head -c %d /dev/zero", outputLimit+1)).Get(t.Context(), &list, "pods")
+	err := printing(limit+1).Get(t.Context(), &list, "pods")
 	if err == nil || !strings.Contains(err.Error(), "kubectl get pods: the output is longer than") {
 		t.Errorf("a list that was cut: %v", err)
 	}

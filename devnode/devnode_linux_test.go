@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -54,6 +55,7 @@ func TestMain(m *testing.M) {
 	case os.Getenv("DEVNODE_TEST_UP_CLUSTER") != "":
 		os.Exit(upClusterForTest(os.Getenv("DEVNODE_TEST_UP_CLUSTER")))
 	}
+	grace = 3 * time.Second // stand-ins end at once, or not at all
 	os.Exit(m.Run())
 }
 
@@ -566,19 +568,29 @@ func TestKernelDownEndsAServiceThatIgnoresSIGTERM(t *testing.T) {
 func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
 	t.Parallel()
 	bin := programs(t)
-	for _, service := range Services() {
-		for how, want := range map[string]string{"--fail": "this is why it failed", "--hang": service + " does not serve"} {
-			o := options(t, bin)
-			o.Args = map[string][]string{service: {how}}
-			if how == "--hang" {
-				o.StartTimeout = 3 * time.Second // enough for those that do not hang
-			}
-			_, err := Up(t.Context(), o)
-			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), service) {
-				t.Errorf("%s %s: %v, want one that says %q", service, how, err, want)
-			}
-			wantNothing(t, o.Instance)
+	attempt := func(o Options, service, how, want string) {
+		o.Args = map[string][]string{service: {how}}
+		_, err := Up(t.Context(), o)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), service) {
+			t.Errorf("%s %s: %v, want one that says %q", service, how, err, want)
 		}
+	}
+	var nodes []string
+	var hanging sync.WaitGroup // they wait at the same time
+	for _, service := range Services() {
+		o := options(t, bin)
+		o.StartTimeout = 10 * time.Second // enough for those that do not hang, also when all nodes start at once
+		nodes = append(nodes, o.Instance)
+		hanging.Go(func() { attempt(o, service, "--hang", service+" does not serve") })
+	}
+	for _, service := range Services() {
+		o := options(t, bin)
+		nodes = append(nodes, o.Instance)
+		attempt(o, service, "--fail", "this is why it failed")
+	}
+	hanging.Wait()
+	for _, node := range nodes {
+		wantNothing(t, node)
 	}
 	o := options(t, bin)
 	if err := os.Remove(executable(bin, Datapath)); err != nil {

@@ -378,6 +378,9 @@ func (n *Node) end(ctx context.Context, service string, signal unix.Signal) erro
 	return errors.Join(errs...)
 }
 
+// grace is how long a service may take to end before it is killed. Tests change it before they begin.
+var grace = 10 * time.Second
+
 // endProcess signals through a pidfd, opened before the process is looked at
 // again, so that a reused pid is never hit.
 func (n *Node) endProcess(ctx context.Context, pid int, service string, signal unix.Signal) error {
@@ -392,13 +395,13 @@ func (n *Node) endProcess(ctx context.Context, pid int, service string, signal u
 	if n.serviceOf(pid) != service {
 		return nil
 	}
-	grace, cancel := context.WithTimeout(ctx, 10*time.Second)
+	patient, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	for _, s := range slices.Compact([]unix.Signal{signal, unix.SIGKILL}) {
 		if err := unix.PidfdSendSignal(fd, s, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("signal %s (%d): %w", service, pid, err)
 		}
-		if waitForExit(grace, fd) {
+		if waitForExit(patient, fd) {
 			return nil
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
@@ -26,6 +27,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(inChild) != "" {
 		os.Exit(m.Run()) // bbolt leaves a goroutine behind: leaktest would wait for it until its patience ends
 	}
+	disktest.InMemory()
 	leaktest.Main(m)
 }
 

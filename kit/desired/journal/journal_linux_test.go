@@ -20,7 +20,10 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	disktest.InMemory()
+	leaktest.Main(m)
+}
 
 // object is what the tests keep. Its record is the text behind the revision.
 type object struct {

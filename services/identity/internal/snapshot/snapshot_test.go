@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
@@ -27,7 +28,10 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	disktest.InMemory()
+	leaktest.Main(m)
+}
 
 const otherBoot = "99999999-2222-3333-4444-555555555555"
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/store/storetest"
@@ -23,7 +24,10 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/test/ipamtest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	disktest.InMemory()
+	leaktest.Main(m)
+}
 
 func TestStorePassesTheSuite(t *testing.T) {
 	dirs := map[ipam.Store]string{}

@@ -16,13 +16,17 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/store"
 	"github.com/sluice-net/sluice/kit/store/storetest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	disktest.InMemory()
+	leaktest.Main(m)
+}
 
 // open returns the journal and, by name, what it replayed.
 func open(t testing.TB, dir string) (j *Journal, got map[string]string, cached bool, err error) {

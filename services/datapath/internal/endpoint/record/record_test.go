@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
@@ -22,7 +23,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	disktest.InMemory()
+	leaktest.Main(m)
+}
 
 func sample() endpoint.Record {
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}

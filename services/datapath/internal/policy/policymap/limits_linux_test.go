@@ -71,6 +71,7 @@ func intact(t testing.TB, j kerneltest.Evaluator, id nodetable.ID, when string) 
 // figures, nothing of it remains, the tables that are there evaluate as before,
 // and when some of them have gone there is room again.
 func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
+	t.Parallel()
 	manyNodes := func(n int) func(i uint64) nodetable.Content {
 		return func(i uint64) nodetable.Content {
 			c := smallTable(i)
@@ -132,6 +133,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.full, func(t *testing.T) {
+			t.Parallel()
 			k := open(t, kerneltest.NewBPFFS(t))
 			j := kerneltest.NewEvaluator(t, k.pins)
 			first, err := k.DefineTable(smallTable(1 << 40))
@@ -209,6 +211,7 @@ func usage(t testing.TB, k *instance, mapName string) int {
 // TestKernelChangesInPlaceUseTheReserve fills the last tenth, that no new table
 // gets, with rows and prefixes of tables that are in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
+	t.Parallel()
 	k := open(t, kerneltest.NewBPFFS(t))
 	j := kerneltest.NewEvaluator(t, k.pins)
 	var ids []nodetable.ID
@@ -355,6 +358,7 @@ func TestKernelEqualPrefixesAreStoredOnce(t *testing.T) {
 // TestKernelAuditRepairsTables damages each part of a table behind the
 // kernel's back.
 func TestKernelAuditRepairsTables(t *testing.T) {
+	t.Parallel()
 	k := open(t, kerneltest.NewBPFFS(t))
 	c := smallTable(0)
 	c.HasAddresses = true

@@ -519,6 +519,7 @@ func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Evaluator, r *ra
 // TestKernelTablesAreWhatWasWritten carries random changes out on the maps and
 // on a plain model, and starts anew now and then.
 func TestKernelTablesAreWhatWasWritten(t *testing.T) {
+	t.Parallel()
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
 	j := kerneltest.NewEvaluator(t, k.pins) // the next process adopts its maps
@@ -633,6 +634,7 @@ var errKilled = errors.New("killed")
 // what they held before the change or after it, and nothing else; before the
 // restart no table that was there has a third verdict.
 func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
+	t.Parallel()
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
 	j := kerneltest.NewEvaluator(t, k.pins) // the next process adopts its maps
@@ -707,6 +709,7 @@ func oldOrNew(t testing.TB, j kerneltest.Evaluator, r *randomTable, before, afte
 // TestKernelAFailedWriteLeavesTheMapsBitForBit makes each write of random
 // changes fail once; what was written before it is taken back.
 func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
+	t.Parallel()
 	k := open(t, kerneltest.NewBPFFS(t))
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -5,7 +5,7 @@
 // policy engine to standard output, for tests of another implementation of the
 // lookup: length-delimited frames of proto/sluice/policyvector/v1.
 //
-//	policy-vectors vectors [DIR]
+//	policy-vectors vectors [-every N] [DIR]
 //	policy-vectors random [-n PAIRS] [-seed S]
 package main
 
@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/vectors/frames"
 )
 
-const usage = `usage: policy-vectors vectors [DIR]
+const usage = `usage: policy-vectors vectors [-every N] [DIR]
        policy-vectors random [-n PAIRS] [-seed S]
 
 Frames go to standard output, figures to standard error. DIR is that of
@@ -41,8 +41,12 @@ func run(args []string) int {
 	var write func() (frames.Figures, error)
 	switch args[0] {
 	case "vectors":
+		every := set.Int("every", 1, "ask every N-th probe")
 		if set.Parse(args[1:]) != nil || set.NArg() > 1 {
 			return 2
+		}
+		if *every <= 0 {
+			return fail(2, "-every %d: want at least 1", *every)
 		}
 		dir := set.Arg(0)
 		if dir == "" {
@@ -51,7 +55,7 @@ func run(args []string) int {
 		if dir == "" {
 			dir = filepath.Join("services", "policy", "testdata", "policy-vectors")
 		}
-		write = func() (frames.Figures, error) { return frames.Vectors(os.Stdout, dir) }
+		write = func() (frames.Figures, error) { return frames.Vectors(os.Stdout, dir, *every) }
 	case "random":
 		pairs := set.Int("n", 50000, "pairs")
 		seed := set.Uint64("seed", 0, "seed")

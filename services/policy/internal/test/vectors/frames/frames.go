@@ -49,6 +49,8 @@ type writer struct {
 	size     int
 	figures  Figures
 	err      error
+	every    int // which probes of vectors are asked
+	probes   int // that were seen
 }
 
 func newWriter(w io.Writer) *writer { return &writer{out: bufio.NewWriterSize(w, 1<<20)} }

@@ -243,7 +243,7 @@ func directory(t *testing.T, files ...string) string {
 func TestAStreamOfVectorsAnswersItself(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	figures, err := Vectors(&out, directory(t, "kcnp.jsonl.gz", "npa-conformance.jsonl.gz", "validation.jsonl.gz"))
+	figures, err := Vectors(&out, directory(t, "kcnp.jsonl.gz", "npa-conformance.jsonl.gz", "validation.jsonl.gz"), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,10 +253,31 @@ func TestAStreamOfVectorsAnswersItself(t *testing.T) {
 	}
 }
 
+// TestAStreamOfSomeProbesAnswersItself holds that what is left out is asked nothing of, and nothing else changes.
+func TestAStreamOfSomeProbesAnswersItself(t *testing.T) {
+	t.Parallel()
+	const every = 5
+	dir := directory(t, "npa-conformance.jsonl.gz")
+	all, err := Vectors(io.Discard, dir, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	figures, err := Vectors(&out, dir, every)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, questions, _, _, _ := readAll(t, &out)
+	if questions != figures.Questions || questions < all.Questions/every/2 || questions > 2*all.Questions/every {
+		t.Errorf("%d questions were read, %d written; want about one in %d of %d", questions, figures.Questions, every,
+			all.Questions)
+	}
+}
+
 func TestADirectoryWithoutQuestionsIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, files := range [][]string{nil, {"validation.jsonl.gz"}} {
-		if _, err := Vectors(io.Discard, directory(t, files...)); !errors.Is(err, ErrVectors) {
+		if _, err := Vectors(io.Discard, directory(t, files...), 1); !errors.Is(err, ErrVectors) {
 			t.Errorf("%q: %v", files, err)
 		}
 	}
@@ -300,7 +321,7 @@ func rewritten(t *testing.T, file string, change func(n int, line string) string
 func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 	t.Parallel()
 	const file = "npa-conformance.jsonl.gz"
-	all, err := Vectors(io.Discard, directory(t, file))
+	all, err := Vectors(io.Discard, directory(t, file), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +348,7 @@ func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
-			got, err := Vectors(&out, rewritten(t, file, test.change))
+			got, err := Vectors(&out, rewritten(t, file, test.change), 1)
 			if !errors.Is(err, ErrVectors) || !strings.Contains(err.Error(), file+": ") || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("the error is %v, want one with %q", err, test.want)
 			}

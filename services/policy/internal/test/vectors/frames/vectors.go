@@ -25,13 +25,16 @@ var ErrVectors = errors.New("policy vectors")
 // are the engine's, after they were compared with the vector's own. One that
 // differs, and a step that cannot be made, which ends its case, do not end the
 // rest: the error names the first of them in each file, and how many there are.
-func Vectors(out io.Writer, dir string) (Figures, error) {
+//
+// Of the probes of all cases together, every every-th is asked. Steps and tables are written all the same.
+func Vectors(out io.Writer, dir string, every int) (Figures, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl.gz"))
 	if err != nil {
 		return Figures{}, err
 	}
 	slices.Sort(files)
 	w := newWriter(out)
+	w.every = every
 	var failed []error
 	for _, file := range files {
 		var differ differences
@@ -92,6 +95,9 @@ func (w *writer) vectorCase(file string, c *vectors.Case, differ *differences) e
 		}
 		views := make(map[string][]question)
 		for j := range s.Probes {
+			if w.probes++; w.probes%w.every != 0 {
+				continue
+			}
 			p := &s.Probes[j]
 			sides, err := world.Sides(p)
 			if err != nil {

@@ -242,8 +242,12 @@ func TestKeysSurviveTheProcess(t *testing.T) {
 // TestPointIsNeverAheadOfTheKeys (INV-87), on a disk that is full again and again
 // and then loses power: with what changed since the point, all is there.
 func TestPointIsNeverAheadOfTheKeys(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(2) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { failAndCut(t, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			failAndCut(t, seed)
+		})
 	}
 }
 

@@ -393,6 +393,7 @@ func TestLongestReferenceIsReadAgain(t *testing.T) {
 }
 
 func TestDirectoryIsOneProcesssAtATime(t *testing.T) {
+	t.Parallel()
 	path, _ := saved(t)
 	first, err := Open(path, "n1")
 	if err != nil {

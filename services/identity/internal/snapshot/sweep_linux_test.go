@@ -28,6 +28,7 @@ import (
 // TestDamageIsReported damages each file in every way. Holds are refused; the
 // cache and the incarnation are put aside, and the service says so.
 func TestDamageIsReported(t *testing.T) {
+	t.Parallel()
 	path, _ := saved(t)
 	storetest.Sweep(t, storetest.State{
 		Dir:         path,

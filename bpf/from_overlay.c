@@ -85,7 +85,7 @@ static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct
 	if (is_tunnel_packet(p))
 		return SL_REASON_TUNNEL_PORT;
 	if (cfg_services) {
-		reason = serve(skb, p);
+		reason = handle_nodeport(skb, p);
 		if (reason != SL_REASON_FORWARDED_TO_STACK || p->translated)
 			return reason;
 	}

@@ -140,7 +140,7 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 	if (pod)
 		reason = reason ? reason : pass(skb, p, &ifindex);
 	else
-		reason = reason ? SL_REASON_FORWARDED_TO_STACK : serve(skb, p);
+		reason = reason ? SL_REASON_FORWARDED_TO_STACK : handle_nodeport(skb, p);
 	if (reason == SL_REASON_FORWARDED_TO_STACK)
 		return give_away(skb, p);
 	observe(skb, p, reason);

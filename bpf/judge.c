@@ -18,7 +18,7 @@ SEC("tc") int sluice_judge(struct __sk_buff *skb)
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &question, sizeof(question)))
 		return 2;
-	answer.reason = judge_side(&question, &answer.side);
+	answer.reason = evaluate_side(&question, &answer.side);
 	if (bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(question), &answer, sizeof(answer), 0))
 		return 2;
 	return 0;

@@ -87,7 +87,7 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	if (!cfg_native && !(skb->mark & SL_MARK_MASK) && is_outer(skb))
 		return TC_ACT_UNSPEC;
 	/* our own answer to a packet that came by this device */
-	if (skb->mark == mark_judged(skb->ifindex))
+	if (skb->mark == mark_evaluated(skb->ifindex))
 		return TC_ACT_UNSPEC;
 	p = new_packet(SL_EGRESS);
 	if (!p)

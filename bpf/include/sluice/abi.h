@@ -777,7 +777,7 @@ struct sl_packet {
 	__u8 in_ring; /* 1: its connection begins in a ring; within_budget writes it */
 	__u8 last_fragment; /* 1: the last fragment of several; the parser writes it */
 	__u8 pad3[2];
-	__u64 src_pol; /* of both ends, as judge_sides() has read them */
+	__u64 src_pol; /* of both ends, as evaluate_sides() has read them */
 	__u64 dst_pol;
 	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));

@@ -28,7 +28,7 @@ __noinline enum sl_reason admit_once(struct __sk_buff *skb, struct sl_packet *p)
 
 	if (reason || !p)
 		return reason;
-	return judge_sides(p, SL_BOTH_SIDES);
+	return evaluate_sides(p, SL_BOTH_SIDES);
 }
 
 __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p)
@@ -44,7 +44,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 	case SL_FORGED:
 		if (p->hook == SL_EGRESS)
 			return SL_REASON_CONNECTION_INVALID;
-		return judge_sides(p, SL_BOTH_SIDES);
+		return evaluate_sides(p, SL_BOTH_SIDES);
 	case SL_RELATED_VIA_STACK:
 		/* which must translate the quotation back, too */
 		p->via_stack = 1;
@@ -55,7 +55,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 		if (!is_too_big(p) || p->hook != SL_INGRESS ||
 		    !within_rate_of(SL_RATE_TOO_BIG, SL_TOO_BIG_RATE, SL_BOUND_TOO_BIG,
 				    p->dst_slot))
-			return judge_sides(p, SL_BOTH_SIDES);
+			return evaluate_sides(p, SL_BOTH_SIDES);
 	}
 	count_connection(SL_CT_STAT_RELATED);
 	return SL_CONTINUE;
@@ -65,7 +65,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
  * Whether the connection would be allowed the other way round, too. What the
  * packet knows of its own direction stays, unless the other is denied.
  */
-static __noinline enum sl_reason judge_reverse(struct sl_packet *p)
+static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 {
 	struct sl_side egress = p->egress, ingress = p->ingress;
 	enum sl_reason reason;
@@ -73,7 +73,7 @@ static __noinline enum sl_reason judge_reverse(struct sl_packet *p)
 	__builtin_memset(&p->egress, 0, sizeof(p->egress));
 	__builtin_memset(&p->ingress, 0, sizeof(p->ingress));
 	p->reply = !p->reply;
-	reason = judge_sides(p, SL_BOTH_SIDES);
+	reason = evaluate_sides(p, SL_BOTH_SIDES);
 	if (reason)
 		return reason;
 	p->reply = !p->reply;
@@ -99,13 +99,13 @@ static __always_inline enum sl_reason pick_up(struct sl_packet *p, __u32 *flags)
 
 	if (!may_pick_up(p->src_slot) || !may_pick_up(p->dst_slot))
 		return SL_REASON_CONNECTION_INVALID;
-	reason = judge_sides(p, SL_BOTH_SIDES);
+	reason = evaluate_sides(p, SL_BOTH_SIDES);
 	if (reason)
 		return reason;
 	*flags = SL_CT_PICKED_UP;
 	egress = p->egress;
 	ingress = p->ingress;
-	if (!judge_reverse(p)) {
+	if (!evaluate_reverse(p)) {
 		*flags |= SL_CT_UNORIENTED;
 		return SL_CONTINUE;
 	}
@@ -127,9 +127,9 @@ static __always_inline enum sl_reason pick_up_revoked(struct sl_packet *p,
 	enum sl_reason reason;
 
 	p->reply = began & SL_CT_ORIG_LO ? !p->low : p->low;
-	reason = judge_sides(p, SL_BOTH_SIDES);
+	reason = evaluate_sides(p, SL_BOTH_SIDES);
 	if (!reason && began & SL_CT_UNORIENTED)
-		reason = judge_reverse(p);
+		reason = evaluate_reverse(p);
 	if (reason) {
 		if (READ_ONCE(revoked->last_s) != now)
 			*(volatile __u32 *)&revoked->last_s = now;
@@ -144,7 +144,7 @@ static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 
 {
 	p->reply = 1;
 	*flags = SL_CT_SEEN_REPLY | SL_CT_ESTABLISHED;
-	return judge_sides(p, SL_BOTH_SIDES);
+	return evaluate_sides(p, SL_BOTH_SIDES);
 }
 
 /* Whether a packet without an entry may be an answer. */
@@ -177,7 +177,7 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	if (may_answer(p, midway))
 		find_answers(p);
 	if (!midway && !p->answers) {
-		reason = judge_sides(p, SL_BOTH_SIDES);
+		reason = evaluate_sides(p, SL_BOTH_SIDES);
 		if (reason)
 			return reason;
 	} else {
@@ -332,7 +332,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 	reason = find_peer(skb, p, 0);
 	if (reason)
 		return reason;
-	reason = judge_sides(p, SL_BOTH_SIDES);
+	reason = evaluate_sides(p, SL_BOTH_SIDES);
 	if (reason)
 		return reason;
 	ct = find_connection(p);
@@ -461,9 +461,9 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		moved |= SL_SIDE_INGRESS;
 	if (READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
 		moved = SL_BOTH_SIDES;
-	reason = judge_sides(p, moved);
+	reason = evaluate_sides(p, moved);
 	if (!reason && READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
-		reason = judge_reverse(p);
+		reason = evaluate_reverse(p);
 	if (reason) {
 		terminate(p, ct);
 		return reason;

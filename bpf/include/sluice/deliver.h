@@ -108,7 +108,7 @@ deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_
  */
 static __always_inline bool is_delivered(struct __sk_buff *skb)
 {
-	if (skb->mark != mark_judged(skb->ifindex))
+	if (skb->mark != mark_evaluated(skb->ifindex))
 		return false;
 	return entered_by(skb) != SL_SLOT_NONE || is_tunnel(skb->ingress_ifindex);
 }
@@ -157,14 +157,14 @@ static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u
 		skb->tstamp = 0;
 		return (int)bpf_redirect_peer(ifindex, 0);
 	case SL_REASON_FORWARDED_TO_POD_DEVICE:
-		skb->mark = mark_judged(ifindex);
+		skb->mark = mark_evaluated(ifindex);
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return (int)bpf_redirect(ifindex, 0);
 	case SL_REASON_ANSWERED_ARP:
 	case SL_REASON_ANSWERED_NDP:
 	case SL_REASON_ANSWERED_TOO_BIG:
-		skb->mark = mark_judged(skb->ifindex);
+		skb->mark = mark_evaluated(skb->ifindex);
 		return (int)bpf_redirect(skb->ifindex, 0);
 	case SL_REASON_FORWARDED_TO_HOST:
 	case SL_REASON_FORWARDED_OUTSIDE:

@@ -6,7 +6,7 @@
 /*
  * The mark that a packet carries from our programs through the host's stack:
  *
- *   bits 31..16  of SL_MARK_JUDGED: the device that the packet is sent to
+ *   bits 31..16  of SL_MARK_EVALUATED: the device that the packet is sent to
  *   bits 15..12  free: 0x4000 and 0x8000 are kube-proxy's
  *   bits 11..8   who set the mark; docs/datapath.md lists every value and its owner
  *   bits  7..0   0
@@ -30,12 +30,12 @@
 #define SL_MARK_REMOTE 0x0300 /* from another node, and not under an address of this one's pods */
 #define SL_MARK_LOCAL 0x0900 /* firewall: forwarded from a local pod to a local pod */
 #define SL_MARK_KEYED 0x0e00 /* into the tunnel, with its key */
-#define SL_MARK_JUDGED 0x0d00 /* evaluated on both sides, for one device only */
+#define SL_MARK_EVALUATED 0x0d00 /* evaluated on both sides, for one device only */
 
 /* From sluice_from_pod to sluice_to_pod at one device. */
-static __always_inline __u32 mark_judged(__u32 ifindex)
+static __always_inline __u32 mark_evaluated(__u32 ifindex)
 {
-	return SL_MARK_JUDGED | ifindex << 16;
+	return SL_MARK_EVALUATED | ifindex << 16;
 }
 
 #endif

@@ -49,8 +49,9 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
  * A packet of which was found out whether it may pass ("reason") goes on to its backend,
  * unless something keeps it from the way there ("obstacle").
  */
-static __always_inline enum sl_reason lead_on(struct __sk_buff *skb, struct sl_packet *p,
-					      enum sl_reason reason, enum sl_reason obstacle)
+static __always_inline enum sl_reason forward_to_backend(struct __sk_buff *skb, struct sl_packet *p,
+							 enum sl_reason reason,
+							 enum sl_reason obstacle)
 {
 	if (leads_fragments(p))
 		lead_fragments(p, reason ? SL_LEAD_NONE : SL_LEAD_ON);
@@ -65,7 +66,7 @@ static __always_inline enum sl_reason lead_on(struct __sk_buff *skb, struct sl_p
 }
 
 /* To a backend that is a pod of this node. */
-static __always_inline enum sl_reason lead_to_pod(struct __sk_buff *skb, struct sl_packet *p)
+static __always_inline enum sl_reason forward_to_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_endpoint *dst = endpoint_at(p->dst_slot);
 	enum sl_reason reason;
@@ -75,7 +76,7 @@ static __always_inline enum sl_reason lead_to_pod(struct __sk_buff *skb, struct 
 	p->dst_identity = identity_of(dst);
 	reason = admit(skb, p);
 	p->answer_mtu = dst->mtu;
-	return lead_on(skb, p, reason, needs_stack(skb, p, dst));
+	return forward_to_backend(skb, p, reason, needs_stack(skb, p, dst));
 }
 
 /* What keeps the packet from the way to its backend, as far as the stack's routes do not
@@ -95,7 +96,8 @@ static __always_inline enum sl_reason obstacle_to_node(struct __sk_buff *skb, st
 }
 
 /* To a backend that is no pod of this node: another node's, or a socket of this one. */
-static __always_inline enum sl_reason lead_away(struct __sk_buff *skb, struct sl_packet *p)
+static __always_inline enum sl_reason forward_to_remote_backend(struct __sk_buff *skb,
+								struct sl_packet *p)
 {
 	struct sl_ipcache where = ipcache_of(p->dst, p->family);
 	enum sl_reason reason;
@@ -111,7 +113,7 @@ static __always_inline enum sl_reason lead_away(struct __sk_buff *skb, struct sl
 		return reason;
 	p->node = p->dst_slot == SL_SLOT_HOST ? 0 : node_past_stack(&where);
 	reason = follow_transit(p);
-	return lead_on(skb, p, reason, obstacle_to_node(skb, p));
+	return forward_to_backend(skb, p, reason, obstacle_to_node(skb, p));
 }
 
 /* The first headers of a UDP packet without options. */
@@ -161,12 +163,13 @@ static __always_inline bool is_of_tunnel(const struct sl_packet *p)
  * What becomes of a packet that asks for no service. Neighbours may look for an address
  * of services, which this or another machine has announced.
  */
-static __always_inline enum sl_reason pass_by(struct __sk_buff *skb, struct sl_packet *p)
+static __always_inline enum sl_reason forward_non_service(struct __sk_buff *skb,
+							  struct sl_packet *p)
 {
 	struct sl_ipcache where;
 
 	/* a node port may lie among those that answers come to */
-	if (lacks_claim(skb, p))
+	if (has_no_nat_entry(skb, p))
 		return SL_REASON_CONNECTION_INVALID;
 	if (p->dst_slot != SL_SLOT_NONE || is_ndp(p) || !is_of_services(p->dst, p->family))
 		return SL_REASON_FORWARDED_TO_STACK;
@@ -179,7 +182,7 @@ static __always_inline enum sl_reason pass_by(struct __sk_buff *skb, struct sl_p
  * for. SL_REASON_FORWARDED_TO_STACK with p->translated says that it was led there, and without,
  * that it asks for none.
  */
-static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_packet *p)
+static __always_inline enum sl_reason handle_nodeport(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;
 
@@ -194,14 +197,14 @@ static __always_inline enum sl_reason serve(struct __sk_buff *skb, struct sl_pac
 		return reason;
 	reason = find_service(skb, p);
 	if (!p->translated && !reason)
-		return pass_by(skb, p);
+		return forward_non_service(skb, p);
 	if (reason)
 		return reason;
 	if (!p->unknown) /* else zone_to_backend has looked */
 		p->dst_slot = slot_of_address(p->dst, p->family);
 	if (p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST)
-		return lead_away(skb, p);
-	return lead_to_pod(skb, p);
+		return forward_to_remote_backend(skb, p);
+	return forward_to_pod(skb, p);
 }
 
 /*
@@ -246,7 +249,7 @@ static __always_inline int refuse_in_transit(struct __sk_buff *skb, struct sl_pa
 	__builtin_memcpy(p->asked, to.addr, sizeof(p->asked));
 	if (answer_sender(skb, p, SL_ANSWER_REFUSED))
 		return TC_ACT_SHOT;
-	skb->mark = mark_judged(ifindex);
+	skb->mark = mark_evaluated(ifindex);
 	return (int)bpf_redirect_neigh((int)ifindex, NULL, 0, 0);
 }
 

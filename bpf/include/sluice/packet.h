@@ -83,7 +83,7 @@ struct sl_ethernet {
 /*
  * Only untagged IPv4, IPv6 and ARP exist for pods: a tag, in the frame or
  * already taken out of it by the kernel, would reach a VLAN device of the host
- * unjudged.
+ * unevaluated.
  */
 static __always_inline enum sl_reason parse_ethernet(struct __sk_buff *skb, struct sl_packet *p)
 {

@@ -92,7 +92,7 @@ static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_dire
 	else
 		__builtin_memcpy(q->addr, p->src, sizeof(q->addr));
 	side->epoch = epoch_of(pol);
-	reason = judge_side(q, side);
+	reason = evaluate_side(q, side);
 	if (egress)
 		p->egress = *side;
 	else
@@ -119,7 +119,7 @@ static __always_inline bool read_end(__u16 slot, __u64 *pol, __u32 *identity)
 	return now != known;
 }
 
-__noinline enum sl_reason judge_sides(struct sl_packet *p, __u32 sides)
+__noinline enum sl_reason evaluate_sides(struct sl_packet *p, __u32 sides)
 {
 	enum sl_reason reason = SL_CONTINUE;
 

@@ -79,7 +79,7 @@ static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_pack
  * makes the claim again. What others translate has no socket either: packets that come
  * from elsewhere are the stack's.
  */
-static __always_inline bool lacks_claim(struct __sk_buff *skb, const struct sl_packet *p)
+static __always_inline bool has_no_nat_entry(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end remote = { .port = p->sport }, local = { .port = p->dport };
 	struct sl_ipcache where;

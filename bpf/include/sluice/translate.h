@@ -231,7 +231,7 @@ static __always_inline __u32 front_here(const struct sl_fe *fe)
 /* Whether the packet is to an address of the node, which node ports answer at. */
 static __always_inline bool is_to_node(const struct sl_packet *p)
 {
-	if (SL_FROM_OUTSIDE) /* serve has looked */
+	if (SL_FROM_OUTSIDE) /* handle_nodeport has looked */
 		return p->dst_slot == SL_SLOT_HOST;
 	return slot_of_address(p->dst, p->family) == SL_SLOT_HOST;
 }

@@ -276,7 +276,7 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
  * redirect to a proxy that is not there; damage does not pass, nor what is for an
  * endpoint that is cut off, which no policy denies.
  */
-__noinline enum sl_reason judge_side(const struct sl_question *q, struct sl_side *side)
+__noinline enum sl_reason evaluate_side(const struct sl_question *q, struct sl_side *side)
 {
 	enum sl_reason reason;
 

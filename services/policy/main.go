@@ -24,6 +24,7 @@ import (
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
@@ -46,7 +47,7 @@ func main() {
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
-	sources := []string{owner.SourceIdentity}
+	sources := []string{source.Identity}
 	if cfg.Sources.Directory != "" {
 		sources = append(sources, managed.SourceFile)
 	}
@@ -114,7 +115,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("waiting labels", func(ctx context.Context) error {
 		return identities.AdmitNarrowing(ctx, conn, o.Narrows, p.Log)
 	})
-	p.Go("identities", identities.NewIdentities(conn, owner.SourceIdentity, o, p.Log).Run)
+	p.Go("identities", identities.NewIdentities(conn, source.Identity, o, p.Log).Run)
 	if cfg.Sources.Directory != "" {
 		failed := func(ctx context.Context, why error) error { return o.SourceFailed(ctx, managed.SourceFile, why) }
 		files := directory.New(cfg.Sources.Directory, "policies", o.Feed(managed.SourceFile), failed, p.Log)

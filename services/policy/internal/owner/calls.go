@@ -212,9 +212,9 @@ func (o *Owner) managed() *managed.Objects[policy.Key] {
 // configured reports whether a source is configured.
 func (o *Owner) configured(source string) bool { return o.sources[source] != nil }
 
-// foreign reports whether a policy belongs to a source other than "grpc".
+// foreign reports whether a policy belongs to a source whose policies calls may not change.
 func (o *Owner) foreign(p *Policy) bool {
-	return p.Source != managed.SourceGRPC && o.configured(p.Source)
+	return !p.source().Calls && o.configured(p.Source)
 }
 
 // changed makes a change of the source "grpc", which the owner finds with

@@ -39,7 +39,7 @@ func (o *Owner) nameState() error {
 
 // sourceName is how subscribers remember where a policy came from.
 func sourceName(p *Policy) string {
-	if p.Source == managed.SourceGRPC && p.Manager != "" {
+	if p.source().Calls && p.Manager != "" {
 		return p.Source + "/" + p.Manager
 	}
 	return p.Source
@@ -57,7 +57,7 @@ func (o *Owner) refreshState() {
 		has[sourceName(p)] = struct{}{}
 	}
 	for name, s := range o.sources {
-		if s.synced && name != managed.SourceGRPC { // nothing lists what people apply
+		if s.synced && !s.Calls { // nothing lists what people apply
 			complete[name] = struct{}{}
 		}
 	}

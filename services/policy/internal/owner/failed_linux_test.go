@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
@@ -30,7 +28,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/query"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"golang.org/x/sys/unix"
 )
 
 // residents are pods of two namespaces, by number, and the world.
@@ -241,7 +241,7 @@ func TestFailedChangeNeverOpens(t *testing.T) {
 			c := &clock{now: time.Unix(2_000_000, 0)}
 			root := t.TempDir()
 			dir := filepath.Join(root, "policy")
-			sources := []string{SourceIdentity, managed.SourceKubernetes}
+			sources := []string{source.Identity, managed.SourceKubernetes}
 			limits := func(cfg *Config) { cfg.Now, cfg.MaxPolicies, cfg.MaxManifestBytes = c.Now, 14, 300_000 }
 			// The model has what the source wants, and room for it.
 			m, _ := runWith(t, t.TempDir(), sources)

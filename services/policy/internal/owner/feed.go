@@ -13,10 +13,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
 // Feed is a source that lists everything it has, again and again.
@@ -182,6 +182,7 @@ func (l *listing) edit() edit {
 func (o *Owner) compare(l *listing) {
 	l.bad = make(map[string]refused)
 	l.fresh, l.gone, l.unfolded, l.spaces = nil, nil, nil, nil
+	from := source.Of(l.source)
 	if l.deltas {
 		for origin, r := range o.sources[l.source].refused {
 			if l.files[origin] == nil && !l.without(origin) {
@@ -228,7 +229,7 @@ func (o *Owner) compare(l *listing) {
 			if why == "" {
 				continue
 			}
-			if l.source != managed.SourceFile {
+			if !from.Files {
 				l.bad[origin] = refused{key: d.Object.Key, err: why}
 				break
 			}
@@ -263,12 +264,12 @@ func (o *Owner) compare(l *listing) {
 	}
 	look := func(k policy.Key, p *Policy) {
 		if k.Kind == policy.KindNamespaceIsolation {
-			if l.source == managed.SourceKubernetes {
+			if from.Folds {
 				l.spaces = append(l.spaces, k)
 			}
 			return
 		}
-		if _, ok := o.folded[k]; ok && l.source == managed.SourceKubernetes && l.without(k.String()) {
+		if _, ok := o.folded[k]; ok && from.Folds && l.without(k.String()) {
 			l.unfolded = append(l.unfolded, k)
 		}
 		if p == nil || p.Source != l.source || taken[k] != "" {
@@ -331,7 +332,7 @@ func (o *Owner) took(l *listing) {
 	}
 	src.refused = l.bad
 	switch {
-	case l.source == managed.SourceFile:
+	case src.Files:
 		o.tookFiles(src, l)
 	case l.complete():
 		o.completed(l.source)

@@ -41,7 +41,7 @@ func (o *Owner) isolates(p *Policy) bool {
 // folds reports whether the isolation of its namespace can stand for a policy. Policies of
 // files and of the whole cluster are kept one by one: only administrators write them.
 func (p *Policy) folds() bool {
-	return p.Source == managed.SourceKubernetes && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
+	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
 }
 
 // asksIsolation is what a policy needs that isolates what it selects.
@@ -87,7 +87,7 @@ func (o *Owner) isolateNamespaces(p *plan, listed []policy.Key) {
 		ends[k] = true
 		change[k.Namespace] += 0
 	}
-	source := o.sources[managed.SourceKubernetes]
+	all := o.foldingListed()
 	for namespace, n := range change {
 		k := namespaceIsolation(namespace)
 		p.places = append(p.places, o.placed(k))
@@ -96,11 +96,22 @@ func (o *Owner) isolateNamespaces(p *plan, listed []policy.Key) {
 			x := o.isolation(k)
 			o.ledger.Restore(k, o.asks(x), true)
 			p.puts = append(p.puts, x)
-		case left == 0 && o.policies[k] != nil && (ends[k] || source != nil && source.synced):
+		case left == 0 && o.policies[k] != nil && (ends[k] || all):
 			o.ledger.Delete(k)
 			p.gone = append(p.gone, k)
 		}
 	}
+}
+
+// foldingListed reports whether the sources whose policies are folded were complete once.
+func (o *Owner) foldingListed() (all bool) {
+	for _, s := range o.sources {
+		if s.Folds && !s.synced {
+			return false
+		}
+		all = all || s.Folds
+	}
+	return all
 }
 
 // refold notes which policies are folded after a plan was carried out.

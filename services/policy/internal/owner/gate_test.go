@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -72,7 +73,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 		t.Errorf("a subscriber waits after people confirmed the policies: %v", err)
 	}
 	stop()
-	o, stop := runWith(t, t.TempDir(), []string{SourceIdentity, managed.SourceFile})
+	o, stop := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceFile})
 	if waits(t, o) {
 		t.Error("a subscriber waits without the source")
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/query"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
@@ -464,7 +465,7 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	o, stop = runWith(t, dir, []string{SourceIdentity}, hundred)
+	o, stop = runWith(t, dir, []string{source.Identity}, hundred)
 	list, _, err := o.List(t.Context(), Filter{})
 	if err != nil || len(list) != 1 || !list[0].Accepted {
 		t.Fatalf("%+v, %v; want that the policy stays", list, err)

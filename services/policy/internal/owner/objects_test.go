@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
 
@@ -98,7 +99,7 @@ func (d deltas) want(what string, want ...string) {
 }
 
 func objects(t *testing.T, dir string, change ...func(*Config)) (deltas, func()) {
-	o, stop := runWith(t, dir, []string{SourceIdentity, managed.SourceFile, managed.SourceKubernetes}, change...)
+	o, stop := runWith(t, dir, []string{source.Identity, managed.SourceFile, managed.SourceKubernetes}, change...)
 	return deltas{o.Objects(managed.SourceKubernetes), t}, stop
 }
 
@@ -285,7 +286,7 @@ func settle(t *testing.T, o *Owner, c *clock) {
 }
 
 func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
-	o, _ := runWith(t, t.TempDir(), []string{SourceIdentity, managed.SourceKubernetes})
+	o, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceKubernetes})
 	d := deltas{o.Objects(managed.SourceKubernetes), t}
 	if err := o.CompleteIdentities(t.Context(), map[identity.Numeric]struct{}{}); err != nil {
 		t.Fatal(err)

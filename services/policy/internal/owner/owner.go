@@ -40,6 +40,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -49,10 +50,6 @@ var (
 	beforeJournal = fault.Register("policy/change/before-journal")
 	beforeAnswer  = fault.Register("policy/change/before-answer")
 )
-
-// SourceIdentity is the source of identities, beside the sources of policies in package
-// managed.
-const SourceIdentity = "identity"
 
 // Config is fixed for the life of an owner.
 type Config struct {
@@ -77,18 +74,20 @@ type Config struct {
 	Stream stream.Limits
 	Log    *slog.Logger
 	Now    func() time.Time
-	// Directory is where the files of managed.SourceFile are. Subscribers wait until they were
+	// Directory is where the policies of the source of files are. Subscribers wait until they were
 	// read once, unless it is empty.
 	Directory string
-	// Managers of managed.SourceGRPC have to complete once before subscribers are served.
+	// Managers of calls have to complete once before subscribers are served.
 	Managers []string
 	// Processor is the processor time of the thread that Run is locked to; nil: that
 	// is not measured.
 	Processor func() time.Duration
 }
 
-// source is what the owner knows of one.
-type source struct {
+// sourceState is what the owner knows of one.
+type sourceState struct {
+	source.Source
+
 	synced  bool
 	err     string
 	refused map[string]refused // by origin
@@ -147,8 +146,8 @@ type Owner struct {
 	leveling    bool           // the limits are being divided
 	leveled     chan struct{}  // closed and replaced when they were
 	tasks       sync.WaitGroup // goroutines of Run
-	sources     map[string]*source
-	managers    map[string]bool // those of managed.SourceGRPC that completed in this run
+	sources     map[string]*sourceState
+	managers    map[string]bool // those of calls that completed in this run
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       *names.Table
@@ -182,7 +181,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
 		policies: make(map[policy.Key]*Policy),
-		sources:  map[string]*source{managed.SourceGRPC: {synced: true}}, managers: make(map[string]bool),
+		sources:  map[string]*sourceState{managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true}}, managers: make(map[string]bool),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
@@ -191,7 +190,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		problems: make(map[string]string), readied: make(chan struct{}),
 	}
 	for _, s := range sources {
-		o.sources[s] = &source{refused: make(map[string]refused)}
+		o.sources[s] = &sourceState{Source: source.Of(s), refused: make(map[string]refused)}
 	}
 	config.Engine.Events = func(ev policytable.Step) { o.pending = append(o.pending, ev) }
 	guarantees := config.Tenants.Settings().Guarantees
@@ -382,7 +381,7 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 		if why != nil {
 			s.err = why.Error()
 		}
-		if name == managed.SourceFile {
+		if s.Files {
 			o.directoryFailed(s)
 		}
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // run starts an owner on a state directory; the function it returns stops it.
 func run(t testing.TB, dir string, change ...func(*Config)) (*Owner, func()) {
 	t.Helper()
-	return runWith(t, dir, []string{SourceIdentity, managed.SourceFile}, change...)
+	return runWith(t, dir, []string{source.Identity, managed.SourceFile}, change...)
 }
 
 func runWith(t testing.TB, dir string, sources []string, change ...func(*Config)) (*Owner, func()) {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
 // Policy is a policy in force, or one of an earlier run that is not understood
@@ -26,7 +27,7 @@ type Policy struct {
 	Key      policy.Key
 	Source   string
 	Origin   string
-	Manager  string // that brought it, of managed.SourceGRPC
+	Manager  string // that brought it by a call
 	Manifest []byte
 	Revision uint64
 	Updated  time.Time
@@ -57,6 +58,9 @@ type Policy struct {
 	// heldLabels are those of that form if the policy is a group.
 	heldLabels label.Set
 }
+
+// source is where the policy comes from.
+func (p *Policy) source() source.Source { return source.Of(p.Source) }
 
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object.Key.Kind != "" }

@@ -62,7 +62,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 					k = key // its place says less
 				}
 			}
-			if !takes(k) || f.Manager != nil && (p.Source != managed.SourceGRPC || p.Manager != *f.Manager) {
+			if !takes(k) || f.Manager != nil && (!p.source().Calls || p.Manager != *f.Manager) {
 				continue
 			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
@@ -116,7 +116,7 @@ func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out
 	return out
 }
 
-func (s *source) refusal(origin string) (refused, bool) {
+func (s *sourceState) refusal(origin string) (refused, bool) {
 	if s == nil {
 		return refused{}, false // a source of an earlier configuration
 	}
@@ -349,7 +349,7 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 	}
 	for _, p := range o.policies {
 		st := states[place{source: p.Source}]
-		if p.Source == managed.SourceGRPC {
+		if p.source().Calls {
 			st = manager(p.Manager)
 		}
 		if st != nil && p.Broken == "" && p.Exceeds == "" {

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
@@ -53,7 +54,7 @@ func BenchmarkRestart(b *testing.B) {
 			dir := b.TempDir()
 			config := town(b, dir, synthetic.Shape{Namespaces: 200, Apps: 50, Policies: policies, Subjects: 500})
 			for b.Loop() {
-				o, err := New(config, dir, []string{SourceIdentity})
+				o, err := New(config, dir, []string{source.Identity})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -62,7 +61,7 @@ func (o *Owner) asks(p *Policy) shares.Object {
 		Order: shares.Order{
 			Created: p.Created, Namespace: p.Key.Namespace, Name: p.Key.Name, UID: cmp.Or(p.UID, p.Key.Kind),
 		},
-		Local: p.Source != managed.SourceKubernetes,
+		Local: !p.source().Shared,
 		Units: units,
 	}
 }
@@ -190,9 +189,9 @@ func (o *Owner) deliverAgain() {
 // was accepted.
 func (o *Owner) created(p, old *Policy) time.Time {
 	switch {
-	case p.Source == managed.SourceKubernetes:
+	case p.source().Stamped:
 		return p.Created
-	case old != nil && old.Source != managed.SourceKubernetes:
+	case old != nil && !old.source().Stamped:
 		return old.Created
 	}
 	return p.Updated.Truncate(time.Second)
@@ -236,7 +235,7 @@ func (p *Policy) hold(old *Policy) {
 		p.heldLabels, p.heldText = old.object.Group.Labels, policy.Reduced(p.Key, old.Manifest, maxReduced)
 	case old.Exceeds == "" && old.Broken == "":
 		p.held, p.heldText = isolationOf(old.object.Specs), old.Manifest
-		if p.Source == managed.SourceKubernetes {
+		if p.source().Redelivers {
 			p.heldText = policy.Reduced(p.Key, old.Manifest, maxReduced)
 		}
 	default:
@@ -263,7 +262,7 @@ func (o *Owner) restoreHeld(p *Policy, text []byte) {
 // isolate replaces what a policy does by the isolation of what it selects.
 func (o *Owner) isolate(p *Policy, why string) {
 	p.Exceeds = why
-	if p.Source == managed.SourceKubernetes && len(p.Manifest) > maxReduced {
+	if p.source().Redelivers && len(p.Manifest) > maxReduced {
 		sum := sha256.Sum256(p.Manifest)
 		p.size, p.sum = len(p.Manifest), sum[:]
 		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
@@ -367,7 +366,7 @@ func (o *Owner) listed() bool { return o.listedWith("") }
 // listedWith is listed for the time when a source is complete, too.
 func (o *Owner) listedWith(source string) bool {
 	for name, s := range o.sources {
-		if name != SourceIdentity && name != source && !s.synced {
+		if s.Policies && name != source && !s.synced {
 			return false
 		}
 	}
@@ -459,7 +458,7 @@ func (o *Owner) says(p *Policy, d decode.Decoded) bool {
 	case p.Exceeds == "" && p.Broken != d.Object.Isolates:
 		return false
 	}
-	if p.Source == managed.SourceKubernetes && (!p.Created.Equal(d.Created) || p.UID != d.UID) {
+	if p.source().Stamped && (!p.Created.Equal(d.Created) || p.UID != d.UID) {
 		p.Created, p.UID = d.Created, d.UID
 		o.ledger.Restore(p.Key, o.asks(p), o.ledger.Admitted(p.Key))
 	}

@@ -25,19 +25,20 @@ func managerSource(manager string) string { return managed.SourceGRPC + "/" + ma
 // awaited are the sources for which subscribers wait: those that bring policies.
 func (o *Owner) awaited(sources []string) (out []initialsync.Source) {
 	for _, name := range sources {
-		switch name {
-		case managed.SourceKubernetes:
+		switch s := o.sources[name]; {
+		case !s.Policies || s.Calls:
+		case !s.Files:
 			out = append(out, initialsync.Source{Name: name})
-		case managed.SourceFile:
+		default:
 			if o.config.Directory == "" {
 				continue
 			}
-			s := initialsync.Source{Name: name, Whole: true}
+			g := initialsync.Source{Name: name, Whole: true}
 			for _, p := range o.policies {
-				s.Brought = s.Brought || p.Source == name
+				g.Brought = g.Brought || p.Source == name
 			}
-			out = append(out, s)
-			o.sources[name].missing = map[string]string{o.config.Directory: "is not read yet"}
+			out = append(out, g)
+			s.missing = map[string]string{o.config.Directory: "is not read yet"}
 		}
 	}
 	for _, m := range o.config.Managers {
@@ -47,7 +48,7 @@ func (o *Owner) awaited(sources []string) (out []initialsync.Source) {
 }
 
 // tookFiles notes what a listing of files lacks.
-func (o *Owner) tookFiles(src *source, l *listing) {
+func (o *Owner) tookFiles(src *sourceState, l *listing) {
 	src.err, src.missing = "", make(map[string]string)
 	skipped := make(map[string][]string)
 	for origin, f := range l.files {
@@ -76,7 +77,7 @@ func (o *Owner) tookFiles(src *source, l *listing) {
 
 // completeFiles completes the source of files if nothing is missing, nobody waits
 // for what is, or it was complete before.
-func (o *Owner) completeFiles(src *source) {
+func (o *Owner) completeFiles(src *sourceState) {
 	if !o.gate.HasListed(managed.SourceFile) {
 		for _, a := range o.gate.Accepted(managed.SourceFile) {
 			delete(src.missing, a.Part)
@@ -94,7 +95,7 @@ func (o *Owner) completeFiles(src *source) {
 }
 
 // directoryFailed notes that the directory cannot be read at all.
-func (o *Owner) directoryFailed(src *source) {
+func (o *Owner) directoryFailed(src *sourceState) {
 	if src.err == "" || o.gate.HasListed(managed.SourceFile) {
 		return
 	}
@@ -116,7 +117,7 @@ func (o *Owner) noteListed(name string) {
 }
 
 // incomplete says what is missing of a source, sorted.
-func incomplete(src *source) (out []string) {
+func incomplete(src *sourceState) (out []string) {
 	for _, part := range slices.Sorted(maps.Keys(src.missing)) {
 		out = append(out, part+": "+src.missing[part])
 	}
@@ -125,7 +126,7 @@ func incomplete(src *source) (out []string) {
 
 // state is why a source is not as it should be: why it cannot say anything, or what
 // is missing of it.
-func (s *source) state() string {
+func (s *sourceState) state() string {
 	if s.err != "" || s.synced {
 		return s.err
 	}

@@ -15,13 +15,14 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
 // fromFiles starts an owner whose subscribers wait for the files of a directory.
 func fromFiles(t *testing.T, dir string, change ...func(*Config)) (*Owner, func()) {
 	t.Helper()
 	change = append(change, func(c *Config) { c.Directory = "/etc/policies" })
-	return runWith(t, dir, []string{SourceIdentity, managed.SourceFile}, change...)
+	return runWith(t, dir, []string{source.Identity, managed.SourceFile}, change...)
 }
 
 // isolatingText is a policy that isolates the pods of an app.
@@ -198,7 +199,7 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 func TestSubscribersWaitForManagersThatAreConfigured(t *testing.T) {
 	dir := t.TempDir()
 	start := func() (*Owner, func()) {
-		return runWith(t, dir, []string{SourceIdentity}, func(c *Config) { c.Managers = []string{"argo"} })
+		return runWith(t, dir, []string{source.Identity}, func(c *Config) { c.Managers = []string{"argo"} })
 	}
 	o, stop := start()
 	if _, err := o.Complete(t.Context(), managed.Caller{Manager: "other"}, o.Incarnation()); err != nil {

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
@@ -20,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
 func policyRecord(p *Policy) record.Policy {
@@ -27,7 +27,7 @@ func policyRecord(p *Policy) record.Policy {
 		Key: record.Key(p.Key), Source: p.Source, Origin: p.Origin, Manager: p.Manager, Manifest: p.Manifest, Revision: p.Revision, Updated: p.Updated.Unix(),
 		Place: record.Place{Exceeds: p.Exceeds, Size: p.size, Sum: p.sum, Held: p.heldText},
 	}
-	if at := p.Created.Unix(); p.Source != managed.SourceKubernetes && at != r.Updated { // an API server says it again
+	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated { // a stamped object says it again
 		r.Place.Created = at
 	}
 	return r
@@ -164,12 +164,13 @@ func (o *Owner) decode(r record.Policy) *Policy {
 		return p
 	}
 	// What an earlier version took stays as that version took it.
+	from := source.Of(r.Source)
 	as := decode.Options{
 		Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
-		Held: r.Source == managed.SourceKubernetes,
+		Held: from.Accepted,
 	}
 	docs, err := as.Decode(r.Manifest)
-	if why, ok := decode.Isolating(r.Manifest); ok && r.Source == managed.SourceFile {
+	if why, ok := decode.Isolating(r.Manifest); ok && from.Files {
 		err = errors.New(why)
 	}
 	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
@@ -183,7 +184,7 @@ func (o *Owner) decode(r record.Policy) *Policy {
 	if err != nil {
 		p.Broken = err.Error()
 	}
-	if p.Source != managed.SourceKubernetes {
+	if !from.Stamped {
 		p.Created = p.Updated
 		if r.Place.Created != 0 {
 			p.Created = time.Unix(r.Place.Created, 0)

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/managed"
@@ -24,8 +22,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
+	"golang.org/x/sys/unix"
 )
 
 // onDisk runs an owner that writes to the disk, and calls f beside it. It
@@ -259,7 +259,7 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 		if all, err := o.Unenforced(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("the report with room: %q, %v", all, err)
 		}
-	}, SourceIdentity, managed.SourceFile, managed.SourceKubernetes); ran != nil {
+	}, source.Identity, managed.SourceFile, managed.SourceKubernetes); ran != nil {
 		t.Error(ran)
 	}
 }

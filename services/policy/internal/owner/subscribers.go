@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -523,7 +524,7 @@ func (o *Owner) CompleteIdentities(ctx context.Context, listed map[identity.Nume
 				return true, nil
 			}
 			o.setIdentities(nil, gone)
-			o.sources[SourceIdentity].synced, o.sources[SourceIdentity].err = true, ""
+			o.sources[source.Identity].synced, o.sources[source.Identity].err = true, ""
 			o.stateChanged = true
 			return false, nil
 		}); err != nil {

@@ -37,6 +37,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/query"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
 )
@@ -367,7 +368,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *policyv1.GetStatusRequest) (*
 }
 
 var sourceKinds = map[string]policyv1.SourceKind{
-	owner.SourceIdentity:     policyv1.SourceKind_SOURCE_KIND_IDENTITY,
+	source.Identity:          policyv1.SourceKind_SOURCE_KIND_IDENTITY,
 	managed.SourceGRPC:       policyv1.SourceKind_SOURCE_KIND_GRPC,
 	managed.SourceFile:       policyv1.SourceKind_SOURCE_KIND_FILE,
 	managed.SourceKubernetes: policyv1.SourceKind_SOURCE_KIND_KUBERNETES,

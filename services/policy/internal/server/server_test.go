@@ -25,7 +25,6 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
-	"github.com/sluice-net/sluice/kit/rpc/reasontest"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -36,6 +35,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -95,7 +95,7 @@ func (s *service) start(opts ...option) {
 	for _, o := range opts {
 		o(&cfg)
 	}
-	o, err := owner.New(cfg, s.state, append([]string{owner.SourceIdentity}, s.sources...))
+	o, err := owner.New(cfg, s.state, append([]string{source.Identity}, s.sources...))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func (s *service) start(opts ...option) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.PolicyServiceClient, s.shares = policyv1.NewPolicyServiceClient(reasontest.Record(conn)), sharesv1.NewSharesServiceClient(conn)
+	s.PolicyServiceClient, s.shares = policyv1.NewPolicyServiceClient(conn), sharesv1.NewSharesServiceClient(conn)
 	s.owner = o
 	s.stop = sync.OnceFunc(func() {
 		conn.Close()

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
 	tables "github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
@@ -60,7 +61,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		Rules:  rule.Options{Cluster: synthetic.Name, LocalClusterOnly: true},
 		Linger: time.Minute, MaxPolicies: 40_000, MaxManifestBytes: 256 << 20, MaxNames: 4096, MaxAddresses: 65_536,
 		Stream: tables.Defaults(), Log: slog.New(slog.DiscardHandler), Processor: processorTime,
-	}, dir, []string{owner.SourceIdentity, managed.SourceFile})
+	}, dir, []string{source.Identity, managed.SourceFile})
 	if err != nil {
 		return nil, err
 	}

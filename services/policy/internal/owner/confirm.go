@@ -34,7 +34,7 @@ func (o *Owner) nameState() error {
 		return nil
 	}
 	rand.Read(o.stateID[:]) //nolint:errcheck // never fails
-	return o.journal.Commit(o.ctx, record.Change{State: record.StateName(hex.EncodeToString(o.stateID[:]))})
+	return o.storage.journal.Commit(o.ctx, record.Change{State: record.StateName(hex.EncodeToString(o.stateID[:]))})
 }
 
 // sourceName is how subscribers remember where a policy came from.

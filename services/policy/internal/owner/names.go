@@ -61,7 +61,7 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	if len(fresh) > 0 {
 		learnt := []engine.Name{{Name: name, Addrs: fresh}}
 		if err := o.apply(engine.Change{Learn: learnt}); err != nil {
-			o.problem("learned addresses", o.apply(engine.Change{Forget: learnt}))
+			o.problems.note("learned addresses", o.apply(engine.Change{Forget: learnt}))
 			o.barrier.Address++
 			return err
 		}
@@ -70,7 +70,7 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 	wake, changed := o.names.Add(name, addrs, ttl, now)
 	o.wakeAt(wake)
 	if changed {
-		o.save(o.names.Record(name))
+		o.storage.save(o.ctx, o.names.Record(name))
 	}
 	return nil
 }
@@ -81,14 +81,14 @@ func (o *Owner) forget(gone []engine.Name) {
 		return
 	}
 	o.barrier.Address++
-	o.problem("learned addresses", o.apply(engine.Change{Forget: gone}))
+	o.problems.note("learned addresses", o.apply(engine.Change{Forget: gone}))
 	var rec record.Cache
 	for _, n := range gone {
 		r := o.names.Record(n.Name)
 		rec.Names = append(rec.Names, r.Names...)
 		rec.GoneNames = append(rec.GoneNames, r.GoneNames...)
 	}
-	o.save(rec)
+	o.storage.save(o.ctx, rec)
 }
 
 // HoldAddresses keeps addresses whose time is over and that connections use, of those that

@@ -13,6 +13,7 @@
 package owner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,11 +24,9 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
-	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/fault"
-	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -38,7 +37,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
-	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
@@ -119,7 +117,7 @@ type Owner struct {
 	config  Config
 	engine  *engine.Engine
 	stream  *stream.Log
-	journal *record.Journal
+	storage *storage
 	loop    *loop.Loop
 	// questions is held for the question that compiles beside the engine.
 	questions *loop.Lock
@@ -151,10 +149,9 @@ type Owner struct {
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       *names.Table
-	problems    map[string]string
+	problems    *problems
 	sweepAt     time.Time
-	retryAt     time.Time // when to write the state again; zero if all is written
-	restored    bool      // there was state of this boot
+	restored    bool // there was state of this boot
 
 	stateID      stream.StateID
 	confirmed    bool   // by an operator, in this run
@@ -187,7 +184,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
 		folded: make(map[policy.Key]struct{}), foldedIn: make(map[string]int), again: make(map[policy.Key]struct{}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
-		problems: make(map[string]string), readied: make(chan struct{}),
+		problems: newProblems(config.Log), readied: make(chan struct{}),
 	}
 	for _, s := range sources {
 		o.sources[s] = &sourceState{Source: source.Of(s), refused: make(map[string]refused)}
@@ -215,7 +212,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	var err error
 	if o.gate, err = initialsync.New(dir, o.stateID, o.awaited(sources)); err != nil {
-		return nil, errors.Join(err, o.journal.Close())
+		return nil, errors.Join(err, o.storage.journal.Close())
 	}
 	o.stateChanged = true
 	o.publish()
@@ -224,7 +221,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 }
 
 // Close gives the state directory back. Run must have returned.
-func (o *Owner) Close() error { return o.journal.Close() }
+func (o *Owner) Close() error { return o.storage.journal.Close() }
 
 // Run owns the state until the context ends.
 func (o *Owner) Run(ctx context.Context) error {
@@ -233,7 +230,7 @@ func (o *Owner) Run(ctx context.Context) error {
 	return o.loop.Run(ctx, loop.Work{
 		Pause: o.pause, Sweep: o.sweep, SweepAs: opSweep,
 		Wake: o.tenants, Woken: o.assign, WokenAs: opLevel,
-		Fatal: func() error { return o.fatal },
+		Fatal: func() error { return cmp.Or(o.fatal, o.storage.lost) },
 		Stop:  o.saveSubscribers,
 	})
 }
@@ -241,7 +238,7 @@ func (o *Owner) Run(ctx context.Context) error {
 // pause is the time until something has to be done without being asked.
 func (o *Owner) pause() time.Duration {
 	next := time.Hour
-	for _, at := range []time.Time{o.retryAt, o.sweepAt, o.levelAt()} {
+	for _, at := range []time.Time{o.storage.retryAt, o.sweepAt, o.levelAt()} {
 		if !at.IsZero() {
 			next = min(next, max(0, at.Sub(o.config.Now())))
 		}
@@ -275,61 +272,6 @@ func (o *Owner) apply(c engine.Change) error {
 	return nil
 }
 
-// retryStorage is how long the owner waits before it tries the disk again.
-const retryStorage = time.Second
-
-// save writes a change that no caller waits for. What cannot be written now is
-// written as soon as that works.
-func (o *Owner) save(c record.Cache) { o.stored(o.journal.Note(o.ctx, c.Records())) }
-
-// commit makes a staged change count, which has to be so on the disk before it
-// is answered.
-func (o *Owner) commit(s *record.Staged) error {
-	end := o.loop.Part(opCommit)
-	err := s.Commit(o.ctx)
-	end()
-	if err != nil {
-		o.stored(err)
-		return fmt.Errorf("%w: %w", failure.ErrStorage, err)
-	}
-	o.stored(nil)
-	return nil
-}
-
-// stored notes how a write of the state went, and whether another one still has
-// to be tried again.
-func (o *Owner) stored(err error) {
-	if p := o.journal.Problem(); p != nil {
-		err = p
-	}
-	o.retryAt = time.Time{}
-	if err != nil {
-		o.retryAt = o.config.Now().Add(retryStorage)
-	}
-	o.problem(partStorage, err)
-	if errors.Is(err, journal.ErrLost) {
-		o.fatal = err
-	}
-}
-
-// partStorage is the part of a problem that is the disk's.
-const partStorage = "storage"
-
-// problem notes what is wrong, for the status and, when it is news, the log;
-// nil takes it back.
-func (o *Owner) problem(what string, err error) {
-	if err == nil {
-		delete(o.problems, what)
-		return
-	}
-	text := err.Error()
-	if o.problems[what] == text {
-		return
-	}
-	o.problems[what] = text
-	o.config.Log.Error("policy is not as it should be", "part", what, log.Err(err))
-}
-
 // wakeAt makes sure that sweep runs then; zero: never.
 func (o *Owner) wakeAt(t time.Time) {
 	if !t.IsZero() && (o.sweepAt.IsZero() || t.Before(o.sweepAt)) {
@@ -340,9 +282,7 @@ func (o *Owner) wakeAt(t time.Time) {
 // sweep does what is due.
 func (o *Owner) sweep() {
 	now := o.config.Now()
-	if !o.retryAt.IsZero() && !o.retryAt.After(now) {
-		o.stored(o.journal.Flush())
-	}
+	o.storage.retry(now)
 	if at := o.levelAt(); !at.IsZero() && !at.After(now) {
 		o.leveling = true
 		o.tasks.Go(func() { o.level(o.ctx) })

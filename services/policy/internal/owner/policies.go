@@ -187,7 +187,9 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		o.barrier.Policy++
 	}
 	if err = beforeJournal.Hit(o.ctx); err == nil {
-		err = o.commit(staged)
+		end := o.loop.Part(opCommit)
+		err = o.storage.commit(o.ctx, staged)
+		end()
 	}
 	if err != nil {
 		// Nobody has seen the steps yet, and both ways together change nothing.

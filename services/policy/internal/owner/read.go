@@ -242,7 +242,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 		s := summary.Status{
 			Busy:     o.loop.Figures(),
 			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
-			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.journal.Size(),
+			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.storage.journal.Size(),
 		}
 		for _, p := range o.policies {
 			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {
@@ -302,7 +302,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			s.Subscribers = append(s.Subscribers, st)
 		}
 		slices.SortFunc(s.Subscribers, func(a, b summary.SubscriberStatus) int { return strings.Compare(a.Name, b.Name) })
-		for what, text := range o.problems {
+		for what, text := range o.problems.texts {
 			kind := summary.ProblemPolicy
 			if what == partStorage {
 				kind = summary.ProblemStorage

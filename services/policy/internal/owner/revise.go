@@ -96,7 +96,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 		})
 	}
 	if serr := r.clear(last, err != nil); serr != nil {
-		terr := o.loop.Do(last, opOther, func() { o.stored(serr) })
+		terr := o.loop.Do(last, opOther, func() { o.storage.stored(serr) })
 		if err == nil && terr == nil && errors.Is(serr, journal.ErrLost) {
 			err = fmt.Errorf("%w: %w", failure.ErrStorage, serr)
 		}
@@ -120,12 +120,12 @@ func (r *revision) begin() (out Outcome, err error) {
 	}()
 	r.record = r.plan.record(o.barrier.Policy)
 	r.prepared = o.engine.Prepare(r.plan.change)
-	if r.prepared.Mark(policiesAtOnce) || r.prepared.Subjects() > subjectsAtOnce || !o.journal.Fits(r.record) {
+	if r.prepared.Mark(policiesAtOnce) || r.prepared.Subjects() > subjectsAtOnce || !o.storage.journal.Fits(r.record) {
 		return r.edit.Outcome, nil
 	}
 	r.ended = true
-	if r.staged, err = o.journal.Stage(o.ctx, r.record); err != nil {
-		o.stored(err)
+	if r.staged, err = o.storage.journal.Stage(o.ctx, r.record); err != nil {
+		o.storage.stored(err)
 		return r.edit.Outcome, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
 	return r.finish()
@@ -133,11 +133,11 @@ func (r *revision) begin() (out Outcome, err error) {
 
 // stage writes the records, beside the owner.
 func (r *revision) stage(ctx context.Context) (err error) {
-	if r.staged, err = r.owner.journal.Stage(ctx, r.record); err == nil || ctx.Err() != nil {
+	if r.staged, err = r.owner.storage.journal.Stage(ctx, r.record); err == nil || ctx.Err() != nil {
 		return err
 	}
 	why := err
-	if err := r.owner.loop.Do(ctx, opOther, func() { r.owner.stored(why) }); err != nil {
+	if err := r.owner.loop.Do(ctx, opOther, func() { r.owner.storage.stored(why) }); err != nil {
 		return err
 	}
 	return fmt.Errorf("%w: %w", failure.ErrStorage, why)
@@ -189,7 +189,7 @@ func (r *revision) clear(ctx context.Context, failed bool) (err error) {
 		if failed {
 			err = r.staged.Discard()
 		} else {
-			err = r.owner.journal.Tidy(ctx)
+			err = r.owner.storage.journal.Tidy(ctx)
 		}
 	}
 	_ = r.repeat(ctx, func() bool { return r.prepared.Release(2 * subjectsAtOnce) })

@@ -391,7 +391,7 @@ func (o *Owner) level(ctx context.Context) {
 	// The owner answers, or is gone, and then nothing matters.
 	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
-		o.problem("shares of limits", err)
+		o.problems.note("shares of limits", err)
 		close(o.leveled)
 		o.leveled = make(chan struct{})
 	})
@@ -523,7 +523,7 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 // StorageFailure returns why the state cannot be stored; empty: it can.
 func (o *Owner) StorageFailure(ctx context.Context) (string, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (string, error) {
-		return o.problems[partStorage], nil
+		return o.storage.failure(), nil
 	})
 }
 
@@ -535,7 +535,7 @@ func (o *Owner) Unenforced(ctx context.Context) (map[policy.Key]string, error) {
 		out := make(map[policy.Key]string)
 		for k, form := range o.closed {
 			if form.of != nil { // else its object is gone
-				out[k] = "the node cannot store it: " + cmp.Or(o.problems[partStorage], "a write failed")
+				out[k] = "the node cannot store it: " + cmp.Or(o.storage.failure(), "a write failed")
 			}
 		}
 		for _, r := range o.engine.Reduced() {

@@ -113,7 +113,7 @@ func (o *Owner) completed(name string) {
 
 // noteListed tells the gate of a source that has said everything.
 func (o *Owner) noteListed(name string) {
-	o.problem("note of the first listing of "+name, o.gate.Listed(name))
+	o.problems.note("note of the first listing of "+name, o.gate.Listed(name))
 }
 
 // incomplete says what is missing of a source, sorted.

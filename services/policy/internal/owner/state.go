@@ -67,7 +67,8 @@ func (o *Owner) restore(dir string) error {
 	if err != nil {
 		return err
 	}
-	o.journal, o.barrier.Policy, o.restored = j, revision, cached
+	o.storage = newStorage(j, o.problems, o.config.Now)
+	o.barrier.Policy, o.restored = revision, cached
 	if err := o.nameState(); err != nil {
 		return errors.Join(err, j.Close())
 	}

@@ -185,7 +185,7 @@ const savePause = time.Second
 func (o *Owner) saveSubscriber(name string, s *subscriber) {
 	s.saveAt = time.Time{}
 	if s.enforces {
-		o.save(record.Cache{Subscribers: []record.Subscriber{subscriberRecord(name, s)}})
+		o.storage.save(o.ctx, record.Cache{Subscribers: []record.Subscriber{subscriberRecord(name, s)}})
 	}
 }
 
@@ -297,7 +297,7 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 	if len(c.Locate)+len(c.Vacate) > 0 {
 		o.barrier.Address++
 	}
-	o.problem("locations", o.apply(c))
+	o.problems.note("locations", o.apply(c))
 	o.addSubjects(add)
 }
 
@@ -331,7 +331,7 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 		}
 	}
 	if len(fresh) > 0 {
-		o.problem("subjects", o.apply(engine.Change{AddSubjects: fresh}))
+		o.problems.note("subjects", o.apply(engine.Change{AddSubjects: fresh}))
 	}
 }
 
@@ -339,10 +339,10 @@ func (o *Owner) addSubjects(list []identity.Numeric) {
 func (o *Owner) noteReduced() {
 	list := o.engine.Reduced()
 	if len(list) == 0 {
-		o.problem("tables", nil)
+		o.problems.note("tables", nil)
 		return
 	}
-	o.problem("tables", fmt.Errorf("%d do not have all rules: %s", len(list), list[0]))
+	o.problems.note("tables", fmt.Errorf("%d do not have all rules: %s", len(list), list[0]))
 }
 
 // Refuse notes that a subscriber did not take a table. It keeps the one before
@@ -400,7 +400,7 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	delete(o.subscribers, name)
 	o.interest(s, nil, subjects, nil, places)
 	o.stream.Forget(name)
-	o.save(record.Cache{GoneSubscribers: []string{name}})
+	o.storage.save(o.ctx, record.Cache{GoneSubscribers: []string{name}})
 }
 
 // Wait returns when every connected subscriber that enforces and has one of the
@@ -492,9 +492,9 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 		return
 	}
 	o.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
-	o.problem("identities", o.apply(c))
+	o.problems.note("identities", o.apply(c))
 	o.addSubjects(subjects)
-	o.save(rec)
+	o.storage.save(o.ctx, rec)
 }
 
 // TakeIdentities does the same, and notes the revision of the identity service up

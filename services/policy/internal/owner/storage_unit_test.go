@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/desired/journal"
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
+)
+
+func TestStorageIsTriedAgainUntilAWriteWorks(t *testing.T) {
+	j, _, _, err := record.Open(t.TempDir(), record.Contents{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	now := time.Unix(1000, 0)
+	s := newStorage(j, newProblems(log.Discard()), func() time.Time { return now })
+	s.stored(errors.New("disk full"))
+	if got := s.failure(); got != "disk full" || !s.retryAt.Equal(now.Add(retryStorage)) || s.lost != nil {
+		t.Fatalf("after a failed write: %q, next at %v, lost %v", got, s.retryAt, s.lost)
+	}
+	s.retry(now)
+	if s.failure() == "" {
+		t.Error("the disk was tried before its time")
+	}
+	s.retry(now.Add(retryStorage))
+	if got := s.failure(); got != "" || !s.retryAt.IsZero() {
+		t.Errorf("after a write that worked: %q, next at %v", got, s.retryAt)
+	}
+	s.save(t.Context(), record.Cache{Names: []record.Name{{Name: "example.com"}}})
+	if got := s.failure(); got != "" {
+		t.Errorf("a write that nobody waits for: %q", got)
+	}
+	s.stored(fmt.Errorf("write: %w", journal.ErrLost))
+	if !errors.Is(s.lost, journal.ErrLost) {
+		t.Errorf("the journal is lost, and storage has %v", s.lost)
+	}
+}
+
+func TestProblemsEndWithTheirReason(t *testing.T) {
+	p := newProblems(log.Discard())
+	p.note("tables", errors.New("too large"))
+	p.note("storage", errors.New("disk full"))
+	p.note("tables", errors.New("larger"))
+	if p.texts["tables"] != "larger" || p.texts["storage"] != "disk full" {
+		t.Errorf("got %q", p.texts)
+	}
+	p.note("tables", nil)
+	if _, there := p.texts["tables"]; there || len(p.texts) != 1 {
+		t.Errorf("a part without a problem is there: %q", p.texts)
+	}
+}

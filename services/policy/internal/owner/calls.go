@@ -204,17 +204,14 @@ func (o *Owner) managed() *managed.Objects[policy.Key] {
 				}
 			}
 		},
-		Configured: o.configured,
+		Configured: o.sources.configured,
 		Compare:    policy.Key.Compare,
 	}
 }
 
-// configured reports whether a source is configured.
-func (o *Owner) configured(source string) bool { return o.sources[source] != nil }
-
 // foreign reports whether a policy belongs to a source whose policies calls may not change.
 func (o *Owner) foreign(p *Policy) bool {
-	return !p.source().Calls && o.configured(p.Source)
+	return !p.source().Calls && o.sources.configured(p.Source)
 }
 
 // changed makes a change of the source "grpc", which the owner finds with
@@ -234,8 +231,7 @@ func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit
 				o.policies[k].named = true
 			}
 			if e.completes {
-				o.managers[c.Manager], o.stateChanged = true, true
-				o.noteListed(managerSource(c.Manager))
+				o.sources.managerCompleted(c.Manager)
 			}
 		})
 	}

@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -40,32 +39,34 @@ func (o *Owner) nameState() error {
 // sourceName is how subscribers remember where a policy came from.
 func sourceName(p *Policy) string {
 	if p.source().Calls && p.Manager != "" {
-		return p.Source + "/" + p.Manager
+		return managerSource(p.Manager)
 	}
 	return p.Source
+}
+
+// stateBasis is what stream.Barrier.State was made of: the policies, which sources are
+// complete, and whether an operator has confirmed that.
+type stateBasis struct {
+	made      bool
+	policies  uint64 // their revision
+	sources   int    // changes of which sources are complete
+	confirmed bool
 }
 
 // refreshState puts the sources of the policies, and those that are complete,
 // into the barrier.
 func (o *Owner) refreshState() {
-	if !o.stateChanged && o.stateOf == o.barrier.Policy {
+	basis := stateBasis{made: true, policies: o.barrier.Policy, sources: o.sources.changes, confirmed: o.confirmed}
+	if o.stateOf == basis {
 		return
 	}
-	o.stateChanged, o.stateOf = false, o.barrier.Policy
-	has, complete := make(map[string]struct{}), make(map[string]struct{})
+	o.stateOf = basis
+	has := make(map[string]struct{})
 	for _, p := range o.policies {
 		has[sourceName(p)] = struct{}{}
 	}
-	for name, s := range o.sources {
-		if s.synced && !s.Calls { // nothing lists what people apply
-			complete[name] = struct{}{}
-		}
-	}
-	for m := range o.managers {
-		complete[managed.SourceGRPC+"/"+m] = struct{}{}
-	}
 	now := &stream.PolicyState{
-		ID: o.stateID, Sources: slices.Sorted(maps.Keys(has)), Complete: slices.Sorted(maps.Keys(complete)), Confirmed: o.confirmed,
+		ID: o.stateID, Sources: slices.Sorted(maps.Keys(has)), Complete: o.sources.complete(), Confirmed: o.confirmed,
 	}
 	if !now.Equal(o.barrier.State) {
 		o.barrier.State = now
@@ -96,8 +97,8 @@ func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, e
 		o.config.Log.Warn("policies confirmed: subscribers that hold an earlier state take them over", "revision", out.Revision, "policies", out.Policies, "held", out.Held)
 		o.publish() // what was before has entries of its own
 		o.stream.Release()
-		o.confirmed, o.stateChanged = true, true
-		o.gate.Open()
+		o.confirmed = true
+		o.sources.gate.Open()
 		return out, nil
 	})
 }

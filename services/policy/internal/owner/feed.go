@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -162,7 +163,7 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 		e := l.edit()
 		e.levels = l.complete() && o.listedWith(l.source)
 		return e, nil
-	}, func(*edit) { o.took(l) })
+	}, func(*edit) { o.sources.took(l, o.originsOf(l.source)) })
 	if err != nil && ctx.Err() == nil {
 		return errors.Join(err, o.closeChanged(ctx, l, err))
 	}
@@ -184,7 +185,7 @@ func (o *Owner) compare(l *listing) {
 	l.fresh, l.gone, l.unfolded, l.spaces = nil, nil, nil, nil
 	from := source.Of(l.source)
 	if l.deltas {
-		for origin, r := range o.sources[l.source].refused {
+		for origin, r := range o.sources.all[l.source].refused {
 			if l.files[origin] == nil && !l.without(origin) {
 				l.bad[origin] = r
 			}
@@ -303,7 +304,7 @@ func (o *Owner) conflict(
 	switch other, ok := taken[k]; {
 	case ok && other != origin:
 		return fmt.Sprintf("%s is in %s already", k, other)
-	case p != nil && p.Source != l.source && o.sources[p.Source] != nil:
+	case p != nil && p.Source != l.source && o.sources.configured(p.Source):
 		return fmt.Sprintf("%s belongs to the source %s", k, p.Source)
 	case p != nil && p.Origin != origin && there(p.Origin):
 		return fmt.Sprintf("%s is in %s already", k, p.Origin)
@@ -322,19 +323,13 @@ func (l *listing) without(origin string) bool {
 // complete reports whether the listing completes the source.
 func (l *listing) complete() bool { return !l.deltas || l.listed != nil }
 
-// took notes what became of a listing that is taken over.
-func (o *Owner) took(l *listing) {
-	src := o.sources[l.source]
-	for origin, r := range l.bad {
-		if before, ok := src.refused[origin]; !ok || before.err != r.err {
-			o.config.Log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
+// originsOf are the origins of the policies of a source, each once or more.
+func (o *Owner) originsOf(source string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, p := range o.policies {
+			if p.Source == source && !yield(p.Origin) {
+				return
+			}
 		}
-	}
-	src.refused = l.bad
-	switch {
-	case src.Files:
-		o.tookFiles(src, l)
-	case l.complete():
-		o.completed(l.source)
 	}
 }

@@ -87,7 +87,7 @@ func (o *Owner) isolateNamespaces(p *plan, listed []policy.Key) {
 		ends[k] = true
 		change[k.Namespace] += 0
 	}
-	all := o.foldingListed()
+	all := o.sources.foldingListed()
 	for namespace, n := range change {
 		k := namespaceIsolation(namespace)
 		p.places = append(p.places, o.placed(k))
@@ -101,17 +101,6 @@ func (o *Owner) isolateNamespaces(p *plan, listed []policy.Key) {
 			p.gone = append(p.gone, k)
 		}
 	}
-}
-
-// foldingListed reports whether the sources whose policies are folded were complete once.
-func (o *Owner) foldingListed() (all bool) {
-	for _, s := range o.sources {
-		if s.Folds && !s.synced {
-			return false
-		}
-		all = all || s.Folds
-	}
-	return all
 }
 
 // refold notes which policies are folded after a plan was carried out.

@@ -20,7 +20,7 @@ import (
 func waits(t *testing.T, o *Owner) bool {
 	t.Helper()
 	select {
-	case <-o.gate.Opened():
+	case <-o.sources.gate.Opened():
 		return false
 	default:
 		return true

@@ -133,7 +133,7 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 			if _, ok := f.owner.folded[k]; ok {
 				j = Judged{InForce: true, Exceeds: f.owner.foldedWhy(k)}
 			}
-			if r, ok := f.owner.sources[f.name].refusal(k.String()); ok {
+			if r, ok := f.owner.sources.refusal(f.name, k.String()); ok {
 				j.Refused = r.err
 			}
 			out[k] = j

@@ -25,7 +25,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
@@ -33,12 +32,10 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
-	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
-	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
@@ -80,26 +77,6 @@ type Config struct {
 	// Processor is the processor time of the thread that Run is locked to; nil: that
 	// is not measured.
 	Processor func() time.Duration
-}
-
-// sourceState is what the owner knows of one.
-type sourceState struct {
-	source.Source
-
-	synced  bool
-	err     string
-	refused map[string]refused // by origin
-	// Of a source of files: the documents that are no policies, by file, and what was never
-	// read, with the reason.
-	skipped map[string][]string
-	missing map[string]string
-	told    string // what the log has of missing
-}
-
-// refused is a file or object that was not taken over.
-type refused struct {
-	key policy.Key // zero if it is not known
-	err string
 }
 
 // subscriber is one that is connected, or was lately.
@@ -144,8 +121,7 @@ type Owner struct {
 	leveling    bool           // the limits are being divided
 	leveled     chan struct{}  // closed and replaced when they were
 	tasks       sync.WaitGroup // goroutines of Run
-	sources     map[string]*sourceState
-	managers    map[string]bool // those of calls that completed in this run
+	sources     *sources
 	identities  map[identity.Numeric]peer.Identity
 	subscribers map[string]*subscriber
 	names       *names.Table
@@ -153,14 +129,12 @@ type Owner struct {
 	sweepAt     time.Time
 	restored    bool // there was state of this boot
 
-	stateID      stream.StateID
-	confirmed    bool   // by an operator, in this run
-	stateChanged bool   // which sources are complete, or confirmed
-	stateOf      uint64 // policy revision that barrier.State was made of
+	stateID   stream.StateID
+	confirmed bool // by an operator, in this run
+	stateOf   stateBasis
 
 	ready   bool
-	readied chan struct{} // closed once ready
-	gate    *initialsync.Tracker
+	readied chan struct{}                         // closed once ready
 	filter  atomic.Pointer[excludedlabels.Filter] // of labels of identities
 	dir     string                                // of the state
 	fatal   error
@@ -177,17 +151,13 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
-		policies: make(map[policy.Key]*Policy),
-		sources:  map[string]*sourceState{managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true}}, managers: make(map[string]bool),
+		policies:   make(map[policy.Key]*Policy),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
 		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
 		folded: make(map[policy.Key]struct{}), foldedIn: make(map[string]int), again: make(map[policy.Key]struct{}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: newProblems(config.Log), readied: make(chan struct{}),
-	}
-	for _, s := range sources {
-		o.sources[s] = &sourceState{Source: source.Of(s), refused: make(map[string]refused)}
 	}
 	config.Engine.Events = func(ev policytable.Step) { o.pending = append(o.pending, ev) }
 	guarantees := config.Tenants.Settings().Guarantees
@@ -210,14 +180,26 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	if err := o.restore(dir); err != nil {
 		return nil, err
 	}
+	brought := make(map[string]bool)
+	for _, p := range o.policies {
+		brought[p.Source] = true
+	}
 	var err error
-	if o.gate, err = initialsync.New(dir, o.stateID, o.awaited(sources)); err != nil {
+	if o.sources, err = newSources(sourcesConfig{
+		names: sources, directory: config.Directory, managers: config.Managers, dir: dir, state: o.stateID,
+		now: config.Now, log: config.Log,
+	}, brought, o.problems); err != nil {
 		return nil, errors.Join(err, o.storage.journal.Close())
 	}
-	o.stateChanged = true
 	o.publish()
 	o.checkReady()
 	return o, nil
+}
+
+// AcceptWithout ends the waiting for a file of policies that was never read, and
+// records it. To validate changes nothing.
+func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
+	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) { return o.sources.acceptWithout(name, validateOnly) })
 }
 
 // Close gives the state directory back. Run must have returned.
@@ -297,13 +279,8 @@ func (o *Owner) sweep() {
 
 // checkReady says once that the owner may be relied upon.
 func (o *Owner) checkReady() {
-	if o.ready {
+	if o.ready || !o.restored && !o.sources.synced() {
 		return
-	}
-	for _, s := range o.sources {
-		if !s.synced && !o.restored {
-			return
-		}
 	}
 	o.ready = true
 	close(o.readied)
@@ -315,15 +292,5 @@ func (o *Owner) Ready() <-chan struct{} { return o.readied }
 
 // SourceFailed notes why a source cannot say anything; nil takes it back.
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
-	err := o.loop.Do(ctx, opOther, func() {
-		s := o.sources[name]
-		s.err = ""
-		if why != nil {
-			s.err = why.Error()
-		}
-		if s.Files {
-			o.directoryFailed(s)
-		}
-	})
-	return err
+	return o.loop.Do(ctx, opOther, func() { o.sources.failed(name, why) })
 }

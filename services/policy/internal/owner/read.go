@@ -70,7 +70,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			if n := o.foldedIn[k.Namespace]; n > 0 && k.Kind == policy.KindNamespaceIsolation {
 				l.Error = fmt.Sprintf("%d %s", n, p.Exceeds)
 			}
-			if r, ok := o.sources[p.Source].refusal(p.Origin); ok {
+			if r, ok := o.sources.refusal(p.Source, p.Origin); ok {
 				l.Error = r.err
 			}
 			c.list = append(c.list, l)
@@ -106,22 +106,12 @@ func (o *Owner) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (out
 			has[place{l.Source, l.Origin}] = true
 		}
 	}
-	for name, s := range o.sources {
-		for origin, r := range s.refused {
-			if !has[place{name, origin}] && takes(r.key) {
-				out = append(out, Listed{Policy: Policy{Key: r.key, Source: name, Origin: origin}, Error: r.err})
-			}
+	for by, r := range o.sources.refusals() {
+		if !has[place{by.Source, by.Origin}] && takes(r.key) {
+			out = append(out, Listed{Policy: Policy{Key: r.key, Source: by.Source, Origin: by.Origin}, Error: r.err})
 		}
 	}
 	return out
-}
-
-func (s *sourceState) refusal(origin string) (refused, bool) {
-	if s == nil {
-		return refused{}, false // a source of an earlier configuration
-	}
-	r, ok := s.refused[origin]
-	return r, ok
 }
 
 // aside does the work of a question that compiles, in the caller's goroutine:
@@ -269,17 +259,15 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 		}
 		s.Limits, s.Reduced = append(o.ledger.Usage(), o.splits()...), len(o.engine.Reduced())
 		s.Sources = o.sourceStates()
-		for name, src := range o.sources {
-			s.Refused += len(src.refused)
-			for origin, r := range src.refused {
-				s.Note(summary.ProblemPolicy, "%s %s is refused: %s", name, origin, r.err)
-			}
+		for by, r := range o.sources.refusals() {
+			s.Refused++
+			s.Note(summary.ProblemPolicy, "%s %s is refused: %s", by.Source, by.Origin, r.err)
 		}
-		s.WaitsFor, s.Skipped = o.waitsFor(), o.skipped()
+		s.WaitsFor, s.Skipped = o.sources.waitsFor(), o.sources.skipped()
 		for _, text := range s.WaitsFor {
 			s.Note(summary.ProblemPolicy, "no new endpoint is connected: %s", text)
 		}
-		for _, text := range o.acceptedWithout() {
+		for _, text := range o.sources.acceptedWithout() {
 			s.Note(summary.ProblemSettings, "%s", text)
 		}
 		states, _ := o.stream.States()
@@ -311,7 +299,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 		}
 		orphans := make(map[string]int)
 		for _, p := range o.policies {
-			if o.sources[p.Source] == nil {
+			if !o.sources.configured(p.Source) {
 				orphans[p.Source]++
 			}
 		}
@@ -334,17 +322,17 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 func (o *Owner) sourceStates() []summary.SourceStatus {
 	type place struct{ source, manager string }
 	states := make(map[place]*summary.SourceStatus)
-	for name, src := range o.sources {
+	for name, src := range o.sources.all {
 		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.state()}
 	}
 	manager := func(name string) *summary.SourceStatus {
 		at := place{managed.SourceGRPC, name}
 		if states[at] == nil {
-			states[at] = &summary.SourceStatus{Name: managed.SourceGRPC, Manager: name, Synced: o.managers[name]}
+			states[at] = &summary.SourceStatus{Name: managed.SourceGRPC, Manager: name, Synced: o.sources.managers[name]}
 		}
 		return states[at]
 	}
-	for name := range o.managers {
+	for name := range o.sources.managers {
 		manager(name)
 	}
 	for _, p := range o.policies {

@@ -365,12 +365,7 @@ func (o *Owner) listed() bool { return o.listedWith("") }
 
 // listedWith is listed for the time when a source is complete, too.
 func (o *Owner) listedWith(source string) bool {
-	for name, s := range o.sources {
-		if s.Policies && name != source && !s.synced {
-			return false
-		}
-	}
-	return o.config.Tenants.Complete()
+	return o.sources.listed(source) && o.config.Tenants.Complete()
 }
 
 // levelAt returns when the levels of the limits are due; the zero time: they are not.
@@ -477,7 +472,7 @@ type closedForm struct {
 // policies that is stored ends it.
 func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	_, err := loop.Ask(ctx, o.loop, opOther, func() (struct{}, error) {
-		o.sources[l.source].err = why.Error()
+		o.sources.all[l.source].err = why.Error()
 		var c engine.Change
 		shut := func(k policy.Key, p *Policy) {
 			if before := o.closed[k]; before != nil && (before.of == nil) == (p == nil) && (p == nil || before.of.same(p)) {

@@ -4,143 +4,308 @@
 package owner
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
-	"github.com/sluice-net/sluice/kit/desired/loop"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/services/policy/internal/initialsync"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 )
+
+// beingWritten is why a file that is being written was not read.
+const beingWritten = "is being written"
 
 // managerSource is how a manager is called as a source.
 func managerSource(manager string) string { return managed.SourceGRPC + "/" + manager }
 
-// awaited are the sources for which subscribers wait: those that bring policies.
-func (o *Owner) awaited(sources []string) (out []initialsync.Source) {
-	for _, name := range sources {
-		switch s := o.sources[name]; {
-		case !s.Policies || s.Calls:
-		case !s.Files:
-			out = append(out, initialsync.Source{Name: name})
-		default:
-			if o.config.Directory == "" {
-				continue
-			}
-			g := initialsync.Source{Name: name, Whole: true}
-			for _, p := range o.policies {
-				g.Brought = g.Brought || p.Source == name
-			}
-			out = append(out, g)
-			s.missing = map[string]string{o.config.Directory: "is not read yet"}
+// sourceState is what the owner knows of one source.
+type sourceState struct {
+	source.Source
+
+	synced  bool
+	err     string
+	refused map[string]refused // by origin
+	// Of a source of files: the documents that are no policies, by file, and what was never
+	// read, with the reason.
+	skipped map[string][]string
+	missing map[string]string
+	told    string // what the log has of missing
+}
+
+// refused is a file or object that was not taken over.
+type refused struct {
+	key policy.Key // zero if it is not known
+	err string
+}
+
+// sourcesConfig is what sources have to know.
+type sourcesConfig struct {
+	names     []string // of the configured sources, without that of calls
+	directory string   // of the source of files; empty: nobody waits for files
+	managers  []string // that have to complete before subscribers are served
+	dir       string   // of the state
+	state     stream.StateID
+	now       func() time.Time
+	log       *slog.Logger
+}
+
+// sources are the configured sources: which of them are complete, what they lack, what was
+// refused of them, and whether subscribers wait for one. They belong to the loop.
+type sources struct {
+	config   sourcesConfig
+	problems *problems
+	all      map[string]*sourceState
+	managers map[string]bool // of calls; that completed in this run
+	gate     *initialsync.Tracker
+	// changes counts changes of which sources are complete.
+	changes int
+}
+
+// newSources returns sources of which none is complete. brought are the sources that the
+// stored policies came from.
+func newSources(c sourcesConfig, brought map[string]bool, p *problems) (*sources, error) {
+	s := &sources{config: c, problems: p, managers: make(map[string]bool), all: map[string]*sourceState{
+		managed.SourceGRPC: {Source: source.Of(managed.SourceGRPC), synced: true},
+	}}
+	var awaited []initialsync.Source
+	for _, name := range c.names {
+		one := &sourceState{Source: source.Of(name), refused: make(map[string]refused)}
+		s.all[name] = one
+		switch {
+		case !one.Policies || one.Calls:
+		case !one.Files:
+			awaited = append(awaited, initialsync.Source{Name: name})
+		case c.directory != "":
+			awaited = append(awaited, initialsync.Source{Name: name, Whole: true, Brought: brought[name]})
+			one.missing = map[string]string{c.directory: "is not read yet"}
 		}
 	}
-	for _, m := range o.config.Managers {
-		out = append(out, initialsync.Source{Name: managerSource(m)})
+	for _, m := range c.managers {
+		awaited = append(awaited, initialsync.Source{Name: managerSource(m)})
 	}
+	var err error
+	s.gate, err = initialsync.New(c.dir, c.state, awaited)
+	return s, err
+}
+
+// configured reports whether a source is configured.
+func (s *sources) configured(name string) bool { return s.all[name] != nil }
+
+// synced reports whether every source is complete.
+func (s *sources) synced() bool {
+	for _, one := range s.all {
+		if !one.synced {
+			return false
+		}
+	}
+	return true
+}
+
+// listed reports whether every source of policies but one was complete once.
+func (s *sources) listed(but string) bool {
+	for name, one := range s.all {
+		if one.Policies && name != but && !one.synced {
+			return false
+		}
+	}
+	return true
+}
+
+// foldingListed reports whether the sources whose policies are folded were complete once.
+func (s *sources) foldingListed() (all bool) {
+	for _, one := range s.all {
+		if one.Folds && !one.synced {
+			return false
+		}
+		all = all || one.Folds
+	}
+	return all
+}
+
+// complete are the names under which subscribers remember the sources that are complete,
+// sorted. Nothing lists what calls bring, so each of their managers is a source.
+func (s *sources) complete() []string {
+	var out []string
+	for name, one := range s.all {
+		if one.synced && !one.Calls {
+			out = append(out, name)
+		}
+	}
+	for m := range s.managers {
+		out = append(out, managerSource(m))
+	}
+	slices.Sort(out)
 	return out
 }
 
+// completed notes that a source has said everything.
+func (s *sources) completed(name string) {
+	one := s.all[name]
+	one.synced, one.err = true, ""
+	s.changes++
+	s.noteListed(name)
+}
+
+// managerCompleted notes that a manager has named everything that it has.
+func (s *sources) managerCompleted(manager string) {
+	s.managers[manager] = true
+	s.changes++
+	s.noteListed(managerSource(manager))
+}
+
+// noteListed tells the gate of a source that has said everything.
+func (s *sources) noteListed(name string) {
+	s.problems.note("note of the first listing of "+name, s.gate.Listed(name))
+}
+
+// failed notes why a source cannot say anything; nil takes it back.
+func (s *sources) failed(name string, why error) {
+	one := s.all[name]
+	one.err = ""
+	if why != nil {
+		one.err = why.Error()
+	}
+	if one.Files && one.err != "" && !s.gate.HasListed(name) {
+		one.missing = map[string]string{s.config.directory: one.err} // it cannot be read at all
+		s.completeFiles(one)
+	}
+}
+
+// took notes what became of a listing that is taken over. origins are those of the source's
+// policies that are in force.
+func (s *sources) took(l *listing, origins iter.Seq[string]) {
+	one := s.all[l.source]
+	for origin, r := range l.bad {
+		if before, ok := one.refused[origin]; !ok || before.err != r.err {
+			s.config.log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
+		}
+	}
+	one.refused = l.bad
+	switch {
+	case one.Files:
+		s.tookFiles(one, l, origins)
+	case l.complete():
+		s.completed(l.source)
+	}
+}
+
 // tookFiles notes what a listing of files lacks.
-func (o *Owner) tookFiles(src *sourceState, l *listing) {
-	src.err, src.missing = "", make(map[string]string)
+func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[string]) {
+	one.err, one.missing = "", make(map[string]string)
 	skipped := make(map[string][]string)
 	for origin, f := range l.files {
 		if f.err != nil {
-			src.missing[origin] = f.err.Error()
+			one.missing[origin] = f.err.Error()
 		} else if f.keep {
-			src.missing[origin] = "is being written"
+			one.missing[origin] = beingWritten
 		}
 		if len(f.skipped) > 0 {
 			skipped[origin] = f.skipped
 		}
 		for _, text := range f.skipped {
-			if !slices.Contains(src.skipped[origin], text) {
-				o.config.Log.Warn("a document is no policy, and skipped", "source", l.source, "origin", origin, "document", text)
+			if !slices.Contains(one.skipped[origin], text) {
+				s.config.log.Warn("a document is no policy, and skipped", "source", l.source, "origin", origin, "document", text)
 			}
 		}
 	}
-	for _, p := range o.policies {
-		if p.Source == l.source && src.missing[p.Origin] == "is being written" {
-			delete(src.missing, p.Origin) // it has what it had
+	for origin := range origins {
+		if one.missing[origin] == beingWritten {
+			delete(one.missing, origin) // it has what it had
 		}
 	}
-	src.skipped = skipped
-	o.completeFiles(src)
+	one.skipped = skipped
+	s.completeFiles(one)
 }
 
-// completeFiles completes the source of files if nothing is missing, nobody waits
+// completeFiles completes a source of files if nothing is missing, nobody waits
 // for what is, or it was complete before.
-func (o *Owner) completeFiles(src *sourceState) {
-	if !o.gate.HasListed(managed.SourceFile) {
-		for _, a := range o.gate.Accepted(managed.SourceFile) {
-			delete(src.missing, a.Part)
+func (s *sources) completeFiles(one *sourceState) {
+	if !s.gate.HasListed(one.Name) {
+		for _, a := range s.gate.Accepted(one.Name) {
+			delete(one.missing, a.Part)
 		}
-		if len(src.missing) > 0 {
-			if text := strings.Join(incomplete(src), "; "); text != src.told {
-				src.told = text
-				o.config.Log.Warn("files of policies were never read: no endpoint gets its policies until they are",
-					"source", managed.SourceFile, "missing", text)
+		if len(one.missing) > 0 {
+			if text := strings.Join(one.incomplete(), "; "); text != one.told {
+				one.told = text
+				s.config.log.Warn("files of policies were never read: no endpoint gets its policies until they are",
+					"source", one.Name, "missing", text)
 			}
 			return
 		}
 	}
-	o.completed(managed.SourceFile)
-}
-
-// directoryFailed notes that the directory cannot be read at all.
-func (o *Owner) directoryFailed(src *sourceState) {
-	if src.err == "" || o.gate.HasListed(managed.SourceFile) {
-		return
-	}
-	src.missing = map[string]string{o.config.Directory: src.err}
-	o.completeFiles(src)
-}
-
-// completed notes that a source has said everything.
-func (o *Owner) completed(name string) {
-	src := o.sources[name]
-	src.synced, src.err = true, ""
-	o.stateChanged = true
-	o.noteListed(name)
-}
-
-// noteListed tells the gate of a source that has said everything.
-func (o *Owner) noteListed(name string) {
-	o.problems.note("note of the first listing of "+name, o.gate.Listed(name))
+	s.completed(one.Name)
 }
 
 // incomplete says what is missing of a source, sorted.
-func incomplete(src *sourceState) (out []string) {
-	for _, part := range slices.Sorted(maps.Keys(src.missing)) {
-		out = append(out, part+": "+src.missing[part])
+func (one *sourceState) incomplete() (out []string) {
+	for _, part := range slices.Sorted(maps.Keys(one.missing)) {
+		out = append(out, part+": "+one.missing[part])
 	}
 	return out
 }
 
 // state is why a source is not as it should be: why it cannot say anything, or what
 // is missing of it.
-func (s *sourceState) state() string {
-	if s.err != "" || s.synced {
-		return s.err
+func (one *sourceState) state() string {
+	if one.err != "" || one.synced {
+		return one.err
 	}
-	return strings.Join(incomplete(s), "; ")
+	return strings.Join(one.incomplete(), "; ")
+}
+
+// refusal is why the newest form of an object or file was not taken over. A source of an
+// earlier configuration has none.
+func (s *sources) refusal(name, origin string) (refused, bool) {
+	one := s.all[name]
+	if one == nil {
+		return refused{}, false
+	}
+	r, ok := one.refused[origin]
+	return r, ok
+}
+
+// refusals are the files and objects that were refused, by source and origin.
+func (s *sources) refusals() iter.Seq2[managed.By, refused] {
+	return func(yield func(managed.By, refused) bool) {
+		for name, one := range s.all {
+			for origin, r := range one.refused {
+				if !yield(managed.By{Source: name, Origin: origin}, r) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// files is the configured source of files; nil: there is none.
+func (s *sources) files() *sourceState {
+	for _, one := range s.all {
+		if one.Files {
+			return one
+		}
+	}
+	return nil
 }
 
 // skipped names the documents of files that are no policies, sorted.
-func (o *Owner) skipped() (all []string) {
-	src := o.sources[managed.SourceFile]
-	if src == nil {
+func (s *sources) skipped() (all []string) {
+	one := s.files()
+	if one == nil {
 		return nil
 	}
-	for _, origin := range slices.Sorted(maps.Keys(src.skipped)) {
-		for _, text := range src.skipped[origin] {
+	for _, origin := range slices.Sorted(maps.Keys(one.skipped)) {
+		for _, text := range one.skipped[origin] {
 			if len(all) == summary.MaxProblems {
 				return all
 			}
@@ -151,30 +316,30 @@ func (o *Owner) skipped() (all []string) {
 }
 
 // waitsFor says which sources keep subscribers waiting, and what is missing of them.
-func (o *Owner) waitsFor() (out []string) {
-	if o.gate.IsOpen() {
+func (s *sources) waitsFor() (out []string) {
+	if s.gate.IsOpen() {
 		return nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.sources)) {
-		src := o.sources[name]
+	for _, name := range slices.Sorted(maps.Keys(s.all)) {
+		one := s.all[name]
 		switch {
-		case o.gate.HasListed(name):
-		case name == managed.SourceFile:
-			for _, part := range slices.Sorted(maps.Keys(src.missing)) {
+		case s.gate.HasListed(name):
+		case one.Files:
+			for _, part := range slices.Sorted(maps.Keys(one.missing)) {
 				out = append(out, fmt.Sprintf("the file %s was never read: %s; "+
-					"`sluice policy source accept-without %s` goes on without it", part, src.missing[part], part))
+					"`sluice policy source accept-without %s` goes on without it", part, one.missing[part], part))
 			}
 		default:
 			why := "it has not listed every policy yet"
-			if src.err != "" {
-				why = src.err
+			if one.err != "" {
+				why = one.err
 			}
 			out = append(out, fmt.Sprintf(
 				"the source %s is not complete: %s; `sluice policy confirm` goes on without it", name, why))
 		}
 	}
-	for _, m := range o.config.Managers {
-		if !o.gate.HasListed(managerSource(m)) {
+	for _, m := range s.config.managers {
+		if !s.gate.HasListed(managerSource(m)) {
 			out = append(out, fmt.Sprintf("the manager %q has not completed (CompleteSource, ReplacePolicies); "+
 				"`sluice policy confirm` goes on without it", m))
 		}
@@ -192,51 +357,49 @@ type Acceptance struct {
 	Waiting []string // for what subscribers wait still
 }
 
-// AcceptWithout ends the waiting for a file of policies that was never read, and
+// acceptWithout ends the waiting for a file of policies that was never read, and
 // records it. To validate changes nothing.
-func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
-	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) {
-		src := o.sources[managed.SourceFile]
-		if src == nil {
-			return Acceptance{}, fmt.Errorf(
-				"%w: no directory of policies is configured (sources.directory)", ErrNotMissing)
-		}
-		part := name
-		if _, ok := src.missing[part]; !ok && filepath.Dir(name) == filepath.Clean(o.config.Directory) {
-			part = filepath.Base(name)
-		}
-		why, ok := src.missing[part]
-		switch {
-		case o.gate.HasListed(managed.SourceFile):
-			return Acceptance{}, fmt.Errorf("%w: the files of %s were read, or accepted, before: what was in force of %s stays",
-				ErrNotMissing, o.config.Directory, name)
-		case !ok:
-			return Acceptance{}, fmt.Errorf("%w: %s; missing are: %s",
-				ErrNotMissing, name, strings.Join(incomplete(src), "; "))
-		case validateOnly:
-			return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
-		}
-		a := initialsync.Accepted{Source: managed.SourceFile, Part: part, Why: why, Time: o.config.Now()}
-		if err := o.gate.Accept(a); err != nil {
-			return Acceptance{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
-		}
-		o.config.Log.Warn("a file of policies is accepted as missing: endpoints are connected without it",
-			"file", part, "reason", why)
-		o.completeFiles(src)
-		return Acceptance{File: part, Why: why, Waiting: o.waitsFor()}, nil
-	})
+func (s *sources) acceptWithout(name string, validateOnly bool) (Acceptance, error) {
+	one := s.files()
+	if one == nil {
+		return Acceptance{}, fmt.Errorf(
+			"%w: no directory of policies is configured (sources.directory)", ErrNotMissing)
+	}
+	part := name
+	if _, ok := one.missing[part]; !ok && filepath.Dir(name) == filepath.Clean(s.config.directory) {
+		part = filepath.Base(name)
+	}
+	why, ok := one.missing[part]
+	switch {
+	case s.gate.HasListed(one.Name):
+		return Acceptance{}, fmt.Errorf("%w: the files of %s were read, or accepted, before: what was in force of %s stays",
+			ErrNotMissing, s.config.directory, name)
+	case !ok:
+		return Acceptance{}, fmt.Errorf("%w: %s; missing are: %s",
+			ErrNotMissing, name, strings.Join(one.incomplete(), "; "))
+	case validateOnly:
+		return Acceptance{File: part, Why: why, Waiting: s.waitsFor()}, nil
+	}
+	a := initialsync.Accepted{Source: one.Name, Part: part, Why: why, Time: s.config.now()}
+	if err := s.gate.Accept(a); err != nil {
+		return Acceptance{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
+	}
+	s.config.log.Warn("a file of policies is accepted as missing: endpoints are connected without it",
+		"file", part, "reason", why)
+	s.completeFiles(one)
+	return Acceptance{File: part, Why: why, Waiting: s.waitsFor()}, nil
 }
 
 // acceptedWithout says which files an operator did not wait for that are not read
 // still.
-func (o *Owner) acceptedWithout() (out []string) {
-	src := o.sources[managed.SourceFile]
-	if src == nil {
+func (s *sources) acceptedWithout() (out []string) {
+	one := s.files()
+	if one == nil {
 		return nil
 	}
-	for _, a := range o.gate.Accepted(managed.SourceFile) {
-		_, bad := src.refused[a.Part]
-		if bad || a.Part == o.config.Directory && src.err != "" {
+	for _, a := range s.gate.Accepted(one.Name) {
+		_, bad := one.refused[a.Part]
+		if bad || a.Part == s.config.directory && one.err != "" {
 			out = append(out, fmt.Sprintf("the file %s was accepted as missing at %s: what cannot be read of it is not in force",
 				a.Part, a.Time.UTC().Format("2006-01-02 15:04:05Z")))
 		}

@@ -73,7 +73,7 @@ func (s *subscriber) wants(x identity.Numeric) bool { _, ok := s.subjects[x]; re
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
-	if err := o.loop.Wait(ctx, o.gate.Opened()); err != nil {
+	if err := o.loop.Wait(ctx, o.sources.gate.Opened()); err != nil {
 		return nil, err
 	}
 	name := want.Name
@@ -524,8 +524,7 @@ func (o *Owner) CompleteIdentities(ctx context.Context, listed map[identity.Nume
 				return true, nil
 			}
 			o.setIdentities(nil, gone)
-			o.sources[source.Identity].synced, o.sources[source.Identity].err = true, ""
-			o.stateChanged = true
+			o.sources.completed(source.Identity)
 			return false, nil
 		}); err != nil {
 			return err

@@ -120,13 +120,13 @@ func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (O
 		if err := c.CheckRun(run, o.Incarnation()); err != nil {
 			return e, err
 		}
-		return e, o.removeOthers(&e, &c, func(k policy.Key) bool { return o.policies[k].named })
+		return e, o.removeOthers(&e, &c, func(k policy.Key) bool { return o.policies.all[k].named })
 	})
 }
 
 // removeOthers removes the policies of a manager that do not stay.
 func (o *Owner) removeOthers(e *edit, c *managed.Caller, stays func(policy.Key) bool) error {
-	gone, err := o.managed().Prune(c, len(e.named), stays)
+	gone, err := o.policies.managed(o.sources.configured).Prune(c, len(e.named), stays)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (o *Owner) Delete(ctx context.Context, keys []policy.Key, validateOnly bool
 // Remove deletes policies of a manager.
 func (o *Owner) Remove(ctx context.Context, c managed.Caller, keys []policy.Key) (Outcome, error) {
 	return o.changed(ctx, c, func() (edit, error) {
-		gone, err := o.managed().Delete(&c, keys)
+		gone, err := o.policies.managed(o.sources.configured).Delete(&c, keys)
 		if err != nil {
 			return edit{}, err
 		}
@@ -158,21 +158,21 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 	var e edit
 	for _, d := range docs {
 		c := Changed{
-			Key: d.Object.Key, Type: managed.Created, Dropped: d.Object.Unknown, Notes: o.filtered(d.Object).Notes,
+			Key: d.Object.Key, Type: managed.Created, Dropped: d.Object.Unknown, Notes: o.forms.filtered(d.Object).Notes,
 		}
-		exists, err := o.managed().Put(caller, c.Key)
+		exists, err := o.policies.managed(o.sources.configured).Put(caller, c.Key)
 		if err != nil {
 			return e, err
 		}
 		if exists {
-			old := o.policies[c.Key]
+			old := o.policies.all[c.Key]
 			c.Type = managed.Replaced
 			if old.Broken == "" && old.Exceeds == "" && bytes.Equal(old.Manifest, d.Text) {
 				c.Type = managed.Unchanged
 			}
 		}
 		if c.Type != managed.Unchanged {
-			p := o.policy(d, managed.SourceGRPC, "")
+			p := o.forms.policy(d, managed.SourceGRPC, "")
 			p.Manager = caller.Manager
 			e.puts = append(e.puts, p)
 		}
@@ -180,33 +180,6 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 		e.Changes = append(e.Changes, c)
 	}
 	return e, nil
-}
-
-// by says who brought the policy.
-func (p *Policy) by() managed.By {
-	return managed.By{Source: p.Source, Origin: p.Origin, Manager: p.Manager}
-}
-
-// managed returns the policies as the rules for managers see them.
-func (o *Owner) managed() *managed.Objects[policy.Key] {
-	return &managed.Objects[policy.Key]{
-		By: func(k policy.Key) (managed.By, bool) {
-			p := o.policies[k]
-			if p == nil {
-				return managed.By{}, false
-			}
-			return p.by(), true
-		},
-		All: func(yield func(policy.Key, managed.By) bool) {
-			for k, p := range o.policies {
-				if !yield(k, p.by()) {
-					return
-				}
-			}
-		},
-		Configured: o.sources.configured,
-		Compare:    policy.Key.Compare,
-	}
 }
 
 // foreign reports whether a policy belongs to a source whose policies calls may not change.
@@ -228,7 +201,7 @@ func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit
 	if !c.ValidateOnly {
 		return o.revise(ctx, opChange, look, func(e *edit) {
 			for _, k := range e.named {
-				o.policies[k].named = true
+				o.policies.all[k].named = true
 			}
 			if e.completes {
 				o.sources.managerCompleted(c.Manager)
@@ -249,7 +222,7 @@ func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit
 			}
 			p, err := o.plan(&e)
 			if err == nil {
-				o.takeBack(p.places)
+				o.places.takeBack(p.places)
 			}
 			e.Revision = o.barrier.Policy
 			return trial{e.Outcome, p.change, o.engine.Draft()}, err

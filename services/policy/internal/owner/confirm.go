@@ -62,7 +62,7 @@ func (o *Owner) refreshState() {
 	}
 	o.stateOf = basis
 	has := make(map[string]struct{})
-	for _, p := range o.policies {
+	for _, p := range o.policies.all {
 		has[sourceName(p)] = struct{}{}
 	}
 	now := &stream.PolicyState{
@@ -84,7 +84,7 @@ type Confirmation struct {
 // subscribers enforced before. To validate changes nothing.
 func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, error) {
 	return loop.Ask(ctx, o.loop, opOther, func() (Confirmation, error) {
-		out := Confirmation{Revision: o.barrier.Policy, Policies: len(o.policies)}
+		out := Confirmation{Revision: o.barrier.Policy, Policies: len(o.policies.all)}
 		states, _ := o.stream.States()
 		for _, s := range states {
 			if s.Hold != nil {

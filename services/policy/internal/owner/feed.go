@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 
@@ -47,7 +46,7 @@ func (o *Owner) Feed(name string) *Feed {
 func (f *Feed) Held(ctx context.Context) (int, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (int, error) {
 		held := 0
-		for _, p := range f.owner.policies {
+		for _, p := range f.owner.policies.all {
 			if p.Source == f.name {
 				held++
 			}
@@ -113,7 +112,7 @@ func (d *file) read(in directory.File, rules rule.Options) {
 func (f *Feed) inForce(ctx context.Context) (map[string][]decode.Decoded, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]decode.Decoded, error) {
 		out := make(map[string][]decode.Decoded)
-		for _, p := range f.owner.policies {
+		for _, p := range f.owner.policies.all {
 			if p.Source == f.name && p.Broken == "" && p.Exceeds == "" && len(p.Dropped) == 0 {
 				out[p.Origin] = append(out[p.Origin], decode.Decoded{Object: p.read, Text: p.Manifest})
 			}
@@ -163,7 +162,7 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 		e := l.edit()
 		e.levels = l.complete() && o.listedWith(l.source)
 		return e, nil
-	}, func(*edit) { o.sources.took(l, o.originsOf(l.source)) })
+	}, func(*edit) { o.sources.took(l, o.policies.originsOf(l.source)) })
 	if err != nil && ctx.Err() == nil {
 		return errors.Join(err, o.closeChanged(ctx, l, err))
 	}
@@ -250,10 +249,10 @@ func (o *Owner) compare(l *listing) {
 	for _, origin := range l.order {
 		f := puts{origin: origin}
 		for i, d := range docs[origin] {
-			p := o.policies[d.Object.Key]
+			p := o.policies.all[d.Object.Key]
 			switch {
-			case p == nil || p.Source != l.source || p.Origin != origin || !o.says(p, d):
-				f.policies = append(f.policies, o.policy(d, l.source, origin))
+			case p == nil || p.Source != l.source || p.Origin != origin || !o.places.says(p, d):
+				f.policies = append(f.policies, o.forms.policy(d, l.source, origin))
 			case p.Exceeds == "":
 				d.Object, d.Text = p.read, p.Manifest // kept once
 				docs[origin][i] = d
@@ -270,7 +269,7 @@ func (o *Owner) compare(l *listing) {
 			}
 			return
 		}
-		if _, ok := o.folded[k]; ok && from.Folds && l.without(k.String()) {
+		if _, ok := o.places.folded[k]; ok && from.Folds && l.without(k.String()) {
 			l.unfolded = append(l.unfolded, k)
 		}
 		if p == nil || p.Source != l.source || taken[k] != "" {
@@ -282,13 +281,13 @@ func (o *Owner) compare(l *listing) {
 	}
 	if l.deltas && l.listed == nil {
 		for _, k := range l.removed {
-			look(k, o.policies[k])
+			look(k, o.policies.all[k])
 		}
 	} else {
-		for k, p := range o.policies {
+		for k, p := range o.policies.all {
 			look(k, p)
 		}
-		for k := range o.folded {
+		for k := range o.places.folded {
 			look(k, nil)
 		}
 	}
@@ -300,7 +299,7 @@ func (o *Owner) compare(l *listing) {
 func (o *Owner) conflict(
 	l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool,
 ) string {
-	p := o.policies[k]
+	p := o.policies.all[k]
 	switch other, ok := taken[k]; {
 	case ok && other != origin:
 		return fmt.Sprintf("%s is in %s already", k, other)
@@ -322,14 +321,3 @@ func (l *listing) without(origin string) bool {
 
 // complete reports whether the listing completes the source.
 func (l *listing) complete() bool { return !l.deltas || l.listed != nil }
-
-// originsOf are the origins of the policies of a source, each once or more.
-func (o *Owner) originsOf(source string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, p := range o.policies {
-			if p.Source == source && !yield(p.Origin) {
-				return
-			}
-		}
-	}
-}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -18,7 +19,6 @@ import (
 	"github.com/sluice-net/sluice/model/labelfilter"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
-	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
 // filterFile has the filter that the identity service had last: it may be away when
@@ -40,27 +40,26 @@ func (r filterRecord) filter() (excludedlabels.Filter, error) {
 	return excludedlabels.Filter{Workloads: workloads, Nodes: nodes}, err
 }
 
-// loadFilter takes the filter of an earlier run; before the first one, the default.
-func (o *Owner) loadFilter() error {
+// loadFilter returns the filter of an earlier run; before the first one, the default.
+func loadFilter(dir string, l *slog.Logger) (excludedlabels.Filter, error) {
 	f := excludedlabels.Default()
-	text, err := os.ReadFile(filepath.Join(o.dir, filterFile))
+	text, err := os.ReadFile(filepath.Join(dir, filterFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return err
+		return f, err
 	default:
 		var r filterRecord
 		if err = json.Unmarshal(text, &r); err == nil {
 			f, err = r.filter()
 		}
 		if err != nil { // the default is closed where it differs, and the service tells its own
-			o.config.Log.Warn("the stored filter of labels cannot be read, the default is used",
+			l.Warn("the stored filter of labels cannot be read, the default is used",
 				"file", filterFile, log.Err(err))
 			f = excludedlabels.Default()
 		}
 	}
-	o.filter.Store(&f)
-	return nil
+	return f, nil
 }
 
 // SetLabelFilter takes the filter of the identity service. Policies that select by
@@ -90,34 +89,17 @@ func (o *Owner) SetLabelFilter(ctx context.Context, workloads, nodes []labelfilt
 	return err
 }
 
-// filtered is an object as the engine gets it.
-func (o *Owner) filtered(ob policy.Object) policy.Object {
-	ob, _ = o.filter.Load().Apply(ob)
-	return ob
-}
-
 // refilter compiles the policies that another filter changes.
 func (o *Owner) refilter(f *excludedlabels.Filter) error {
-	before := o.filter.Load()
-	o.filter.Store(f)
-	var change engine.Change
-	var changed []*Policy
-	for _, p := range o.policies {
-		was := p.closed
-		p.filter(f)
-		if p.inForce() && (was || p.closed) && o.closed[p.Key] == nil { // else the engine has a closed form
-			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
-			changed = append(changed, p)
-		}
-	}
+	before := o.forms.filter.Load()
+	o.forms.filter.Store(f)
+	changed := o.policies.filter(f)
 	if len(changed) == 0 {
 		return nil
 	}
-	if err := o.apply(change); err != nil {
-		o.filter.Store(before)
-		for _, p := range o.policies {
-			p.filter(before)
-		}
+	if err := o.apply(engine.Change{UpsertPolicies: changed}); err != nil {
+		o.forms.filter.Store(before)
+		o.policies.filter(before)
 		return err
 	}
 	o.config.Log.Info("policies are compiled for another filter of labels", "policies", len(changed))

@@ -443,7 +443,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	}
 	for origin, f := range feed.decoded {
 		for _, d := range f.docs {
-			p := o.policies[d.Object.Key]
+			p := o.policies.all[d.Object.Key]
 			if p == nil || p.Origin != origin || &p.object.Specs[0] != &d.Object.Specs[0] || &p.Manifest[0] != &d.Text[0] {
 				t.Errorf("%s: %s is kept twice", origin, d.Object.Key)
 			}
@@ -452,7 +452,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	if got := []int{len(feed.decoded["a.yaml"].docs), len(feed.decoded["b.yaml"].docs), len(feed.decoded["c.yaml"].docs)}; fmt.Sprint(got) != "[2 1 1]" {
 		t.Errorf("documents: %v", got)
 	}
-	if !bytes.Contains(o.policies[feed.decoded["c.yaml"].docs[0].Object.Key].Manifest, []byte("81")) {
+	if !bytes.Contains(o.policies.all[feed.decoded["c.yaml"].docs[0].Object.Key].Manifest, []byte("81")) {
 		t.Error("the change was not taken over")
 	}
 }

@@ -115,7 +115,7 @@ func (o *Owner) Names(ctx context.Context, f names.Filter) ([]names.Used, error)
 	}
 	var objects []policy.Object
 	list, err := loop.Ask(ctx, o.loop, opRead, func() ([]names.Learned, error) {
-		for _, p := range o.policies {
+		for _, p := range o.policies.all {
 			if p.inForce() {
 				objects = append(objects, p.object)
 			}

@@ -85,8 +85,8 @@ func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Writte
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]*file, error) {
 		out := make(map[policy.Key]*file)
 		for k, object := range objects {
-			p := f.owner.policies[k]
-			if f.owner.foldedAs(k, object) {
+			p := f.owner.policies.all[k]
+			if f.owner.places.foldedAs(k, object) {
 				out[k] = &file{}
 			} else if p != nil && p.Source == f.name && p.Broken == "" && p.Exceeds == "" &&
 				bytes.Equal(p.Manifest, object.Text) {
@@ -127,11 +127,11 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 		out := make(map[policy.Key]Judged, len(keys))
 		for _, k := range keys {
 			var j Judged
-			if p := f.owner.policies[k]; p != nil && p.Source == f.name {
+			if p := f.owner.policies.all[k]; p != nil && p.Source == f.name {
 				j = Judged{InForce: p.inForce(), Broken: p.Broken, Exceeds: p.Exceeds, Dropped: p.Dropped, Notes: p.Notes}
 			}
-			if _, ok := f.owner.folded[k]; ok {
-				j = Judged{InForce: true, Exceeds: f.owner.foldedWhy(k)}
+			if _, ok := f.owner.places.folded[k]; ok {
+				j = Judged{InForce: true, Exceeds: f.owner.places.foldedWhy(k)}
 			}
 			if r, ok := f.owner.sources.refusal(f.name, k.String()); ok {
 				j.Refused = r.err
@@ -146,12 +146,12 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() ([]policy.Key, error) {
 		var out []policy.Key
-		for k, p := range f.owner.policies {
+		for k, p := range f.owner.policies.all {
 			if p.Source == f.name && k.Kind != policy.KindNamespaceIsolation {
 				out = append(out, k)
 			}
 		}
-		return slices.AppendSeq(out, maps.Keys(f.owner.folded)), nil
+		return slices.AppendSeq(out, maps.Keys(f.owner.places.folded)), nil
 	})
 }
 

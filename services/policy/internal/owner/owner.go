@@ -31,10 +31,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
-	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
@@ -106,18 +104,12 @@ type Owner struct {
 	published stream.Barrier
 	pending   []policytable.Step
 
-	policies map[policy.Key]*Policy
-	// closed are policies of which the engine has another form than policies says, since
-	// a change of them could not be stored: they isolate until it is.
-	closed      map[policy.Key]*closedForm
-	ledger      *shares.Ledger[policy.Key]
-	isolations  *shares.Ledger[policy.Key] // of the policies that ledger refuses
-	folded      map[policy.Key]struct{}    // policies for which the isolation of their namespace stands
-	foldedIn    map[string]int             // their number by namespace
-	again       map[policy.Key]struct{}    // admitted policies that the source has to deliver again
+	forms    *forms
+	policies *policySet
+	places   *places
+
 	onAgain     atomic.Pointer[func(kind string)]
 	tenants     chan struct{}  // has a token when the tenants of namespaces may be others
-	levels      bool           // they were computed in this run
 	leveling    bool           // the limits are being divided
 	leveled     chan struct{}  // closed and replaced when they were
 	tasks       sync.WaitGroup // goroutines of Run
@@ -134,9 +126,8 @@ type Owner struct {
 	stateOf   stateBasis
 
 	ready   bool
-	readied chan struct{}                         // closed once ready
-	filter  atomic.Pointer[excludedlabels.Filter] // of labels of identities
-	dir     string                                // of the state
+	readied chan struct{} // closed once ready
+	dir     string        // of the state
 	fatal   error
 }
 
@@ -151,11 +142,9 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
-		policies:   make(map[policy.Key]*Policy),
+		policies:   newPolicySet(),
 		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
-		names:  names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
-		closed: make(map[policy.Key]*closedForm), ledger: newLedger(&config), isolations: newIsolations(&config),
-		folded: make(map[policy.Key]struct{}), foldedIn: make(map[string]int), again: make(map[policy.Key]struct{}),
+		names:   names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: newProblems(config.Log), readied: make(chan struct{}),
 	}
@@ -174,17 +163,19 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	})
 	o.questions, o.revising = o.loop.NewLock(), o.loop.NewLock()
 	o.dir = dir
-	if err := o.loadFilter(); err != nil {
+	filter, err := loadFilter(dir, config.Log)
+	if err != nil {
 		return nil, err
 	}
+	o.forms = newForms(config.Rules, config.Now, filter)
+	o.places = newPlaces(&config, o.forms, o.policies)
 	if err := o.restore(dir); err != nil {
 		return nil, err
 	}
 	brought := make(map[string]bool)
-	for _, p := range o.policies {
+	for _, p := range o.policies.all {
 		brought[p.Source] = true
 	}
-	var err error
 	if o.sources, err = newSources(sourcesConfig{
 		names: sources, directory: config.Directory, managers: config.Managers, dir: dir, state: o.stateID,
 		now: config.Now, log: config.Log,

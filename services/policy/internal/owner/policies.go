@@ -5,13 +5,15 @@ package owner
 
 import (
 	"bytes"
+	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/label"
-	"github.com/sluice-net/sluice/services/policy/internal/decode"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
@@ -71,15 +73,6 @@ type Changed = managed.Changed[policy.Key, manifest.Notes]
 // Outcome is the answer of a change.
 type Outcome = managed.Outcome[policy.Key, manifest.Notes]
 
-func (o *Owner) policy(d decode.Decoded, source, origin string) *Policy {
-	p := &Policy{
-		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: o.config.Now(),
-		Dropped: d.Object.Unknown, Broken: d.Object.Isolates, read: d.Object, Created: d.Created, UID: d.UID,
-	}
-	p.filter(o.filter.Load())
-	return p
-}
-
 // filter makes what the engine has of what was read.
 func (p *Policy) filter(f *excludedlabels.Filter) {
 	p.object, p.closed = f.Apply(p.read)
@@ -109,25 +102,29 @@ func (o *Owner) plan(e *edit) (plan, error) {
 		puts: slices.Clone(e.puts), gone: slices.Clone(e.gone),
 		fold: make(map[policy.Key]struct{}), unfold: make(map[policy.Key]struct{}),
 	}
-	if err := o.divide(e, &out); err != nil {
-		o.takeBack(out.places)
+	err := o.places.divide(e, &out, o.listed(), o.sources.foldingListed())
+	if out.levels {
+		o.deliverAgain()
+	}
+	if err != nil {
+		o.places.takeBack(out.places)
 		return plan{}, err
 	}
 	out.change = engine.Change{DeletePolicies: out.gone, Refuse: e.answers}
 	out.content = len(out.gone) > 0
 	for _, p := range out.puts {
-		old := o.policies[p.Key]
+		old := o.policies.all[p.Key]
 		p.Revision = o.barrier.Policy + 1
-		if old != nil && old.inForce() && old.same(p) && o.closed[p.Key] == nil {
+		if old != nil && old.inForce() && old.same(p) && o.policies.closed[p.Key] == nil {
 			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
 			continue
 		}
 		out.content = true
 		out.change.UpsertPolicies = append(out.change.UpsertPolicies, p.object)
-		out.putBack(p.Key, o.enforced(p.Key))
+		out.putBack(p.Key, o.policies.enforced(p.Key))
 	}
 	for _, k := range out.gone {
-		out.putBack(k, o.enforced(k))
+		out.putBack(k, o.policies.enforced(k))
 	}
 	return out, nil
 }
@@ -136,17 +133,6 @@ func (o *Owner) plan(e *edit) (plan, error) {
 func (p *Policy) same(q *Policy) bool {
 	return p.Broken == q.Broken && p.Exceeds == q.Exceeds &&
 		bytes.Equal(p.Manifest, q.Manifest) && bytes.Equal(p.sum, q.sum)
-}
-
-// enforced is what the engine has of a policy; nil: nothing.
-func (o *Owner) enforced(k policy.Key) *policy.Object {
-	if closed := o.closed[k]; closed != nil {
-		return &closed.Object
-	}
-	if p := o.policies[k]; p != nil && p.inForce() {
-		return &p.object
-	}
-	return nil
 }
 
 // putBack adds a policy to the change that takes the plan back.
@@ -163,7 +149,7 @@ func (p *plan) putBack(k policy.Key, before *policy.Object) {
 func (o *Owner) change(p plan, staged *record.Staged) error {
 	puts, gone := p.puts, p.gone
 	if len(puts) == 0 && len(gone) == 0 {
-		o.refold(&p)
+		o.places.refold(&p)
 		return nil
 	}
 	err := beforeCompile.Hit(o.ctx)
@@ -173,16 +159,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	if err != nil {
 		return err
 	}
-	replaced := make([]*Policy, len(puts))
-	for i, p := range puts {
-		replaced[i] = o.policies[p.Key]
-		o.policies[p.Key] = p
-	}
-	removed := make([]*Policy, len(gone))
-	for i, k := range gone {
-		removed[i] = o.policies[k]
-		delete(o.policies, k)
-	}
+	undo := o.policies.replace(puts, gone)
 	if p.content {
 		o.barrier.Policy++
 	}
@@ -193,16 +170,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	}
 	if err != nil {
 		// Nobody has seen the steps yet, and both ways together change nothing.
-		for i, p := range puts {
-			if replaced[i] == nil {
-				delete(o.policies, p.Key)
-			} else {
-				o.policies[p.Key] = replaced[i]
-			}
-		}
-		for i, k := range gone {
-			o.policies[k] = removed[i]
-		}
+		undo()
 		if p.content {
 			o.barrier.Policy--
 		}
@@ -211,14 +179,83 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		}
 		return err
 	}
-	for _, x := range puts {
-		delete(o.closed, x.Key)
-		delete(o.again, x.Key)
-	}
-	for _, k := range gone {
-		delete(o.closed, k)
-		delete(o.again, k)
-	}
-	o.refold(&p)
+	o.policies.stored(puts, gone)
+	o.places.delivered(puts, gone)
+	o.places.refold(&p)
 	return beforeAnswer.Hit(o.ctx)
+}
+
+// hold also isolates what the last form of a policy selects that was in force as written:
+// the new form is not known, or not in force.
+func (p *Policy) hold(old *Policy) {
+	switch {
+	case old == nil || !old.inForce() || old.Source != p.Source:
+		return
+	case old.object.Group != nil:
+		p.heldLabels, p.heldText = old.object.Group.Labels, policy.Reduced(p.Key, old.Manifest, maxReduced)
+	case old.Exceeds == "" && old.Broken == "":
+		p.held, p.heldText = isolationOf(old.object.Specs), old.Manifest
+		if p.source().Redelivers {
+			p.heldText = policy.Reduced(p.Key, old.Manifest, maxReduced)
+		}
+	default:
+		p.held, p.heldText = old.held, old.heldText
+	}
+	p.addHeld()
+}
+
+// is reports whether the policy has this text.
+func (p *Policy) is(text []byte) bool {
+	if p.sum == nil {
+		return string(p.Manifest) == string(text)
+	}
+	sum := sha256.Sum256(text)
+	return len(text) == p.size && string(p.sum) == string(sum[:])
+}
+
+// isolationOf returns rules for the subjects of specs that allow nothing which the specs do
+// not allow.
+func isolationOf(specs []rule.Spec) []rule.Spec {
+	out := make([]rule.Spec, 0, len(specs))
+	for i := range specs {
+		s := &specs[i]
+		closed := rule.Spec{
+			Subject: s.Subject, Namespace: s.Namespace, Host: s.Host, Selects: s.Selects, DefaultDeny: s.DefaultDeny,
+		}
+		for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
+			var first *rule.Rule // that may take something away
+			for _, r := range s.Rules {
+				if r.Direction == d && (r.Action == policytable.Deny || r.Action == policytable.Pass) &&
+					(first == nil || cmp.Or(cmp.Compare(r.Tier, first.Tier), cmp.Compare(r.Priority, first.Priority),
+						cmp.Compare(r.Index, first.Index)) < 0) {
+					first = r
+				}
+			}
+			if first == nil {
+				continue
+			}
+			r := &rule.Rule{
+				Source: first.Source, Direction: d, Action: policytable.Deny,
+				Tier: first.Tier, Priority: first.Priority, Index: first.Index,
+				Peers: rule.Peers{Any: true, ExceptOwn: first.Tier == policytable.Isolation && first.Peers.ExceptOwn}, AllPorts: true,
+			}
+			r.Source.Path = "isolation"
+			closed.Rules = append(closed.Rules, r.Seal())
+		}
+		out = append(out, closed)
+	}
+	return out
+}
+
+// copy returns a policy that can be changed.
+func (p *Policy) copy() *Policy {
+	c := *p
+	return &c
+}
+
+// record is the policy as a journal has it that was in force.
+func (p *Policy) record() record.Policy {
+	r := policyRecord(p)
+	r.Place = record.Place{Created: p.Created.Unix()}
+	return r
 }

@@ -56,7 +56,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		if id, ok := o.engine.Identity(f.Subject); ok {
 			c.subject = &id
 		}
-		for k, p := range o.policies {
+		for k, p := range o.policies.all {
 			if k.Kind == policy.KindDocument {
 				if key, ok := decode.KeyOf(p.Manifest); ok {
 					k = key // its place says less
@@ -67,7 +67,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			}
 			l := Listed{Policy: *p, Accepted: p.Broken == "" && p.Exceeds == "", Error: cmp.Or(p.Broken, p.Exceeds)}
 			l.Key = k
-			if n := o.foldedIn[k.Namespace]; n > 0 && k.Kind == policy.KindNamespaceIsolation {
+			if n := o.places.foldedIn[k.Namespace]; n > 0 && k.Kind == policy.KindNamespaceIsolation {
 				l.Error = fmt.Sprintf("%d %s", n, p.Exceeds)
 			}
 			if r, ok := o.sources.refusal(p.Source, p.Origin); ok {
@@ -193,19 +193,19 @@ func (o *Owner) Diff(ctx context.Context, r Request, remove []policy.Key, take f
 	}
 	objects := make([]policy.Object, 0, len(docs))
 	for _, d := range docs {
-		objects = append(objects, o.filtered(d.Object))
+		objects = append(objects, o.forms.filtered(d.Object))
 	}
 	var compared *query.Comparison
 	if err := o.aside(ctx, func() error {
 		draft, err := loop.Ask(ctx, o.loop, opDraft, func() (engine.Draft, error) {
 			for _, d := range docs {
-				if old := o.policies[d.Object.Key]; old != nil && o.foreign(old) {
+				if old := o.policies.all[d.Object.Key]; old != nil && o.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
 						failure.ErrOwned, old.Key, old.Source, old.Origin)
 				}
 			}
 			for _, k := range remove {
-				if old := o.policies[k]; old != nil && o.foreign(old) {
+				if old := o.policies.all[k]; old != nil && o.foreign(old) {
 					return engine.Draft{}, fmt.Errorf("%w: %s is of %s %s",
 						failure.ErrForeign, old.Key, old.Source, old.Origin)
 				}
@@ -231,17 +231,17 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (summary.Status, error) {
 		s := summary.Status{
 			Busy:     o.loop.Figures(),
-			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies), Identities: len(o.identities), Waiting: o.engine.Waiting(),
+			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies.all), Identities: len(o.identities), Waiting: o.engine.Waiting(),
 			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.storage.journal.Size(),
 		}
-		for _, p := range o.policies {
+		for _, p := range o.policies.all {
 			if slices.ContainsFunc(p.Notes, func(note manifest.Note) bool { return note.Kind == manifest.NoteUnsupported }) {
 				s.Unsupported++
 			}
 			if p.Exceeds != "" {
 				s.Policies--
 				if k := p.Key; k.Kind == policy.KindNamespaceIsolation {
-					s.Exceeding += o.foldedIn[k.Namespace]
+					s.Exceeding += o.places.foldedIn[k.Namespace]
 				} else {
 					s.Exceeding++
 				}
@@ -257,7 +257,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 				s.Note(summary.ProblemPolicy, "%s %s: %s", p.Key, what, p.Broken)
 			}
 		}
-		s.Limits, s.Reduced = append(o.ledger.Usage(), o.splits()...), len(o.engine.Reduced())
+		s.Limits, s.Reduced = append(o.places.ledger.Usage(), o.splits()...), len(o.engine.Reduced())
 		s.Sources = o.sourceStates()
 		for by, r := range o.sources.refusals() {
 			s.Refused++
@@ -298,7 +298,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			s.Note(kind, "%s: %s", what, text)
 		}
 		orphans := make(map[string]int)
-		for _, p := range o.policies {
+		for _, p := range o.policies.all {
 			if !o.sources.configured(p.Source) {
 				orphans[p.Source]++
 			}
@@ -335,7 +335,7 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 	for name := range o.sources.managers {
 		manager(name)
 	}
-	for _, p := range o.policies {
+	for _, p := range o.policies.all {
 		st := states[place{source: p.Source}]
 		if p.source().Calls {
 			st = manager(p.Manager)

@@ -92,7 +92,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 	if err != nil {
 		// An owner that has ended has no ledger.
 		o.loop.Do(last, opOther, func() { //nolint:errcheck // above
-			o.takeBack(r.plan.places)
+			o.places.takeBack(r.plan.places)
 		})
 	}
 	if serr := r.clear(last, err != nil); serr != nil {
@@ -115,7 +115,7 @@ func (r *revision) begin() (out Outcome, err error) {
 	}
 	defer func() {
 		if err != nil {
-			o.takeBack(r.plan.places)
+			o.places.takeBack(r.plan.places)
 		}
 	}()
 	r.record = r.plan.record(o.barrier.Policy)
@@ -203,6 +203,7 @@ type plan struct {
 	change, back engine.Change
 	content      bool    // what policies say changes
 	places       []place // of all of them before the change
+	levels       bool    // the limits were divided anew
 	// fold and unfold are policies for which the isolation of their namespace stands after
 	// the change, and no longer stands.
 	fold, unfold map[policy.Key]struct{}

@@ -7,19 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
-	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
 func policyRecord(p *Policy) record.Policy {
@@ -80,12 +75,9 @@ func (o *Owner) restore(dir string) error {
 
 func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, names map[string]record.Name) error {
 	var change engine.Change
-	for _, p := range o.decodeAll(policies) {
-		o.policies[p.Key] = p
-		o.ledger.Restore(p.Key, o.asks(p), p.Exceeds == "" || p.Key.Kind == policy.KindNamespaceIsolation)
-		if p.Exceeds != "" && p.folds() {
-			o.isolations.Restore(p.Key, o.asksIsolation(p), true)
-		}
+	for _, p := range o.forms.decodeAll(policies) {
+		o.policies.all[p.Key] = p
+		o.places.restore(p)
 		if p.inForce() {
 			change.UpsertPolicies = append(change.UpsertPolicies, p.object)
 		}
@@ -134,71 +126,4 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 	slices.Sort(subjects)
 	o.addSubjects(slices.Compact(subjects))
 	return nil
-}
-
-// decodeAll understands stored policies, on all processors: it is what most of
-// a start's time goes into.
-func (o *Owner) decodeAll(stored map[policy.Key]record.Policy) []*Policy {
-	out := make([]*Policy, 0, len(stored))
-	var in []record.Policy
-	for _, p := range stored {
-		in = append(in, p)
-		out = append(out, nil)
-	}
-	var wg sync.WaitGroup
-	workers := runtime.GOMAXPROCS(0)
-	for w := range workers {
-		wg.Go(func() {
-			for i := w; i < len(in); i += workers {
-				out[i] = o.decode(in[i])
-			}
-		})
-	}
-	wg.Wait()
-	return out
-}
-
-func (o *Owner) decode(r record.Policy) *Policy {
-	if r.Key.Kind == policy.KindNamespaceIsolation {
-		p := o.isolation(policy.Key(r.Key))
-		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
-		return p
-	}
-	// What an earlier version took stays as that version took it.
-	from := source.Of(r.Source)
-	as := decode.Options{
-		Rules: o.config.Rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
-		Held: from.Accepted,
-	}
-	docs, err := as.Decode(r.Manifest)
-	if why, ok := decode.Isolating(r.Manifest); ok && from.Files {
-		err = errors.New(why)
-	}
-	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
-		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
-	}
-	if err != nil {
-		docs = []decode.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
-	}
-	p := o.policy(docs[0], r.Source, r.Origin)
-	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
-	if err != nil {
-		p.Broken = err.Error()
-	}
-	if !from.Stamped {
-		p.Created = p.Updated
-		if r.Place.Created != 0 {
-			p.Created = time.Unix(r.Place.Created, 0)
-		}
-	}
-	if r.Place.Exceeds != "" {
-		o.isolate(p, r.Place.Exceeds)
-		if r.Place.Size > 0 {
-			p.size, p.sum = r.Place.Size, r.Place.Sum
-		}
-	}
-	if p.Exceeds != "" || p.Broken != "" {
-		o.restoreHeld(p, r.Place.Held)
-	}
-	return p
 }

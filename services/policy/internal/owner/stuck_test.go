@@ -158,7 +158,7 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 // selects from starting.
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
-	p := o.decode(record.Policy{
+	p := o.forms.decode(record.Policy{
 		Key: record.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "large"}, Source: managed.SourceGRPC,
 		Manifest: []byte(strings.TrimPrefix(portPrefixes("large", "large", 0, 1100), "---\n")),
 	})

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/record"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
+)
+
+// forms makes policies of what sources, calls and the journal deliver, in the form that the
+// engine gets. Its methods may be called concurrently.
+type forms struct {
+	rules  rule.Options
+	now    func() time.Time
+	filter atomic.Pointer[excludedlabels.Filter] // of labels of identities
+}
+
+func newForms(rules rule.Options, now func() time.Time, filter excludedlabels.Filter) *forms {
+	f := &forms{rules: rules, now: now}
+	f.filter.Store(&filter)
+	return f
+}
+
+// policy returns the policy that a document is.
+func (f *forms) policy(d decode.Decoded, source, origin string) *Policy {
+	p := &Policy{
+		Key: d.Object.Key, Source: source, Origin: origin, Manifest: d.Text, Updated: f.now(),
+		Dropped: d.Object.Unknown, Broken: d.Object.Isolates, read: d.Object, Created: d.Created, UID: d.UID,
+	}
+	p.filter(f.filter.Load())
+	return p
+}
+
+// filtered is an object as the engine gets it.
+func (f *forms) filtered(ob policy.Object) policy.Object {
+	ob, _ = f.filter.Load().Apply(ob)
+	return ob
+}
+
+// isolation returns the policy that isolates a namespace.
+func (f *forms) isolation(k policy.Key) *Policy {
+	why := "policies of the namespace exceed the share of their tenant, and are too many to isolate one by one"
+	p := &Policy{
+		Key: k, Source: managed.SourceKubernetes, Origin: k.String(), Updated: f.now(), Created: time.Unix(0, 0),
+		Exceeds: why, read: policy.IsolateNamespace(k, "", errors.New(why)),
+	}
+	p.filter(f.filter.Load())
+	return p
+}
+
+// restoreHeld is hold after a start, from what the journal kept.
+func (f *forms) restoreHeld(p *Policy, text []byte) {
+	if len(text) == 0 {
+		return
+	}
+	if p.object.Group != nil {
+		form := policy.Written{Key: p.Key, APIVersion: policy.Versions(p.Key.Kind)[0], Text: text}
+		if ob, err := policy.DecodeHeld(form, f.rules); err == nil {
+			p.heldLabels, p.heldText = ob.Group.Labels, text
+		}
+	}
+	p.held, p.heldText = decode.Options{Rules: f.rules}.Isolated(p.Key, text, errors.New("held")).Specs, text
+	p.addHeld()
+}
+
+// isolate replaces what a policy does by the isolation of what it selects.
+func (f *forms) isolate(p *Policy, why string) {
+	p.Exceeds = why
+	if p.source().Redelivers && len(p.Manifest) > maxReduced {
+		sum := sha256.Sum256(p.Manifest)
+		p.size, p.sum = len(p.Manifest), sum[:]
+		p.Manifest = policy.Reduced(p.Key, p.Manifest, maxReduced)
+	}
+	if p.read.Group != nil {
+		p.read = p.read.CloseGroup(errors.New(why))
+	} else {
+		p.read = decode.Options{Rules: f.rules}.Isolated(p.Key, p.Manifest, errors.New(why))
+	}
+	p.Dropped, p.Broken = nil, ""
+	p.filter(f.filter.Load())
+}
+
+// decodeAll understands stored policies, on all processors: it is what most of
+// a start's time goes into.
+func (f *forms) decodeAll(stored map[policy.Key]record.Policy) []*Policy {
+	out := make([]*Policy, 0, len(stored))
+	var in []record.Policy
+	for _, p := range stored {
+		in = append(in, p)
+		out = append(out, nil)
+	}
+	var wg sync.WaitGroup
+	workers := runtime.GOMAXPROCS(0)
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < len(in); i += workers {
+				out[i] = f.decode(in[i])
+			}
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+func (f *forms) decode(r record.Policy) *Policy {
+	if r.Key.Kind == policy.KindNamespaceIsolation {
+		p := f.isolation(policy.Key(r.Key))
+		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
+		return p
+	}
+	// What an earlier version took stays as that version took it.
+	from := source.Of(r.Source)
+	as := decode.Options{
+		Rules: f.rules, Namespace: r.Key.Namespace, AllowUnknown: true, Stored: true,
+		Held: from.Accepted,
+	}
+	docs, err := as.Decode(r.Manifest)
+	if why, ok := decode.Isolating(r.Manifest); ok && from.Files {
+		err = errors.New(why)
+	}
+	if err == nil && (len(docs) != 1 || docs[0].Object.Key != policy.Key(r.Key)) {
+		err = fmt.Errorf("the text is not that of %s", policy.Key(r.Key))
+	}
+	if err != nil {
+		docs = []decode.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
+	}
+	p := f.policy(docs[0], r.Source, r.Origin)
+	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	if err != nil {
+		p.Broken = err.Error()
+	}
+	if !from.Stamped {
+		p.Created = p.Updated
+		if r.Place.Created != 0 {
+			p.Created = time.Unix(r.Place.Created, 0)
+		}
+	}
+	if r.Place.Exceeds != "" {
+		f.isolate(p, r.Place.Exceeds)
+		if r.Place.Size > 0 {
+			p.size, p.sum = r.Place.Size, r.Place.Sum
+		}
+	}
+	if p.Exceeds != "" || p.Broken != "" {
+		f.restoreHeld(p, r.Place.Held)
+	}
+	return p
+}

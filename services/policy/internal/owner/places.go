@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kube/tenants"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// places are the places of policies in the limits that tenants share: which policies are
+// enforced as written, which of the others isolate what they select, and for which the
+// isolation of their whole namespace stands. They belong to the loop.
+type places struct {
+	tenants  *tenants.Set
+	now      func() time.Time
+	forms    *forms
+	policies *policySet
+
+	ledger     *shares.Ledger[policy.Key]
+	isolations *shares.Ledger[policy.Key] // of the policies that ledger refuses
+	folded     map[policy.Key]struct{}    // policies for which the isolation of their namespace stands
+	foldedIn   map[string]int             // their number by namespace
+	again      map[policy.Key]struct{}    // admitted policies that the source has to deliver again
+	levels     bool                       // they were computed in this run
+}
+
+// newPlaces returns the places of no policies. All fields of the configuration are set.
+func newPlaces(c *Config, f *forms, s *policySet) *places {
+	return &places{
+		tenants: c.Tenants, now: c.Now, forms: f, policies: s, ledger: newLedger(c), isolations: newIsolations(c),
+		folded: make(map[policy.Key]struct{}), foldedIn: make(map[string]int), again: make(map[policy.Key]struct{}),
+	}
+}
+
+// restore gives a stored policy the place that it had.
+func (s *places) restore(p *Policy) {
+	s.ledger.Restore(p.Key, s.asks(p), p.Exceeds == "" || p.Key.Kind == policy.KindNamespaceIsolation)
+	if p.Exceeds != "" && p.folds() {
+		s.isolations.Restore(p.Key, s.asksIsolation(p), true)
+	}
+}
+
+// Names of the limits that tenants share.
+const (
+	LimitPolicies  = "policies"
+	LimitManifests = "manifests"
+	// LimitIsolations and LimitIsolationBytes bound the policies that exceed a share and
+	// isolate one by one, and the bytes that are kept of them.
+	LimitIsolations     = "isolations"
+	LimitIsolationBytes = "isolationBytes"
+)
+
+// isolationPart is the part of MaxManifestBytes that policies may use which exceed a share.
+const isolationPart = 8
+
+// maxReduced is how many bytes are kept of the manifest of a policy of an API server that
+// exceeds its tenant's share. A longer one is reduced to its selectors, and the source has
+// to deliver it again once there is room.
+const maxReduced = 4 << 10
+
+// newLedger returns the ledger of policies. All fields of the configuration are set.
+func newLedger(c *Config) *shares.Ledger[policy.Key] {
+	return shares.NewLedger[policy.Key](c.Tenants.Settings(),
+		shares.Limit{Name: LimitPolicies, Size: c.MaxPolicies},
+		shares.Limit{Name: LimitManifests, Size: c.MaxManifestBytes})
+}
+
+// asks is what a policy needs of the limits.
+func (s *places) asks(p *Policy) shares.Object {
+	units := []int{1, cmp.Or(p.size, len(p.Manifest))}
+	if p.Key.Kind == policy.KindNamespaceIsolation { // it stands for policies without a place
+		units = []int{0, 0}
+	}
+	return shares.Object{
+		Tenant: s.tenants.Of(p.Key.Namespace),
+		Order: shares.Order{
+			Created: p.Created, Namespace: p.Key.Namespace, Name: p.Key.Name, UID: cmp.Or(p.UID, p.Key.Kind),
+		},
+		Local: !p.source().Shared,
+		Units: units,
+	}
+}
+
+// divide gives the policies of a change their places in the ledger, and computes the levels
+// anew if the change requests that. A policy without a place isolates what it selects, or the
+// call that brought it fails. listed says that all sources and the list of Namespaces were
+// complete once, folding that the sources whose policies are folded were.
+func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
+	if len(s.policies.all)+len(s.folded) == 0 && listed && s.ledger.Next().IsZero() {
+		s.ledger.Level(s.now()) // of nothing, so that the first call can use a whole share
+		s.isolations.Level(s.now())
+		s.levels = true
+	}
+	named := make(map[policy.Key]bool, len(e.puts))
+	for _, k := range slices.Concat(e.gone, e.unfolded) {
+		p.places = append(p.places, s.placed(k))
+		s.ledger.Delete(k)
+		s.isolations.Delete(k)
+	}
+	for _, k := range e.unfolded {
+		p.unfold[k] = struct{}{}
+	}
+	for _, x := range e.puts {
+		named[x.Key] = true
+		p.places = append(p.places, s.placed(x.Key))
+		x.Created = s.created(x, s.policies.all[x.Key])
+		if asks := s.asks(x); s.stays(x.Key, asks) {
+			s.ledger.Restore(x.Key, asks, true)
+		} else {
+			s.ledger.Put(x.Key, asks)
+		}
+	}
+	if next := s.nextLevel(); e.levels && !next.IsZero() && !next.After(s.now()) {
+		s.relevel(p, named)
+	}
+	puts := p.puts[:0]
+	for _, x := range p.puts {
+		old := s.policies.all[x.Key]
+		switch {
+		case s.ledger.Admitted(x.Key):
+			s.isolations.Delete(x.Key)
+			if x.Broken != "" {
+				x.hold(old)
+			}
+		case e.answers:
+			return fmt.Errorf("%w: %s %s", failure.ErrLimit, x.Key, s.exceeds(x.Key))
+		default:
+			if s.exceed(x, old); !s.isolates(x) {
+				p.fold[x.Key] = struct{}{}
+				if old != nil {
+					p.gone = append(p.gone, x.Key)
+				}
+				continue
+			}
+		}
+		if _, ok := s.folded[x.Key]; ok {
+			p.unfold[x.Key] = struct{}{}
+		}
+		puts = append(puts, x)
+	}
+	p.puts = puts
+	s.isolateNamespaces(p, e.spaces, folding)
+	return nil
+}
+
+// relevel computes the levels anew and adds the policies to a plan that gain or lose a place.
+// The plan has those that are named already.
+func (s *places) relevel(p *plan, named map[policy.Key]bool) {
+	withdrawn, admitted := s.ledger.Level(s.now())
+	folds, unfolds := s.isolations.Level(s.now())
+	s.levels = true
+	for i, k := range slices.Concat(withdrawn, admitted) {
+		if named[k] {
+			continue
+		}
+		before, old := s.placed(k), s.policies.all[k]
+		before.admitted = i < len(withdrawn)
+		p.places = append(p.places, before)
+		switch {
+		case old != nil && before.admitted:
+			p.puts = append(p.puts, old.copy())
+		case old != nil && old.sum == nil:
+			p.puts = append(p.puts, s.forms.decode(old.record()))
+		default: // its text was not kept
+			s.again[k] = struct{}{}
+		}
+	}
+	for _, k := range folds {
+		if s.policies.all[k] == nil || named[k] || s.ledger.Admitted(k) {
+			continue
+		}
+		before := s.placed(k)
+		before.isolation.admitted = true
+		p.places, p.gone = append(p.places, before), append(p.gone, k)
+		p.fold[k] = struct{}{}
+	}
+	for _, k := range unfolds {
+		if _, ok := s.folded[k]; ok {
+			s.again[k] = struct{}{}
+		}
+	}
+	p.levels = true
+}
+
+// created is when a policy was created: for one of a file or a call, when its first form
+// was accepted.
+func (s *places) created(p, old *Policy) time.Time {
+	switch {
+	case p.source().Stamped:
+		return p.Created
+	case old != nil && !old.source().Stamped:
+		return old.Created
+	}
+	return p.Updated.Truncate(time.Second)
+}
+
+// stays reports whether a policy keeps the place that it has: it does if it needs no more of
+// any limit, or if the levels were not computed yet in this run.
+func (s *places) stays(k policy.Key, asks shares.Object) bool {
+	before, admitted, _ := s.ledger.Object(k)
+	if !admitted || !s.levels {
+		return admitted
+	}
+	for i, n := range asks.Units {
+		if n > before.Units[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// exceeds says which limit has no place for a policy.
+func (s *places) exceeds(k policy.Key) string {
+	limit, tenant, _, _ := s.ledger.Refused(k)
+	return fmt.Sprintf("exceeds the share of %s of limits.%s (%d)", tenant, limit.Name, limit.Size)
+}
+
+// exceed makes a policy isolate what it selects, and what its last admitted form selects.
+func (s *places) exceed(p, old *Policy) {
+	why := s.exceeds(p.Key)
+	s.forms.isolate(p, why)
+	p.hold(old)
+}
+
+// entry is an entry of a ledger; there is false if the ledger has none.
+type entry struct {
+	object          shares.Object
+	there, admitted bool
+}
+
+func entryOf(l *shares.Ledger[policy.Key], k policy.Key) entry {
+	object, admitted, ok := l.Object(k)
+	return entry{object, ok, admitted}
+}
+
+// put gives a policy the entry that it had.
+func (e *entry) put(l *shares.Ledger[policy.Key], k policy.Key) {
+	if e.there {
+		l.Restore(k, e.object, e.admitted)
+	} else {
+		l.Delete(k)
+	}
+}
+
+// place is the place of a policy in the ledgers before a change.
+type place struct {
+	key policy.Key
+	entry
+	isolation entry
+}
+
+// placed returns the place of a policy.
+func (s *places) placed(k policy.Key) place {
+	return place{k, entryOf(s.ledger, k), entryOf(s.isolations, k)}
+}
+
+// takeBack gives policies the places that they had before a change that is not made.
+func (s *places) takeBack(places []place) {
+	for _, x := range slices.Backward(places) {
+		x.put(s.ledger, x.key)
+		x.isolation.put(s.isolations, x.key)
+	}
+}
+
+// says reports whether a policy is what a source delivers, and nothing needs to change for
+// it. It notes when the object was created, and its UID, which change no rule.
+func (s *places) says(p *Policy, d decode.Decoded) bool {
+	switch {
+	case !p.is(d.Text) || s.policies.closed[p.Key] != nil:
+		return false
+	case p.sum != nil && s.ledger.Admitted(p.Key): // the source delivers it again
+		return false
+	case p.Exceeds == "" && p.Broken != d.Object.Isolates:
+		return false
+	}
+	if p.source().Stamped && (!p.Created.Equal(d.Created) || p.UID != d.UID) {
+		p.Created, p.UID = d.Created, d.UID
+		s.ledger.Restore(p.Key, s.asks(p), s.ledger.Admitted(p.Key))
+	}
+	return true
+}
+
+// newIsolations returns the ledger of policies that exceed a share and isolate what they
+// select. All fields of the configuration are set.
+func newIsolations(c *Config) *shares.Ledger[policy.Key] {
+	return shares.NewLedger[policy.Key](c.Tenants.Settings(),
+		shares.Limit{Name: LimitIsolations, Size: c.MaxPolicies},
+		shares.Limit{Name: LimitIsolationBytes, Size: max(maxReduced, c.MaxManifestBytes/isolationPart)})
+}
+
+// isolates reports whether a policy that exceeds the share of its tenant isolates what it
+// selects by rules of its own. If not, it is folded: the owner keeps its place in the ledgers
+// and nothing else, and isolates its whole namespace.
+func (s *places) isolates(p *Policy) bool {
+	if !p.folds() {
+		return true
+	}
+	asks := s.asksIsolation(p)
+	had, admitted, _ := s.isolations.Object(p.Key)
+	if admitted && had.Units[1] >= asks.Units[1] || !admitted && !s.levels && s.isolations.Free(asks.Units) {
+		// Before the first levels most policies of a large tenant exceed its part.
+		s.isolations.Restore(p.Key, asks, true)
+		return true
+	}
+	return s.isolations.Put(p.Key, asks)
+}
+
+// folds reports whether the isolation of its namespace can stand for a policy. Policies of
+// files and of the whole cluster are kept one by one: only administrators write them.
+func (p *Policy) folds() bool {
+	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation
+}
+
+// asksIsolation is what a policy needs that isolates what it selects.
+func (s *places) asksIsolation(p *Policy) shares.Object {
+	asks := s.asks(p)
+	asks.Units = []int{1, len(p.Manifest)}
+	return asks
+}
+
+// namespaceIsolation is the key of the isolation of a namespace.
+func namespaceIsolation(namespace string) policy.Key {
+	return policy.Key{Kind: policy.KindNamespaceIsolation, Namespace: namespace, Name: "exceeds-share"}
+}
+
+// isolateNamespaces adds the isolations of namespaces that begin with a plan, and removes
+// those that end: when nothing is folded into them, and the sources have listed everything.
+// Those in listed may end although the source completes only with the change.
+func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
+	change := make(map[string]int)
+	for k := range p.fold {
+		if _, ok := s.folded[k]; !ok {
+			change[k.Namespace]++
+		}
+	}
+	for k := range p.unfold {
+		if _, ok := s.folded[k]; ok {
+			change[k.Namespace]--
+		}
+	}
+	ends := make(map[policy.Key]bool)
+	for _, k := range listed {
+		ends[k] = true
+		change[k.Namespace] += 0
+	}
+	for namespace, n := range change {
+		k := namespaceIsolation(namespace)
+		p.places = append(p.places, s.placed(k))
+		switch left := s.foldedIn[namespace] + n; {
+		case left > 0 && s.policies.all[k] == nil:
+			x := s.forms.isolation(k)
+			s.ledger.Restore(k, s.asks(x), true)
+			p.puts = append(p.puts, x)
+		case left == 0 && s.policies.all[k] != nil && (ends[k] || all):
+			s.ledger.Delete(k)
+			p.gone = append(p.gone, k)
+		}
+	}
+}
+
+// delivered notes that a change of policies is made.
+func (s *places) delivered(puts []*Policy, gone []policy.Key) {
+	for _, p := range puts {
+		delete(s.again, p.Key)
+	}
+	for _, k := range gone {
+		delete(s.again, k)
+	}
+}
+
+// kindsAgain are the kinds of admitted policies that the source has to deliver again, because
+// their text was not kept.
+func (s *places) kindsAgain() map[string]struct{} {
+	kinds := make(map[string]struct{})
+	for k := range s.again {
+		kinds[k.Kind] = struct{}{}
+	}
+	return kinds
+}
+
+// reassign gives each policy to the tenant that its namespace belongs to now.
+func (s *places) reassign() {
+	of := func(k policy.Key) shares.Tenant { return s.tenants.Of(k.Namespace) }
+	s.ledger.Reassign(of)
+	s.isolations.Reassign(of)
+}
+
+// refold notes which policies are folded after a plan was carried out.
+func (s *places) refold(p *plan) {
+	for k := range p.unfold {
+		if _, ok := s.folded[k]; ok {
+			delete(s.folded, k)
+			delete(s.again, k)
+			if s.foldedIn[k.Namespace]--; s.foldedIn[k.Namespace] == 0 {
+				delete(s.foldedIn, k.Namespace)
+			}
+		}
+	}
+	for k := range p.fold {
+		delete(s.again, k)
+		if _, ok := s.folded[k]; !ok {
+			s.folded[k] = struct{}{}
+			s.foldedIn[k.Namespace]++
+		}
+	}
+}
+
+// foldedAs reports whether a policy is folded, and an object says nothing else: it needs not
+// be decoded.
+func (s *places) foldedAs(k policy.Key, w policy.Written) bool {
+	if _, ok := s.folded[k]; !ok {
+		return false
+	}
+	if _, ok := s.again[k]; ok {
+		return false
+	}
+	asks, _, _ := s.ledger.Object(k)
+	return asks.Order.Created.Equal(w.Created) && (w.UID == "" || asks.Order.UID == w.UID) && asks.Units[1] == len(w.Text)
+}
+
+// foldedWhy says what became of a folded policy.
+func (s *places) foldedWhy(k policy.Key) string {
+	if s.ledger.Admitted(k) {
+		return "there is room again, and the policy is requested from the API server; until then its namespace is isolated"
+	}
+	return fmt.Sprintf("%s; its tenant has too many such policies to isolate their pods one by one, "+
+		"so the whole namespace %s is isolated", s.exceeds(k), k.Namespace)
+}
+
+// nextLevel returns when levels are due; the zero time: they are not.
+func (s *places) nextLevel() time.Time {
+	next, isolations := s.ledger.Next(), s.isolations.Next()
+	if next.IsZero() || !isolations.IsZero() && isolations.Before(next) {
+		return isolations
+	}
+	return next
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/services/policy/internal/decode"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// desk has what the places of policies need, without an owner.
+type desk struct {
+	t   *testing.T
+	now time.Time
+	*forms
+	*policySet
+	*places
+}
+
+func newDesk(t *testing.T, policies int) *desk {
+	t.Helper()
+	d := &desk{t: t, now: time.Unix(100_000, 0), policySet: newPolicySet()}
+	c := &Config{MaxPolicies: policies, MaxManifestBytes: 1 << 20, Tenants: withoutTenants(), Now: func() time.Time { return d.now }}
+	d.forms = newForms(rule.Options{}, c.Now, excludedlabels.Default())
+	d.places = newPlaces(c, d.forms, d.policySet)
+	return d
+}
+
+// make returns the policy n of a namespace, of which a lower n is older.
+func (d *desk) make(source, namespace string, n int) *Policy {
+	d.t.Helper()
+	docs, err := decode.Options{}.Decode([]byte(text(namespace, fmt.Sprint("p", n), 80)))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	docs[0].Created, docs[0].UID = time.Unix(int64(n), 0), fmt.Sprint(n)
+	return d.policy(docs[0], source, docs[0].Object.Key.String())
+}
+
+// change makes a change, as the owner does with one that is stored.
+func (d *desk) change(e edit) {
+	d.t.Helper()
+	p, err := d.plan(e)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.replace(p.puts, p.gone)
+	d.stored(p.puts, p.gone)
+	d.delivered(p.puts, p.gone)
+	d.refold(&p)
+}
+
+func (d *desk) plan(e edit) (plan, error) {
+	p := plan{
+		puts: slices.Clone(e.puts), gone: slices.Clone(e.gone),
+		fold: make(map[policy.Key]struct{}), unfold: make(map[policy.Key]struct{}),
+	}
+	return p, d.divide(&e, &p, true, true)
+}
+
+// deliverAgain delivers the policies of which the text was not kept, of so many in a namespace.
+func (d *desk) deliverAgain(namespace string, policies int) {
+	d.t.Helper()
+	var e edit
+	for n := range policies {
+		p := d.make(managed.SourceKubernetes, namespace, n+1)
+		if _, again := d.again[p.Key]; again {
+			e.puts = append(e.puts, p)
+		}
+	}
+	if _, asked := d.kindsAgain()["NetworkPolicy"]; asked != (len(e.puts) > 0) {
+		d.t.Fatalf("the source is asked %v for %d policies", asked, len(e.puts))
+	}
+	d.change(e)
+	if len(d.again) > 0 {
+		d.t.Fatalf("%d policies were delivered again and are asked for still", len(d.again))
+	}
+}
+
+// admitted counts the policies that are enforced as written, and those that isolate.
+func (d *desk) admitted() (admitted, isolate int) {
+	for _, p := range d.all {
+		switch {
+		case p.Key.Kind == policy.KindNamespaceIsolation:
+		case p.Exceeds == "":
+			admitted++
+		default:
+			isolate++
+		}
+	}
+	return admitted, isolate
+}
+
+func TestOldestPoliciesHaveThePlacesAfterALevel(t *testing.T) {
+	const limit = 10
+	d := newDesk(t, limit)
+	var e edit
+	for n := 2 * limit; n > 0; n-- {
+		e.puts = append(e.puts, d.make(managed.SourceKubernetes, "shop", n))
+	}
+	e.levels = true
+	d.change(e)
+	d.now = d.now.Add(time.Hour)
+	d.change(edit{levels: true})
+	d.deliverAgain("shop", 2*limit)
+	// A tenant alone gets nearly everything: something is left for the next one.
+	admitted, isolate := d.admitted()
+	if admitted < limit/2 || admitted > limit || isolate+len(d.folded) != 2*limit-admitted {
+		t.Fatalf("%d admitted, %d isolate, %d folded, of %d in %d places", admitted, isolate, len(d.folded), 2*limit, limit)
+	}
+	for n := 1; n <= 2*limit; n++ {
+		if k := d.make(managed.SourceKubernetes, "shop", n).Key; d.ledger.Admitted(k) != (n <= admitted) {
+			t.Errorf("%s has a place: %v; %d are admitted, the oldest first", k, d.ledger.Admitted(k), admitted)
+		}
+	}
+	// Room for one: the oldest of the others gets it.
+	d.now = d.now.Add(time.Hour)
+	d.change(edit{gone: []policy.Key{d.make(managed.SourceKubernetes, "shop", 1).Key}, levels: true})
+	if k := d.make(managed.SourceKubernetes, "shop", admitted+1).Key; !d.ledger.Admitted(k) {
+		t.Errorf("%s is the oldest without a place, and there is room", k)
+	}
+}
+
+func TestPlanThatIsTakenBackLeavesThePlaces(t *testing.T) {
+	d := newDesk(t, 4)
+	d.change(edit{puts: []*Policy{d.make(managed.SourceKubernetes, "shop", 1)}, levels: true})
+	before := d.ledger.Usage()
+	p, err := d.plan(edit{
+		puts: []*Policy{d.make(managed.SourceKubernetes, "shop", 2), d.make(managed.SourceKubernetes, "shop", 3)},
+		gone: []policy.Key{d.make(managed.SourceKubernetes, "shop", 1).Key},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.ledger.Admitted(d.make(managed.SourceKubernetes, "shop", 1).Key) {
+		t.Error("the plan removes a policy that keeps its place")
+	}
+	d.takeBack(p.places)
+	if got := d.ledger.Usage(); fmt.Sprint(got) != fmt.Sprint(before) {
+		t.Errorf("after the plan was taken back: %+v, want %+v", got, before)
+	}
+}
+
+func TestCallWithoutAPlaceIsRefused(t *testing.T) {
+	d := newDesk(t, 2)
+	d.change(edit{levels: true})
+	var e edit
+	for n := range 5 {
+		e.puts = append(e.puts, d.make(managed.SourceGRPC, "shop", n+1))
+	}
+	e.answers = true
+	p, err := d.plan(e)
+	if !errors.Is(err, failure.ErrLimit) {
+		t.Fatalf("five policies in two places: %v, want ErrLimit", err)
+	}
+	d.takeBack(p.places)
+	e.answers = false // as a file, which isolates
+	d.change(e)
+	if _, isolate := d.admitted(); isolate == 0 || len(d.folded) > 0 {
+		t.Errorf("%d policies isolate and %d are folded; want that some isolate, as only policies of an API server fold",
+			isolate, len(d.folded))
+	}
+}
+
+func TestNamespaceStandsForFoldedPoliciesWhileThereIsOne(t *testing.T) {
+	const limit = 4
+	d := newDesk(t, limit)
+	var e edit
+	for n := range 6 * limit {
+		e.puts = append(e.puts, d.make(managed.SourceKubernetes, "shop", n+1))
+	}
+	e.levels = true
+	d.change(e)
+	d.now = d.now.Add(time.Hour)
+	d.change(edit{levels: true})
+	isolation := namespaceIsolation("shop")
+	if len(d.folded) == 0 || d.foldedIn["shop"] != len(d.folded) || d.all[isolation] == nil {
+		t.Fatalf("%d folded, %d in the namespace, isolation %v", len(d.folded), d.foldedIn["shop"], d.all[isolation])
+	}
+	for k := range d.folded {
+		if d.all[k] != nil {
+			t.Errorf("%s is folded and kept", k)
+		}
+	}
+	var rest edit
+	for n := range 6 * limit {
+		k := d.make(managed.SourceKubernetes, "shop", n+1).Key
+		if _, folded := d.folded[k]; folded {
+			rest.unfolded = append(rest.unfolded, k)
+		}
+	}
+	d.change(rest)
+	if len(d.folded)+len(d.foldedIn) > 0 || d.all[isolation] != nil {
+		t.Errorf("%d folded in %d namespaces, isolation %v; want none", len(d.folded), len(d.foldedIn), d.all[isolation])
+	}
+}
+
+func TestReplacedPoliciesCanBePutBack(t *testing.T) {
+	d := newDesk(t, 10)
+	stays, old, gone := d.make(managed.SourceFile, "shop", 1), d.make(managed.SourceFile, "shop", 2), d.make(managed.SourceFile, "shop", 3)
+	d.replace([]*Policy{stays, old, gone}, nil)
+	next, fresh := d.make(managed.SourceFile, "shop", 2), d.make(managed.SourceFile, "shop", 4)
+	undo := d.replace([]*Policy{next, fresh}, []policy.Key{gone.Key})
+	if d.all[old.Key] != next || d.all[fresh.Key] != fresh || d.all[gone.Key] != nil || d.all[stays.Key] != stays {
+		t.Fatalf("after the change: %v", d.all)
+	}
+	undo()
+	if len(d.all) != 3 || d.all[old.Key] != old || d.all[gone.Key] != gone || d.all[stays.Key] != stays {
+		t.Errorf("after it was put back: %v", d.all)
+	}
+}
+
+// TestClosedFormStandsInUntilAChangeIsStored: it isolates, once for the same new form.
+func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
+	d := newDesk(t, 10)
+	p := d.make(managed.SourceFile, "shop", 1)
+	d.replace([]*Policy{p}, nil)
+	next := d.make(managed.SourceFile, "shop", 1)
+	next.Manifest = []byte("another")
+	form, is := d.close(p.Key, next)
+	if !is || d.enforced(p.Key).Specs == nil || len(form.Specs) != len(p.object.Specs)+len(next.object.Specs) {
+		t.Fatalf("closed %v: %+v", is, form)
+	}
+	if _, again := d.close(p.Key, next); again {
+		t.Error("it is closed twice for one form")
+	}
+	if _, again := d.close(p.Key, nil); !again {
+		t.Error("its removal is another change, and is not closed")
+	}
+	d.stored([]*Policy{next}, nil)
+	if got := d.enforced(p.Key); got != &p.object {
+		t.Errorf("after a change is stored the engine has %+v", got)
+	}
+}

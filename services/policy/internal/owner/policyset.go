@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"iter"
+
+	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+)
+
+// policySet has the policies of the node, in force or not, and of those whose change could not
+// be stored the form that stands in for them. It belongs to the loop.
+type policySet struct {
+	all map[policy.Key]*Policy
+	// closed are policies of which the engine has another form than all says, since
+	// a change of them could not be stored: they isolate until it is.
+	closed map[policy.Key]*closedForm
+}
+
+func newPolicySet() *policySet {
+	return &policySet{all: make(map[policy.Key]*Policy), closed: make(map[policy.Key]*closedForm)}
+}
+
+// replace makes a change of policies, and returns what takes it back.
+func (s *policySet) replace(puts []*Policy, gone []policy.Key) (undo func()) {
+	former := make(map[policy.Key]*Policy, len(puts)+len(gone))
+	for _, p := range puts {
+		if _, seen := former[p.Key]; !seen {
+			former[p.Key] = s.all[p.Key]
+		}
+		s.all[p.Key] = p
+	}
+	for _, k := range gone {
+		if _, seen := former[k]; !seen {
+			former[k] = s.all[k]
+		}
+		delete(s.all, k)
+	}
+	return func() {
+		for k, p := range former {
+			if p == nil {
+				delete(s.all, k)
+			} else {
+				s.all[k] = p
+			}
+		}
+	}
+}
+
+// stored ends the closed forms of policies whose change is stored.
+func (s *policySet) stored(puts []*Policy, gone []policy.Key) {
+	for _, p := range puts {
+		delete(s.closed, p.Key)
+	}
+	for _, k := range gone {
+		delete(s.closed, k)
+	}
+}
+
+// closedForm is a policy that could not be stored, as the engine has it meanwhile.
+type closedForm struct {
+	policy.Object
+	of *Policy // that was to be stored; nil: the policy was to be removed
+}
+
+// close makes the closed form of a policy that was to become p, or to be removed if p is nil:
+// it isolates what the former and the new form select. False: it is closed so already.
+func (s *policySet) close(k policy.Key, p *Policy) (policy.Object, bool) {
+	if before := s.closed[k]; before != nil && (before.of == nil) == (p == nil) && (p == nil || before.of.same(p)) {
+		return policy.Object{}, false
+	}
+	form := &closedForm{Object: policy.Object{Key: k}, of: p}
+	add := func(x *policy.Object) {
+		form.Specs = append(form.Specs, isolationOf(x.Specs)...)
+		if x.Group != nil {
+			labels := x.Group.Labels.All()
+			if form.Group != nil {
+				labels = append(labels, form.Group.Labels.All()...)
+			}
+			form.Group = &policy.Group{Name: x.Group.Name, Labels: label.NewSet(labels...), Closed: true}
+		}
+	}
+	if old := s.all[k]; old != nil && old.inForce() {
+		add(&old.object)
+	}
+	if p != nil {
+		add(&p.object)
+	}
+	s.closed[k] = form
+	return form.Object, true
+}
+
+// filter makes the policies anew with another filter of labels, and returns those that the
+// engine has in another form then.
+func (s *policySet) filter(f *excludedlabels.Filter) (changed []policy.Object) {
+	for _, p := range s.all {
+		was := p.closed
+		p.filter(f)
+		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil { // else the engine has a closed form
+			changed = append(changed, p.object)
+		}
+	}
+	return changed
+}
+
+// enforced is what the engine has of a policy; nil: nothing.
+func (s *policySet) enforced(k policy.Key) *policy.Object {
+	if closed := s.closed[k]; closed != nil {
+		return &closed.Object
+	}
+	if p := s.all[k]; p != nil && p.inForce() {
+		return &p.object
+	}
+	return nil
+}
+
+// by says who brought the policy.
+func (p *Policy) by() managed.By {
+	return managed.By{Source: p.Source, Origin: p.Origin, Manager: p.Manager}
+}
+
+// managed returns the policies as the rules for managers see them.
+func (s *policySet) managed(configured func(source string) bool) *managed.Objects[policy.Key] {
+	return &managed.Objects[policy.Key]{
+		By: func(k policy.Key) (managed.By, bool) {
+			p := s.all[k]
+			if p == nil {
+				return managed.By{}, false
+			}
+			return p.by(), true
+		},
+		All: func(yield func(policy.Key, managed.By) bool) {
+			for k, p := range s.all {
+				if !yield(k, p.by()) {
+					return
+				}
+			}
+		},
+		Configured: configured,
+		Compare:    policy.Key.Compare,
+	}
+}
+
+// originsOf are the origins of the policies of a source, each once or more.
+func (s *policySet) originsOf(source string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, p := range s.all {
+			if p.Source == source && !yield(p.Origin) {
+				return
+			}
+		}
+	}
+}

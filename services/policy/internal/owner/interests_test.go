@@ -50,7 +50,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits := func() bool {
-		is, err := loop.Ask(t.Context(), o.loop, opOther, func() (bool, error) { return !o.subscribers["datapath"].saveAt.IsZero(), nil })
+		is, err := loop.Ask(t.Context(), o.loop, opOther, func() (bool, error) { return !o.subscribers.all["datapath"].saveAt.IsZero(), nil })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -62,7 +62,7 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	if !errors.Is(last, failure.ErrLimit) {
 		t.Errorf("the last was answered with %v", last)
 	}
-	s := o.subscribers["datapath"] // nobody else asks
+	s := o.subscribers.all["datapath"] // nobody else asks
 	if len(s.subjects) > maxSubjects || len(s.locations) > maxLocations {
 		t.Errorf("%d subjects and %d locations, the limits are %d and %d", len(s.subjects), len(s.locations), maxSubjects, maxLocations)
 	}

@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,16 +76,6 @@ type Config struct {
 	Processor func() time.Duration
 }
 
-// subscriber is one that is connected, or was lately.
-type subscriber struct {
-	subjects  map[identity.Numeric]struct{}
-	locations map[netip.Addr]identity.Numeric
-	enforces  bool            // else it watches
-	session   *stream.Session // nil while it is away
-	until     time.Time       // when it is forgotten; while it is away
-	saveAt    time.Time       // when its interests are stored; zero: they are
-}
-
 // Owner is the one owner of all state.
 type Owner struct {
 	config  Config
@@ -115,7 +104,7 @@ type Owner struct {
 	tasks       sync.WaitGroup // goroutines of Run
 	sources     *sources
 	identities  map[identity.Numeric]peer.Identity
-	subscribers map[string]*subscriber
+	subscribers *subscribers
 	names       *names.Table
 	problems    *problems
 	sweepAt     time.Time
@@ -143,7 +132,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
 		policies:   newPolicySet(),
-		identities: make(map[identity.Numeric]peer.Identity), subscribers: make(map[string]*subscriber),
+		identities: make(map[identity.Numeric]peer.Identity), subscribers: newSubscribers(config.Linger, config.Now),
 		names:   names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
 		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: newProblems(config.Log), readied: make(chan struct{}),

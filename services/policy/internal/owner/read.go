@@ -271,7 +271,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			s.Note(summary.ProblemSettings, "%s", text)
 		}
 		states, _ := o.stream.States()
-		for name, sub := range o.subscribers {
+		for name, sub := range o.subscribers.all {
 			st := summary.SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
 				if state.Name != name {

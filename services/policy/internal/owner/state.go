@@ -5,8 +5,7 @@ package owner
 
 import (
 	"errors"
-	"fmt"
-	"net/netip"
+	"maps"
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -24,18 +23,6 @@ func policyRecord(p *Policy) record.Policy {
 	}
 	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated { // a stamped object says it again
 		r.Place.Created = at
-	}
-	return r
-}
-
-func subscriberRecord(name string, s *subscriber) record.Subscriber {
-	r := record.Subscriber{Name: name, Enforces: true}
-	for x := range s.subjects {
-		r.Subjects = append(r.Subjects, uint32(x))
-	}
-	slices.Sort(r.Subjects)
-	for a, x := range s.locations {
-		r.Locations = append(r.Locations, record.Location{Address: a.String(), Identity: uint32(x)})
 	}
 	return r
 }
@@ -96,28 +83,20 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 		o.wakeAt(wake)
 		change.Learn = append(change.Learn, learned)
 	}
-	until := o.config.Now().Add(o.config.Linger)
 	var subjects []identity.Numeric
 	for _, r := range subscribers {
-		if !r.Enforces && r.Name != datapathName {
-			continue // it came and went under a version that kept those that watch
+		s, err := o.subscribers.restore(r)
+		if err != nil {
+			return err
 		}
-		s := newSubscriber()
-		s.enforces, s.until = true, until
-		for _, x := range r.Subjects {
-			s.subjects[identity.Numeric(x)] = struct{}{}
-			subjects = append(subjects, identity.Numeric(x))
+		if s == nil {
+			continue
 		}
-		for _, l := range r.Locations {
-			addr, err := netip.ParseAddr(l.Address)
-			if err != nil {
-				return fmt.Errorf("stored location of %s: %w", r.Name, err)
-			}
-			s.locations[addr] = identity.Numeric(l.Identity)
-			change.Locate = append(change.Locate, engine.Location{Addr: addr, Identity: identity.Numeric(l.Identity)})
+		subjects = slices.AppendSeq(subjects, maps.Keys(s.subjects))
+		for addr, x := range s.locations {
+			change.Locate = append(change.Locate, engine.Location{Addr: addr, Identity: x})
 		}
-		o.subscribers[r.Name] = s
-		o.wakeAt(until)
+		o.wakeAt(s.until)
 	}
 	// Without subjects nothing is compiled, so nothing can be too large.
 	if err := o.apply(change); err != nil {

@@ -23,53 +23,6 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// What one subscriber may ask for.
-const (
-	maxSubjects    = 4096
-	maxLocations   = 16384
-	maxSubscribers = 16
-)
-
-// datapathName is what the datapath calls itself. Versions that do not say what
-// they do with the tables are told from other subscribers by it.
-const datapathName = "datapath"
-
-// Interest is what a subscriber wants tables for.
-type Interest struct {
-	Subjects  []identity.Numeric
-	Locations []engine.Location
-}
-
-// Role is what a subscriber does with the tables.
-type Role uint8
-
-// The roles.
-const (
-	RoleUnknown Role = iota // it does not say; its name tells
-	RoleEnforces
-	RoleWatches
-)
-
-// Subscription is how a subscriber connects.
-type Subscription struct {
-	Name string
-	Role Role
-	// The last message that it carried out; zero: none.
-	Incarnation stream.Incarnation
-	Seq         uint64
-	Interest
-}
-
-func (s *Subscription) enforces() bool {
-	return s.Role == RoleEnforces || s.Role == RoleUnknown && s.Name == datapathName
-}
-
-func newSubscriber() *subscriber {
-	return &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric)}
-}
-
-func (s *subscriber) wants(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok }
-
 // Subscribe connects a subscriber with exactly these interests. The caller must
 // give the session back with Unsubscribe.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Session, error) {
@@ -84,7 +37,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 	for more := true; more; {
 		var err error
 		if more, err = loop.Ask(ctx, o.loop, opSubscribe, func() (bool, error) {
-			s, err := o.subscriber(want)
+			s, err := o.connecting(&want)
 			if err != nil {
 				return false, err
 			}
@@ -94,26 +47,11 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 		}
 	}
 	return loop.Ask(ctx, o.loop, opSubscribe, func() (*stream.Session, error) {
-		s, err := o.subscriber(want)
+		s, err := o.connecting(&want)
 		if err != nil {
 			return nil, err
 		}
-		places := make(map[netip.Addr]identity.Numeric, len(want.Locations))
-		for _, l := range want.Locations {
-			places[l.Addr] = l.Identity
-		}
-		var remove []identity.Numeric
-		for x := range s.subjects {
-			if _, ok := subjects[x]; !ok {
-				remove = append(remove, x)
-			}
-		}
-		var vacate []netip.Addr
-		for a := range s.locations {
-			if _, ok := places[a]; !ok {
-				vacate = append(vacate, a)
-			}
-		}
+		remove, vacate := s.rest(want.Interest)
 		o.interest(s, want.Subjects, remove, want.Locations, vacate)
 		o.saveSubscriber(name, s)
 		o.publish()
@@ -129,51 +67,21 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 	})
 }
 
+// connecting returns the subscriber that connects.
+func (o *Owner) connecting(want *Subscription) (*subscriber, error) {
+	s, err := o.subscribers.connecting(want)
+	if err == nil {
+		o.wakeAt(s.until)
+	}
+	return s, err
+}
+
 // approach brings a subscriber nearer to the subjects that it wants, by some at a
 // time, and reports whether any are left.
 func (o *Owner) approach(s *subscriber, want map[identity.Numeric]struct{}) bool {
-	var add, remove []identity.Numeric
-	for x := range s.subjects {
-		if _, ok := want[x]; !ok && len(remove) < subjectsAtOnce {
-			remove = append(remove, x)
-		}
-	}
-	for x := range want {
-		if _, ok := s.subjects[x]; !ok && len(add) < subjectsAtOnce {
-			add = append(add, x)
-		}
-	}
-	if len(remove) > 0 {
-		add = nil // room first
-	}
+	add, remove := s.next(want)
 	o.interest(s, add, remove, nil, nil)
 	return len(add)+len(remove) > 0
-}
-
-// subscriber is the one that connects; a new one is forgotten unless it does.
-func (o *Owner) subscriber(want Subscription) (*subscriber, error) {
-	s := o.subscribers[want.Name]
-	if s == nil {
-		same := 0
-		for _, other := range o.subscribers {
-			if other.enforces == want.enforces() {
-				same++
-			}
-		}
-		switch {
-		case same < maxSubscribers:
-		case want.enforces():
-			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went", failure.ErrLimit, same, o.config.Linger)
-		default:
-			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", failure.ErrLimit, same)
-		}
-		s = newSubscriber()
-		s.until = o.config.Now().Add(o.config.Linger)
-		o.wakeAt(s.until)
-		o.subscribers[want.Name] = s
-	}
-	s.enforces = want.enforces()
-	return s, nil
 }
 
 // savePause is for how long changes of a subscriber's interests are gathered before
@@ -196,16 +104,12 @@ func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
 	// The owner answers soon, or is gone, and then nothing matters.
 	loop.Ask(context.Background(), o.loop, opOther, func() (struct{}, error) { //nolint:errcheck // above
-		if s := o.subscribers[name]; s != nil && s.session == session {
-			s.session = nil
-			switch s.until = o.config.Now(); {
-			case s.enforces:
-				s.until = s.until.Add(o.config.Linger)
-			case len(s.subjects) <= subjectsAtOnce:
+		if s := o.subscribers.all[name]; s != nil && s.session == session {
+			if o.subscribers.left(s) {
 				o.forgetSubscriber(name, s)
-				return struct{}{}, nil
+			} else {
+				o.wakeAt(s.until)
 			}
-			o.wakeAt(s.until)
 		}
 		return struct{}{}, nil
 	})
@@ -215,23 +119,14 @@ func (o *Owner) Unsubscribe(name string, session *stream.Session) {
 // first.
 func (o *Owner) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
 	_, err := loop.Ask(ctx, o.loop, opInterest, func() (struct{}, error) {
-		s := o.subscribers[name]
+		s := o.subscribers.all[name]
 		if s == nil || s.session != session {
 			return struct{}{}, failure.ErrReplaced
 		}
-		addrs := func(ls []engine.Location) (as []netip.Addr) {
-			for _, l := range ls {
-				as = append(as, l.Addr)
-			}
-			return as
+		if err := s.fits(add, remove); err != nil {
+			return struct{}{}, err
 		}
-		vacate := addrs(remove.Locations)
-		if sizeAfter(s.subjects, remove.Subjects, add.Subjects) > maxSubjects ||
-			sizeAfter(s.locations, vacate, addrs(add.Locations)) > maxLocations {
-			return struct{}{}, fmt.Errorf("%w: a subscriber may have %d subjects and %d locations",
-				failure.ErrLimit, maxSubjects, maxLocations)
-		}
-		o.interest(s, add.Subjects, remove.Subjects, add.Locations, vacate)
+		o.interest(s, add.Subjects, remove.Subjects, add.Locations, remove.addrs())
 		if s.saveAt.IsZero() {
 			s.saveAt = o.config.Now().Add(savePause)
 			o.wakeAt(s.saveAt)
@@ -241,59 +136,10 @@ func (o *Owner) Change(ctx context.Context, name string, session *stream.Session
 	return err
 }
 
-// sizeAfter is the number of keys of m once some were removed and then some added.
-func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
-	there := make(map[K]bool, len(remove)+len(add))
-	for _, k := range remove {
-		there[k] = false
-	}
-	for _, k := range add {
-		there[k] = true
-	}
-	n := len(m)
-	for k, is := range there {
-		switch _, was := m[k]; {
-		case was && !is:
-			n--
-		case is && !was:
-			n++
-		}
-	}
-	return n
-}
-
 // interest changes what a subscriber wants and gives the engine what that
 // means for all of them together.
 func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
-	for _, x := range remove {
-		delete(s.subjects, x)
-	}
-	for _, x := range add {
-		s.subjects[x] = struct{}{}
-	}
-	var c engine.Change
-	for _, x := range remove {
-		if !o.wanted(x) {
-			c.RemoveSubjects = append(c.RemoveSubjects, x)
-		}
-	}
-	for _, a := range vacate {
-		if _, ok := s.locations[a]; !ok {
-			continue
-		}
-		delete(s.locations, a)
-		if other, ok := o.located(a); ok {
-			c.Locate = append(c.Locate, engine.Location{Addr: a, Identity: other})
-		} else {
-			c.Vacate = append(c.Vacate, a)
-		}
-	}
-	for _, l := range locate {
-		if old, ok := s.locations[l.Addr]; !ok || old != l.Identity {
-			s.locations[l.Addr] = l.Identity
-			c.Locate = append(c.Locate, l)
-		}
-	}
+	c := o.subscribers.change(s, add, remove, locate, vacate)
 	if len(c.Locate)+len(c.Vacate) > 0 {
 		o.barrier.Address++
 	}
@@ -301,32 +147,12 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 	o.addSubjects(add)
 }
 
-// wanted reports whether any subscriber has the subject.
-func (o *Owner) wanted(x identity.Numeric) bool {
-	for _, s := range o.subscribers {
-		if s.wants(x) {
-			return true
-		}
-	}
-	return false
-}
-
-// located finds an address among all subscribers.
-func (o *Owner) located(a netip.Addr) (identity.Numeric, bool) {
-	for _, s := range o.subscribers {
-		if x, ok := s.locations[a]; ok {
-			return x, true
-		}
-	}
-	return 0, false
-}
-
 // addSubjects compiles subjects whose identities are known. A table that is too large has
 // the rules that fit.
 func (o *Owner) addSubjects(list []identity.Numeric) {
 	var fresh []identity.Numeric
 	for _, x := range list {
-		if _, known := o.identities[x]; known && !o.engine.IsSubject(x) && o.wanted(x) {
+		if _, known := o.identities[x]; known && !o.engine.IsSubject(x) && o.subscribers.want(x) {
 			fresh = append(fresh, x)
 		}
 	}
@@ -365,7 +191,7 @@ func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject ide
 
 // saveSubscribers stores the interests that wait for it.
 func (o *Owner) saveSubscribers() {
-	for name, s := range o.subscribers {
+	for name, s := range o.subscribers.all {
 		if !s.saveAt.IsZero() {
 			o.saveSubscriber(name, s)
 		}
@@ -374,7 +200,7 @@ func (o *Owner) saveSubscribers() {
 
 // sweepSubscribers stores what changed, and forgets those that did not come back.
 func (o *Owner) sweepSubscribers(now time.Time) {
-	for name, s := range o.subscribers {
+	for name, s := range o.subscribers.all {
 		switch {
 		case s.saveAt.IsZero():
 		case s.saveAt.After(now):
@@ -397,7 +223,7 @@ func (o *Owner) sweepSubscribers(now time.Time) {
 // forgetSubscriber drops one that is not connected, with its subjects.
 func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	subjects, places := slices.Sorted(maps.Keys(s.subjects)), slices.Collect(maps.Keys(s.locations))
-	delete(o.subscribers, name)
+	delete(o.subscribers.all, name)
 	o.interest(s, nil, subjects, nil, places)
 	o.stream.Forget(name)
 	o.storage.save(o.ctx, record.Cache{GoneSubscribers: []string{name}})
@@ -425,13 +251,7 @@ func (o *Owner) await(
 		if err != nil {
 			return stream.Goal{}, err
 		}
-		who := make(map[string]bool)
-		for name, s := range o.subscribers {
-			if s.enforces {
-				who[name] = len(subjects) == 0 || slices.ContainsFunc(subjects, s.wants)
-			}
-		}
-		return stream.Goal{Barrier: b, Current: o.barrier.Policy, Subjects: subjects, Who: who}, nil
+		return stream.Goal{Barrier: b, Current: o.barrier.Policy, Subjects: subjects, Who: o.subscribers.awaited(subjects)}, nil
 	})
 	if err != nil {
 		return stream.Progress{}, err

@@ -5,13 +5,11 @@ package policysync
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
@@ -43,15 +41,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 		}
 		a.tables[id] = &kernelTable{id: id, content: c.Clone()}
 	}
-	maps.Copy(a.numbers, a.cfg.Kernel.IdentityClasses())
-	entries, err := a.cfg.Kernel.Identities()
-	if err != nil {
-		return fmt.Errorf("list identities: %w", err)
-	}
-	for id, w := range entries {
-		a.setEntry(id, w)
-	}
-	if err := a.gate(); err != nil {
+	if err := a.identities.adopt(); err != nil {
 		return err
 	}
 	endpoints, err := a.cfg.Kernel.Bindings()
@@ -78,52 +68,8 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 	return nil
 }
 
-// gate says which identities the tables of the process before know.
-func (a *Applier) gate() error {
-	if a.cfg.Addresses == nil {
-		return nil
-	}
-	known := make([]identity.Numeric, 0, len(a.entries))
-	for id := range a.entries {
-		known = append(known, identity.Numeric(id))
-	}
-	if err := a.cfg.Addresses.Gate(known); err != nil {
-		return fmt.Errorf("addresses whose identity no table knows: %w", err)
-	}
-	return nil
-}
-
 // evaluated says whether a table is one that a policy service gave.
 func (a *Applier) evaluated(t nodetable.ID) bool {
 	_, ok := a.tables[t]
 	return ok || t == nodetable.Allow
-}
-
-func (a *Applier) setEntry(id uint32, w nodetable.Identity) {
-	if old, ok := a.entries[id]; ok {
-		if a.members[old.Class]--; a.members[old.Class] == 0 {
-			delete(a.members, old.Class)
-		}
-		delete(a.entries, id)
-	}
-	if w != (nodetable.Identity{}) {
-		a.entries[id] = w
-		a.members[w.Class]++
-	}
-}
-
-// number is the kernel's number of an identity class, 0 if there is no room for one.
-func (a *Applier) number(key policytable.ClassKey) (nodetable.IdentityClass, error) {
-	if nc, ok := a.numbers[key]; ok {
-		return nc, nil
-	}
-	nc, err := a.cfg.Kernel.DefineIdentityClass(key)
-	if errors.Is(err, nodetable.ErrNoCapacity) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("number of an identity class: %w", err)
-	}
-	a.numbers[key] = nc
-	return nc, nil
 }

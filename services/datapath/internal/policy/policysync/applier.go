@@ -69,24 +69,17 @@ type Applier struct {
 
 	mu sync.Mutex
 	// What the kernel holds, as this process wrote or found it.
-	tables  map[nodetable.ID]*kernelTable                    // guarded by mu
-	numbers map[policytable.ClassKey]nodetable.IdentityClass // guarded by mu
-	entries map[uint32]nodetable.Identity                    // guarded by mu
-	members map[nodetable.IdentityClass]int                  // guarded by mu; identities with an entry of the class
-	slots   map[uint16]*slot                                 // guarded by mu
+	tables     map[nodetable.ID]*kernelTable // guarded by mu
+	identities *identities                   // guarded by mu
+	slots      map[uint16]*slot              // guarded by mu
 
 	// What the service has said; nil before its first snapshot, and after an
 	// error that makes it worthless.
-	model       *model // guarded by mu
-	incarnation string // guarded by mu; of the last message that was carried out
-	seq         uint64 // guarded by mu
-	next        *model // guarded by mu; a snapshot that is not complete
-	nextSteps   int    // guarded by mu
-	// A complete snapshot stays in next while the service is behind what was
-	// enforced: held is why.
-	nextComplete bool   // guarded by mu
-	held         string // guarded by mu
-	past         *policystream.Past
+	model       *model   // guarded by mu
+	incarnation string   // guarded by mu; of the last message that was carried out
+	seq         uint64   // guarded by mu
+	next        incoming // guarded by mu
+	past        *policystream.Past
 	// refused is why nothing of the stream is carried out any more: it has a step
 	// that this process does not know.
 	refused string // guarded by mu
@@ -160,9 +153,9 @@ func New(cfg Config) *Applier {
 	cfg.Retry = cmp.Or(cfg.Retry, 5*time.Second)
 	a := &Applier{
 		cfg: cfg, log: cfg.Log,
-		tables: map[nodetable.ID]*kernelTable{}, numbers: map[policytable.ClassKey]nodetable.IdentityClass{},
-		entries: map[uint32]nodetable.Identity{}, members: map[nodetable.IdentityClass]int{},
-		slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
+		tables:     map[nodetable.ID]*kernelTable{},
+		identities: newIdentities(cfg.Kernel, cfg.Addresses),
+		slots:      map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
 		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1),
 		past: policystream.NewPast(cfg.Memory, cfg.Log),
 	}

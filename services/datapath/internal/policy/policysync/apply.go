@@ -49,7 +49,7 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 	}
 	a.expect(m)
 	for i, st := range m.Steps {
-		if a.next != nil {
+		if a.next.collecting() {
 			err = a.collect(w, st, m.Seq)
 		} else {
 			err = a.carryOut(w, st, m.Seq)
@@ -58,12 +58,12 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 			return nil, fmt.Errorf("message %d, steps[%d]: %w", m.Seq, i, err)
 		}
 	}
-	if a.nextComplete && a.held == "" { // of a service that sends no barrier
+	if a.next.undecided() { // of a service that sends no barrier
 		if err := a.decide(w, policytable.Barrier{}); err != nil {
 			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
 		}
 	}
-	if a.next == nil {
+	if !a.next.collecting() {
 		if err := a.settle(w); err != nil {
 			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
 		}
@@ -75,34 +75,21 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 // forgetStream has the next stream begin with everything.
 func (a *Applier) forgetStream() {
 	a.model, a.incarnation, a.seq = nil, "", 0
-	a.dropNext()
+	a.next.drop()
 }
 
-// dropNext forgets a snapshot that was not taken over.
-func (a *Applier) dropNext() { a.next, a.nextSteps, a.nextComplete, a.held = nil, 0, false, "" }
-
-// collect remembers a step of a snapshot. Nothing is written before the
-// snapshot is complete, because a service that began anew may have changed
-// everything at once. What follows belongs to it for as long as it is held.
+// collect remembers a step of a snapshot, and decides what becomes of a complete one.
 func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
-	if a.nextSteps++; a.nextSteps > maxSnapshot && !a.nextComplete {
-		return policytable.Invalid("more than %d steps before snapshot_complete", maxSnapshot)
-	}
-	if err := a.next.take(st, seq, a.number); err != nil {
+	if err := a.next.collect(st, seq, a.identities.number); err != nil {
 		return err
 	}
 	switch st := st.(type) {
-	case policytable.SnapshotComplete:
-		if a.nextComplete {
-			return policytable.Invalid("snapshot_complete in the middle of a stream")
-		}
-		a.nextComplete = true
 	case policytable.Barrier:
-		if a.nextComplete {
+		if a.next.complete {
 			return a.decide(w, st)
 		}
 	case policytable.SetIdentity:
-		if a.held != "" && st.IdentityClass == 0 {
+		if a.next.held != "" && st.IdentityClass == 0 {
 			return a.makeUnknown(w, []uint32{uint32(st.Identity)})
 		}
 	}
@@ -129,7 +116,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 			grants = t.content.Grants(st.Prefix, st.Classes)
 		}
 	}
-	if err := m.take(st, seq, a.number); err != nil {
+	if err := m.take(st, seq, a.identities.number); err != nil {
 		return err
 	}
 	if t := m.forgotten(st); t != nil {

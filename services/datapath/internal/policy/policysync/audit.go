@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
 // Subjects of differences.
@@ -51,12 +49,7 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 	if err != nil {
 		return diffs, fmt.Errorf("list identities: %w", err)
 	}
-	changes := map[uint32]nodetable.Identity{}
-	for id := range entries {
-		changes[id] = a.entries[id]
-	}
-	maps.Copy(changes, a.entries)
-	maps.DeleteFunc(changes, func(id uint32, w nodetable.Identity) bool { return entries[id] == w })
+	changes := a.identities.differing(entries)
 	for _, id := range slices.Sorted(maps.Keys(changes)) {
 		diffs = append(diffs, Difference{SubjectIdentity, fmt.Sprint(id), fmt.Sprintf("%+v", changes[id]), fmt.Sprintf("%+v", entries[id])})
 	}

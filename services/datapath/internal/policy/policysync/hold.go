@@ -18,22 +18,19 @@ const minPodIdentity = 256
 func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	why := a.past.Lags(b)
 	if why == "" {
-		if a.held != "" {
+		if a.next.held != "" {
 			a.log.Warn("policies taken over that were behind what the kernel enforced",
 				"revision", b.PolicyRevision, "enforced", a.past.Revision())
 		}
-		a.held = ""
 		a.setHeld("")
 		a.past.Note(b)
-		next := a.next
-		a.next, a.nextSteps, a.nextComplete = nil, 0, false
-		return a.replace(w, next)
+		return a.replace(w, a.next.taken())
 	}
-	if a.held == "" {
+	if a.next.held == "" {
 		a.log.Error("policies not taken over",
 			"revision", b.PolicyRevision, "enforced", a.past.Revision(), "incomplete", b.Incomplete)
 	}
-	a.held = why
+	a.next.held = why
 	a.setHeld(why)
 	select {
 	case <-a.synced:
@@ -45,8 +42,8 @@ func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	}
 	// A number without an identity may be another one's soon.
 	var gone []uint32
-	for id := range a.entries {
-		if _, ok := a.next.wants[id]; !ok && id >= minPodIdentity {
+	for id := range a.identities.entries {
+		if _, ok := a.next.model.wants[id]; !ok && id >= minPodIdentity {
 			gone = append(gone, id)
 		}
 	}
@@ -64,7 +61,7 @@ func (a *Applier) setHeld(why string) {
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	want := make(map[uint32]nodetable.Identity, len(gone))
 	for _, id := range gone {
-		if _, ok := a.entries[id]; ok && id >= minPodIdentity {
+		if _, ok := a.identities.entries[id]; ok && id >= minPodIdentity {
 			want[id] = nodetable.Identity{}
 		}
 	}
@@ -81,5 +78,5 @@ func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 func (a *Applier) holding() (revision uint64, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.past.Revision(), a.held
+	return a.past.Revision(), a.next.held
 }

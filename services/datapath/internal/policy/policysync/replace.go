@@ -133,7 +133,7 @@ func (a *Applier) replace(w *work, next *model) error {
 	}
 
 	final := map[uint32]nodetable.Identity{}
-	for id := range a.entries {
+	for id := range a.identities.entries {
 		final[id] = nodetable.Identity{}
 	}
 	for id := range next.wants {
@@ -195,7 +195,7 @@ func (a *Applier) between(final map[uint32]nodetable.Identity) (map[uint32]nodet
 	seen := map[pair]nodetable.Identity{}
 	out := make(map[uint32]nodetable.Identity, len(final))
 	for _, id := range slices.Sorted(maps.Keys(final)) {
-		p := pair{a.entries[id], final[id]}
+		p := pair{a.identities.entries[id], final[id]}
 		to, ok := seen[p]
 		if !ok {
 			to = p.new
@@ -220,7 +220,7 @@ func all(list []*kernelTable, f func(*kernelTable) bool) bool {
 // classBetween makes an identity class that the leaving tables evaluate as one entry and
 // the others as another. Without room the identity is unknown for a moment.
 func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*kernelTable) (nodetable.Identity, error) {
-	nc, err := a.number(nodetable.KeyBetween(old, to))
+	nc, err := a.identities.number(nodetable.KeyBetween(old, to))
 	if err != nil || nc == 0 {
 		return nodetable.Identity{}, err
 	}
@@ -248,7 +248,7 @@ func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*k
 // retry tries again what had no room. It says whether a subject got tables that
 // had been refused.
 func (a *Applier) retry(w *work) (recovered bool, err error) {
-	if a.model == nil || a.next != nil {
+	if a.model == nil || a.next.collecting() {
 		return false, nil
 	}
 	refused, lacked := map[uint32]bool{}, map[uint32]bool{}
@@ -275,7 +275,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	// Behind the flips: a table that has left stands in the way of nobody.
 	want := map[uint32]nodetable.Identity{}
 	for id := range a.model.wants {
-		if entry, _ := a.model.entry(id); entry != a.entries[id] {
+		if entry, _ := a.model.entry(id); entry != a.identities.entries[id] {
 			want[id] = entry
 		}
 	}
@@ -300,7 +300,7 @@ func (a *Applier) numberOne() (bool, error) {
 	}
 	for _, nc := range a.model.classes {
 		if nc.number == 0 {
-			number, err := a.number(nc.key)
+			number, err := a.identities.number(nc.key)
 			return number != 0, err
 		}
 	}

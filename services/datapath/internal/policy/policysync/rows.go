@@ -264,7 +264,7 @@ func (a *Applier) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) e
 		return fmt.Errorf("row of identity class %d in table %d: %w", nc, k.id, err)
 	}
 	delete(k.content.Peers, nc)
-	if a.members[nc] > 0 {
+	if a.identities.members[nc] > 0 {
 		a.affect(w, k)
 	}
 	return faultRows.Hit(w.ctx)

@@ -45,7 +45,7 @@ func (a *Applier) Synced() <-chan struct{} { return a.synced }
 func (a *Applier) subscription() (policystream.Subscription, policystream.Told) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.dropNext()
+	a.next.drop()
 	if a.refused != "" {
 		a.refused = ""
 		a.setHeld("")
@@ -229,15 +229,14 @@ func (a *Applier) begin(sub policystream.Subscription, first policytable.Message
 	if a.model != nil && sub.Incarnation != "" && first.Incarnation == sub.Incarnation && first.Seq == sub.Seq+1 {
 		return
 	}
-	a.dropNext()
-	a.next = newModel()
+	a.next.begin()
 }
 
 // collecting says whether a snapshot has begun and is not complete.
 func (a *Applier) collecting() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.next != nil
+	return a.next.collecting()
 }
 
 // reset has the next stream begin with everything.

@@ -575,7 +575,7 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 		b.Fatal(err)
 	}
 	a.mu.Lock()
-	a.next = newModel()
+	a.next.begin()
 	a.mu.Unlock()
 	if _, err := a.apply(b.Context(), newService(1).snapshot(testStates()[2])); err != nil {
 		b.Fatal(err)

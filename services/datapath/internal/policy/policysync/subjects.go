@@ -92,7 +92,7 @@ func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 			if _, err := a.session.State(); err != nil {
 				return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, err)
 			}
-			if why := cmp.Or(a.held, a.refused); why != "" {
+			if why := cmp.Or(a.next.held, a.refused); why != "" {
 				return fmt.Errorf("policy of identity %d: %w: %w: %s", identity, ErrUnavailable, ErrHeld, why)
 			}
 			return fmt.Errorf("policy of identity %d: %w: %w", identity, ErrUnavailable, a.silence(ctx))
@@ -125,7 +125,7 @@ func (a *Applier) enforceable(identity uint32, s *subject) bool {
 	if !s.ready {
 		return false
 	}
-	if _, known := a.entries[identity]; known || a.model == nil {
+	if _, known := a.identities.entries[identity]; known || a.model == nil {
 		return true
 	}
 	_, waits := a.model.entry(identity)
@@ -237,7 +237,7 @@ func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity u
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.subject(identity)
-	if reason = cmp.Or(s.refusal, a.held, a.refused); reason == "" || a.enforceable(identity, s) {
+	if reason = cmp.Or(s.refusal, a.next.held, a.refused); reason == "" || a.enforceable(identity, s) {
 		reason = ""
 		err = a.await(ctx, identity, true)
 		s = a.subject(identity)

@@ -85,34 +85,25 @@ func (a *Applier) sweep(w *work) error {
 			return err
 		}
 	}
-	named := make(map[nodetable.IdentityClass]struct{}, len(a.numbers))
+	named := make(map[nodetable.IdentityClass]struct{})
 	if a.model != nil {
 		for _, nc := range a.model.classes {
 			named[nc.number] = struct{}{}
 		}
 	}
-	var classes []nodetable.IdentityClass
-	for key, nc := range a.numbers {
-		if _, ok := named[nc]; ok || a.members[nc] > 0 {
-			continue
+	retired, err := a.identities.retireUnused(func(nc nodetable.IdentityClass) bool {
+		if _, ok := named[nc]; ok {
+			return true
 		}
-		rows := false
 		for _, k := range a.tables {
-			if _, rows = k.content.Peers[nc]; rows {
-				break
+			if _, ok := k.content.Peers[nc]; ok {
+				return true
 			}
 		}
-		if !rows {
-			classes = append(classes, nc)
-			delete(a.numbers, key)
-		}
-	}
-	if len(classes) == 0 {
-		return nil
-	}
-	slices.Sort(classes)
-	if err := a.cfg.Kernel.RetireIdentityClasses(classes...); err != nil {
-		return fmt.Errorf("retire %d identity classes: %w", len(classes), err)
+		return false
+	})
+	if err != nil || retired == 0 {
+		return err
 	}
 	a.draining()
 	return faultRetire.Hit(w.ctx)

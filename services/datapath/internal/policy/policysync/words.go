@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
@@ -37,7 +36,7 @@ func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) erro
 	type pair struct{ old, new nodetable.Identity }
 	seen := map[pair]nodetable.Identity{}
 	for _, id := range slices.Sorted(maps.Keys(want)) {
-		p := pair{a.entries[id], want[id]}
+		p := pair{a.identities.entries[id], want[id]}
 		if p.old == p.new || !validIdentity(id) {
 			continue
 		}
@@ -65,60 +64,14 @@ func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) erro
 	if len(changes) == 0 {
 		return nil
 	}
-	if err := a.unpublish(changes); err != nil {
+	if err := a.identities.store(changes); err != nil {
 		return err
-	}
-	if err := a.cfg.Kernel.SetIdentities(changes); err != nil {
-		return fmt.Errorf("entries of %d identities: %w", len(changes), err)
-	}
-	for id, entry := range changes {
-		a.setEntry(id, entry)
 	}
 	w.checks = true
 	if err := faultEntries.Hit(w.ctx); err != nil {
 		return err
 	}
-	return a.publishKnown(changes)
-}
-
-// unpublish has no address published with an identity that is about to be unknown.
-func (a *Applier) unpublish(changes map[uint32]nodetable.Identity) error {
-	if a.cfg.Addresses == nil {
-		return nil
-	}
-	var going []identity.Numeric
-	for id, to := range changes {
-		if !to.Known {
-			going = append(going, identity.Numeric(id))
-		}
-	}
-	if len(going) == 0 {
-		return nil
-	}
-	if err := a.cfg.Addresses.Unknown(going...); err != nil {
-		return fmt.Errorf("addresses of %d identities that are about to be unknown: %w", len(going), err)
-	}
-	return nil
-}
-
-// publishKnown has the addresses of identities published that every table knows now.
-func (a *Applier) publishKnown(changes map[uint32]nodetable.Identity) error {
-	if a.cfg.Addresses == nil {
-		return nil
-	}
-	var known []identity.Numeric
-	for id, to := range changes {
-		if to.Known {
-			known = append(known, identity.Numeric(id))
-		}
-	}
-	if len(known) == 0 {
-		return nil
-	}
-	if err := a.cfg.Addresses.Known(known...); err != nil {
-		return fmt.Errorf("addresses of %d identities that are known now: %w", len(known), err)
-	}
-	return nil
+	return a.identities.publish(changes)
 }
 
 // cover adds rows to tables without an owner, so that they evaluate the new entry
@@ -154,7 +107,7 @@ func (a *Applier) left() {
 		return
 	}
 	for id := range a.model.wants {
-		if _, known := a.entries[id]; !known && validIdentity(id) {
+		if _, known := a.identities.entries[id]; !known && validIdentity(id) {
 			a.waiting++
 		}
 	}

@@ -52,7 +52,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 		if e.Blocked() {
 			continue // whoever publishes it again attaches it
 		}
-		a.slots[e.Slot] = &slot{Binding: e}
+		a.endpoints.slots[e.Slot] = &slot{Binding: e}
 		s := a.subject(e.Identity)
 		s.users++
 		if a.evaluated(e.Egress) && a.evaluated(e.Ingress) && trusted(e.Slot) {
@@ -61,7 +61,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 	}
 	// of every endpoint: what the process before has left is not known
 	a.auditAll = audited.All
-	if err := a.enforceAudit(context.Background(), audited, slices.Sorted(maps.Keys(a.slots))); err != nil {
+	if err := a.enforceAudit(context.Background(), audited, slices.Sorted(maps.Keys(a.endpoints.slots))); err != nil {
 		return err
 	}
 	a.left()

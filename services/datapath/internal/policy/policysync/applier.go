@@ -71,7 +71,7 @@ type Applier struct {
 	// What the kernel holds, as this process wrote or found it.
 	tables     map[nodetable.ID]*kernelTable // guarded by mu
 	identities *identities                   // guarded by mu
-	slots      map[uint16]*slot              // guarded by mu
+	endpoints  *endpoints                    // guarded by mu
 
 	// What the service has said; nil before its first snapshot, and after an
 	// error that makes it worthless.
@@ -91,16 +91,14 @@ type Applier struct {
 	// auditAll lets pass what the policies of all endpoints would deny.
 	auditAll bool // guarded by mu
 
-	subjects        map[uint32]*subject // guarded by mu
-	changed         chan struct{}       // guarded by mu; closed and replaced when subjects change
-	synced          chan struct{}       // closed after the first snapshot
-	bumpAll         bool                // guarded by mu; the process is new: what it would have bumped is not known
-	highest         uint64              // guarded by mu; policy revision that was carried out
-	lost            bool                // guarded by mu; the service is behind it
-	waiting         int                 // guarded by mu; identities that are kept unknown
-	pendingCapacity bool                // guarded by mu; there may be some
+	changed         chan struct{} // guarded by mu; closed and replaced when subjects change
+	synced          chan struct{} // closed after the first snapshot
+	bumpAll         bool          // guarded by mu; the process is new: what it would have bumped is not known
+	highest         uint64        // guarded by mu; policy revision that was carried out
+	lost            bool          // guarded by mu; the service is behind it
+	waiting         int           // guarded by mu; identities that are kept unknown
+	pendingCapacity bool          // guarded by mu; there may be some
 
-	wake    chan struct{} // the subscription may have changed
 	drain   chan struct{} // something waits for a grace period
 	session policystream.Health
 
@@ -118,28 +116,6 @@ type kernelTable struct {
 	meanings map[policytable.Meaning]uint16 // of classes; nil until it is asked for
 }
 
-// slot is an endpoint.
-type slot struct {
-	nodetable.Binding
-	audit bool // as it is in the kernel
-}
-
-// subject is an identity of endpoints.
-type subject struct {
-	users int       // endpoints, and creations of some
-	until time.Time // when it is let go, if it has no users
-	// ready: both tables are in the kernel, and were heard of in this
-	// subscription, or found by a process that began.
-	ready           bool
-	egress, ingress nodetable.ID
-	revision        uint64
-	rules           [2][][]policytable.Source
-	proxies         [2]map[uint16]uint16
-	refusal         string
-	lacks           bool // a table has a part of its rules
-	dirty           bool // bindings have changed
-}
-
 // New returns an applier that knows nothing yet: call Adopt.
 func New(cfg Config) *Applier {
 	if cfg.Log == nil {
@@ -155,8 +131,8 @@ func New(cfg Config) *Applier {
 		cfg: cfg, log: cfg.Log,
 		tables:     map[nodetable.ID]*kernelTable{},
 		identities: newIdentities(cfg.Kernel, cfg.Addresses),
-		slots:      map[uint16]*slot{}, subjects: map[uint32]*subject{}, changed: make(chan struct{}), synced: make(chan struct{}),
-		bumpAll: true, wake: make(chan struct{}, 1), drain: make(chan struct{}, 1),
+		endpoints:  newEndpoints(cfg.Now, cfg.Linger), changed: make(chan struct{}), synced: make(chan struct{}),
+		bumpAll: true, drain: make(chan struct{}, 1),
 		past: policystream.NewPast(cfg.Memory, cfg.Log),
 	}
 	a.rooms.reset(cfg.Kernel.MapSizes())

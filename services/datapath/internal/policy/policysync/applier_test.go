@@ -410,7 +410,7 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	if slices.Equal(before, want) {
 		t.Error("the two identities have the same policies: the test says nothing")
 	}
-	if _, where := a.wanted(); where[netip.MustParseAddr("10.0.0.1")] != 301 {
+	if _, where := a.endpoints.wanted(); where[netip.MustParseAddr("10.0.0.1")] != 301 {
 		t.Errorf("the policy service is told %v", where)
 	}
 	if p, ok := a.History.Last(1); !ok || p.Egress != calls[0][0] || p.Ingress != calls[0][1] {
@@ -422,11 +422,11 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 		epoch, _ := k.SetPolicy(1, egress, ingress)
 		return epoch, failed
 	})
-	if !errors.Is(err, failed) || a.slots[1].Identity != 300 {
-		t.Errorf("%v, identity %d", err, a.slots[1].Identity)
+	if !errors.Is(err, failed) || a.endpoints.slots[1].Identity != 300 {
+		t.Errorf("%v, identity %d", err, a.endpoints.slots[1].Identity)
 	}
 	for id, want := range map[uint32]int{300: 2, 301: 1} {
-		if n := a.subjects[id].users; n != want {
+		if n := a.endpoints.subjects[id].users; n != want {
 			t.Errorf("subject %d has %d users, want %d", id, n, want)
 		}
 	}
@@ -471,8 +471,8 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 			t.Fatalf("%+v is allowed", qs[i])
 		}
 	}
-	if e := a.slots[1]; e.Identity != 301 || a.subjects[301].users != 2 || a.subjects[300].users != 1 {
-		t.Errorf("slot %+v, users %d and %d", e, a.subjects[301].users, a.subjects[300].users)
+	if e := a.endpoints.slots[1]; e.Identity != 301 || a.endpoints.subjects[301].users != 2 || a.endpoints.subjects[300].users != 1 {
+		t.Errorf("slot %+v, users %d and %d", e, a.endpoints.subjects[301].users, a.endpoints.subjects[300].users)
 	}
 	k.maxTables = 100
 	if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
@@ -521,7 +521,7 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 		return k.SetPolicy(1, egress, ingress)
 	})
 	if e := k.endpoints[1]; err != nil || reason != "" ||
-		e.Egress != a.subjects[301].egress || e.Ingress != a.subjects[301].ingress {
+		e.Egress != a.endpoints.subjects[301].egress || e.Ingress != a.endpoints.subjects[301].ingress {
 		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
 	}
 }

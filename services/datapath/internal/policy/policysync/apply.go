@@ -150,14 +150,14 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	case policytable.DeletePrefix:
 		return a.prefix(w, m.tables[st.Table], st.Prefix, false)
 	case policytable.BindSubject:
-		if s := a.subjects[uint32(st.Subject)]; s != nil { // else it was let go meanwhile
+		if s := a.endpoints.subjects[uint32(st.Subject)]; s != nil { // else it was let go meanwhile
 			s.dirty = true
 		}
 	case policytable.RemoveSubject:
 		if err := a.flip(w); err != nil {
 			return err
 		}
-		a.gone(uint32(st.Subject))
+		a.endpoints.gone(uint32(st.Subject))
 	case policytable.RetireTable:
 		if err := a.flip(w); err != nil {
 			return err

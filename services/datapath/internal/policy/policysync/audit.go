@@ -36,7 +36,7 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 	var diffs []Difference
 	var errs []error
 	for _, have := range endpoints {
-		want := a.slots[have.Slot]
+		want := a.endpoints.slots[have.Slot]
 		if want == nil || have.Egress == want.Egress && have.Ingress == want.Ingress {
 			continue
 		}

@@ -28,8 +28,8 @@ func (a *Applier) setAudit(ctx context.Context, audited auditmode.Audited) (chan
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.auditAll = audited.All
-	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
-		if a.slots[n].audit != (a.cfg.Audit || audited.Has(n)) {
+	for _, n := range slices.Sorted(maps.Keys(a.endpoints.slots)) {
+		if a.endpoints.slots[n].audit != (a.cfg.Audit || audited.Has(n)) {
 			changed = append(changed, n)
 		}
 	}
@@ -50,8 +50,8 @@ func (a *Applier) enforceAudit(ctx context.Context, audited auditmode.Audited, s
 			errs = append(errs, fmt.Errorf("audit mode of %d endpoints: %w", len(groups[on]), err))
 		}
 		for _, n := range groups[on] {
-			a.slots[n].audit = on == (err == nil) // after an error the next call tries again
-			a.History.Set(n, a.policyOf(n), a.cfg.Now())
+			a.endpoints.slots[n].audit = on == (err == nil) // after an error the next call tries again
+			a.History.Set(n, a.endpoints.policyOf(n), a.cfg.Now())
 		}
 	}
 	return errors.Join(errs...)

@@ -19,8 +19,8 @@ import (
 
 // flip gives endpoints the tables that their subjects are bound to.
 func (a *Applier) flip(w *work) error {
-	for _, id := range slices.Sorted(maps.Keys(a.subjects)) {
-		s := a.subjects[id]
+	for _, id := range slices.Sorted(maps.Keys(a.endpoints.subjects)) {
+		s := a.endpoints.subjects[id]
 		if !s.dirty {
 			continue
 		}
@@ -70,8 +70,8 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	s.refusal, s.ready, s.lacks = refusal, refusal == "", lacks
 	s.egress, s.ingress = tables[policytable.Egress], tables[policytable.Ingress]
 	s.revision = max(list[policytable.Egress].revision, list[policytable.Ingress].revision)
-	for _, n := range a.slotsOf(id) {
-		e := a.slots[n]
+	for _, n := range a.endpoints.slotsOf(id) {
+		e := a.endpoints.slots[n]
 		if e.Egress != s.egress || e.Ingress != s.ingress {
 			if err := a.setPolicy(e, s); err != nil {
 				return err
@@ -86,17 +86,6 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	return nil
 }
 
-// slotsOf returns the slots of the endpoints of a subject, in order.
-func (a *Applier) slotsOf(id uint32) (list []uint16) {
-	for n, e := range a.slots {
-		if e.Identity == id {
-			list = append(list, n)
-		}
-	}
-	slices.Sort(list)
-	return list
-}
-
 // setPolicy flips one endpoint.
 func (a *Applier) setPolicy(e *slot, s *subject) error {
 	return a.History.Flip(e.Slot, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
@@ -105,7 +94,7 @@ func (a *Applier) setPolicy(e *slot, s *subject) error {
 			return p, fmt.Errorf("policy of slot %d: %w", e.Slot, err)
 		}
 		e.Egress, e.Ingress, e.Epoch = s.egress, s.ingress, epoch
-		return a.policyOf(e.Slot), nil
+		return a.endpoints.policyOf(e.Slot), nil
 	})
 }
 
@@ -117,14 +106,11 @@ func (a *Applier) isolate(k *kernelTable) error {
 		}
 		return t
 	}
-	for _, s := range a.subjects {
+	for _, s := range a.endpoints.subjects {
 		s.egress, s.ingress = closed(s.egress), closed(s.ingress)
 	}
-	for _, n := range slices.Sorted(maps.Keys(a.slots)) {
-		e := a.slots[n]
-		if e.Egress != k.id && e.Ingress != k.id {
-			continue
-		}
+	for _, n := range slices.Sorted(slices.Values(a.endpoints.evaluatedBy(k.id))) {
+		e := a.endpoints.slots[n]
 		if err := a.setPolicy(e, &subject{egress: closed(e.Egress), ingress: closed(e.Ingress)}); err != nil {
 			return err
 		}
@@ -192,26 +178,10 @@ func refused(d policytable.Direction, b binding) string {
 	return text
 }
 
-// policyOf is what evaluates a slot.
-func (a *Applier) policyOf(n uint16) policyhistory.Policy {
-	e := a.slots[n]
-	p := policyhistory.Policy{Egress: e.Egress, Ingress: e.Ingress, Epoch: e.Epoch, Audit: e.audit}
-	if s := a.subjects[e.Identity]; s != nil {
-		p.Refusal = s.refusal
-		if (s.ready || s.refusal != "") && s.egress == e.Egress && s.ingress == e.Ingress {
-			p.Rules, p.Proxies = s.rules, s.proxies
-			if s.ready {
-				p.Revision = s.revision
-			}
-		}
-	}
-	return p
-}
-
 // refreshView tells the history of everything but a flip: names, revision, refusal.
 func (a *Applier) refreshView(w *work, id uint32) {
-	for _, n := range a.slotsOf(id) {
-		a.History.Set(n, a.policyOf(n), a.cfg.Now())
+	for _, n := range a.endpoints.slotsOf(id) {
+		a.History.Set(n, a.endpoints.policyOf(n), a.cfg.Now())
 		w.flips = append(w.flips, n)
 	}
 }
@@ -222,8 +192,8 @@ func (a *Applier) revise() {
 		a.left()
 	}
 	var refusals []string
-	for _, id := range slices.Sorted(maps.Keys(a.subjects)) {
-		if s := a.subjects[id]; s.refusal != "" {
+	for _, id := range slices.Sorted(maps.Keys(a.endpoints.subjects)) {
+		if s := a.endpoints.subjects[id]; s.refusal != "" {
 			refusals = append(refusals, fmt.Sprintf("subject %d: %s", id, s.refusal))
 		}
 	}
@@ -262,17 +232,4 @@ func (a *Applier) behind() string {
 		return ""
 	}
 	return fmt.Sprintf("policies up to revision %d: the policy service has lost them and is at revision %d; apply them again", a.highest, a.model.revision)
-}
-
-// gone is a subject that the service has no more. Endpoints that have the
-// identity all the same keep their tables.
-func (a *Applier) gone(id uint32) {
-	s := a.subjects[id]
-	if s == nil {
-		return
-	}
-	s.ready, s.dirty, s.refusal, s.lacks = false, false, "", false
-	if s.users == 0 && s.until.IsZero() {
-		delete(a.subjects, id)
-	}
 }

@@ -52,7 +52,7 @@ func TestRulesOfATableAreAdmittedOneByOne(t *testing.T) {
 	if parts == 0 {
 		t.Errorf("%d tables have all rules, %d some", whole, parts)
 	}
-	s := c.a.subjects[firstOfFlood]
+	s := c.a.endpoints.subjects[firstOfFlood]
 	if s != nil && s.refusal != "" {
 		t.Errorf("the direction is closed: %s", s.refusal)
 	}

@@ -146,9 +146,9 @@ func (a *Applier) replace(w *work, next *model) error {
 	if err := a.storeEntries(w, between); err != nil {
 		return err
 	}
-	for id, s := range a.subjects {
+	for id, s := range a.endpoints.subjects {
 		if next.binds[id] == nil {
-			a.gone(id)
+			a.endpoints.gone(id)
 			continue
 		}
 		s.dirty = true
@@ -252,7 +252,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 		return false, nil
 	}
 	refused, lacked := map[uint32]bool{}, map[uint32]bool{}
-	for id, s := range a.subjects {
+	for id, s := range a.endpoints.subjects {
 		refused[id], lacked[id] = s.refusal != "", s.lacks
 	}
 	w.leveled = true
@@ -265,7 +265,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 			return false, err
 		}
 	}
-	for id, s := range a.subjects {
+	for id, s := range a.endpoints.subjects {
 		s.dirty = s.dirty || refused[id]
 	}
 	if err := a.flip(w); err != nil {
@@ -282,7 +282,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	if err := a.storeEntries(w, want); err != nil {
 		return false, err
 	}
-	for id, s := range a.subjects {
+	for id, s := range a.endpoints.subjects {
 		recovered = recovered || (refused[id] || lacked[id]) && s.refusal == "" && !s.lacks
 	}
 	numbered, err := a.numberOne()

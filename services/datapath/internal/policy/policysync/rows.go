@@ -218,7 +218,7 @@ func (a *Applier) flipUsers(t *serviceTable) {
 		return // a snapshot is taken over: it flips all
 	}
 	for id, list := range a.model.binds {
-		if s := a.subjects[id]; s != nil && (list[policytable.Egress].table == t || list[policytable.Ingress].table == t) {
+		if s := a.endpoints.subjects[id]; s != nil && (list[policytable.Egress].table == t || list[policytable.Ingress].table == t) {
 			s.dirty = true
 		}
 	}

@@ -50,7 +50,7 @@ func (a *Applier) subscription() (policystream.Subscription, policystream.Told) 
 		a.refused = ""
 		a.setHeld("")
 	}
-	subjects, locations := a.wanted()
+	subjects, locations := a.endpoints.wanted()
 	s := policystream.Subscription{
 		Name: a.cfg.Name, Incarnation: a.incarnation, Seq: a.seq,
 		Subjects: slices.Sorted(maps.Keys(subjects)), Locations: maps.Clone(locations),
@@ -96,7 +96,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			if err = r.Err; err == nil {
 				err = s.take(ctx, r.Message)
 			}
-		case <-a.wake:
+		case <-a.endpoints.wake:
 			err = told.Tell(stream, a.interest)
 		case <-tick.C:
 			if err = told.Tell(stream, a.interest); err == nil {
@@ -271,5 +271,5 @@ func (a *Applier) again(ctx context.Context) error {
 func (a *Applier) interest() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.wanted()
+	return a.endpoints.wanted()
 }

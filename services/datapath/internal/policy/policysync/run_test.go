@@ -481,7 +481,7 @@ func (a *Applier) waitsFor(t *testing.T, id uint32) {
 	t.Helper()
 	for deadline := time.Now().Add(servicetest.Patience); ; time.Sleep(time.Millisecond) {
 		a.mu.Lock()
-		s := a.subjects[id]
+		s := a.endpoints.subjects[id]
 		waits := s != nil && s.users > 0
 		a.mu.Unlock()
 		if waits {

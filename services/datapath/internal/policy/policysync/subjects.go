@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -20,11 +19,8 @@ import (
 
 // subject is the memory of an identity that has, or had, endpoints.
 func (a *Applier) subject(id uint32) *subject {
-	s := a.subjects[id]
-	if s == nil {
-		s = &subject{egress: nodetable.Pending, ingress: nodetable.Pending}
-		a.subjects[id] = s
-		a.subscriptionChanged()
+	s, fresh := a.endpoints.subject(id)
+	if fresh {
 		// The service may have it already: it was let go a moment ago, or while
 		// nobody was connected.
 		if a.model != nil && a.model.binds[id] != nil {
@@ -34,21 +30,6 @@ func (a *Applier) subject(id uint32) *subject {
 		}
 	}
 	return s
-}
-
-func (a *Applier) subscriptionChanged() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
-
-// release ends one use of a subject.
-func (a *Applier) release(s *subject) {
-	if s.users--; s.users == 0 {
-		s.until = a.cfg.Now().Add(a.cfg.Linger)
-		a.subscriptionChanged()
-	}
 }
 
 // Await returns when the tables of an identity are in the kernel and know it, at
@@ -64,9 +45,8 @@ func (a *Applier) Await(ctx context.Context, identity uint32) error {
 // nothing has changed since it looked last.
 func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 	s := a.subject(identity)
-	s.users++
-	s.until = time.Time{}
-	defer a.release(s)
+	s.use()
+	defer a.endpoints.release(s)
 	if !wait || a.enforceable(identity, s) {
 		return nil
 	}
@@ -167,16 +147,15 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 	if err != nil {
 		if s.users == 0 && s.until.IsZero() {
 			s.users++
-			a.release(s)
+			a.endpoints.release(s)
 		}
 		return 0, err
 	}
 	e := &slot{Binding: nodetable.Binding{
 		Slot: n, Identity: identity, Addrs: addrs, Egress: egress, Ingress: ingress, Epoch: epoch,
 	}}
-	a.slots[n] = e
-	s.users++
-	s.until = time.Time{}
+	a.endpoints.slots[n] = e
+	s.use()
 	if a.cfg.Audit || a.auditAll {
 		if err := a.cfg.Kernel.SetAudit(context.Background(), true, n); err != nil {
 			a.log.Error("audit mode not set", "slot", n, log.Err(err))
@@ -184,8 +163,8 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 			e.audit = true
 		}
 	}
-	a.History.Set(n, a.policyOf(n), a.cfg.Now())
-	a.subscriptionChanged()
+	a.History.Set(n, a.endpoints.policyOf(n), a.cfg.Now())
+	a.endpoints.subscriptionChanged()
 	return n, nil
 }
 
@@ -194,17 +173,17 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 func (a *Applier) Drop(n uint16, cut func() error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e := a.slots[n]
+	e := a.endpoints.slots[n]
 	if e == nil {
 		return cut()
 	}
 	if err := cut(); err != nil {
 		return err
 	}
-	delete(a.slots, n)
+	delete(a.endpoints.slots, n)
 	a.History.Drop(n, a.cfg.Now())
-	if s := a.subjects[e.Identity]; s != nil {
-		a.release(s)
+	if s := a.endpoints.subjects[e.Identity]; s != nil {
+		a.endpoints.release(s)
 	}
 	return nil
 }
@@ -256,13 +235,12 @@ func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity u
 }
 
 func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetable.ID, set SetIdentityFunc) error {
-	e, s := a.slots[n], a.subject(identity)
+	e, s := a.endpoints.slots[n], a.subject(identity)
 	if e == nil {
 		return fmt.Errorf("slot %d: %w", n, ErrNoEndpoint)
 	}
-	old := a.subjects[e.Identity]
-	s.users++
-	s.until = time.Time{}
+	old := a.endpoints.subjects[e.Identity]
+	s.use()
 	var after error
 	err := a.History.Flip(n, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
 		epoch, err := set(egress, ingress)
@@ -271,16 +249,16 @@ func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetab
 		}
 		after = err
 		e.Identity, e.Egress, e.Ingress, e.Epoch = identity, egress, ingress, epoch
-		return a.policyOf(n), nil
+		return a.endpoints.policyOf(n), nil
 	})
 	if err != nil {
-		a.release(s)
+		a.endpoints.release(s)
 		return fmt.Errorf("identity of slot %d: %w", n, err)
 	}
 	if old != nil {
-		a.release(old)
+		a.endpoints.release(old)
 	}
-	a.subscriptionChanged()
+	a.endpoints.subscriptionChanged()
 	return after
 }
 
@@ -290,43 +268,4 @@ func (a *Applier) Prepare(ctx context.Context, identity uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.await(ctx, identity, true)
-}
-
-// wanted is what the service shall know now.
-func (a *Applier) wanted() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
-	now := a.cfg.Now()
-	subjects, locations = map[uint32]struct{}{}, map[netip.Addr]uint32{}
-	for id, s := range a.subjects {
-		if s.users == 0 && !now.Before(s.until) {
-			delete(a.subjects, id)
-			continue
-		}
-		subjects[id] = struct{}{}
-	}
-	a.letGo(subjects)
-	for _, e := range a.slots {
-		for _, addr := range e.Addrs {
-			locations[addr] = e.Identity
-		}
-	}
-	return subjects, locations
-}
-
-// letGo ends the wait of subjects without endpoints, the oldest first, while
-// there are more than one subscription may have.
-func (a *Applier) letGo(subjects map[uint32]struct{}) {
-	if len(subjects) <= maxSubjects {
-		return
-	}
-	var idle []uint32
-	for id, s := range a.subjects {
-		if s.users == 0 {
-			idle = append(idle, id)
-		}
-	}
-	slices.SortFunc(idle, func(x, y uint32) int { return a.subjects[x].until.Compare(a.subjects[y].until) })
-	for _, id := range idle[:min(len(idle), len(subjects)-maxSubjects)] {
-		delete(a.subjects, id)
-		delete(subjects, id)
-	}
 }

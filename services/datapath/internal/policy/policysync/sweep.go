@@ -15,30 +15,18 @@ import (
 // used is the tables that evaluate an endpoint, with the indices of those endpoints.
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
-	add := func(t nodetable.ID, slots ...uint16) {
+	for t, slots := range a.endpoints.used() {
 		if k := a.tables[t]; k != nil {
-			out[k] = append(out[k], slots...)
-		}
-	}
-	for n, s := range a.slots {
-		add(s.Egress, n)
-		add(s.Ingress, n)
-	}
-	for _, s := range a.subjects {
-		if s.ready {
-			add(s.egress)
-			add(s.ingress)
+			out[k] = slots
 		}
 	}
 	return out
 }
 
-// users adds the slots that a table evaluates to those that have to look again.
+// affect adds the slots that a table evaluates to those that have to look again.
 func (a *Applier) affect(w *work, k *kernelTable) {
-	for n, s := range a.slots {
-		if s.Egress == k.id || s.Ingress == k.id {
-			w.bump[n] = struct{}{}
-		}
+	for _, n := range a.endpoints.evaluatedBy(k.id) {
+		w.bump[n] = struct{}{}
 	}
 }
 

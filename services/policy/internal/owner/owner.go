@@ -103,7 +103,7 @@ type Owner struct {
 	leveled     chan struct{}  // closed and replaced when they were
 	tasks       sync.WaitGroup // goroutines of Run
 	sources     *sources
-	identities  map[identity.Numeric]peer.Identity
+	identities  *identities
 	subscribers *subscribers
 	names       *names.Table
 	problems    *problems
@@ -131,11 +131,14 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	}
 	o := &Owner{
 		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
-		policies:   newPolicySet(),
-		identities: make(map[identity.Numeric]peer.Identity), subscribers: newSubscribers(config.Linger, config.Now),
-		names:   names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
-		tenants: make(chan struct{}, 1), leveled: make(chan struct{}),
+		policies:    newPolicySet(),
+		subscribers: newSubscribers(config.Linger, config.Now),
+		names:       names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
+		tenants:     make(chan struct{}, 1), leveled: make(chan struct{}),
 		problems: newProblems(config.Log), readied: make(chan struct{}),
+	}
+	o.identities = &identities{
+		all: make(map[identity.Numeric]peer.Identity), cluster: config.Engine.Cluster, nodeLabels: config.Rules.NodeLabels,
 	}
 	config.Engine.Events = func(ev policytable.Step) { o.pending = append(o.pending, ev) }
 	guarantees := config.Tenants.Settings().Guarantees

@@ -136,7 +136,7 @@ func (o *Owner) answer(ctx context.Context, q query.Query) error {
 	look := func(draft bool) (looked, error) {
 		return loop.Ask(ctx, o.loop, opRead, func() (l looked, err error) {
 			l.complete, err = q.Begin(query.View{
-				Engine: o.engine, Identities: o.identities, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
+				Engine: o.engine, Identities: o.identities.all, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
 				Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store,
 			})
 			switch {
@@ -231,7 +231,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (summary.Status, error) {
 		s := summary.Status{
 			Busy:     o.loop.Figures(),
-			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies.all), Identities: len(o.identities), Waiting: o.engine.Waiting(),
+			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies.all), Identities: len(o.identities.all), Waiting: o.engine.Waiting(),
 			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.storage.journal.Size(),
 		}
 		for _, p := range o.policies.all {

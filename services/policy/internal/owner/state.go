@@ -39,7 +39,7 @@ func (o *Owner) restore(dir string) error {
 		Identity: func(r record.Identity) error {
 			id, err := r.Peer(&texts)
 			if err == nil {
-				o.identities[id.Number] = id
+				o.identities.all[id.Number] = id
 			}
 			return err
 		},
@@ -72,8 +72,8 @@ func (o *Owner) compile(policies map[policy.Key]record.Policy, subscribers map[s
 			o.config.Log.Error("a stored policy is not understood; what it selects is isolated, if that is known", "policy", p.Key.String(), log.KeyError, p.Broken)
 		}
 	}
-	for _, id := range o.identities {
-		change.AddIdentities = append(change.AddIdentities, id.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels))
+	for _, id := range o.identities.all {
+		change.AddIdentities = append(change.AddIdentities, o.identities.complete(id))
 	}
 	for _, r := range names {
 		learned, wake, err := o.names.Restore(r, o.config.Now())

@@ -152,7 +152,7 @@ func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate [
 func (o *Owner) addSubjects(list []identity.Numeric) {
 	var fresh []identity.Numeric
 	for _, x := range list {
-		if _, known := o.identities[x]; known && !o.engine.IsSubject(x) && o.subscribers.want(x) {
+		if _, known := o.identities.all[x]; known && !o.engine.IsSubject(x) && o.subscribers.want(x) {
 			fresh = append(fresh, x)
 		}
 	}
@@ -283,36 +283,22 @@ func (o *Owner) Narrows(ctx context.Context, n identity.Numeric, labels label.Se
 		return false, err
 	}
 	return loop.Ask(ctx, o.loop, opRead, func() (bool, error) {
-		next := next.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels)
-		return o.ready && o.engine.Narrows(n, next), nil
+		return o.ready && o.engine.Narrows(n, o.identities.complete(next)), nil
 	})
 }
 
+// setIdentities gives the engine what changes, and compiles subjects that waited for theirs.
 func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
-	var c engine.Change
-	var rec record.Cache
-	var subjects []identity.Numeric
-	for _, x := range gone {
-		if _, ok := o.identities[x]; ok {
-			delete(o.identities, x)
-			c.RemoveIdentities = append(c.RemoveIdentities, x)
-			rec.GoneIdentities = append(rec.GoneIdentities, uint32(x))
-		}
-	}
-	for _, id := range set {
-		if old, ok := o.identities[id.Number]; ok && slices.Equal(old.Labels.All(), id.Labels.All()) {
-			continue
-		}
-		o.identities[id.Number] = id
-		c.AddIdentities = append(c.AddIdentities, id.Complete(o.config.Engine.Cluster).Node(o.config.Rules.NodeLabels))
-		rec.Identities = append(rec.Identities, record.IdentityOf(id))
-		subjects = append(subjects, id.Number)
-	}
+	c, rec := o.identities.take(set, gone)
 	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {
 		return
 	}
 	o.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
 	o.problems.note("identities", o.apply(c))
+	subjects := make([]identity.Numeric, 0, len(c.AddIdentities))
+	for _, id := range c.AddIdentities {
+		subjects = append(subjects, id.Number)
+	}
 	o.addSubjects(subjects)
 	o.storage.save(o.ctx, rec)
 }
@@ -332,13 +318,7 @@ func (o *Owner) CompleteIdentities(ctx context.Context, listed map[identity.Nume
 	for more := true; more; {
 		var err error
 		if more, err = loop.Ask(ctx, o.loop, opIdentity, func() (bool, error) {
-			var gone []identity.Numeric
-			for x := range o.identities {
-				if _, ok := listed[x]; !ok {
-					gone = append(gone, x)
-				}
-			}
-			slices.Sort(gone)
+			gone := o.identities.others(listed)
 			if len(gone) > identitiesAtOnce {
 				o.setIdentities(nil, gone[:identitiesAtOnce])
 				return true, nil

@@ -107,8 +107,7 @@ type Allocator struct {
 	workloads    map[Holder]Workload             // guarded by mu; of holders that were described
 	unsaved      map[Holder]struct{}             // guarded by mu; what SaveHolds has not got yet
 	unsavedKnown map[identity.Numeric]struct{}   // guarded by mu; what SaveKnown has not got yet
-	localText    map[string]identity.Numeric     // guarded by mu; canonical text → node-local number
-	localNext    identity.Numeric                // guarded by mu
+	local        localNumbers                    // guarded by mu
 	releases     map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
 	strays       map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
 	occupied     map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
@@ -175,8 +174,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		placesIn:  map[string]int{},
 		holders:   map[Holder]identity.Numeric{},
 		workloads: map[Holder]Workload{},
-		localText: map[string]identity.Numeric{},
-		localNext: identity.MinNodeLocal,
+		local:     newLocalNumbers(holds.NextNodeLocal),
 		unsaved:   map[Holder]struct{}{},
 		releases:  map[identity.Numeric]int64{},
 
@@ -198,9 +196,6 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		uncached:   !cached,
 	}
 	a.saver.init(a.saveHolds, a.noteRecords)
-	if holds.NextNodeLocal.Scope() == identity.ScopeNodeLocal {
-		a.localNext = holds.NextNodeLocal
-	}
 	for _, id := range identity.Reserved() {
 		if id.Number == identity.Host {
 			a.host = id
@@ -224,7 +219,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		}
 		switch r.Identity.Number.Scope() {
 		case identity.ScopeNodeLocal:
-			a.localText[r.Identity.Labels.Text()] = r.Identity.Number
+			a.local.restore(r.Identity.Labels.Text(), r.Identity.Number)
 			pub.Upsert(r.Identity.Number, r.Identity)
 		case identity.ScopeCluster:
 			a.learn(r.Identity, 0)
@@ -707,7 +702,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 		a.taken.unset(n)
 		a.countHeld(h.labels, -1)
 	case identity.ScopeNodeLocal:
-		delete(a.localText, h.labels.Text())
+		a.local.release(h.labels.Text(), n)
 		a.pub.Delete(n)
 		return
 	default:
@@ -777,7 +772,7 @@ func (a *Allocator) wake() {
 // endpoints: what they learn survives this process. One call runs at a time.
 func (a *Allocator) saveHolds() error {
 	a.mu.Lock(opSave)
-	c := HoldsChange{NextNodeLocal: a.localNext, Session: a.joined}
+	c := HoldsChange{NextNodeLocal: a.local.next, Session: a.joined}
 	for holder := range a.unsaved {
 		if n, ok := a.holders[holder]; ok {
 			c.Put = append(c.Put, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}, Workload: a.workloads[holder]})

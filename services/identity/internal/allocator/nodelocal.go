@@ -50,21 +50,10 @@ func (a *Allocator) holdNodeLocal(holder Holder, labels label.Canonical) (identi
 		}
 		return identity.Identity{Number: n, Labels: labels}, nil
 	}
-	n, ok := a.localText[labels.Text()]
+	n, ok := a.local.number(labels.Text())
 	if !ok {
-		const size = identity.MaxNodeLocal - identity.MinNodeLocal + 1
-		for i := range size {
-			c := identity.MinNodeLocal + (a.localNext-identity.MinNodeLocal+i)%size
-			if a.holds[c] == nil {
-				n, ok = c, true
-				break
-			}
-		}
-		if !ok {
-			return identity.Identity{}, &QuotaError{Kind: ErrExhausted, Used: int(size), Limit: int(size)}
-		}
-		a.localNext = identity.MinNodeLocal + (n-identity.MinNodeLocal+1)%size
-		a.localText[labels.Text()] = n
+		const size = identity.NodeLocalSize
+		return identity.Identity{}, &QuotaError{Kind: ErrExhausted, Used: size, Limit: size}
 	}
 	id := identity.Identity{Number: n, Labels: labels}
 	a.move(holder, id, 0, false)

@@ -63,7 +63,7 @@ func (a *Allocator) Find(labels label.Canonical, nodeLocal bool) identity.Identi
 	defer a.mu.Unlock()
 	id := identity.Identity{Number: a.byText[labels.Text()], Labels: labels}
 	if nodeLocal {
-		id.Number = a.localText[labels.Text()]
+		id.Number = a.local.byText[labels.Text()]
 	}
 	return id
 }

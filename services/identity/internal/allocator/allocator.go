@@ -125,21 +125,14 @@ type Allocator struct {
 	placesIn     map[string]int                  // guarded by mu; both of them, by namespace
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept    time.Time                       // guarded by mu; what the cache has of heard
-	connected    bool                            // guarded by mu
-	refused      bool                            // guarded by mu; another node has this node's name
-	refusedNow   bool                            // guarded by mu; the last answer of the store was that
+	available    availability                    // guarded by mu
 	joined       string                          // guarded by mu; the session of the store
 	sessions     uint64                          // guarded by mu; how many sessions were up
-	changed      chan struct{}                   // guarded by mu; closed when connected or ready changes
-	storeErr     error                           // guarded by mu
-	problem      error                           // guarded by mu; what the store refuses although it answers
-	ready        bool                            // guarded by mu
 	lost         chan error                      // holds the failure that a call saw; capacity 1
 	counters     Counters                        // guarded by mu
 	host         identity.Identity               // guarded by mu; this node's own
 
 	saver      saver
-	diskErr    error         // guarded by mu; why the records of this node are not written
 	unwritten  chan struct{} // the records were not written; capacity 1
 	knownDirty chan struct{} // capacity 1
 	uncached   bool          // there was no cache
@@ -188,7 +181,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		joined:    holds.Session,
 		heard:     known.Heard,
 		heardKept: known.Heard,
-		changed:   make(chan struct{}),
+		available: newAvailability(),
 		lost:      make(chan error, 1),
 
 		knownDirty: make(chan struct{}, 1),
@@ -256,7 +249,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 func (a *Allocator) Ready() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	return a.ready && !a.refused, a.changed
+	return a.available.answers(), a.available.changed
 }
 
 // Numbers says whether a label set that no node has gets a number now: the store
@@ -265,22 +258,14 @@ func (a *Allocator) Ready() (bool, <-chan struct{}) {
 func (a *Allocator) Numbers() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	return a.ready && !a.refused && a.connected && a.problem == nil && a.diskErr == nil, a.changed
+	return a.available.numbers(), a.available.changed
 }
 
 // becomeReady runs with mu held.
 func (a *Allocator) becomeReady() {
-	if !a.ready {
-		a.ready = true
+	if a.available.loaded() {
 		a.pub.Loaded()
-		a.notify()
 	}
-}
-
-// notify runs with mu held.
-func (a *Allocator) notify() {
-	close(a.changed)
-	a.changed = make(chan struct{})
 }
 
 // Hold gives the holder the number of a label set, which the cluster shares.
@@ -390,10 +375,10 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 		err.Keys = a.topKeys()
 		return identity.Identity{}, err
 	}
-	connected := a.connected
-	refused := a.storeErr
-	if !a.refused {
-		refused = nil
+	connected := a.available.connected
+	var refused error
+	if a.available.refused {
+		refused = a.available.storeErr
 	}
 	a.mu.Unlock()
 	defer func() {
@@ -450,7 +435,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	if claim.Revision == 0 {
 		a.counters.Offline++
 	} else {
-		a.tookWrite()
+		a.available.space(nil)
 		a.learn(id, claim.Revision)
 	}
 	if claim.Created {
@@ -565,18 +550,18 @@ var errListing = errors.New("the identities of the cluster are still being liste
 func (a *Allocator) awaitStore(ctx context.Context) error {
 	for {
 		a.mu.Lock(opRead)
-		connected, ready, changed, err := a.connected, a.ready, a.changed, a.storeErr
+		v := a.available
 		a.mu.Unlock()
-		if connected && ready {
+		if v.connected && v.ready {
 			return nil
 		}
 		select {
-		case <-changed:
+		case <-v.changed:
 		case <-ctx.Done():
-			if connected {
+			if v.connected {
 				return errListing
 			}
-			return err
+			return v.storeErr
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (c *collector) rest() {
 func (c *collector) round(ctx context.Context) error {
 	a := c.a
 	a.mu.Lock(opCollect)
-	connected, session := a.connected, a.sessions
+	connected, session := a.available.connected, a.sessions
 	a.mu.Unlock()
 	if !connected || session != c.session {
 		c.rest()

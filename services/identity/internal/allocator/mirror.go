@@ -32,7 +32,7 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 		}
 		a.count(id.Labels, 1)
 		e.since = time.Time{}
-		if a.ready {
+		if a.available.ready {
 			e.since = time.Now()
 		}
 		a.short.unset(id.Number)

@@ -122,10 +122,7 @@ func (a *Allocator) runRecords(ctx context.Context) {
 func (a *Allocator) noteRecords(err error) {
 	a.mu.Lock(opSave)
 	defer a.mu.Unlock()
-	if (err == nil) != (a.diskErr == nil) {
-		defer a.notify()
-	}
-	a.diskErr = err
+	a.available.disk(err)
 	if err != nil {
 		select {
 		case a.unwritten <- struct{}{}:
@@ -155,38 +152,21 @@ func (a *Allocator) runSession(ctx context.Context) {
 func (a *Allocator) disconnected(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
-	taken := errors.Is(err, ErrNameTaken)
-	switch {
-	case taken && !a.refused:
+	switch isNew := a.available.down(err); {
+	case !isNew:
+	case errors.Is(err, ErrNameTaken):
 		a.cfg.Log.Error("another node has the name of this one; no label set gets a number here", log.Err(err))
-	case !taken && (a.connected || a.storeErr == nil):
+	default:
 		a.cfg.Log.Warn("store is away; known label sets keep being answered", "endpoints", a.store.Endpoints(), log.Err(err))
 	}
-	if taken {
-		a.refused = true
-	} else if a.refused {
-		err = a.storeErr // until a session is up, the name is what matters
-	}
-	a.connected, a.storeErr, a.refusedNow = false, err, taken
-	a.notify()
 }
 
 // noSpace notes that the store takes no writes, and says so once.
 func (a *Allocator) noSpace(err error) {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
-	if a.problem == nil {
-		defer a.notify()
+	if a.available.space(err) {
 		a.cfg.Log.Error("the store has no space: new label sets get no number until its operator makes room", "endpoints", a.store.Endpoints(), log.Err(err))
-	}
-	a.problem = err
-}
-
-// tookWrite notes that the store has space. It runs with mu held.
-func (a *Allocator) tookWrite() {
-	if a.problem != nil {
-		a.problem = nil
-		a.notify()
 	}
 }
 
@@ -195,10 +175,7 @@ func (a *Allocator) tookWrite() {
 func (a *Allocator) reconnected() {
 	a.mu.Lock(opSession)
 	defer a.mu.Unlock()
-	if !a.connected {
-		a.connected, a.storeErr, a.refused, a.refusedNow = true, nil, false, false
-		a.notify()
-	}
+	a.available.up()
 }
 
 // Connected returns whether there is a session whose references equal what this
@@ -206,7 +183,7 @@ func (a *Allocator) reconnected() {
 func (a *Allocator) Connected() (bool, <-chan struct{}) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	return a.connected, a.changed
+	return a.available.connected, a.available.changed
 }
 
 // alive asks the store for the session. A claim that began in an earlier
@@ -519,7 +496,7 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 		return
 	}
 	h.ref = max(h.ref, claim.Revision)
-	a.tookWrite()
+	a.available.space(nil)
 	a.counters.Restored++
 	a.learn(id, claim.Revision)
 	if claim.Created {

@@ -172,9 +172,10 @@ func (a *Allocator) Summary() Status {
 	defer a.mu.Unlock()
 	s := Status{
 		// A store that has refused the name has answered.
-		Connected: a.connected || a.refusedNow,
-		Unsaved:   a.diskErr, Denied: a.denied, Ready: a.ready && !a.refused, Heard: a.heard,
+		Connected: a.available.connected || a.available.refusedNow,
+		Unsaved:   a.available.diskErr, Denied: a.denied, Ready: a.available.answers(), Heard: a.heard,
 		Known: len(a.known), PendingWrites: len(a.releases),
+		StoreError: a.available.problem(a.store.Endpoints()),
 	}
 	if h := a.holds[identity.Init]; h != nil {
 		for holder := range h.holders {
@@ -189,15 +190,6 @@ func (a *Allocator) Summary() Status {
 			if h.ref == 0 {
 				s.PendingWrites++
 			}
-		}
-	}
-	if a.connected && a.problem != nil {
-		s.StoreError = noSpace(a.store.Endpoints(), a.problem)
-	}
-	if !a.connected {
-		s.StoreError = "there is no connection yet"
-		if a.storeErr != nil {
-			s.StoreError = a.storeErr.Error()
 		}
 	}
 	return s

@@ -110,10 +110,6 @@ type Allocator struct {
 	local        localNumbers                    // guarded by mu
 	releases     map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
 	strays       map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
-	occupied     map[identity.Numeric]time.Time  // guarded by mu; numbers that rest, as far as we were told
-	picked       map[identity.Numeric]struct{}   // guarded by mu; candidates of claims under way
-	taken        numbers                         // guarded by mu; of known and holds, as far as a search has met them
-	short        numbers                         // guarded by mu; of label sets that had a short life
 	living       map[string]int                  // guarded by mu; label sets in known, by namespace
 	revision     int64                           // guarded by mu; of the store, that known has
 	numbers      Numbers                         // guarded by mu; what the collector published last
@@ -125,6 +121,7 @@ type Allocator struct {
 	placesIn     map[string]int                  // guarded by mu; both of them, by namespace
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept    time.Time                       // guarded by mu; what the cache has of heard
+	candidates   candidates                      // guarded by mu
 	available    availability                    // guarded by mu
 	joined       string                          // guarded by mu; the session of the store
 	sessions     uint64                          // guarded by mu; how many sessions were up
@@ -175,14 +172,13 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		living:       map[string]int{},
 		waiting:      map[string]waiting{},
 
-		strays:    map[identity.Numeric]int64{},
-		occupied:  map[identity.Numeric]time.Time{},
-		picked:    map[identity.Numeric]struct{}{},
-		joined:    holds.Session,
-		heard:     known.Heard,
-		heardKept: known.Heard,
-		available: newAvailability(),
-		lost:      make(chan error, 1),
+		strays:     map[identity.Numeric]int64{},
+		candidates: newCandidates(),
+		joined:     holds.Session,
+		heard:      known.Heard,
+		heardKept:  known.Heard,
+		available:  newAvailability(),
+		lost:       make(chan error, 1),
 
 		knownDirty: make(chan struct{}, 1),
 		unwritten:  make(chan struct{}, 1),
@@ -510,7 +506,7 @@ func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known ide
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: a.topKeys()}
 		case errors.Is(err, ErrOccupied):
 			a.mu.Lock(opHold)
-			a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
+			a.candidates.occupy(candidate, time.Now().Add(a.cfg.Reconcile))
 			a.mu.Unlock()
 			known = 0
 		case errors.Is(err, ErrSessionLost):
@@ -582,46 +578,17 @@ func (a *Allocator) fail(err error) {
 func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used int, done func()) {
 	sum := labels.Hash()
 	start := int(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
-	now := time.Now()
 	a.mu.Lock(opChoose)
 	defer a.mu.Unlock()
-	var last identity.Numeric // free, after a label set with a short life
-	choose := func(n identity.Numeric) (identity.Numeric, int, func()) {
-		a.picked[n] = struct{}{}
-		return n, 0, func() {
-			a.mu.Lock(opChoose)
-			defer a.mu.Unlock()
-			delete(a.picked, n)
-		}
-	}
-	for i := range a.taken.clear(start) {
-		n = identity.MinCluster + identity.Numeric(i)
+	n, used = a.candidates.pick(start, time.Now(), func(n identity.Numeric) bool {
 		_, known := a.known[n]
-		if known || a.holds[n] != nil {
-			a.taken.set(n)
-			continue
-		}
-		if until, rests := a.occupied[n]; rests {
-			if now.Before(until) {
-				continue
-			}
-			delete(a.occupied, n)
-		}
-		if _, picked := a.picked[n]; picked {
-			continue
-		}
-		if i != start && a.short.has(n) { // the first one may be that of this very set
-			if last == 0 {
-				last = n
-			}
-			continue
-		}
-		return choose(n)
+		return known || a.holds[n] != nil
+	})
+	return n, used, func() {
+		a.mu.Lock(opChoose)
+		defer a.mu.Unlock()
+		a.candidates.drop(n)
 	}
-	if last != 0 {
-		return choose(last)
-	}
-	return 0, identity.ClusterSize - len(a.picked), func() {}
 }
 
 // move puts a holder onto an identity and takes it off the one it had, which
@@ -684,7 +651,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	delete(a.holds, n)
 	switch n.Scope() {
 	case identity.ScopeCluster:
-		a.taken.unset(n)
+		a.candidates.unassign(n)
 		a.countHeld(h.labels, -1)
 	case identity.ScopeNodeLocal:
 		a.local.release(h.labels.Text(), n)

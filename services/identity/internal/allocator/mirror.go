@@ -35,7 +35,7 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 		if a.available.ready {
 			e.since = time.Now()
 		}
-		a.short.unset(id.Number)
+		a.candidates.short.unset(id.Number)
 	}
 	a.known[id.Number] = knownEntry{labels: id.Labels, revision: revision, since: e.since}
 	a.byText[text] = id.Number
@@ -69,7 +69,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 	delete(a.known, n)
 	a.count(e.labels, -1)
 	a.noteLife(n, e)
-	a.taken.unset(n)
+	a.candidates.unassign(n)
 	a.unsavedKnown[n] = struct{}{}
 	if a.byText[e.labels.Text()] == n {
 		delete(a.byText, e.labels.Text())

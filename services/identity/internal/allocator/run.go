@@ -525,7 +525,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 			break
 		}
 		a.mu.Lock(opReferences)
-		a.occupied[candidate] = time.Now().Add(a.cfg.Reconcile)
+		a.candidates.occupy(candidate, time.Now().Add(a.cfg.Reconcile))
 		a.mu.Unlock()
 	}
 	if err != nil {
@@ -543,7 +543,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	}
 	holders := slices.Sorted(maps.Keys(old.holders))
 	delete(a.holds, c.Held.Number)
-	a.taken.unset(c.Held.Number)
+	a.candidates.unassign(c.Held.Number)
 	a.countHeld(old.labels, -1)
 	a.learn(moved, claim.Revision)
 	for _, h := range holders {
@@ -554,7 +554,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 		a.count(e.labels, -1)
 		delete(a.known, c.Held.Number)
 	}
-	a.taken.unset(c.Held.Number)
+	a.candidates.unassign(c.Held.Number)
 	a.unsavedKnown[c.Held.Number] = struct{}{}
 	if c.Occupant.Labels.IsZero() {
 		a.pub.Delete(c.Held.Number)

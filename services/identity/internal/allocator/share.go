@@ -385,6 +385,6 @@ const shortLife = time.Minute
 func (a *Allocator) noteLife(n identity.Numeric, e knownEntry) {
 	// Collection takes the grace period, and up to two looks of the collector.
 	if !e.since.IsZero() && time.Since(e.since) < shortLife+a.cfg.Grace+2*a.cfg.Reconcile {
-		a.short.set(n)
+		a.candidates.short.set(n)
 	}
 }

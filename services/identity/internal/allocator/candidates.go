@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"time"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// candidates chooses numbers for label sets that have none. It never chooses a number
+// that another claim under way has, and prefers numbers whose last label set did not have
+// a short life. assigned has only numbers that are known or held: whoever removes the last
+// use of a number calls unassign. The caller locks.
+type candidates struct {
+	assigned numbers                        // those that a search has met
+	short    numbers                        // free ones of label sets that had a short life
+	occupied map[identity.Numeric]time.Time // refused by the store, until then
+	picked   map[identity.Numeric]struct{}  // of claims under way
+}
+
+func newCandidates() candidates {
+	return candidates{occupied: map[identity.Numeric]time.Time{}, picked: map[identity.Numeric]struct{}{}}
+}
+
+// pick chooses a free number and keeps it from others until drop: the first one from
+// start, an offset from the first number. inUse reports whether a number is known or
+// held. used is how many numbers are in use if n is 0, because none is free.
+func (c *candidates) pick(start int, now time.Time, inUse func(identity.Numeric) bool) (n identity.Numeric, used int) {
+	var last identity.Numeric // free, after a label set with a short life
+	for i := range c.assigned.clear(start) {
+		n := identity.MinCluster + identity.Numeric(i)
+		if inUse(n) {
+			c.assigned.set(n)
+			continue
+		}
+		if until, ok := c.occupied[n]; ok {
+			if now.Before(until) {
+				continue
+			}
+			delete(c.occupied, n)
+		}
+		if _, picked := c.picked[n]; picked {
+			continue
+		}
+		if i != start && c.short.has(n) { // the first one may be that of this very set
+			if last == 0 {
+				last = n
+			}
+			continue
+		}
+		last = n
+		break
+	}
+	if last == 0 {
+		return 0, identity.ClusterSize - len(c.picked)
+	}
+	c.picked[last] = struct{}{}
+	return last, 0
+}
+
+// drop ends the claim of a picked number.
+func (c *candidates) drop(n identity.Numeric) { delete(c.picked, n) }
+
+// occupy keeps a number from being chosen for a while: the store refused it.
+func (c *candidates) occupy(n identity.Numeric, until time.Time) { c.occupied[n] = until }
+
+// unassign lets a search look at a number again.
+func (c *candidates) unassign(n identity.Numeric) { c.assigned.unset(n) }

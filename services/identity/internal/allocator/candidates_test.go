@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+func TestCandidateIsTheFirstFreeNumberFromTheStart(t *testing.T) {
+	const start, first = 100, identity.MinCluster + 100
+	now := time.Unix(1_000_000, 0)
+	c, used := newCandidates(), map[identity.Numeric]bool{first: true, first + 1: true}
+	inUse := func(n identity.Numeric) bool { return used[n] }
+	c.occupy(first+2, now.Add(time.Minute))
+	c.short.set(first + 3)
+	pick := func(want identity.Numeric) {
+		t.Helper()
+		if n, _ := c.pick(start, now, inUse); n != want {
+			t.Fatalf("picked %d, want %d", n, want)
+		}
+	}
+	pick(first + 4)
+	pick(first + 5) // another claim has first+4
+	c.drop(first + 4)
+	pick(first + 4)
+	now = now.Add(time.Minute)
+	pick(first + 2) // it rests no more
+
+	// A number that is in use no more is found after unassign.
+	delete(used, first)
+	pick(first + 6)
+	c.unassign(first)
+	c.short.set(first)
+	pick(first) // at the start also after a short life
+}
+
+func TestNumbersOfShortLivesAreCandidatesWhenNoOtherIsFree(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	c, free := newCandidates(), map[identity.Numeric]bool{300: true, 400: true, 500: true}
+	c.short.set(300)
+	c.short.set(400)
+	inUse := func(n identity.Numeric) bool { return !free[n] }
+	for _, want := range []identity.Numeric{500, 300, 400} {
+		if n, used := c.pick(10, now, inUse); n != want || used != 0 {
+			t.Errorf("picked %d (%d used), want %d", n, used, want)
+		}
+	}
+	if n, used := c.pick(10, now, inUse); n != 0 || used != identity.ClusterSize-3 {
+		t.Errorf("picked %d (%d used), want none and %d used", n, used, identity.ClusterSize-3)
+	}
+}

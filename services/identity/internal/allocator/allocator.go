@@ -116,11 +116,9 @@ type Allocator struct {
 	took         []taken                         // guarded by mu; numbers of this node that numbers lacks
 	waiting      map[string]waiting              // guarded by mu; label sets beyond a share, by text
 	denied       error                           // guarded by mu; the grant that the store lacks
-	heldCluster  int                             // guarded by mu; holds of cluster numbers
-	claiming     int                             // guarded by mu; claims under way that may add a hold
-	placesIn     map[string]int                  // guarded by mu; both of them, by namespace
 	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
 	heardKept    time.Time                       // guarded by mu; what the cache has of heard
+	places       places                          // guarded by mu
 	candidates   candidates                      // guarded by mu
 	available    availability                    // guarded by mu
 	joined       string                          // guarded by mu; the session of the store
@@ -161,7 +159,6 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		known:     map[identity.Numeric]knownEntry{},
 		byText:    map[string]identity.Numeric{},
 		holds:     map[identity.Numeric]*hold{},
-		placesIn:  map[string]int{},
 		holders:   map[Holder]identity.Numeric{},
 		workloads: map[Holder]Workload{},
 		local:     newLocalNumbers(holds.NextNodeLocal),
@@ -184,6 +181,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		unwritten:  make(chan struct{}, 1),
 		uncached:   !cached,
 	}
+	a.places = newPlaces(cfg.Quota, a.cfg.tenant)
 	a.saver.init(a.saveHolds, a.noteRecords)
 	for _, id := range identity.Reserved() {
 		if id.Number == identity.Host {
@@ -379,8 +377,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	a.mu.Unlock()
 	defer func() {
 		a.mu.Lock(opHold)
-		a.claiming--
-		a.countPlace(labels, -1)
+		a.places.done(namespaceOf(labels))
 		a.mu.Unlock()
 	}()
 
@@ -445,21 +442,11 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 // reserve takes a place in the quota for a label set that this node does not
 // hold yet. It runs with mu held; the caller gives the place back.
 func (a *Allocator) reserve(holder Holder, labels label.Canonical) *QuotaError {
-	used, leaves := a.claiming+a.heldCluster, ""
 	// A holder that moves away from a number of its own frees a place.
 	if n, ok := a.holders[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.holds[n].holders) == 1 {
-		used--
-		leaves = namespaceOf(a.holds[n].labels)
+		return a.places.reserve(namespaceOf(labels), true, namespaceOf(a.holds[n].labels))
 	}
-	if used >= a.cfg.Quota {
-		return &QuotaError{Kind: ErrQuota, Used: used, Limit: a.cfg.Quota}
-	}
-	if err := a.withinShareOfQuota(namespaceOf(labels), leaves, used); err != nil {
-		return err
-	}
-	a.claiming++
-	a.countPlace(labels, 1)
-	return nil
+	return a.places.reserve(namespaceOf(labels), false, "")
 }
 
 // maxAttempts bounds how many candidates one call tries. Candidates are free
@@ -620,7 +607,7 @@ func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
 		h = &hold{labels: id.Labels, holders: map[Holder]struct{}{}}
 		a.holds[id.Number] = h
 		if id.Number.Scope() == identity.ScopeCluster {
-			a.countHeld(id.Labels, 1)
+			a.places.hold(namespaceOf(id.Labels))
 		}
 	}
 	h.ref = max(h.ref, ref)
@@ -652,7 +639,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 	switch n.Scope() {
 	case identity.ScopeCluster:
 		a.candidates.unassign(n)
-		a.countHeld(h.labels, -1)
+		a.places.release(namespaceOf(h.labels))
 	case identity.ScopeNodeLocal:
 		a.local.release(h.labels.Text(), n)
 		a.pub.Delete(n)

@@ -544,7 +544,7 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	holders := slices.Sorted(maps.Keys(old.holders))
 	delete(a.holds, c.Held.Number)
 	a.candidates.unassign(c.Held.Number)
-	a.countHeld(old.labels, -1)
+	a.places.release(namespaceOf(old.labels))
 	a.learn(moved, claim.Revision)
 	for _, h := range holders {
 		a.addHolder(h, moved, claim.Revision)

@@ -114,63 +114,6 @@ func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
 	return err
 }
 
-// countPlace counts a place in the quota that a label set takes, or with -1 gives back. It
-// runs with mu held.
-func (a *Allocator) countPlace(labels label.Canonical, by int) {
-	ns := namespaceOf(labels)
-	if a.placesIn[ns] += by; a.placesIn[ns] == 0 {
-		delete(a.placesIn, ns)
-	}
-}
-
-// countHeld counts a cluster number that this node holds, or with -1 counts it no more. It
-// runs with mu held.
-func (a *Allocator) countHeld(labels label.Canonical, by int) {
-	a.heldCluster += by
-	a.countPlace(labels, by)
-}
-
-const (
-	// A tenant may have one part of the quota of a node in any case, and beyond it one part
-	// of what is left. A smaller quota than dividedQuota is not divided.
-	firstQuotaPart, freeQuotaPart = 16, 2
-	dividedQuota                  = 64
-)
-
-// withinShareOfQuota returns an error if the tenant of a namespace may have no further number
-// on this node. leaves is the namespace of a number that the same holder gives up, and used
-// how many places are taken without it. It runs with mu held.
-func (a *Allocator) withinShareOfQuota(ns, leaves string, used int) *QuotaError {
-	quota, t := a.cfg.Quota, a.cfg.tenant(ns)
-	if ns == "" || t == shares.System || quota < dividedQuota {
-		return nil
-	}
-	has, unlabelled := 0, 0
-	for in, n := range a.placesIn {
-		if in == "" {
-			continue
-		}
-		if in == leaves {
-			n--
-		}
-		of := a.cfg.tenant(in)
-		if of == t {
-			has += n
-		}
-		if !of.HasLabel() && of != shares.System {
-			unlabelled += n
-		}
-	}
-	most := quota/firstQuotaPart + max(0, quota-used)/freeQuotaPart
-	switch {
-	case !t.HasLabel() && unlabelled >= quota/2:
-		return &QuotaError{Kind: ErrQuota, Of: "all namespaces without a tenant", Used: unlabelled, Limit: quota / 2}
-	case has >= most:
-		return &QuotaError{Kind: ErrQuota, Of: t.String(), Used: has, Limit: most}
-	}
-	return nil
-}
-
 // bound is how many numbers a tenant may have while so many are free.
 func bound(free int) int { return firstNumbers + max(0, free)/freePart }
 

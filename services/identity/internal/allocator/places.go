@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import "github.com/sluice-net/sluice/model/shares"
+
+const (
+	// A tenant may have one part of the quota of a node in any case, and beyond it one part
+	// of what is left. A smaller quota than dividedQuota is not divided.
+	firstQuotaPart, freeQuotaPart = 16, 2
+	dividedQuota                  = 64
+)
+
+// places counts the places in this node's quota of cluster identities. Each number that
+// the node holds has one, and each claim under way that may add a number. in has the
+// same places by namespace, without zeros. The caller locks.
+type places struct {
+	quota    int
+	tenant   func(namespace string) shares.Tenant
+	held     int
+	claiming int
+	in       map[string]int
+}
+
+func newPlaces(quota int, tenant func(namespace string) shares.Tenant) places {
+	return places{quota: quota, tenant: tenant, in: map[string]int{}}
+}
+
+func (p *places) count(ns string, by int) {
+	if p.in[ns] += by; p.in[ns] == 0 {
+		delete(p.in, ns)
+	}
+}
+
+// hold counts a number that this node holds, for a namespace.
+func (p *places) hold(ns string) {
+	p.held++
+	p.count(ns, 1)
+}
+
+// release counts a number no longer.
+func (p *places) release(ns string) {
+	p.held--
+	p.count(ns, -1)
+}
+
+// reserve takes a place for a claim of a label set of a namespace, until done. moves says
+// that the holder gives up a place, of the namespace leaves. The error has no Keys.
+func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
+	used := p.claiming + p.held
+	if moves {
+		used--
+	}
+	if used >= p.quota {
+		return &QuotaError{Kind: ErrQuota, Used: used, Limit: p.quota}
+	}
+	if err := p.withinShare(ns, leaves, used); err != nil {
+		return err
+	}
+	p.claiming++
+	p.count(ns, 1)
+	return nil
+}
+
+// done gives back the place of a claim.
+func (p *places) done(ns string) {
+	p.claiming--
+	p.count(ns, -1)
+}
+
+// withinShare returns an error if the tenant of a namespace may have no further number on
+// this node. leaves is the namespace of a number that the same holder gives up, and used
+// how many places are taken without it.
+func (p *places) withinShare(ns, leaves string, used int) *QuotaError {
+	t := p.tenant(ns)
+	if ns == "" || t == shares.System || p.quota < dividedQuota {
+		return nil
+	}
+	has, unlabelled := 0, 0
+	for in, n := range p.in {
+		if in == "" {
+			continue
+		}
+		if in == leaves {
+			n--
+		}
+		of := p.tenant(in)
+		if of == t {
+			has += n
+		}
+		if !of.HasLabel() && of != shares.System {
+			unlabelled += n
+		}
+	}
+	most := p.quota/firstQuotaPart + max(0, p.quota-used)/freeQuotaPart
+	switch {
+	case !t.HasLabel() && unlabelled >= p.quota/2:
+		return &QuotaError{
+			Kind: ErrQuota, Of: "all namespaces without a tenant", Used: unlabelled, Limit: p.quota / 2,
+		}
+	case has >= most:
+		return &QuotaError{Kind: ErrQuota, Of: t.String(), Used: has, Limit: most}
+	}
+	return nil
+}

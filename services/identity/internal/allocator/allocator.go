@@ -99,45 +99,31 @@ type Allocator struct {
 	byLabels keymutex.Mutexes[string] // one claim of a label set at a time, by their text
 	kick     chan struct{}
 
-	mu           looptime.Mutex
-	known        map[identity.Numeric]knownEntry // guarded by mu; the mirror of the cluster
-	byText       map[string]identity.Numeric     // guarded by mu; canonical text → cluster number
-	holds        map[identity.Numeric]*hold      // guarded by mu
-	holders      map[Holder]identity.Numeric     // guarded by mu
-	workloads    map[Holder]Workload             // guarded by mu; of holders that were described
-	unsaved      map[Holder]struct{}             // guarded by mu; what SaveHolds has not got yet
-	unsavedKnown map[identity.Numeric]struct{}   // guarded by mu; what SaveKnown has not got yet
-	local        localNumbers                    // guarded by mu
-	releases     map[identity.Numeric]int64      // guarded by mu; reference revisions to drop
-	strays       map[identity.Numeric]int64      // guarded by mu; references seen once without a hold
-	living       map[string]int                  // guarded by mu; label sets in known, by namespace
-	revision     int64                           // guarded by mu; of the store, that known has
-	numbers      Numbers                         // guarded by mu; what the collector published last
-	took         []taken                         // guarded by mu; numbers of this node that numbers lacks
-	waiting      map[string]waiting              // guarded by mu; label sets beyond a share, by text
-	denied       error                           // guarded by mu; the grant that the store lacks
-	heard        time.Time                       // guarded by mu; the mirror is complete as of then; zero: never
-	heardKept    time.Time                       // guarded by mu; what the cache has of heard
-	places       places                          // guarded by mu
-	candidates   candidates                      // guarded by mu
-	available    availability                    // guarded by mu
-	joined       string                          // guarded by mu; the session of the store
-	sessions     uint64                          // guarded by mu; how many sessions were up
-	lost         chan error                      // holds the failure that a call saw; capacity 1
-	counters     Counters                        // guarded by mu
-	host         identity.Identity               // guarded by mu; this node's own
+	mu         looptime.Mutex
+	mirror     mirror                      // guarded by mu
+	holds      map[identity.Numeric]*hold  // guarded by mu
+	holders    map[Holder]identity.Numeric // guarded by mu
+	workloads  map[Holder]Workload         // guarded by mu; of holders that were described
+	unsaved    map[Holder]struct{}         // guarded by mu; what SaveHolds has not got yet
+	local      localNumbers                // guarded by mu
+	releases   map[identity.Numeric]int64  // guarded by mu; reference revisions to drop
+	strays     map[identity.Numeric]int64  // guarded by mu; references seen once without a hold
+	numbers    Numbers                     // guarded by mu; what the collector published last
+	took       []taken                     // guarded by mu; numbers of this node that numbers lacks
+	waiting    map[string]waiting          // guarded by mu; label sets beyond a share, by text
+	denied     error                       // guarded by mu; the grant that the store lacks
+	places     places                      // guarded by mu
+	candidates candidates                  // guarded by mu
+	available  availability                // guarded by mu
+	joined     string                      // guarded by mu; the session of the store
+	sessions   uint64                      // guarded by mu; how many sessions were up
+	lost       chan error                  // holds the failure that a call saw; capacity 1
+	counters   Counters                    // guarded by mu
+	host       identity.Identity           // guarded by mu; this node's own
 
-	saver      saver
-	unwritten  chan struct{} // the records were not written; capacity 1
-	knownDirty chan struct{} // capacity 1
-	uncached   bool          // there was no cache
-}
-
-type knownEntry struct {
-	labels   label.Canonical
-	revision int64     // 0 for what came from the cache
-	gone     bool      // not in the store any more; kept because it is held
-	since    time.Time // it came while this process followed the store; zero: before
+	saver     saver
+	unwritten chan struct{} // the records were not written; capacity 1
+	uncached  bool          // there was no cache
 }
 
 // hold is a number that this node holds.
@@ -155,9 +141,8 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 ) (*Allocator, error) {
 	a := &Allocator{
 		cfg: cfg, store: store, records: records, pub: pub, endpointPub: endpoints,
+		mirror:    newMirror(known.Heard),
 		kick:      make(chan struct{}, 1),
-		known:     map[identity.Numeric]knownEntry{},
-		byText:    map[string]identity.Numeric{},
 		holds:     map[identity.Numeric]*hold{},
 		holders:   map[Holder]identity.Numeric{},
 		workloads: map[Holder]Workload{},
@@ -165,21 +150,16 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		unsaved:   map[Holder]struct{}{},
 		releases:  map[identity.Numeric]int64{},
 
-		unsavedKnown: map[identity.Numeric]struct{}{},
-		living:       map[string]int{},
-		waiting:      map[string]waiting{},
+		waiting: map[string]waiting{},
 
 		strays:     map[identity.Numeric]int64{},
 		candidates: newCandidates(),
 		joined:     holds.Session,
-		heard:      known.Heard,
-		heardKept:  known.Heard,
 		available:  newAvailability(),
 		lost:       make(chan error, 1),
 
-		knownDirty: make(chan struct{}, 1),
-		unwritten:  make(chan struct{}, 1),
-		uncached:   !cached,
+		unwritten: make(chan struct{}, 1),
+		uncached:  !cached,
 	}
 	a.places = newPlaces(cfg.Quota, a.cfg.tenant)
 	a.saver.init(a.saveHolds, a.noteRecords)
@@ -216,10 +196,10 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		if id.Number.Scope() != identity.ScopeCluster {
 			return nil, fmt.Errorf("known identity %d is not one of the cluster", id.Number)
 		}
-		if _, ok := a.known[id.Number]; ok {
+		if _, ok := a.mirror.known[id.Number]; ok {
 			continue
 		}
-		if _, ok := a.byText[id.Labels.Text()]; ok {
+		if _, ok := a.mirror.byText[id.Labels.Text()]; ok {
 			continue
 		}
 		a.learn(id, 0)
@@ -232,7 +212,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	}
 	clear(a.unsaved) // it came from there
 	if cached {
-		clear(a.unsavedKnown)
+		clear(a.mirror.unsaved)
 	}
 	return a, nil
 }
@@ -356,7 +336,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 		return a.isolate(holder, keep), nil
 	}
 	a.mu.Lock(opHold)
-	number, isKnown := a.byText[labels.Text()]
+	number, isKnown := a.mirror.byText[labels.Text()]
 	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
 		// Referred to already, or about to be.
 		id := identity.Identity{Number: number, Labels: labels}
@@ -568,7 +548,7 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 	a.mu.Lock(opChoose)
 	defer a.mu.Unlock()
 	n, used = a.candidates.pick(start, time.Now(), func(n identity.Numeric) bool {
-		_, known := a.known[n]
+		_, known := a.mirror.known[n]
 		return known || a.holds[n] != nil
 	})
 	return n, used, func() {
@@ -651,7 +631,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 		a.releases[n] = h.ref
 	}
 	// A held number outlives its deletion in the store; this one no more.
-	switch e, ok := a.known[n]; {
+	switch e, ok := a.mirror.known[n]; {
 	case !ok:
 		a.pub.Delete(n)
 	case e.gone:
@@ -749,16 +729,8 @@ func (a *Allocator) saveHolds() error {
 // never was, or at a time that this clock has not reached: then it was set back.
 func (a *Allocator) sinceHeard() (age time.Duration, ok bool) {
 	a.mu.Lock(opRead)
-	heard := a.heard
-	a.mu.Unlock()
-	if heard.IsZero() {
-		return 0, false
-	}
-	// The monotonic clock stands still while the machine sleeps, the wall clock
-	// may be set; the longer time counts. What a file told has a wall clock only.
-	now := time.Now()
-	age = max(now.Sub(heard), now.Round(0).Sub(heard.Round(0)))
-	return age, age >= 0
+	defer a.mu.Unlock()
+	return a.mirror.age(time.Now())
 }
 
 // saveKnown writes what changed in what is known of the cluster. One call runs
@@ -773,13 +745,7 @@ func (a *Allocator) saveKnown() error {
 	if err != nil {
 		a.mu.Lock(opSave)
 		defer a.mu.Unlock()
-		a.heardKept = was
-		for _, id := range c.Put {
-			a.unsavedKnown[id.Number] = struct{}{}
-		}
-		for _, n := range c.Drop {
-			a.unsavedKnown[n] = struct{}{}
-		}
+		a.mirror.putBack(c, was)
 	}
 	return err
 }
@@ -787,17 +753,7 @@ func (a *Allocator) saveKnown() error {
 // takeKnown returns what SaveKnown has not got yet, and what it was told of heard.
 func (a *Allocator) takeKnown() (c KnownChange, was time.Time) {
 	a.mu.Lock(opSave)
-	was = a.heardKept
-	a.heardKept = a.heard
-	c = KnownChange{Heard: a.heard}
-	for n := range a.unsavedKnown {
-		if e, ok := a.known[n]; ok {
-			c.Put = append(c.Put, identity.Identity{Number: n, Labels: e.labels})
-		} else {
-			c.Drop = append(c.Drop, n)
-		}
-	}
-	clear(a.unsavedKnown)
+	c, was = a.mirror.take()
 	a.mu.Unlock()
 	// Without the lock, and in the order of the file, which takes it faster.
 	slices.Sort(c.Drop)

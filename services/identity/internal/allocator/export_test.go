@@ -21,7 +21,7 @@ func (a *Allocator) FreeLast() (n int) {
 	defer a.mu.Unlock()
 	for i := range identity.ClusterSize {
 		number := identity.MinCluster + identity.Numeric(i)
-		if _, known := a.known[number]; !known && a.candidates.short.has(number) {
+		if _, known := a.mirror.known[number]; !known && a.candidates.short.has(number) {
 			n++
 		}
 	}
@@ -32,6 +32,6 @@ func (a *Allocator) FreeLast() (n int) {
 func (a *Allocator) IsFree(n identity.Numeric) bool {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	_, known := a.known[n]
+	_, known := a.mirror.known[n]
 	return !known && !a.candidates.short.has(n)
 }

@@ -4,177 +4,127 @@
 package allocator
 
 import (
-	"slices"
 	"time"
 
-	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 )
 
-// learn puts an identity into the mirror as the store had it at a revision;
-// what the mirror has from a later revision stays. It runs with mu held.
-func (a *Allocator) learn(id identity.Identity, revision int64) {
-	text := id.Labels.Text()
-	if e, ok := a.known[id.Number]; ok {
-		if e.revision > revision {
-			return
-		}
-		if e.labels.Text() != text && a.byText[e.labels.Text()] == id.Number {
-			delete(a.byText, e.labels.Text())
-		}
-	}
-	e, ok := a.known[id.Number]
-	if !ok || e.labels.Text() != text {
-		a.unsavedKnown[id.Number] = struct{}{}
-		a.dirtyKnown()
-		if ok {
-			a.count(e.labels, -1)
-		}
-		a.count(id.Labels, 1)
-		e.since = time.Time{}
-		if a.available.ready {
-			e.since = time.Now()
-		}
-		a.candidates.short.unset(id.Number)
-	}
-	a.known[id.Number] = knownEntry{labels: id.Labels, revision: revision, since: e.since}
-	a.byText[text] = id.Number
-	if h := a.holds[id.Number]; h != nil && h.labels.Text() != text {
-		// What we hold is something else to the cluster. Until that is settled
-		// readers see what our own endpoints have.
-		h.ref = 0
-		a.wake()
-		return
-	}
-	a.pub.Upsert(id.Number, id)
+// mirror is what this node knows of the cluster's identities, and which changes of it
+// the cache lacks. byText has the number under which a label set was learned last, and
+// known has that number with that label set. living counts the label sets of known by
+// namespace, without zeros. An earlier revision never replaces a later one. The caller
+// locks, and need not to receive from dirty.
+type mirror struct {
+	known    map[identity.Numeric]knownEntry
+	byText   map[string]identity.Numeric // by canonical text
+	living   map[string]int
+	revision int64     // of the store, that known has
+	heard    time.Time // known is complete as of then; zero: never
+
+	unsaved    map[identity.Numeric]struct{} // what changed since take
+	heardSaved time.Time                     // heard as of take
+	dirty      chan struct{}                 // the cache is to be written; capacity 1
 }
 
-// forget takes a number out of the mirror. It runs with mu held.
-func (a *Allocator) forget(n identity.Numeric) {
-	e, ok := a.known[n]
+type knownEntry struct {
+	labels   label.Canonical
+	revision int64     // 0 for what came from the cache
+	gone     bool      // not in the store any more; kept because it is held
+	since    time.Time // it came while this process followed the store; zero: before
+}
+
+// newMirror returns an empty mirror. heard is what the cache has.
+func newMirror(heard time.Time) mirror {
+	return mirror{
+		known: map[identity.Numeric]knownEntry{}, byText: map[string]identity.Numeric{}, living: map[string]int{},
+		heard: heard, unsaved: map[identity.Numeric]struct{}{}, heardSaved: heard, dirty: make(chan struct{}, 1),
+	}
+}
+
+// save asks for the cache to be written.
+func (m *mirror) save() {
+	select {
+	case m.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// count counts a label set of known, or with -1 counts it no longer.
+func (m *mirror) count(labels label.Canonical, by int) {
+	ns := namespaceOf(labels)
+	if m.living[ns] += by; m.living[ns] == 0 {
+		delete(m.living, ns)
+	}
+}
+
+// learn records an identity as the store had it at a revision. taken is false if the
+// mirror has a later one; changed is true if the number had no label set, or another one.
+// since is the entry's if it changed.
+func (m *mirror) learn(id identity.Identity, revision int64, since time.Time) (taken, changed bool) {
+	text := id.Labels.Text()
+	e, ok := m.known[id.Number]
+	if ok && e.revision > revision {
+		return false, false
+	}
+	changed = !ok || e.labels.Text() != text
+	if changed {
+		m.remove(id.Number)
+		m.count(id.Labels, 1)
+		m.unsaved[id.Number] = struct{}{}
+		m.save()
+		e.since = since
+	}
+	m.known[id.Number] = knownEntry{labels: id.Labels, revision: revision, since: e.since}
+	m.byText[text] = id.Number
+	return true, changed
+}
+
+// remove removes a number and its label set.
+func (m *mirror) remove(n identity.Numeric) {
+	e, ok := m.known[n]
 	if !ok {
 		return
 	}
-	h := a.holds[n]
-	if h != nil {
-		// It vanished under us: refer to it again, which creates it again.
-		h.ref = 0
-		a.wake()
-		if h.labels.Text() == e.labels.Text() {
-			// byText keeps it too: the next call for this set joins the hold.
-			a.known[n] = knownEntry{labels: e.labels, gone: true, since: e.since}
-			return
-		}
+	delete(m.known, n)
+	if m.byText[e.labels.Text()] == n {
+		delete(m.byText, e.labels.Text())
 	}
-	delete(a.known, n)
-	a.count(e.labels, -1)
-	a.noteLife(n, e)
-	a.candidates.unassign(n)
-	a.unsavedKnown[n] = struct{}{}
-	if a.byText[e.labels.Text()] == n {
-		delete(a.byText, e.labels.Text())
-	}
-	a.dirtyKnown()
-	if h == nil {
-		a.pub.Delete(n)
-	}
+	m.count(e.labels, -1)
+	m.unsaved[n] = struct{}{}
+	m.save()
 }
 
-// note remembers what an update changes before any reader is told: what this
-// node has said exists must be known to the next process too.
-func (a *Allocator) note(u Update) {
-	var c KnownChange
-	a.mu.Lock(opUpdate)
+// keep marks a number as gone from the store. The mirror keeps it, because it is held:
+// the next call for its label set joins the hold.
+func (m *mirror) keep(n identity.Numeric) {
+	e := m.known[n]
+	m.known[n] = knownEntry{labels: e.labels, gone: true, since: e.since}
+}
+
+// news returns what an update changes. A number that is held is not dropped.
+func (m *mirror) news(u Update, held func(identity.Numeric) bool) (c KnownChange) {
 	for _, e := range u.Upserts {
-		if have, ok := a.known[e.Identity.Number]; !ok || have.revision <= e.Revision && have.labels.Text() != e.Identity.Labels.Text() {
+		have, ok := m.known[e.Identity.Number]
+		if !ok || have.revision <= e.Revision && have.labels.Text() != e.Identity.Labels.Text() {
 			c.Put = append(c.Put, e.Identity)
 		}
 	}
 	for _, d := range u.Deletes {
-		if have, ok := a.known[d.Number]; ok && have.revision < d.Revision && a.holds[d.Number] == nil {
+		if have, ok := m.known[d.Number]; ok && have.revision < d.Revision && !held(d.Number) {
 			c.Drop = append(c.Drop, d.Number)
 		}
 	}
-	a.mu.Unlock()
-	if len(c.Put)+len(c.Drop) == 0 {
-		return
-	}
-	if err := a.records.NoteKnown(c); err != nil {
-		// Readers wait for it all the same: it is a cache.
-		a.cfg.Log.Error("what is known of the cluster was not written; a restart without etcd would know less", log.Err(err))
-	}
+	return c
 }
 
-// takeStep is how many identities are taken over before the lock is given up:
-// a listing of the whole cluster must not keep callers waiting.
-const takeStep = 1024
-
-// observe is the sink of Store.Follow. Between two steps callers see a mirror
-// that is partly of before; it is said to be complete, and as new as the update,
-// after the last one.
-func (a *Allocator) observe(u Update) {
-	if u.Complete {
-		for some := range slices.Chunk(a.unlisted(u), takeStep) {
-			a.mu.Lock(opUpdate)
-			for _, n := range some {
-				// A claim may have written it since.
-				if e, ok := a.known[n]; ok && e.revision <= u.Revision {
-					a.forget(n)
-				}
-			}
-			a.mu.Unlock()
-		}
-	}
-	for some := range slices.Chunk(u.Upserts, takeStep) {
-		a.note(Update{Upserts: some})
-		a.mu.Lock(opUpdate)
-		for _, e := range some {
-			a.learn(e.Identity, e.Revision)
-		}
-		a.mu.Unlock()
-	}
-	for some := range slices.Chunk(u.Deletes, takeStep) {
-		a.note(Update{Deletes: some})
-		a.mu.Lock(opUpdate)
-		for _, d := range some {
-			if e, ok := a.known[d.Number]; ok && e.revision < d.Revision {
-				a.forget(d.Number)
-			}
-		}
-		a.mu.Unlock()
-	}
-	a.mu.Lock(opUpdate)
-	defer a.mu.Unlock()
-	a.pub.Reach(u.Cluster, u.Revision)
-	a.revision = u.Revision
-	if u.Heard.After(a.heard) || a.heard.After(time.Now()) {
-		a.heard = u.Heard
-		if a.heard.Sub(a.heardKept) > a.cfg.Quarantine/heardSteps {
-			a.dirtyKnown()
-		}
-	}
-	if u.Complete {
-		a.becomeReady()
-	}
-	if u.Complete || u.Beside {
-		a.dirtyKnown() // also an empty listing is something to know
-	}
-}
-
-// unlisted returns the numbers that a complete listing does not have, of those
-// that are not newer. What another history of the store said is older than any.
-func (a *Allocator) unlisted(u Update) []identity.Numeric {
-	listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
-	for _, e := range u.Upserts {
-		listed[e.Identity.Number] = struct{}{}
-	}
-	a.mu.Lock(opUpdate)
-	defer a.mu.Unlock()
-	var out []identity.Numeric
-	for n, e := range a.known {
+// unlisted returns the numbers that a complete listing does not have, of those that are
+// not newer. With Reset all are older: their revisions are of another store's history.
+func (m *mirror) unlisted(u Update, listed map[identity.Numeric]struct{}) (out []identity.Numeric) {
+	for n, e := range m.known {
 		if u.Reset {
 			e.revision = 0
-			a.known[n] = e
+			m.known[n] = e
 		}
 		if _, ok := listed[n]; !ok && e.revision <= u.Revision {
 			out = append(out, n)
@@ -183,14 +133,53 @@ func (a *Allocator) unlisted(u Update) []identity.Numeric {
 	return out
 }
 
-// heardSteps bounds how far the cache's time of the last sign of the store may
-// be behind, as a part of the quarantine time.
-const heardSteps = 8
+// reach records that the mirror is complete at a revision, and as of a time. The cache
+// may be behind that time by lag.
+func (m *mirror) reach(revision int64, heard, now time.Time, lag time.Duration) {
+	m.revision = revision
+	if heard.After(m.heard) || m.heard.After(now) {
+		m.heard = heard
+		if m.heard.Sub(m.heardSaved) > lag {
+			m.save()
+		}
+	}
+}
 
-// dirtyKnown asks for the cache to be written.
-func (a *Allocator) dirtyKnown() {
-	select {
-	case a.knownDirty <- struct{}{}:
-	default:
+// age returns how long ago the store was last heard; ok is false if it never was, or at a
+// time that this clock has not reached: then it was set back.
+func (m *mirror) age(now time.Time) (age time.Duration, ok bool) {
+	if m.heard.IsZero() {
+		return 0, false
+	}
+	// The monotonic clock stands still while the machine sleeps, the wall clock
+	// may be set; the longer time counts. What a file told has a wall clock only.
+	age = max(now.Sub(m.heard), now.Round(0).Sub(m.heard.Round(0)))
+	return age, age >= 0
+}
+
+// take returns what the cache lacks, in any order, and what it has of heard. putBack
+// undoes it if the cache was not written.
+func (m *mirror) take() (c KnownChange, saved time.Time) {
+	saved = m.heardSaved
+	m.heardSaved = m.heard
+	c.Heard = m.heard
+	for n := range m.unsaved {
+		if e, ok := m.known[n]; ok {
+			c.Put = append(c.Put, identity.Identity{Number: n, Labels: e.labels})
+		} else {
+			c.Drop = append(c.Drop, n)
+		}
+	}
+	clear(m.unsaved)
+	return c, saved
+}
+
+func (m *mirror) putBack(c KnownChange, saved time.Time) {
+	m.heardSaved = saved
+	for _, id := range c.Put {
+		m.unsaved[id.Number] = struct{}{}
+	}
+	for _, n := range c.Drop {
+		m.unsaved[n] = struct{}{}
 	}
 }

@@ -84,7 +84,7 @@ func (a *Allocator) runKnown(ctx context.Context) {
 				save()
 			}
 			return
-		case <-a.knownDirty:
+		case <-a.mirror.dirty:
 		}
 		select {
 		case <-time.After(delay):
@@ -330,7 +330,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 		case h.ref == 0 && present[n]:
 			// It has been there all the time that its session lives, so the
 			// number was never collected: nothing is to be written.
-			if e, ok := a.known[n]; ok && !e.gone && e.labels.Text() == h.labels.Text() {
+			if e, ok := a.mirror.known[n]; ok && !e.gone && e.labels.Text() == h.labels.Text() {
 				h.ref = have[n]
 			}
 		}
@@ -550,12 +550,8 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 		a.addHolder(h, moved, claim.Revision)
 	}
 	// Readers are told what the old number is now.
-	if e, ok := a.known[c.Held.Number]; ok {
-		a.count(e.labels, -1)
-		delete(a.known, c.Held.Number)
-	}
+	a.mirror.remove(c.Held.Number)
 	a.candidates.unassign(c.Held.Number)
-	a.unsavedKnown[c.Held.Number] = struct{}{}
 	if c.Occupant.Labels.IsZero() {
 		a.pub.Delete(c.Held.Number)
 	} else {

@@ -54,15 +54,6 @@ func namespaceOf(labels label.Canonical) string {
 	return ns
 }
 
-// count counts a label set of the mirror, or with -1 counts it no more. It runs with mu
-// held.
-func (a *Allocator) count(labels label.Canonical, by int) {
-	ns := namespaceOf(labels)
-	if a.living[ns] += by; a.living[ns] == 0 {
-		delete(a.living, ns)
-	}
-}
-
 // takesNumber returns an error if the tenant of a label set may have no further number.
 // It runs with mu held.
 func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
@@ -72,7 +63,7 @@ func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
 		return nil
 	}
 	has, unlabelled := 0, 0
-	for ns, n := range a.living {
+	for ns, n := range a.mirror.living {
 		of := a.cfg.tenant(ns)
 		if of == t {
 			has += n
@@ -95,7 +86,7 @@ func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
 	// lacks numbers in quarantine.
 	has = max(has, a.numbers.Tenants[t.String()]+took)
 	unlabelled = max(unlabelled, a.numbers.Unlabelled+tookUnlabelled)
-	free := identity.ClusterSize - max(len(a.known), a.numbers.Used+len(a.took))
+	free := identity.ClusterSize - max(len(a.mirror.known), a.numbers.Used+len(a.took))
 	var err *QuotaError
 	switch {
 	case !t.HasLabel() && unlabelled >= unlabelledNumbers:
@@ -136,7 +127,7 @@ func (a *Allocator) Usage() []shares.Usage {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	has := map[shares.Tenant]int{}
-	for ns, n := range a.living {
+	for ns, n := range a.mirror.living {
 		has[a.cfg.tenant(ns)] += n
 	}
 	took := map[shares.Tenant]int{}
@@ -157,7 +148,7 @@ func (a *Allocator) Usage() []shares.Usage {
 	}
 	u := shares.Usage{
 		Limit: shares.Limit{Name: "numbers", Size: identity.ClusterSize},
-		Used:  max(len(a.known), a.numbers.Used+len(a.took)),
+		Used:  max(len(a.mirror.known), a.numbers.Used+len(a.took)),
 	}
 	free := identity.ClusterSize - u.Used
 	u.Asked = u.Used
@@ -237,7 +228,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 	a := c.a
 	a.mu.Lock(opCollect)
 	defer a.mu.Unlock()
-	n := Numbers{Revision: a.revision, Used: len(a.known), Tenants: map[string]int{}}
+	n := Numbers{Revision: a.mirror.revision, Used: len(a.mirror.known), Tenants: map[string]int{}}
 	add := func(ns string, by int) {
 		t := a.cfg.tenant(ns)
 		if ns == "" || t == shares.System {
@@ -248,7 +239,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 			n.Unlabelled += by
 		}
 	}
-	for ns, by := range a.living {
+	for ns, by := range a.mirror.living {
 		add(ns, by)
 	}
 	for number, r := range c.resting {
@@ -256,7 +247,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 			delete(c.resting, number)
 			continue
 		}
-		if _, ok := a.known[number]; ok {
+		if _, ok := a.mirror.known[number]; ok {
 			continue // its deletion has not come yet, or the label set has it again
 		}
 		n.Used++

@@ -61,7 +61,7 @@ func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []Holder, error)
 func (a *Allocator) Find(labels label.Canonical, nodeLocal bool) identity.Identity {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	id := identity.Identity{Number: a.byText[labels.Text()], Labels: labels}
+	id := identity.Identity{Number: a.mirror.byText[labels.Text()], Labels: labels}
 	if nodeLocal {
 		id.Number = a.local.byText[labels.Text()]
 	}
@@ -98,7 +98,7 @@ func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 	if h := a.holds[n]; h != nil {
 		return identity.Identity{Number: n, Labels: h.labels}, true
 	}
-	if e, ok := a.known[n]; ok {
+	if e, ok := a.mirror.known[n]; ok {
 		return identity.Identity{Number: n, Labels: e.labels}, true
 	}
 	return identity.Identity{}, false
@@ -133,7 +133,7 @@ func (a *Allocator) List() []Listed {
 func (a *Allocator) list() []Listed {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	out := make([]Listed, 0, len(a.known)+16)
+	out := make([]Listed, 0, len(a.mirror.known)+16)
 	for _, id := range identity.Reserved() {
 		if id.Number == identity.Host {
 			id = a.host
@@ -144,7 +144,7 @@ func (a *Allocator) list() []Listed {
 		}
 		out = append(out, l)
 	}
-	for n, e := range a.known {
+	for n, e := range a.mirror.known {
 		l := Listed{Identity: identity.Identity{Number: n, Labels: e.labels}}
 		if h := a.holds[n]; h != nil {
 			l = Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)}
@@ -152,7 +152,7 @@ func (a *Allocator) list() []Listed {
 		out = append(out, l)
 	}
 	for n, h := range a.holds {
-		if _, ok := a.known[n]; !ok && n.Scope() != identity.ScopeReserved {
+		if _, ok := a.mirror.known[n]; !ok && n.Scope() != identity.ScopeReserved {
 			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
 		}
 	}
@@ -173,8 +173,8 @@ func (a *Allocator) Summary() Status {
 	s := Status{
 		// A store that has refused the name has answered.
 		Connected: a.available.connected || a.available.refusedNow,
-		Unsaved:   a.available.diskErr, Denied: a.denied, Ready: a.available.answers(), Heard: a.heard,
-		Known: len(a.known), PendingWrites: len(a.releases),
+		Unsaved:   a.available.diskErr, Denied: a.denied, Ready: a.available.answers(), Heard: a.mirror.heard,
+		Known: len(a.mirror.known), PendingWrites: len(a.releases),
 		StoreError: a.available.problem(a.store.Endpoints()),
 	}
 	if h := a.holds[identity.Init]; h != nil {
@@ -208,8 +208,8 @@ func (a *Allocator) Busy() []looptime.Figures { return a.mu.Times() }
 
 func (a *Allocator) topKeys() []labels.KeyCount {
 	a.mu.Lock(opRead)
-	sets := make([]label.Canonical, 0, len(a.known))
-	for _, e := range a.known {
+	sets := make([]label.Canonical, 0, len(a.mirror.known))
+	for _, e := range a.mirror.known {
 		sets = append(sets, e.labels)
 	}
 	a.mu.Unlock()

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/identity"
+)
+
+// learn puts an identity into the mirror as the store had it at a revision;
+// what the mirror has from a later revision stays. It runs with mu held.
+func (a *Allocator) learn(id identity.Identity, revision int64) {
+	var since time.Time
+	if a.available.ready {
+		since = time.Now()
+	}
+	taken, changed := a.mirror.learn(id, revision, since)
+	if !taken {
+		return
+	}
+	if changed {
+		a.candidates.short.unset(id.Number)
+	}
+	if h := a.holds[id.Number]; h != nil && h.labels.Text() != id.Labels.Text() {
+		// What we hold is something else to the cluster. Until that is settled
+		// readers see what our own endpoints have.
+		h.ref = 0
+		a.wake()
+		return
+	}
+	a.pub.Upsert(id.Number, id)
+}
+
+// forget takes a number out of the mirror. It runs with mu held.
+func (a *Allocator) forget(n identity.Numeric) {
+	e, ok := a.mirror.known[n]
+	if !ok {
+		return
+	}
+	h := a.holds[n]
+	if h != nil {
+		// It vanished under us: refer to it again, which creates it again.
+		h.ref = 0
+		a.wake()
+		if h.labels.Text() == e.labels.Text() {
+			a.mirror.keep(n)
+			return
+		}
+	}
+	a.mirror.remove(n)
+	a.noteLife(n, e)
+	a.candidates.unassign(n)
+	if h == nil {
+		a.pub.Delete(n)
+	}
+}
+
+// note remembers what an update changes before any reader is told: what this
+// node has said exists must be known to the next process too.
+func (a *Allocator) note(u Update) {
+	a.mu.Lock(opUpdate)
+	c := a.mirror.news(u, func(n identity.Numeric) bool { return a.holds[n] != nil })
+	a.mu.Unlock()
+	if len(c.Put)+len(c.Drop) == 0 {
+		return
+	}
+	if err := a.records.NoteKnown(c); err != nil {
+		// Readers wait for it all the same: it is a cache.
+		a.cfg.Log.Error("what is known of the cluster was not written; a restart without etcd would know less", log.Err(err))
+	}
+}
+
+// takeStep is how many identities are taken over before the lock is given up:
+// a listing of the whole cluster must not keep callers waiting.
+const takeStep = 1024
+
+// observe is the sink of Store.Follow. Between two steps callers see a mirror
+// that is partly of before; it is said to be complete, and as new as the update,
+// after the last one.
+func (a *Allocator) observe(u Update) {
+	if u.Complete {
+		for some := range slices.Chunk(a.unlisted(u), takeStep) {
+			a.mu.Lock(opUpdate)
+			for _, n := range some {
+				// A claim may have written it since.
+				if e, ok := a.mirror.known[n]; ok && e.revision <= u.Revision {
+					a.forget(n)
+				}
+			}
+			a.mu.Unlock()
+		}
+	}
+	for some := range slices.Chunk(u.Upserts, takeStep) {
+		a.note(Update{Upserts: some})
+		a.mu.Lock(opUpdate)
+		for _, e := range some {
+			a.learn(e.Identity, e.Revision)
+		}
+		a.mu.Unlock()
+	}
+	for some := range slices.Chunk(u.Deletes, takeStep) {
+		a.note(Update{Deletes: some})
+		a.mu.Lock(opUpdate)
+		for _, d := range some {
+			if e, ok := a.mirror.known[d.Number]; ok && e.revision < d.Revision {
+				a.forget(d.Number)
+			}
+		}
+		a.mu.Unlock()
+	}
+	a.mu.Lock(opUpdate)
+	defer a.mu.Unlock()
+	a.pub.Reach(u.Cluster, u.Revision)
+	a.mirror.reach(u.Revision, u.Heard, time.Now(), a.cfg.Quarantine/heardSteps)
+	if u.Complete {
+		a.becomeReady()
+	}
+	if u.Complete || u.Beside {
+		a.mirror.save() // also an empty listing is something to know
+	}
+}
+
+// unlisted returns the numbers that a complete listing does not have, of those
+// that are not newer. What another history of the store said is older than any.
+func (a *Allocator) unlisted(u Update) []identity.Numeric {
+	listed := make(map[identity.Numeric]struct{}, len(u.Upserts))
+	for _, e := range u.Upserts {
+		listed[e.Identity.Number] = struct{}{}
+	}
+	a.mu.Lock(opUpdate)
+	defer a.mu.Unlock()
+	return a.mirror.unlisted(u, listed)
+}
+
+// heardSteps bounds how far the cache's time of the last sign of the store may
+// be behind, as a part of the quarantine time.
+const heardSteps = 8

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -19,7 +20,10 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	disktest.InMemory()
+	leaktest.Main(m)
+}
 
 // run starts an owner on a state directory; the function it returns stops it.
 func run(t testing.TB, dir string, change ...func(*Config)) (*Owner, func()) {

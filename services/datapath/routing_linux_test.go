@@ -109,7 +109,7 @@ func (n *routed) say(of *routed) {
 }
 
 // ways awaits those to the only other node, which satisfy ok.
-func (n *routed) ways(what string, ok func(ways [2]nodemap.Way) bool) {
+func (n *routed) ways(what string, ok func(ways [2]nodemap.NextHop) bool) {
 	n.t.Helper()
 	servicetest.EventuallyNil(n.t, what, func() error {
 		nodes, err := n.node.Kernel.Nodes.Nodes()
@@ -117,7 +117,7 @@ func (n *routed) ways(what string, ok func(ways [2]nodemap.Way) bool) {
 			return err
 		}
 		for _, e := range nodes {
-			if ok(e.Ways) {
+			if ok(e.NextHops) {
 				return nil
 			}
 		}
@@ -172,7 +172,7 @@ func TestKernelPodsOfTwoNodesReachEachOther(t *testing.T) {
 			a, b := newPair(t, mode.RoutingConfig, mode.families...)
 			pa, pb := a.pod("a"), b.pod("b")
 			for _, n := range []*routed{a, b} {
-				n.ways("a way", func(ways [2]nodemap.Way) bool {
+				n.ways("a way", func(ways [2]nodemap.NextHop) bool {
 					return ways[0].Flags == mode.flags[0] && ways[1].Flags == mode.flags[1]
 				})
 			}
@@ -242,7 +242,7 @@ func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 			less := map[string]uint16{"overlay on IPv4": 50, "overlay on IPv6": 70, "native": 0}[name]
 			want := func(what string, mtu uint16) {
 				t.Helper()
-				a.ways(what, func(ways [2]nodemap.Way) bool { return ways[0].MTU == mtu-less })
+				a.ways(what, func(ways [2]nodemap.NextHop) bool { return ways[0].MTU == mtu-less })
 			}
 			want("the uplink's", 1500)
 			a.ip("link set uplink0 mtu 1400")
@@ -285,10 +285,10 @@ func TestKernelTunnelDeviceThatIsDeletedComesBack(t *testing.T) {
 // TestKernelNodeOfAnotherModeIsNamed and gets no packets.
 func TestKernelNodeOfAnotherModeIsNamed(t *testing.T) {
 	a, b := newPair(t, RoutingConfig{Mode: "overlay"}, "4", "6")
-	a.ways("a way", func(ways [2]nodemap.Way) bool { return ways[0].Flags != 0 })
+	a.ways("a way", func(ways [2]nodemap.NextHop) bool { return ways[0].Flags != 0 })
 	b.routing = RoutingConfig{Mode: "native"}
 	a.say(b)
-	a.ways("no way", func(ways [2]nodemap.Way) bool { return ways == [2]nodemap.Way{} })
+	a.ways("no way", func(ways [2]nodemap.NextHop) bool { return ways == [2]nodemap.NextHop{} })
 	want := "node node2 is not reachable: mode native, this node has overlay"
 	if w := a.node.Node.Host.Warnings(); !slices.Contains(w, want) {
 		t.Errorf("warnings %q, want %q", w, want)

@@ -283,7 +283,7 @@ func begunBy(who string, flags conntrack.Flags) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		c := th.only(t)
 		if c.Initiator.Addr() != th.addr(who) || c.Flags&^(conntrack.OriginLow|conntrack.Returned) != flags {
-			t.Errorf("begun by %v with flags %v, want %v and %v", c.Initiator, c.Flags.Words(), th.addr(who), flags.Words())
+			t.Errorf("begun by %v with flags %v, want %v and %v", c.Initiator, c.Flags.Names(), th.addr(who), flags.Names())
 		}
 	}
 }

@@ -103,7 +103,7 @@ func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 				id, egress = other, only80
 			}
 			_, err := th.k.Endpoints.SetIdentity(t.Context(), slot, id, egress, nodetable.Allow)
-			if err := errors.Join(err, th.k.Endpoints.Settled(t.Context(), slot)); err != nil {
+			if err := errors.Join(err, th.k.Endpoints.WaitIdentity(t.Context(), slot)); err != nil {
 				return err
 			}
 		}

@@ -358,7 +358,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		Connections: k.Connections, Endpoints: k.Endpoints, Addresses: k.Addresses, Services: k.Services,
 	}
 	if !o.ValidateOnly {
-		if err := k.settle(ctx, o.PodCIDRs); err != nil {
+		if err := k.initialise(ctx, o.PodCIDRs); err != nil {
 			return nil, err
 		}
 	}
@@ -428,18 +428,18 @@ func (k *Kernel) keepPorts() error {
 	return nil
 }
 
-// settle makes adopted and fresh maps ready for use. No other process writes
+// initialise makes adopted and fresh maps ready for use. No other process writes
 // them meanwhile.
-func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
+func (k *Kernel) initialise(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
 		if err := k.Endpoints.ContinueEpochs(k.Connections.EachEpoch); err != nil {
 			return fmt.Errorf("continue the counter of epochs: %w", err)
 		}
 	}
-	if err := k.Endpoints.Settle(); err != nil {
+	if err := k.Endpoints.Initialise(); err != nil {
 		return err
 	}
-	if err := k.Connections.Settle(); err != nil {
+	if err := k.Connections.Initialise(); err != nil {
 		return err
 	}
 	local, err := k.Endpoints.Local()
@@ -457,7 +457,7 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 			return err
 		}
 	}
-	if err := k.IPCache.Settle(podCIDRs, isLocal); err != nil {
+	if err := k.IPCache.Initialise(podCIDRs, isLocal); err != nil {
 		return fmt.Errorf("settle the ipcache: %w", err)
 	}
 	// a slot that was unpublished just before the last process ended may
@@ -467,10 +467,10 @@ func (k *Kernel) settle(ctx context.Context, podCIDRs []netip.Prefix) error {
 			return err
 		}
 	}
-	if err := k.Tables.Settle(); err != nil {
+	if err := k.Tables.RemoveLeftovers(); err != nil {
 		return fmt.Errorf("remove what is left of policy tables: %w", err)
 	}
-	return k.Services.Settle()
+	return k.Services.RemoveLeftovers()
 }
 
 func (o *Options) setDefaults() error {

@@ -196,7 +196,7 @@ func setIdentity(t *testing.T, k *Kernel, s endpointmap.ID, id identity.Numeric)
 		return err
 	}
 	_, err = k.Endpoints.SetIdentity(t.Context(), s, id, e.Policy.Egress, e.Policy.Ingress)
-	return errors.Join(err, k.Endpoints.Settled(t.Context(), s))
+	return errors.Join(err, k.Endpoints.WaitIdentity(t.Context(), s))
 }
 
 func TestKernelSetIdentityReachesSlotAndIPCache(t *testing.T) {

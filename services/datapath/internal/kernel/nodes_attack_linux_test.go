@@ -238,11 +238,11 @@ func (n *fabricNode) narrow(t *testing.T, other *fabricNode, mtu uint16) {
 	t.Helper()
 	nodes, err := n.k.Nodes.Nodes()
 	must(t, "Nodes", err)
-	ways := nodes[uint16(other.number)].Ways
+	ways := nodes[uint16(other.number)].NextHops
 	for i := range ways {
 		ways[i].MTU = mtu
 	}
-	must(t, "SetWays", n.k.Nodes.SetWays(uint16(other.number), ways[0], ways[1]))
+	must(t, "SetNextHops", n.k.Nodes.SetNextHops(uint16(other.number), ways[0], ways[1]))
 	v4, v6 := other.ranges()
 	for _, p := range []netip.Prefix{v4, v6} {
 		dst := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}

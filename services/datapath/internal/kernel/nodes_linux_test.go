@@ -262,15 +262,15 @@ func (n *fabricNode) join(t *testing.T, other *fabricNode, routing Routing, unde
 	must(t, "SetNode", n.k.Nodes.SetNode(number, nodemap.Node{
 		IPv4: other.addr4, IPv6: other.addr6, Addrs: []netip.Addr{other.addr4, other.addr6},
 	}))
-	way := nodemap.Way{Ifindex: uint32(n.uplink.Attrs().Index), MTU: fabricMTU, Flags: nodemap.Hop}
+	way := nodemap.NextHop{Ifindex: uint32(n.uplink.Attrs().Index), MTU: fabricMTU, Flags: nodemap.Hop}
 	if routing == RoutingOverlay {
-		way = nodemap.Way{Ifindex: uint32(n.tunnel.Attrs().Index), MTU: fabricMTU - 50, Flags: nodemap.Overlay}
+		way = nodemap.NextHop{Ifindex: uint32(n.tunnel.Attrs().Index), MTU: fabricMTU - 50, Flags: nodemap.Overlay}
 		if underlay6 {
 			way.Flags |= nodemap.Underlay6
 			way.MTU = fabricMTU - 70
 		}
 	}
-	must(t, "SetWays", n.k.Nodes.SetWays(number, way, way))
+	must(t, "SetNextHops", n.k.Nodes.SetNextHops(number, way, way))
 	v4, v6 := other.ranges()
 	for i, p := range []netip.Prefix{v4, v6} {
 		n.says(t, p, identity.UnknownInCluster, number)

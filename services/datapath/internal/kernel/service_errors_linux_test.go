@@ -88,8 +88,8 @@ func TestKernelPodLearnsThePathMTUToAServicesBackend(t *testing.T) {
 func TestKernelServiceCutsWhatMayBeCut(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
-	way := nodemap.Way{Ifindex: uint32(f.a.tunnel.Attrs().Index), MTU: 1300, Flags: nodemap.Overlay}
-	must(t, "a narrower way", f.a.k.Nodes.SetWays(2, way, way))
+	way := nodemap.NextHop{Ifindex: uint32(f.a.tunnel.Attrs().Index), MTU: 1300, Flags: nodemap.Overlay}
+	must(t, "a narrower way", f.a.k.Nodes.SetNextHops(2, way, way))
 	must(t, "a narrower route", f.a.h.RouteReplace(&netlink.Route{
 		Dst: &net.IPNet{IP: net.IPv4(10, 244, 2, 0).To4(), Mask: net.CIDRMask(24, 32)}, LinkIndex: f.a.tunnel.Attrs().Index,
 		Scope: netlink.SCOPE_LINK, Src: f.a.over4.AsSlice(), MTU: 1300,

@@ -331,7 +331,7 @@ func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 		Mode: mode, Port: o.Port, MTU: n.MTU, Limited: len(o.Uplinks) > 0,
 		Addresses: n.addresses, Overlay: o.Ranges.OverlayAddrs,
 		Holders: holders, Name: n.Numbers.Name, Repair: o.Repair,
-		Services: o.Services, Place: o.Maps.Endpoints.OwnPlace,
+		Services: o.Services, AddressID: o.Maps.Endpoints.OwnPlace,
 		Maps: o.Maps.Nodes, Links: n.underlay, Policies: xfrm.New(o.Home), Log: o.Log,
 	})
 	return err

@@ -156,8 +156,9 @@ func connectionOf(c *conntrack.Connection) *datapathv1.Connection {
 	return &datapathv1.Connection{
 		InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
 		ResponderAddress: wire.Address(c.Responder.Addr()), ResponderPort: uint32(c.Responder.Port()),
-		Protocol: netv1.Protocol(c.Protocol), States: connectionStates(c.Words()), LastSeenTime: timestamppb.New(c.Time()),
-		EgressRule: uint32(c.EgressRule), IngressRule: uint32(c.IngressRule), InTransit: c.Transit,
+		Protocol: netv1.Protocol(c.Protocol), States: connectionStates(c.FlagNames()),
+		LastSeenTime: timestamppb.New(c.Time()),
+		EgressRule:   uint32(c.EgressRule), IngressRule: uint32(c.IngressRule), InTransit: c.Transit,
 	}
 }
 

@@ -52,8 +52,8 @@ func TestNumbersOfTheAPIAreThoseOfThePrograms(t *testing.T) {
 func TestEveryWordOfAConnectionIsAState(t *testing.T) {
 	seen := map[datapathv1.ConnectionState]bool{}
 	for flags := range 1 << 16 {
-		for i, s := range connectionStates(conntrack.Flags(flags).Words()) {
-			if word := conntrack.Flags(flags).Words()[i]; s.String() != enumName("CONNECTION_STATE_", word) {
+		for i, s := range connectionStates(conntrack.Flags(flags).Names()) {
+			if word := conntrack.Flags(flags).Names()[i]; s.String() != enumName("CONNECTION_STATE_", word) {
 				t.Fatalf("%q is %s in the API", word, s)
 			}
 			seen[s] = true

@@ -136,7 +136,7 @@ func EndpointOf(s ID, r *bpf.MapsSlEndpoint) Endpoint {
 	return e
 }
 
-func (p Policy) word() uint64 {
+func (p Policy) packed() uint64 {
 	return uint64(p.Egress) | uint64(p.Ingress)<<16 | uint64(p.Epoch)<<32
 }
 
@@ -219,9 +219,9 @@ func unicastMAC(m [6]byte) bool { return m != [6]byte{} && m[0]&1 == 0 }
 
 const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 
-// word is the slot's pol, the only part of a published slot that changes but
+// packedPolicy is the slot's pol, the only part of a published slot that changes but
 // for its identity.
-func (eps *Maps) word(s ID) *uint64 {
+func (eps *Maps) packedPolicy(s ID) *uint64 {
 	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
 }
 
@@ -254,7 +254,7 @@ func (eps *Maps) at(s ID) Endpoint {
 		Mac:      r.Mac,
 		Hmac:     r.Hmac,
 		Ip6:      r.Ip6,
-		Pol:      atomic.LoadUint64(eps.word(s)),
+		Pol:      atomic.LoadUint64(eps.packedPolicy(s)),
 		Flags:    uint8(atomic.LoadUint32(eps.flagsWord(s)) >> 24),
 	}
 	return EndpointOf(s, &c)
@@ -262,7 +262,7 @@ func (eps *Maps) at(s ID) Endpoint {
 
 // setPolicy stores a slot's word and leaves the identity.
 func (eps *Maps) setPolicy(s ID, p Policy) {
-	atomic.StoreUint64(eps.word(s), p.word()|atomic.LoadUint64(eps.word(s))&secondIdentity)
+	atomic.StoreUint64(eps.packedPolicy(s), p.packed()|atomic.LoadUint64(eps.packedPolicy(s))&secondIdentity)
 }
 
 // nextEpoch counts on the node-wide counter. 0 is nobody's, and the greatest says
@@ -277,11 +277,11 @@ func (eps *Maps) nextEpoch() uint32 {
 
 // initHost gives slot 0 its record: the host itself, which nothing evaluates yet.
 func (eps *Maps) initHost() error {
-	if atomic.LoadUint64(eps.word(HostID)) != 0 {
+	if atomic.LoadUint64(eps.packedPolicy(HostID)) != 0 {
 		return nil
 	}
 	eps.slotRecord(HostID).Identity = uint32(identity.Host)
-	atomic.StoreUint64(eps.word(HostID), Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow, Epoch: eps.nextEpoch()}.word())
+	atomic.StoreUint64(eps.packedPolicy(HostID), Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow, Epoch: eps.nextEpoch()}.packed())
 	return nil
 }
 
@@ -346,11 +346,11 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (ID, error) {
 	delete(eps.renamed, s)
 	eps.clearHeld(s)
 	*eps.slotRecord(s) = e.record()
-	atomic.StoreUint64(eps.word(s), e.Policy.word())
+	atomic.StoreUint64(eps.packedPolicy(s), e.Policy.packed())
 
 	undo, err := eps.insertKeys(e)
 	if err != nil {
-		atomic.StoreUint64(eps.word(s), Policy{Epoch: eps.nextEpoch()}.word())
+		atomic.StoreUint64(eps.packedPolicy(s), Policy{Epoch: eps.nextEpoch()}.packed())
 		for i := len(undo) - 1; i >= 0; i-- {
 			err = errors.Join(err, undo[i]())
 		}

@@ -70,9 +70,9 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 	}
 }
 
-// Settle completes what a killed process left half-deleted. Nothing is
+// Initialise completes what a killed process left half-deleted. Nothing is
 // published before.
-func (eps *Maps) Settle() error {
+func (eps *Maps) Initialise() error {
 	if err := eps.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)
 	}

@@ -47,7 +47,7 @@ func (eps *Maps) bumpEpoch(s ID) {
 }
 
 // policyAt reads a slot's word.
-func (eps *Maps) policyAt(s ID) Policy { return policyOf(atomic.LoadUint64(eps.word(s))) }
+func (eps *Maps) policyAt(s ID) Policy { return policyOf(atomic.LoadUint64(eps.packedPolicy(s))) }
 
 // AuditBit is SL_EP_AUDIT, in the byte behind mtu and deliver; a test compares it
 // with the header. endingBit says that audit mode was switched off, and that what it has

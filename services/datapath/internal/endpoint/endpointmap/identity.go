@@ -52,7 +52,7 @@ func (eps *Maps) SetIdentity(
 	epoch = eps.nextEpoch()
 	binary.NativeEndian.PutUint32(eps.slotRecord(s).Second[:], uint32(id))
 	eps.renamed[s] = epoch
-	atomic.StoreUint64(eps.word(s), Policy{Egress: egress, Ingress: ingress, Epoch: epoch}.word()|secondIdentity)
+	atomic.StoreUint64(eps.packedPolicy(s), Policy{Egress: egress, Ingress: ingress, Epoch: epoch}.packed()|secondIdentity)
 	if err := faultFlipped.Hit(ctx); err != nil {
 		return epoch, err
 	}
@@ -73,10 +73,10 @@ func (eps *Maps) publishIdentity(s ID) error {
 	return nil
 }
 
-// Settled returns when a change of a slot's identity is over: the programs that
+// WaitIdentity returns when a change of a slot's identity is over: the programs that
 // may know the former one have ended, and the first of its two identities counts
 // again. It waits for two grace periods if there was a change, else not at all.
-func (eps *Maps) Settled(ctx context.Context, s ID) error {
+func (eps *Maps) WaitIdentity(ctx context.Context, s ID) error {
 	epoch, ok, err := eps.changing(s)
 	if err != nil || !ok {
 		return err
@@ -120,13 +120,13 @@ func (eps *Maps) changing(s ID) (epoch uint32, ok bool, err error) {
 // useFirst makes the first identity of a slot the one that counts. No program may
 // run that read the word before the second one counted. Nothing changes by it.
 func (eps *Maps) useFirst(s ID) {
-	word := atomic.LoadUint64(eps.word(s))
+	word := atomic.LoadUint64(eps.packedPolicy(s))
 	if word&secondIdentity == 0 {
 		return
 	}
 	r := eps.slotRecord(s)
 	atomic.StoreUint32(&r.Identity, binary.NativeEndian.Uint32(r.Second[:]))
-	atomic.StoreUint64(eps.word(s), word&^secondIdentity)
+	atomic.StoreUint64(eps.packedPolicy(s), word&^secondIdentity)
 }
 
 // settleIdentities completes the changes of identities that a killed process has
@@ -134,7 +134,7 @@ func (eps *Maps) useFirst(s ID) {
 func (eps *Maps) settleIdentities(used []ID) error {
 	changing := false
 	for _, s := range used {
-		changing = changing || atomic.LoadUint64(eps.word(s))&secondIdentity != 0
+		changing = changing || atomic.LoadUint64(eps.packedPolicy(s))&secondIdentity != 0
 		e := eps.at(s)
 		for _, a := range e.Addrs() {
 			owner, err := eps.slotOf(a)

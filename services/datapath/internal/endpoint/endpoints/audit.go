@@ -51,7 +51,7 @@ func (a *Auditor) report(f endpoint.Finding) {
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 	err := a.core.Audit(ctx, repair, a.emit)
 	a.host.Changed()
-	return errors.Join(err, a.host.Look())
+	return errors.Join(err, a.host.CheckWarnings())
 }
 
 // Watch looks at once at what the kernel says has changed, until ctx ends.
@@ -59,7 +59,7 @@ func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 // they should be; the host's addresses are always kept up to date.
 func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 	// What an operator is warned of, no start compares.
-	if err := a.host.Look(); err != nil {
+	if err := a.host.CheckWarnings(); err != nil {
 		a.log.Error("warnings about the node not looked for", log.Err(err))
 	}
 	failing := map[netdev.Change]bool{}

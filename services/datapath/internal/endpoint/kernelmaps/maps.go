@@ -127,7 +127,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(ctx context.Context, slot uint16, id uint32) error {
 	// an earlier change that its caller has not awaited
-	if err := m.Endpoints.Settled(ctx, slot); err != nil {
+	if err := m.Endpoints.WaitIdentity(ctx, slot); err != nil {
 		return translate(err)
 	}
 	set := func(egress, ingress nodetable.ID) (uint32, error) {
@@ -139,7 +139,7 @@ func (m Maps) SetIdentity(ctx context.Context, slot uint16, id uint32) error {
 	} else {
 		err = m.Policy.SetIdentity(ctx, slot, id, set)
 	}
-	return translate(errors.Join(err, m.Endpoints.Settled(ctx, slot)))
+	return translate(errors.Join(err, m.Endpoints.WaitIdentity(ctx, slot)))
 }
 
 // SetIdentityOrIsolate implements endpoint.Maps.
@@ -148,13 +148,13 @@ func (m Maps) SetIdentityOrIsolate(ctx context.Context, slot uint16, id uint32) 
 		return "", m.SetIdentity(ctx, slot, id)
 	}
 	// an earlier change that its caller has not awaited
-	if err := m.Endpoints.Settled(ctx, slot); err != nil {
+	if err := m.Endpoints.WaitIdentity(ctx, slot); err != nil {
 		return "", translate(err)
 	}
 	reason, err = m.Policy.SetIdentityOrIsolate(ctx, slot, id, func(egress, ingress nodetable.ID) (uint32, error) {
 		return m.Endpoints.SetIdentity(ctx, slot, identity.Numeric(id), egress, ingress)
 	})
-	return reason, translate(errors.Join(err, m.Endpoints.Settled(ctx, slot)))
+	return reason, translate(errors.Join(err, m.Endpoints.WaitIdentity(ctx, slot)))
 }
 
 // Entries implements endpoint.Maps.

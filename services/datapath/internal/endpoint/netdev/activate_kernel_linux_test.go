@@ -32,7 +32,7 @@ func testDevice(n byte) endpoint.Device {
 // addressed gives a node addresses to send from.
 func (n *Netdev) addressed(t *testing.T) {
 	t.Helper()
-	lo, err := n.looks.LinkByName("lo")
+	lo, err := n.reads.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,14 +34,14 @@ import (
 // CheckNode compares the node's part with the kernel.
 func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 	var ds differences
-	lo, err := n.looks.LinkByName("lo")
+	lo, err := n.reads.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("find lo: %w", err)
 	}
 	if lo.Attrs().Flags&net.FlagUp == 0 {
 		ds.add("device state", "lo", "up", "down")
 	}
-	addrs, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(lo, netlink.FAMILY_ALL) })
+	addrs, err := whole(func() ([]netlink.Addr, error) { return n.reads.AddrList(lo, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of lo: %w", err)
 	}
@@ -62,7 +62,7 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 			}
 		}
 		routes, err := whole(func() ([]netlink.Route, error) {
-			return n.looks.RouteListFiltered(family(p.Addr()), unreachable(p), netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
+			return n.reads.RouteListFiltered(family(p.Addr()), unreachable(p), netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
@@ -91,7 +91,7 @@ func (n *Netdev) RepairNode() error {
 	if err := n.deleteGroup(n.group | 1); err != nil {
 		errs = append(errs, err)
 	}
-	lo, err := n.looks.LinkByName("lo")
+	lo, err := n.reads.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find lo: %w", err)
 	}
@@ -259,7 +259,7 @@ func (n *Netdev) nodeSysctls() ([]sysctl, error) {
 // kernel takes the larger one of the device's value and that of "all".
 func (n *Netdev) filteredUplinks() ([]sysctl, error) {
 	const off = "0"
-	links, err := defaultLinks(n.looks, unix.AF_INET)
+	links, err := defaultLinks(n.reads, unix.AF_INET)
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +325,7 @@ func (n *Netdev) removeRange(p netip.Prefix, keep []netip.Prefix) error {
 	if slices.Contains(addrs, own) {
 		return errors.Join(errs...)
 	}
-	lo, err := n.looks.LinkByName("lo")
+	lo, err := n.reads.LinkByName("lo")
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -336,7 +336,7 @@ func (n *Netdev) removeRange(p netip.Prefix, keep []netip.Prefix) error {
 // AddrIn finds an address of a device in a range, other than the node's own
 // there, which lo has.
 func (n *Netdev) AddrIn(p netip.Prefix) (a netip.Addr, device string, err error) {
-	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, family(p.Addr())) })
+	list, err := whole(func() ([]netlink.Addr, error) { return n.reads.AddrList(nil, family(p.Addr())) })
 	if err != nil {
 		return a, "", fmt.Errorf("list addresses: %w", err)
 	}
@@ -345,7 +345,7 @@ func (n *Netdev) AddrIn(p netip.Prefix) (a netip.Addr, device string, err error)
 		if a = ip.Unmap(); !p.Contains(a) || a == podrange.NodeAddr(p) && have.LinkIndex == loopback {
 			continue
 		}
-		link, err := n.looks.LinkByIndex(have.LinkIndex)
+		link, err := n.reads.LinkByIndex(have.LinkIndex)
 		if err != nil {
 			return a, fmt.Sprintf("device %d", have.LinkIndex), nil
 		}
@@ -365,7 +365,7 @@ func ignoring(err, ok error) error {
 // its own on the pod side first, then those of its devices but for service
 // devices, and those that the kernel answers to beside them.
 func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
-	list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := whole(func() ([]netlink.Addr, error) { return n.reads.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -402,7 +402,7 @@ func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 // isServiceDevice says whether the addresses of a device are those of services.
 // A device that is gone has none.
 func (n *Netdev) isServiceDevice(index int) (bool, error) {
-	link, err := n.looks.LinkByIndex(index)
+	link, err := n.reads.LinkByIndex(index)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return true, nil
 	}

@@ -112,7 +112,7 @@ type Netdev struct {
 	making  *rtnl.Conn      // for what every endpoint gets
 	filters *rtnl.Conn
 	hooks   *hook.Hooks
-	looks   *netlink.Handle // for what is seldom read
+	reads   *netlink.Handle // for what is seldom read
 	checks  *rtnl.Conn      // for what is read of every endpoint
 	// conf6 is the directory of the node's IPv6 settings; -1 without IPv6. By its
 	// path the kernel would search it among those of all containers' namespaces that
@@ -137,7 +137,7 @@ func Open(o Options) (_ *Netdev, err error) {
 	}()
 	err = o.Home.Do(func() error {
 		var errs []error
-		for _, h := range []**netlink.Handle{&n.changes, &n.looks} {
+		for _, h := range []**netlink.Handle{&n.changes, &n.reads} {
 			var err error
 			*h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 			errs = append(errs, err)
@@ -156,13 +156,13 @@ func Open(o Options) (_ *Netdev, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink and settings in the node's namespace: %w", err)
 	}
-	n.hooks = &hook.Hooks{Home: o.Home, Changes: n.filters, Looks: n.checks}
+	n.hooks = &hook.Hooks{Home: o.Home, Changes: n.filters, Reads: n.checks}
 	return n, nil
 }
 
 // Close closes the sockets. It changes nothing in the kernel.
 func (n *Netdev) Close() {
-	for _, h := range []*netlink.Handle{n.changes, n.looks} {
+	for _, h := range []*netlink.Handle{n.changes, n.reads} {
 		if h != nil {
 			h.Close()
 		}
@@ -310,7 +310,7 @@ func (n *Netdev) addPair(c *container, d endpoint.Device) (device, error) {
 // whoseName clears the way if the name is that of an earlier endpoint of the
 // same owner, whose namespace is still there.
 func (n *Netdev) whoseName(d endpoint.Device) error {
-	link, err := n.looks.LinkByName(d.HostName)
+	link, err := n.reads.LinkByName(d.HostName)
 	if err == nil {
 		if g := link.Attrs().Group &^ 1; g != n.group {
 			return fmt.Errorf("device %s of the node: %w, by a device that is not ours (group %d)", d.HostName, endpoint.ErrNameTaken, g)
@@ -449,9 +449,9 @@ func (n *Netdev) Remove(devices []endpoint.HostDevice) error {
 	defer n.removal.Unlock()
 	marked := 0
 	for _, d := range devices {
-		link, err := n.looks.LinkByIndex(int(d.Index))
+		link, err := n.reads.LinkByIndex(int(d.Index))
 		if d.Index == 0 {
-			link, err = n.looks.LinkByName(d.Name)
+			link, err = n.reads.LinkByName(d.Name)
 		}
 		switch {
 		case errors.As(err, new(netlink.LinkNotFoundError)):

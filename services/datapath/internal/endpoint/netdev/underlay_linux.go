@@ -29,7 +29,7 @@ func (n *Netdev) UnderlayAddrs(patterns []string) ([]netip.Addr, error) {
 		if err != nil {
 			return nil, err
 		}
-		list, err := whole(func() ([]netlink.Addr, error) { return n.looks.AddrList(nil, f) })
+		list, err := whole(func() ([]netlink.Addr, error) { return n.reads.AddrList(nil, f) })
 		if err != nil {
 			return nil, fmt.Errorf("list addresses: %w", err)
 		}
@@ -63,7 +63,7 @@ func (n *Netdev) reachable(a netlink.Addr) (netip.Addr, bool) {
 // those that default routes of the family lead through, the preferred first.
 func (n *Netdev) uplinks(family int, patterns []string) (indices []int, err error) {
 	if len(patterns) > 0 {
-		links, err := whole(n.looks.LinkList)
+		links, err := whole(n.reads.LinkList)
 		if err != nil {
 			return nil, fmt.Errorf("list devices: %w", err)
 		}
@@ -77,7 +77,7 @@ func (n *Netdev) uplinks(family int, patterns []string) (indices []int, err erro
 		return indices, nil
 	}
 	routes, err := whole(func() ([]netlink.Route, error) {
-		return n.looks.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		return n.reads.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil

@@ -130,7 +130,7 @@ func (n *Netdev) watch(ctx context.Context, s subscription, first Change, handle
 	defer timer.Stop()
 	for {
 		select {
-		case <-q.news:
+		case <-q.events:
 		case <-timer.C:
 		case err := <-failed:
 			return err
@@ -150,7 +150,7 @@ func (n *Netdev) watch(ctx context.Context, s subscription, first Change, handle
 }
 
 type queue struct {
-	news    chan struct{}
+	events  chan struct{}
 	mu      sync.Mutex
 	order   []Change
 	pending map[Change]bool // what is in order
@@ -158,7 +158,7 @@ type queue struct {
 }
 
 func newQueue() *queue {
-	return &queue{news: make(chan struct{}, 1), pending: map[Change]bool{}, paces: map[Change]pace{}}
+	return &queue{events: make(chan struct{}, 1), pending: map[Change]bool{}, paces: map[Change]pace{}}
 }
 
 // maxChanges is how many changes wait; more become Everything, which stands for
@@ -179,7 +179,7 @@ func (q *queue) put(c Change) {
 	q.pending[c] = true
 	q.order = append(q.order, c)
 	select {
-	case q.news <- struct{}{}:
+	case q.events <- struct{}{}:
 	default:
 	}
 }
@@ -410,7 +410,7 @@ func (n *Netdev) netconfChanges(data []byte) []Change {
 // isHostEnd says whether a device is in the group of this instance. Every
 // creation writes the rp_filter of one, which is no reason to look at the node.
 func (n *Netdev) isHostEnd(index int32) bool {
-	link, err := n.looks.LinkByIndex(int(index))
+	link, err := n.reads.LinkByIndex(int(index))
 	return err == nil && link.Attrs().Group&^1 == n.group
 }
 

@@ -295,7 +295,7 @@ func (b *Bounds) NoEvents() {
 // returns how many are left and were removed. There is at least a second between two passes.
 func (b *Bounds) CollectFragments() (left, removed int, err error) {
 	p, seen := b.Begin(Fragments), map[uint64]struct{}{}
-	err = pin.EachEntry(b.frag, b.gate.Look, func(keys []bpf.MapsSlFragment, _ []uint32) error {
+	err = pin.EachEntry(b.frag, b.gate.Read, func(keys []bpf.MapsSlFragment, _ []uint32) error {
 		for i := range keys {
 			s := keys[i].Slot
 			h := maphash.Comparable(b.seed, keys[i])
@@ -325,7 +325,7 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 
 // countOutside counts the entries of a map of senders outside.
 func countOutside[K, V any](p *Pass, m *ebpf.Map) error {
-	return pin.EachEntry(m, p.b.gate.Look, func(keys []K, _ []V) error {
+	return pin.EachEntry(m, p.b.gate.Read, func(keys []K, _ []V) error {
 		p.outside += int64(len(keys))
 		return nil
 	})
@@ -335,14 +335,14 @@ func countOutside[K, V any](p *Pass, m *ebpf.Map) error {
 // their bounds. The local addresses are those of endpoints and of the host.
 func (b *Bounds) CollectAffinity(local map[netip.Addr]endpointmap.ID) error {
 	p4, p6 := b.Begin(Affinity4), b.Begin(Affinity6)
-	err := pin.EachEntry(b.aff4, b.gate.Look, func(keys []bpf.MapsSlAffKey4, _ []uint64) error {
+	err := pin.EachEntry(b.aff4, b.gate.Read, func(keys []bpf.MapsSlAffKey4, _ []uint64) error {
 		for i := range keys {
 			p4.addClient(local, pin.Addr4(keys[i].Client))
 		}
 		return nil
 	})
 	if err == nil {
-		err = pin.EachEntry(b.aff6, b.gate.Look, func(keys []bpf.MapsSlAffKey6, _ []uint64) error {
+		err = pin.EachEntry(b.aff6, b.gate.Read, func(keys []bpf.MapsSlAffKey6, _ []uint64) error {
 			for i := range keys {
 				p6.addClient(local, netip.AddrFrom16(keys[i].Client))
 			}
@@ -391,7 +391,7 @@ func (b *Bounds) AdoptAffinity(local map[netip.Addr]endpointmap.ID) error {
 }
 
 func adopt[K, V any](b *Bounds, from, to *ebpf.Map, wanted func(K) bool) error {
-	return pin.EachEntry(from, b.gate.Look, func(keys []K, values []V) error {
+	return pin.EachEntry(from, b.gate.Read, func(keys []K, values []V) error {
 		for i := range keys {
 			if !wanted(keys[i]) {
 				continue

@@ -54,7 +54,7 @@ func open(t testing.TB, o CollectorOptions) *instance {
 	must(t, "open the pins", err)
 	t.Cleanup(func() { must(t, "close the pins", pins.Close()) })
 	endpoints := endpointmap.Open(pins, ipcache.New(ipmap.Open(pins), log), endpointmap.Options{Log: log})
-	must(t, "settle the endpoints", endpoints.Settle())
+	must(t, "settle the endpoints", endpoints.Initialise())
 	i := &instance{TB: t, now: began, pod: endpointmap.Endpoint{
 		Ifindex: 10, Identity: 1000, MTU: 1500, Deliver: endpointmap.DeliverPeer,
 		IPv4: netip.MustParseAddr("10.0.0.10"), IPv6: netip.MustParseAddr("fd00::10"),

@@ -55,8 +55,8 @@ func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	return ct, ct.findStates()
 }
 
-// Settle makes adopted maps ready before a program uses them.
-func (ct *Connections) Settle() error {
+// Initialise makes adopted maps ready before a program uses them.
+func (ct *Connections) Initialise() error {
 	if err := ct.dropStale(); err != nil {
 		return fmt.Errorf("compare connections with those of the version before: %w", err)
 	}

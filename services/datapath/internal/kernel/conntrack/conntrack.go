@@ -59,8 +59,8 @@ func (f Flags) Closing() bool {
 // stays, so that its next segment is evaluated as the connection.
 func (f Flags) Revoked() bool { return f&Terminated != 0 }
 
-// Words are the flags for people, the stage of the connection first.
-func (f Flags) Words() []string {
+// Names are the flags for people, the stage of the connection first.
+func (f Flags) Names() []string {
 	stage := "opening"
 	switch {
 	case f.Revoked():
@@ -148,9 +148,9 @@ type Connection struct {
 	Earlier *bpf.MapsSlCtPrev
 }
 
-// Words are those of its flags; a protocol without a handshake is established once both
+// FlagNames are those of its flags; a protocol without a handshake is established once both
 // ends have sent.
-func (c *Connection) Words() []string {
+func (c *Connection) FlagNames() []string {
 	flags := c.Flags
 	switch c.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_SCTP:
@@ -159,7 +159,7 @@ func (c *Connection) Words() []string {
 			flags |= Established
 		}
 	}
-	return flags.Words()
+	return flags.Names()
 }
 
 // Time is LastSeen by the wall clock, to a second.

@@ -135,7 +135,7 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 		{47, SeenReply, d.Other},
 	} {
 		if got := d.Of(c.proto, c.flags); got != c.want {
-			t.Errorf("protocol %d, %v: %s, want %s", c.proto, c.flags.Words(), got, c.want)
+			t.Errorf("protocol %d, %v: %s, want %s", c.proto, c.flags.Names(), got, c.want)
 		}
 	}
 }
@@ -177,7 +177,7 @@ func TestWordsOfAConnectionBeginWithItsStage(t *testing.T) {
 		InitiatorFinished | ResponderFinished | CloseReported:                  "closing",
 		SeenReply | Established | OriginLow | ViaStack | PickedUp | Proxied<<9: "established picked-up via-stack",
 	} {
-		if got := strings.Join(flags.Words(), " "); got != want {
+		if got := strings.Join(flags.Names(), " "); got != want {
 			t.Errorf("%#x: %q, want %q", uint32(flags), got, want)
 		}
 	}

@@ -42,7 +42,7 @@ func (f *Filter) matches(c *Connection) bool {
 	if c.Asked || f.Without[c.family()] || len(f.Protocols) > 0 && !slices.Contains(f.Protocols, c.Protocol) {
 		return false
 	}
-	if len(f.States) > 0 && !slices.ContainsFunc(c.Words(), func(w string) bool {
+	if len(f.States) > 0 && !slices.ContainsFunc(c.FlagNames(), func(w string) bool {
 		return slices.Contains(f.States, w)
 	}) {
 		return false

@@ -211,7 +211,7 @@ func (fl *flush) removePrevious(c Connection) error {
 		name = bpf.MapsMapSlPrev6
 	}
 	_, key := fl.ct.Map(c.Tuple)
-	err := fl.ct.gate.Look(func() error {
+	err := fl.ct.gate.Read(func() error {
 		m := fl.ct.pins.Previous(name)
 		if m == nil { // the overlap has ended
 			return ebpf.ErrKeyNotExist
@@ -284,10 +284,10 @@ func (ct *Connections) remember(c *Connection) (ok bool, err error) {
 func (ct *Connections) countRevoked(name string) (n int, err error) {
 	count := func(some int) error { n += some; return nil }
 	if name == bpf.MapsMapSlRevoked4 {
-		err = pin.EachEntry(ct.pins.Map(name), ct.gate.Look,
+		err = pin.EachEntry(ct.pins.Map(name), ct.gate.Read,
 			func(keys []bpf.MapsSlCtKey4, _ []bpf.MapsSlRevoked) error { return count(len(keys)) })
 	} else {
-		err = pin.EachEntry(ct.pins.Map(name), ct.gate.Look,
+		err = pin.EachEntry(ct.pins.Map(name), ct.gate.Read,
 			func(keys []bpf.MapsSlCtKey6, _ []bpf.MapsSlRevoked) error { return count(len(keys)) })
 	}
 	return n, err

@@ -71,7 +71,7 @@ func eachOlder[K any](
 	var cursor ebpf.MapBatchCursor
 	for end := false; !end; {
 		n := 0
-		if err := ct.gate.Look(func() (err error) {
+		if err := ct.gate.Read(func() (err error) {
 			n, err = m.BatchLookup(&cursor, keys, values, nil)
 			if end = errors.Is(err, ebpf.ErrKeyNotExist); err != nil && !end {
 				return fmt.Errorf("list connections of the version before: %w", err)

@@ -87,7 +87,7 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct 
 		return nil
 	}
 	was, is := ct.states[previous], ct.states[current]
-	return pin.EachEntry(from, ct.gate.Look, func(keys []K, values []connectionValue) error {
+	return pin.EachEntry(from, ct.gate.Read, func(keys []K, values []connectionValue) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

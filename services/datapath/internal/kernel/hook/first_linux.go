@@ -29,15 +29,15 @@ var deviceHooks = []program.Hook{program.Ingress, program.Egress}
 // nameLength is how much of a program's name the kernel keeps.
 const nameLength = unix.BPF_OBJ_NAME_LEN - 1
 
-// place is one of the tcx programs of a hook.
-type place struct {
+// attached is one of the tcx programs of a hook.
+type attached struct {
 	id   ebpf.ProgramID
 	name string
 }
 
 // ours says whether a program has the name of that of a row: whole where it has type
 // information, else as far as the kernel keeps it.
-func (p place) ours(s program.Spec) bool {
+func (p attached) ours(s program.Spec) bool {
 	return p.name == s.Name || p.name == s.Name[:min(len(s.Name), nameLength)]
 }
 
@@ -75,7 +75,7 @@ func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
 	case len(places) > 0 && places[0].id == p.ID:
 	case len(places) > 0 && places[0].ours(p.Spec):
 		err = replaceTCX(at, places[0].id)
-	case slices.ContainsFunc(places, func(o place) bool { return o.id == p.ID }):
+	case slices.ContainsFunc(places, func(o attached) bool { return o.id == p.ID }):
 		// The kernel moves none. Between the two calls the filter does its work.
 		if err := h.AttachBeside(d, []*program.Program{p}); err != nil {
 			return err
@@ -132,13 +132,13 @@ func detachTCX(d endpoint.HostDevice, at program.Hook, id ebpf.ProgramID) error 
 }
 
 // placesAt lists the tcx programs of a hook in the order in which they run.
-func placesAt(d endpoint.HostDevice, at program.Hook) (places []place, err error) {
+func placesAt(d endpoint.HostDevice, at program.Hook) (places []attached, err error) {
 	programs, err := tcxPrograms(int(d.Index), tcxHooks[at])
 	if err != nil {
 		return nil, fmt.Errorf("query tcx: %w", err)
 	}
 	for _, p := range programs {
-		o := place{id: p.ID}
+		o := attached{id: p.ID}
 		if _, linked := p.LinkID(); !linked { // ours are not
 			o.name = nameOf(p.ID)
 		}
@@ -212,11 +212,11 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 		add := func(have string) {
 			ds = append(ds, endpoint.Difference{Subject: endpoint.SubjectFilter, Key: key, Want: want, Have: have})
 		}
-		var places []place
+		var places []attached
 		if err := h.Home.Do(func() (err error) { places, err = placesAt(d, p.Hook); return err }); err != nil {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
-		i := slices.IndexFunc(places, func(o place) bool { return o.ours(p.Spec) })
+		i := slices.IndexFunc(places, func(o attached) bool { return o.ours(p.Spec) })
 		switch {
 		case i < 0:
 			add("")
@@ -239,9 +239,9 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 	return ds, nil
 }
 
-// Places are the tcx programs at the hooks of a device, to be compared: the kernel sends
+// Attached are the tcx programs at the hooks of a device, to be compared: the kernel sends
 // no event when one comes or goes. On kernels without tcx they are none.
-func (h *Hooks) Places(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error) {
+func (h *Hooks) Attached(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error) {
 	has, err := h.hasTCX()
 	if err != nil || !has {
 		return nil, err

@@ -26,7 +26,7 @@ type Hooks struct {
 	// Home is the node's network namespace.
 	Home *netns.Namespace
 	// Changes and Looks are sockets in it. Replacing a filter waits for no look.
-	Changes, Looks *rtnl.Conn
+	Changes, Reads *rtnl.Conn
 	// Filters has AttachFirst do without tcx, as on kernels before 6.6.
 	Filters bool
 
@@ -72,7 +72,7 @@ func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program)
 	if err := h.Prepare(d); err != nil {
 		return err
 	}
-	kind, err := ingressQdisc(h.Looks, d.Index)
+	kind, err := ingressQdisc(h.Reads, d.Index)
 	if err != nil {
 		return fmt.Errorf("find the ingress qdisc of %s: %w", d.Name, err)
 	}
@@ -95,7 +95,7 @@ func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program)
 
 // placeTaken finds the filter that excludes ours at a hook, or is ours.
 func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool, error) {
-	filters, err := filtersAt(h.Looks, d.Index, parents[at])
+	filters, err := filtersAt(h.Reads, d.Index, parents[at])
 	if err != nil {
 		return filter{}, false, fmt.Errorf("list filters of %s: %w", d.Name, err)
 	}
@@ -169,7 +169,7 @@ func (h *Hooks) Check(d endpoint.HostDevice, programs []*program.Program) (ds []
 	}
 	for _, p := range programs {
 		want := fmt.Sprintf("%s, program %d", p.Name, p.ID)
-		filters, err := filtersAt(h.Looks, d.Index, parents[p.Hook])
+		filters, err := filtersAt(h.Reads, d.Index, parents[p.Hook])
 		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 			err = nil // the device is gone, which another check reports, or its qdisc is
 		}

@@ -57,12 +57,12 @@ func New(m *ipmap.Maps, log *slog.Logger) *Cache {
 	}
 }
 
-// Settle takes over what an earlier process left in the maps. The ranges are the
+// Initialise takes over what an earlier process left in the maps. The ranges are the
 // node's, and every address that local names stays with its identity. What the
 // cluster said stays until Keep removes it, but for what lies in the node's own
 // ranges. Prefixes that nothing accounts for are removed: those of an earlier
 // configuration, and those of a process that was killed.
-func (c *Cache) Settle(ranges []netip.Prefix, local func(netip.Addr) bool) error {
+func (c *Cache) Initialise(ranges []netip.Prefix, local func(netip.Addr) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	have, err := c.maps.List()

@@ -98,7 +98,7 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		dir := kerneltest.NewBPFFS(t)
 		c := open(t, dir)
-		must(t, c.Settle(nil, func(netip.Addr) bool { return false }))
+		must(t, c.Initialise(nil, func(netip.Addr) bool { return false }))
 		must(t, c.Gate(nil))
 		s := state{
 			map[netip.Addr]identity.Numeric{},
@@ -201,7 +201,7 @@ func restart(t *testing.T, c opened, dir string, s *state) opened {
 	c.maps.Close()
 	must(t, c.pins.Close())
 	c = open(t, dir)
-	must(t, c.Settle(slices.Collect(maps.Keys(s.ranges)), func(a netip.Addr) bool { _, ok := s.local[a]; return ok }))
+	must(t, c.Initialise(slices.Collect(maps.Keys(s.ranges)), func(a netip.Addr) bool { _, ok := s.local[a]; return ok }))
 	must(t, c.Gate(slices.Collect(maps.Keys(s.known))))
 	for a, id := range s.local { // the audit of endpoints
 		must(t, c.SetLocal(a, id))

@@ -30,7 +30,7 @@ func (g *Gate) Lock() error {
 // Unlock ends a change.
 func (g *Gate) Unlock() { g.mu.Unlock() }
 
-// RLock begins a look. The caller unlocks if it returns nil.
+// RLock begins a read. The caller unlocks if it returns nil.
 func (g *Gate) RLock() error {
 	g.mu.RLock()
 	if g.closed {
@@ -40,11 +40,11 @@ func (g *Gate) RLock() error {
 	return nil
 }
 
-// RUnlock ends a look.
+// RUnlock ends a read.
 func (g *Gate) RUnlock() { g.mu.RUnlock() }
 
-// Look runs f as a look.
-func (g *Gate) Look(f func() error) error {
+// Read runs f with the gate open for reading: concurrently with other reads, and with no change.
+func (g *Gate) Read(f func() error) error {
 	if err := g.RLock(); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (c Changes) Add() {
 	}
 }
 
-// NewRegistrar prepares a registrar. Look says what the node is now, and changes when it may
+// NewRegistrar prepares a registrar. look says what the node is now, and changes when it may
 // be another.
 func NewRegistrar(registry Registry, look func() (Underlay, error), changes Changes, l *slog.Logger) *Registrar {
 	return &Registrar{registry: registry, look: look, log: l, wake: changes, again: true}

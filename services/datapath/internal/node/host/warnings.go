@@ -28,7 +28,7 @@ func (h *Host) Warnings() []string {
 	return warnings
 }
 
-// limits are what the last Look has found.
+// limits are what the last CheckWarnings has found.
 func (h *Host) limits() []string {
 	if w := h.warnings.Load(); w != nil {
 		return slices.Clone(*w)
@@ -36,8 +36,8 @@ func (h *Host) limits() []string {
 	return nil
 }
 
-// Look looks for what Warnings names, and logs what is new.
-func (h *Host) Look() error {
+// CheckWarnings looks for what Warnings names, and logs what is new.
+func (h *Host) CheckWarnings() error {
 	list, err := h.o.Firewall.MarkRules(netdev.MarkFree)
 	if err != nil {
 		return fmt.Errorf("look for firewall rules that change the packet mark: %w", err)

@@ -35,23 +35,23 @@ const (
 
 	native // of the element of this node
 
-	// Pieces: the packets of the tunnel may be cut into pieces.
-	Pieces
+	// Fragments: the packets of the tunnel may be fragmented.
+	Fragments
 
 	byStack // of the element of this node
 )
 
-// Way is how packets for the pods of a node leave this one; zero: not at all.
-type Way struct {
+// NextHop is how packets for the pods of a node leave this node; zero: they do not leave.
+type NextHop struct {
 	Ifindex uint32
 	// MTU is the largest IP packet of a pod, in bytes.
 	MTU   uint16
 	Flags Flags
 }
 
-func (w Way) word() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 | uint64(w.Flags)<<48 }
+func (w NextHop) packed() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 | uint64(w.Flags)<<48 }
 
-func wayOf(word uint64) Way { return Way{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
+func wayOf(word uint64) NextHop { return NextHop{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
 
 // Node is where another node is.
 type Node struct {
@@ -64,8 +64,8 @@ type Node struct {
 // Entry is what the maps have of a node.
 type Entry struct {
 	Node
-	// Ways of IPv4 and of IPv6 packets.
-	Ways [2]Way
+	// NextHops of IPv4 and of IPv6 packets.
+	NextHops [2]NextHop
 }
 
 // Local is what the programs know of this node.
@@ -128,7 +128,7 @@ func (m *Maps) at(number uint16) []byte {
 	return m.nodes[int(number)*nodeSize : (int(number)+1)*nodeSize]
 }
 
-func (m *Maps) way(number uint16, family int) *uint64 {
+func (m *Maps) nextHop(number uint16, family int) *uint64 {
 	return pin.Word(m.nodes, int(number)*nodeSize+8*family)
 }
 
@@ -139,7 +139,7 @@ func check(number uint16) error {
 	return nil
 }
 
-// SetNode says where a node is. It has no way until SetWays gives it one. Addresses
+// SetNode says where a node is. It has no way until SetNextHops gives it one. Addresses
 // that packets are sent to stay as long as the number: others are pin.ErrExists.
 // Another node's address among Addrs is pin.ErrExists, too; the rest is written
 // all the same.
@@ -210,8 +210,8 @@ func (n *Node) readAddrs(b []byte) {
 	}
 }
 
-// SetWays says how packets for the pods of a node leave, by one store a family.
-func (m *Maps) SetWays(number uint16, ipv4, ipv6 Way) error {
+// SetNextHops says how packets for the pods of a node leave, by one store a family.
+func (m *Maps) SetNextHops(number uint16, ipv4, ipv6 NextHop) error {
 	if err := check(number); err != nil {
 		return err
 	}
@@ -219,8 +219,8 @@ func (m *Maps) SetWays(number uint16, ipv4, ipv6 Way) error {
 		return err
 	}
 	defer m.gate.Unlock()
-	for family, w := range []Way{ipv4, ipv6} {
-		atomic.StoreUint64(m.way(number, family), w.word())
+	for family, w := range []NextHop{ipv4, ipv6} {
+		atomic.StoreUint64(m.nextHop(number, family), w.packed())
 	}
 	return nil
 }
@@ -246,7 +246,7 @@ func (m *Maps) RemoveNode(number uint16) error {
 		}
 	}
 	for family := range 2 {
-		atomic.StoreUint64(m.way(number, family), 0)
+		atomic.StoreUint64(m.nextHop(number, family), 0)
 	}
 	clear(m.at(number)[placeIPv6:])
 	return errors.Join(errs...)
@@ -258,24 +258,24 @@ func (m *Maps) SetLocal(l Local) error {
 		return err
 	}
 	defer m.gate.Unlock()
-	w := Way{Ifindex: l.TunnelIfindex}
+	w := NextHop{Ifindex: l.TunnelIfindex}
 	switch {
 	case l.Overlay:
 		w.Flags = Overlay
 	case l.Native:
-		w = Way{Flags: native}
+		w = NextHop{Flags: native}
 		if l.ByStack {
 			w.Flags |= byStack
 		}
 	default:
-		w = Way{}
+		w = NextHop{}
 	}
 	var sources uint64
 	for i, place := range l.Sources {
 		sources |= uint64(place) << (16 * i)
 	}
-	atomic.StoreUint64(m.way(0, 1), sources)
-	atomic.StoreUint64(m.way(0, 0), w.word())
+	atomic.StoreUint64(m.nextHop(0, 1), sources)
+	atomic.StoreUint64(m.nextHop(0, 0), w.packed())
 	return nil
 }
 
@@ -285,7 +285,7 @@ func (m *Maps) Local() (Local, error) {
 		return Local{}, err
 	}
 	defer m.gate.RUnlock()
-	w, sources := wayOf(atomic.LoadUint64(m.way(0, 0))), atomic.LoadUint64(m.way(0, 1))
+	w, sources := wayOf(atomic.LoadUint64(m.nextHop(0, 0))), atomic.LoadUint64(m.nextHop(0, 1))
 	l := Local{Overlay: w.Flags&Overlay != 0, Native: w.Flags&native != 0, TunnelIfindex: w.Ifindex}
 	l.ByStack = w.Flags&byStack != 0
 	for i := range l.Sources {
@@ -308,10 +308,10 @@ func (m *Maps) Nodes() (map[uint16]Entry, error) {
 	for number := uint16(1); number <= MaxNumber; number++ {
 		var e Entry
 		e.readAddrs(m.at(number))
-		for family := range e.Ways {
-			e.Ways[family] = wayOf(atomic.LoadUint64(m.way(number, family)))
+		for family := range e.NextHops {
+			e.NextHops[family] = wayOf(atomic.LoadUint64(m.nextHop(number, family)))
 		}
-		if e.IPv4.IsValid() || e.IPv6.IsValid() || e.Ways != [2]Way{} {
+		if e.IPv4.IsValid() || e.IPv6.IsValid() || e.NextHops != [2]NextHop{} {
 			nodes[number] = e
 		}
 	}
@@ -383,8 +383,8 @@ func addrOf(key bpf.MapsSlNodeAddr) netip.Addr {
 }
 
 // String is the way in words.
-func (w Way) String() string {
-	if w == (Way{}) {
+func (w NextHop) String() string {
+	if w == (NextHop{}) {
 		return "none"
 	}
 	s := fmt.Sprintf("device %d mtu %d", w.Ifindex, w.MTU)

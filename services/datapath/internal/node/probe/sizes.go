@@ -26,7 +26,7 @@ type sizes struct {
 	good     int // largest that was answered; 0: none
 	bad      int // least that is not carried; 0: none
 	misses   int // of the size that is asked now
-	turn     int // which size a limited path is asked next
+	nextSize int // which size a limited path is asked next
 	last     time.Time
 }
 
@@ -61,9 +61,9 @@ func (s *sizes) next() int {
 	case s.bad-low <= 1: // the path is limited: is it still, and is it limited more?
 		again := [...]int{s.expected, s.bad, low}
 		if low == s.least { // which every small question asks
-			return again[s.turn%2]
+			return again[s.nextSize%2]
 		}
-		return again[s.turn%3]
+		return again[s.nextSize%3]
 	case low < MinMTU && s.bad > MinMTU:
 		return MinMTU
 	}
@@ -73,10 +73,10 @@ func (s *sizes) next() int {
 // carried notes that a packet of this size was answered.
 func (s *sizes) carried(size int) {
 	s.misses = 0
-	s.turn++
+	s.nextSize++
 	switch {
 	case size >= s.expected:
-		s.good, s.bad, s.turn = s.expected, 0, 0
+		s.good, s.bad, s.nextSize = s.expected, 0, 0
 	case size > s.good:
 		s.good = size
 		if s.bad != 0 && s.bad <= size { // the path carries more than before
@@ -103,7 +103,7 @@ func (s *sizes) missed(size int, lossy bool) {
 		return
 	}
 	s.misses = 0
-	s.turn++
+	s.nextSize++
 	if s.bad == 0 || size < s.bad {
 		s.bad = size
 	}

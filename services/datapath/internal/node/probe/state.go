@@ -140,15 +140,15 @@ func (p *Prober) Silences() map[string]Silence {
 
 // State of everything.
 func (p *Prober) State() State {
-	s := p.look()
+	s := p.unsortedState()
 	slices.SortFunc(s.Paths, func(a, b Path) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Family, b.Family))
 	})
 	return s
 }
 
-// look is State without an order of the paths.
-func (p *Prober) look() State {
+// unsortedState is State without an order of the paths.
+func (p *Prober) unsortedState() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := State{Counts: p.counts, Paths: make([]Path, 0, p.used[IPv4]+p.used[IPv6])}

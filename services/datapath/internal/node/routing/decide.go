@@ -35,10 +35,10 @@ type peer struct {
 
 // decision is how packets to a node travel.
 type decision struct {
-	ways  [2]nodemap.Way
-	paths [2]Path  // that the ways were made of
-	why   string   // why there is no way for a family of which the node has ranges
-	notes []string // what may keep packets from arriving
+	nextHops [2]nodemap.NextHop
+	paths    [2]Path  // that the next hops were made of
+	why      string   // why a family has no next hop in which the node has ranges
+	notes    []string // what may keep packets from arriving
 }
 
 // at is the place of a family in pairs.
@@ -126,12 +126,12 @@ func (s situation) decide(p *peer, paths [2]Path) decision {
 	} else {
 		d = s.native(p, paths)
 	}
-	for i, w := range d.ways {
+	for i, w := range d.nextHops {
 		if i > 0 && s.mode == cluster.Overlay {
 			break // it is the same
 		}
 		// That of the other's pods is its own matter, and no reason to look at a path.
-		if path := d.path(i); w != (nodemap.Way{}) && w.MTU < s.mtu && (p.MTU == 0 || p.MTU > w.MTU) {
+		if path := d.path(i); w != (nodemap.NextHop{}) && w.MTU < s.mtu && (p.MTU == 0 || p.MTU > w.MTU) {
 			d.notes = append(d.notes, fmt.Sprintf(
 				"pods send up to %d bytes (mtu), the path by %s takes %d of %s", s.mtu, path.Hops[0].Device, w.MTU, families[i]))
 		}
@@ -144,7 +144,7 @@ var families = [2]string{"IPv4", "IPv6"}
 
 // path is that of packets of a family, or of those around them.
 func (d decision) path(family int) Path {
-	switch f := d.ways[family].Flags; {
+	switch f := d.nextHops[family].Flags; {
 	case f&nodemap.Underlay6 != 0:
 		return d.paths[1]
 	case f&nodemap.Overlay != 0:
@@ -163,7 +163,7 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 		case path.MTU < overhead+minMTU:
 			d.why = first(d.why, fmt.Sprintf("the path to %v takes packets of %d bytes only", asks[i], path.MTU))
 		default:
-			w := nodemap.Way{Ifindex: s.tunnel, MTU: path.MTU - overhead, Flags: nodemap.Overlay}
+			w := nodemap.NextHop{Ifindex: s.tunnel, MTU: path.MTU - overhead, Flags: nodemap.Overlay}
 			if i == 1 {
 				w.Flags |= nodemap.Underlay6
 			}
@@ -174,7 +174,7 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 			if p.MTU != 0 {
 				w.MTU = min(w.MTU, p.MTU)
 			}
-			d = decision{ways: [2]nodemap.Way{w, w}}
+			d = decision{nextHops: [2]nodemap.NextHop{w, w}}
 			d.paths[i] = path
 			if path.Source.IsValid() && !slices.Contains(s.addrs, path.Source) {
 				d.notes = append(d.notes, fmt.Sprintf("packets leave from %v, which is not registered for this node: %s",
@@ -194,7 +194,7 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 // less. Packets of pods follow that, but not below what IPv6 needs: whoever can cause
 // errors about packets between the nodes could cut it off else. The tunnel's packets go in
 // pieces then.
-func narrowed(w nodemap.Way, path Path, overhead uint16) (_ nodemap.Way, note string) {
+func narrowed(w nodemap.NextHop, path Path, overhead uint16) (_ nodemap.NextHop, note string) {
 	if path.Learned == 0 {
 		return w, ""
 	}
@@ -203,7 +203,7 @@ func narrowed(w nodemap.Way, path Path, overhead uint16) (_ nodemap.Way, note st
 		return w, ""
 	}
 	w.MTU = min(w.MTU, minIPv6)
-	w.Flags |= nodemap.Pieces
+	w.Flags |= nodemap.Fragments
 	return w, fmt.Sprintf(
 		"errors from the network say that the path by %s takes %d bytes: the tunnel's packets go in pieces",
 		path.Hops[0].Device, path.Learned)
@@ -229,9 +229,9 @@ func (s situation) native(p *peer, paths [2]Path) (d decision) {
 			continue
 		}
 		d.paths[i] = path
-		d.ways[i] = nodemap.Way{Ifindex: path.Hops[0].Ifindex, MTU: path.MTU, Flags: nodemap.Lookup}
+		d.nextHops[i] = nodemap.NextHop{Ifindex: path.Hops[0].Ifindex, MTU: path.MTU, Flags: nodemap.Lookup}
 		if path.Direct() {
-			d.ways[i].Flags = nodemap.Hop
+			d.nextHops[i].Flags = nodemap.Hop
 		}
 		for _, h := range path.Hops {
 			if s.limited != nil && !slices.Contains(s.limited, h.Ifindex) {
@@ -266,10 +266,10 @@ func (d decision) hops(asks [2]netip.Addr) (hops []Nexthop) {
 // route is that of the node's own stack to a range of the peer; false: there is none.
 func (s situation) route(d decision, p netip.Prefix, asks [2]netip.Addr, overlay []netip.Addr) (Route, bool) {
 	i := at(p.Addr())
-	if d.ways[i] == (nodemap.Way{}) {
+	if d.nextHops[i] == (nodemap.NextHop{}) {
 		return Route{}, false
 	}
-	r := Route{Range: p, MTU: d.ways[i].MTU}
+	r := Route{Range: p, MTU: d.nextHops[i].MTU}
 	if s.mode == cluster.Overlay {
 		r.Hops = []Nexthop{{Ifindex: s.tunnel, Weight: 1}}
 		for _, a := range overlay {

@@ -57,10 +57,10 @@ func (m *fakeMaps) SetNode(number uint16, n nodemap.Node) error {
 	return err
 }
 
-func (m *fakeMaps) SetWays(number uint16, ipv4, ipv6 nodemap.Way) error {
+func (m *fakeMaps) SetNextHops(number uint16, ipv4, ipv6 nodemap.NextHop) error {
 	m.writes++
 	e := m.nodes[number]
-	e.Ways = [2]nodemap.Way{ipv4, ipv6}
+	e.NextHops = [2]nodemap.NextHop{ipv4, ipv6}
 	m.nodes[number] = e
 	return m.err
 }
@@ -202,8 +202,8 @@ const (
 	lookup    = nodemap.Lookup
 )
 
-func way(ifindex uint32, mtu uint16, flags nodemap.Flags) nodemap.Way {
-	return nodemap.Way{Ifindex: ifindex, MTU: mtu, Flags: flags}
+func way(ifindex uint32, mtu uint16, flags nodemap.Flags) nodemap.NextHop {
+	return nodemap.NextHop{Ifindex: ifindex, MTU: mtu, Flags: flags}
 }
 
 // rig is a router on fakes.
@@ -242,7 +242,7 @@ func (r *rig) restart(mode cluster.Mode) {
 			return []netip.Addr{own4, own6}, nil
 		},
 		Overlay:  func() ([]netip.Addr, bool) { return r.overlay, !r.silent },
-		Services: r.services, Place: func(a netip.Addr) (uint16, error) { return r.places[a], nil },
+		Services: r.services, AddressID: func(a netip.Addr) (uint16, error) { return r.places[a], nil },
 		Name: func(uint16) string { return "" },
 	}
 	if mode == cluster.Overlay {

@@ -121,7 +121,7 @@ type Links interface {
 
 	// Watch calls news, which does not wait, after changes that may concern any of
 	// this, until ctx ends.
-	Watch(ctx context.Context, news func()) error
+	Watch(ctx context.Context, events func()) error
 
 	// Resolve has the kernel know the link addresses of hops, whose Via is valid, and
 	// keep them known, and forget those of before that are not among them.

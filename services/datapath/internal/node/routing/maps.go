@@ -11,8 +11,8 @@ type Maps interface {
 	// IPv4 or IPv6 address is an error while the number lives. An address that
 	// another number has is an error, too, but the rest is written.
 	SetNode(number uint16, n nodemap.Node) error
-	// SetWays writes how packets of each family travel to a node, each at once.
-	SetWays(number uint16, ipv4, ipv6 nodemap.Way) error
+	// SetNextHops writes how packets of each family travel to a node, each at once.
+	SetNextHops(number uint16, ipv4, ipv6 nodemap.NextHop) error
 	// RemoveNode removes an entry. That there is none is no error.
 	RemoveNode(number uint16) error
 	SetLocal(l nodemap.Local) error

@@ -33,8 +33,8 @@ type Options struct {
 	Overlay func() (addrs []netip.Addr, known bool)
 	// Services has uplinks look for services in what comes from outside.
 	Services bool
-	// Place is how programs name an address of this node, 0: they do not know it yet.
-	Place func(netip.Addr) (uint16, error)
+	// AddressID is how programs name an address of this node, 0: they do not know it yet.
+	AddressID func(netip.Addr) (uint16, error)
 	// Limited says that uplinks are the devices of a setting and no others.
 	Limited bool
 	// Holders are the numbers of the nodes that have a range, as an earlier process
@@ -118,7 +118,7 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 			p.Addresses = append(p.Addresses, a)
 		}
 	}
-	for _, w := range e.Ways {
+	for _, w := range e.NextHops {
 		switch {
 		case w.Flags&nodemap.Overlay != 0:
 			// Its MTU may be that of the other node, which is not known yet.
@@ -127,7 +127,7 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 			p.Mode = cluster.Native
 		}
 	}
-	p.ways = e.Ways // until it can be decided anew
+	p.nextHops = e.NextHops // until it can be decided anew
 	return p
 }
 
@@ -164,7 +164,7 @@ func (f *Router) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		f.look(whole)
+		f.reconcile(whole)
 		if whole {
 			select {
 			case <-time.After(lookPause):
@@ -178,7 +178,7 @@ func (f *Router) Run(ctx context.Context) error {
 // watch wakes Run when the kernel reports changes.
 func (f *Router) watch(ctx context.Context, what string, watch func(context.Context, func()) error) {
 	for ctx.Err() == nil {
-		err := watch(ctx, f.poke)
+		err := watch(ctx, f.trigger)
 		if ctx.Err() != nil {
 			return
 		}
@@ -192,22 +192,22 @@ func (f *Router) watch(ctx context.Context, what string, watch func(context.Cont
 	}
 }
 
-// poke has Run look at everything.
-func (f *Router) poke() {
+// trigger makes Run reconcile everything.
+func (f *Router) trigger() {
 	select {
 	case f.wake <- struct{}{}:
 	default:
 	}
 }
 
-// look brings everything about, or only what depends on the MTU of paths.
-func (f *Router) look(whole bool) {
+// reconcile applies the desired state, or only refreshes what depends on the MTU of paths.
+func (f *Router) reconcile(whole bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if whole || len(f.failed) > 0 {
 		f.ensure(f.o.Repair || f.local == nil)
 	}
-	f.follow(whole || len(f.failed) > 0)
+	f.applyPaths(whole || len(f.failed) > 0)
 }
 
 // disturbed says whether something happened to the programs without any news.
@@ -330,7 +330,7 @@ func (f *Router) findSource(kind int, addrs []netip.Addr, known bool) {
 			}
 			continue
 		}
-		place, err := f.o.Place(addrs[first])
+		place, err := f.o.AddressID(addrs[first])
 		if err == nil && place == 0 {
 			err = errors.New("it is not known yet as one of the node's")
 		}
@@ -349,8 +349,8 @@ func (f *Router) all() []*peer {
 	return all
 }
 
-// follow decides anew for all nodes, and brings that about. The lock is held.
-func (f *Router) follow(whole bool) {
+// applyPaths decides the next hops of all nodes and applies them. The lock is held.
+func (f *Router) applyPaths(whole bool) {
 	all := f.all()
 	if !f.decide(all) {
 		return // nothing is known about the paths: everything stays
@@ -428,14 +428,14 @@ func (f *Router) write(p *peer, again bool) (changed bool) {
 		have, ok = f.written[p.Number]
 		changed = true
 	}
-	if !ok || have.Ways == p.ways {
+	if !ok || have.NextHops == p.nextHops {
 		return changed
 	}
-	if err := f.o.Maps.SetWays(p.Number, p.ways[0], p.ways[1]); err != nil {
+	if err := f.o.Maps.SetNextHops(p.Number, p.nextHops[0], p.nextHops[1]); err != nil {
 		p.err = err
 		return changed
 	}
-	have.Ways = p.ways
+	have.NextHops = p.nextHops
 	f.written[p.Number] = have
 	return true
 }
@@ -451,7 +451,7 @@ func (f *Router) setNode(number uint16, n nodemap.Node, other bool) error {
 	}
 	err := f.o.Maps.SetNode(number, n)
 	if err == nil {
-		f.written[number] = nodemap.Entry{Node: n, Ways: f.written[number].Ways}
+		f.written[number] = nodemap.Entry{Node: n, NextHops: f.written[number].NextHops}
 		return nil
 	}
 	// An address may still be that of a number that leaves: the maps have the rest.
@@ -608,7 +608,7 @@ func (f *Router) Join(members []cluster.Member) {
 	for _, p := range joined {
 		f.write(p, true)
 	}
-	f.poke()
+	f.trigger()
 }
 
 // Hold implements cluster.Fabric.
@@ -622,7 +622,7 @@ func (f *Router) Hold(holders map[netip.Prefix]uint16) {
 			f.holders[p] = number
 		}
 	}
-	f.poke()
+	f.trigger()
 }
 
 // Leave implements cluster.Fabric.
@@ -647,7 +647,7 @@ func (f *Router) leave(numbers []uint16) {
 		delete(f.written, number)
 	}
 	if len(numbers) > 0 {
-		f.poke() // another number may have waited for an address
+		f.trigger() // another number may have waited for an address
 	}
 }
 
@@ -669,7 +669,7 @@ func (f *Router) Complete() {
 	f.leave(gone)
 	clear(f.adopted)
 	maps.DeleteFunc(f.holders, func(_ netip.Prefix, number uint16) bool { return !kept[number] })
-	f.poke()
+	f.trigger()
 }
 
 // Remove takes away what a Router made, for a node without packets to others. What

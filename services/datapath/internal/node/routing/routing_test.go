@@ -39,13 +39,13 @@ var (
 func (r *rig) join(m cluster.Member) {
 	r.Join([]cluster.Member{m})
 	r.Hold(map[netip.Prefix]uint16{range4: m.Number, range6: m.Number})
-	r.look(true)
+	r.reconcile(true)
 }
 
 // ways fails unless the entry of a number has these.
-func (r *rig) ways(number uint16, want4, want6 nodemap.Way) {
+func (r *rig) ways(number uint16, want4, want6 nodemap.NextHop) {
 	r.t.Helper()
-	if got := r.maps.nodes[number].Ways; got != [2]nodemap.Way{want4, want6} {
+	if got := r.maps.nodes[number].NextHops; got != [2]nodemap.NextHop{want4, want6} {
 		r.t.Errorf("ways of number %d: %+v, want %+v and %+v", number, got, want4, want6)
 	}
 }
@@ -62,7 +62,7 @@ func (r *rig) why(name string) string {
 func TestEntryIsThereWhenJoinReturns(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.Join([]cluster.Member{member("two", 2, "192.0.2.2")})
-	want := nodemap.Way{Ifindex: 11, MTU: 1450, Flags: overlay}
+	want := nodemap.NextHop{Ifindex: 11, MTU: 1450, Flags: overlay}
 	r.ways(2, want, want)
 	if got := r.maps.nodes[2].Node; got.IPv4 != addrs("192.0.2.2")[0] || got.IPv6.IsValid() || len(got.Addrs) != 1 {
 		t.Errorf("entry %+v", got)
@@ -77,7 +77,7 @@ func TestWaysOfAnOverlay(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*cluster.Member)
 		paths  map[string]Path
-		want   nodemap.Way
+		want   nodemap.NextHop
 		why    string
 	}{
 		"IPv4 is preferred": {want: way(11, 1450, overlay)},
@@ -109,11 +109,11 @@ func TestWaysOfAnOverlay(t *testing.T) {
 		},
 		"errors say less than IPv6 needs": {
 			paths: map[string]Path{"192.0.2.2": {MTU: 1500, Learned: 1329, Hops: six.Hops}},
-			want:  way(11, 1280, overlay|nodemap.Pieces),
+			want:  way(11, 1280, overlay|nodemap.Fragments),
 		},
 		"errors say less of a path that is too narrow for IPv6": {
 			paths: map[string]Path{"192.0.2.2": {MTU: 1000, Learned: 100, Hops: six.Hops}},
-			want:  way(11, 950, overlay|nodemap.Pieces),
+			want:  way(11, 950, overlay|nodemap.Fragments),
 		},
 		"a path that is too narrow": {
 			change: only("192.0.2.2"), paths: map[string]Path{"192.0.2.2": {MTU: 100, Hops: six.Hops}},
@@ -174,29 +174,29 @@ func TestWaysOfNativeRouting(t *testing.T) {
 	for name, c := range map[string]struct {
 		addresses string
 		path4     *Path
-		want      [2]nodemap.Way
+		want      [2]nodemap.NextHop
 		why       string
 		route4    []Nexthop
 	}{
 		"on the link": {
-			addresses: "192.0.2.2 2001:db8::2", want: [2]nodemap.Way{way(2, 1500, hop), way(2, 1500, hop)},
+			addresses: "192.0.2.2 2001:db8::2", want: [2]nodemap.NextHop{way(2, 1500, hop), way(2, 1500, hop)},
 			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
 		},
 		"by a router": {
 			addresses: "192.0.2.2 2001:db8::2", path4: &routed,
-			want: [2]nodemap.Way{way(2, 1500, lookup), way(2, 1500, hop)}, route4: routed.Hops,
+			want: [2]nodemap.NextHop{way(2, 1500, lookup), way(2, 1500, hop)}, route4: routed.Hops,
 		},
 		"by two routers": {
 			addresses: "192.0.2.2 2001:db8::2", path4: &two,
-			want: [2]nodemap.Way{way(2, 1400, lookup), way(2, 1500, hop)}, route4: two.Hops,
+			want: [2]nodemap.NextHop{way(2, 1400, lookup), way(2, 1500, hop)}, route4: two.Hops,
 		},
 		"without IPv6": {
-			addresses: "192.0.2.2", want: [2]nodemap.Way{way(2, 1500, hop), {}}, why: "no IPv6 address, but a range",
+			addresses: "192.0.2.2", want: [2]nodemap.NextHop{way(2, 1500, hop), {}}, why: "no IPv6 address, but a range",
 			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
 		},
 		"without a path of IPv4": {
 			addresses: "192.0.2.2 2001:db8::2", path4: &Path{Err: errors.New("unreachable")},
-			want: [2]nodemap.Way{{}, way(2, 1500, hop)}, why: "unreachable",
+			want: [2]nodemap.NextHop{{}, way(2, 1500, hop)}, why: "unreachable",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -273,7 +273,7 @@ func (r *rig) enter(from, to []cluster.Member, listing bool) {
 	} else {
 		r.Complete()
 	}
-	r.look(true)
+	r.reconcile(true)
 }
 
 // what is what a router has brought about.
@@ -297,13 +297,13 @@ func TestOnlyTheFinalStateCounts(t *testing.T) {
 				r.enter(nil, from, false)
 				if restart {
 					r.restart(cluster.Overlay)
-					r.look(true)
+					r.reconcile(true)
 				}
 				r.enter(from, to, restart)
 				if restart {
 					r.Complete()
 				}
-				r.look(true)
+				r.reconcile(true)
 				gotNodes, gotRoutes := r.what()
 				if !reflect.DeepEqual(gotNodes, nodes) {
 					t.Errorf("from %s to %s, restart %t: entries %+v, want %+v", fromName, toName, restart, gotNodes, nodes)
@@ -316,8 +316,8 @@ func TestOnlyTheFinalStateCounts(t *testing.T) {
 				}
 				writes, changes := r.maps.writes, r.links.changes
 				r.Join(to)
-				r.look(true)
-				r.look(false)
+				r.reconcile(true)
+				r.reconcile(false)
 				if r.maps.writes != writes || r.links.changes != changes {
 					t.Errorf("from %s to %s, restart %t: the same again writes", fromName, toName, restart)
 				}
@@ -344,15 +344,15 @@ func adopted(t *testing.T, holders bool) {
 		r.holders = nil
 	}
 	r.restart(cluster.Overlay)
-	r.look(true)
+	r.reconcile(true)
 	r.Join([]cluster.Member{member("three", 3, "192.0.2.3")})
-	r.look(true)
+	r.reconcile(true)
 	gotNodes, gotRoutes := r.what()
 	if !reflect.DeepEqual(gotNodes, nodes) || !maps.EqualFunc(gotRoutes, routes, Route.equal) {
 		t.Errorf("entries %+v, routes %v; want all of before: %+v, %v", gotNodes, gotRoutes, nodes, routes)
 	}
 	r.links.tunnel = 0
-	r.look(true)
+	r.reconcile(true)
 	want := way(12, 1450, overlay)
 	r.ways(2, want, want)
 	r.ways(3, want, want)
@@ -360,7 +360,7 @@ func adopted(t *testing.T, holders bool) {
 		t.Errorf("route %v, want by the device made again", got)
 	}
 	r.Complete()
-	r.look(true)
+	r.reconcile(true)
 	if len(r.maps.nodes) != 1 || !holders && len(r.links.routes) != 0 {
 		t.Errorf("entries %+v, routes %v; want that of the node that was listed", r.maps.nodes, r.links.routes)
 	}
@@ -372,7 +372,7 @@ func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	r.join(member("two", 2, "192.0.2.2"))
 	r.Complete()
 	r.Join([]cluster.Member{member("two", 5, "192.0.2.2")})
-	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.Ways[0] == (nodemap.Way{}) || len(r.maps.nodes) != 2 {
+	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.NextHops[0] == (nodemap.NextHop{}) || len(r.maps.nodes) != 2 {
 		t.Errorf("entries %+v, want both, each with its ways", r.maps.nodes)
 	}
 	if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, func(d endpoint.Difference) bool {
@@ -385,7 +385,7 @@ func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 		t.Errorf("a repair leaves %+v, %v, want both", r.maps.nodes, err)
 	}
 	r.Leave([]uint16{2})
-	r.look(true)
+	r.reconcile(true)
 	if e := r.maps.nodes[5]; len(e.Addrs) != 1 || len(r.maps.nodes) != 1 {
 		t.Errorf("entries %+v, want one with its address", r.maps.nodes)
 	}
@@ -416,9 +416,9 @@ func TestRangesOfNodesThatLeftMeanwhileAreForgotten(t *testing.T) {
 	r.join(member("two", 2, "192.0.2.2"))
 	r.restart(cluster.Overlay)
 	r.Complete()
-	r.look(true)
+	r.reconcile(true)
 	r.Join([]cluster.Member{member("other", 2, "192.0.2.9")})
-	r.look(true)
+	r.reconcile(true)
 	if len(r.links.routes) != 0 {
 		t.Errorf("routes %v of a node without ranges", r.links.routes)
 	}
@@ -429,12 +429,12 @@ func TestRangesOfNodesThatLeftMeanwhileAreForgotten(t *testing.T) {
 func TestStartMakesTheTunnelWithoutRepair(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.o.Repair = false
-	r.look(true)
+	r.reconcile(true)
 	if r.links.made != 1 || r.maps.local != (nodemap.Local{Overlay: true, TunnelIfindex: 11}) {
 		t.Errorf("%d devices made, local %+v", r.links.made, r.maps.local)
 	}
 	r.links.tunnel = 0
-	r.look(true)
+	r.reconcile(true)
 	if r.links.made != 1 {
 		t.Error("a device that others have removed was made again")
 	}
@@ -443,9 +443,9 @@ func TestStartMakesTheTunnelWithoutRepair(t *testing.T) {
 // TestChangedRoutingRemovesTheTunnel when a process begins with native routing.
 func TestChangedRoutingRemovesTheTunnel(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
-	r.look(true)
+	r.reconcile(true)
 	r.restart(cluster.Native)
-	r.look(true)
+	r.reconcile(true)
 	if r.links.tunnel != 0 || r.maps.local != (nodemap.Local{Native: true}) {
 		t.Errorf("tunnel device %d, local %+v", r.links.tunnel, r.maps.local)
 	}
@@ -518,7 +518,7 @@ func TestMTUIsFollowedDownAndUp(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				r.mu.Lock()
-				way, route := r.maps.nodes[2].Ways[0], r.links.routes[range4]
+				way, route := r.maps.nodes[2].NextHops[0], r.links.routes[range4]
 				r.mu.Unlock()
 				if way.MTU != mtu-less || route.MTU != mtu-less {
 					t.Errorf("%s, path of %d: way %+v, route %v", mode, mtu, way, route)
@@ -535,7 +535,7 @@ func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.links.broken = errors.New("port taken by vxlan0")
 	r.join(member("two", 2, "192.0.2.2"))
-	r.ways(2, nodemap.Way{}, nodemap.Way{})
+	r.ways(2, nodemap.NextHop{}, nodemap.NextHop{})
 	if why := r.why("two"); !strings.Contains(why, "vxlan0") || r.maps.local.TunnelIfindex != 0 {
 		t.Errorf("why %q, local %+v", why, r.maps.local)
 	}
@@ -543,7 +543,7 @@ func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 		t.Errorf("warnings %q, want one of the device and one of the node", w)
 	}
 	r.links.broken = nil
-	r.look(false)
+	r.reconcile(false)
 	want := way(11, 1450, overlay)
 	r.ways(2, want, want)
 	if w := r.Warnings(); len(w) != 0 {
@@ -589,7 +589,7 @@ func TestNodeThatHasNoAddressYetIsNoDifference(t *testing.T) {
 func TestRepairPutsRightWhatCheckFinds(t *testing.T) {
 	for name, damage := range map[string]func(*rig){
 		"entry removed":   func(r *rig) { delete(r.maps.nodes, 2) },
-		"way changed":     func(r *rig) { _ = r.maps.SetWays(2, nodemap.Way{}, way(7, 7, hop)) },
+		"way changed":     func(r *rig) { _ = r.maps.SetNextHops(2, nodemap.NextHop{}, way(7, 7, hop)) },
 		"entry of nobody": func(r *rig) { _ = r.maps.SetNode(9, nodemap.Node{IPv4: addrs("192.0.2.9")[0]}) },
 		"device removed":  func(r *rig) { r.links.tunnel = 0 },
 		"route removed":   func(r *rig) { delete(r.links.routes, range4) },
@@ -599,7 +599,7 @@ func TestRepairPutsRightWhatCheckFinds(t *testing.T) {
 		r := newRig(t, cluster.Overlay)
 		r.join(member("two", 2, "192.0.2.2"))
 		r.Complete()
-		r.look(true)
+		r.reconcile(true)
 		damage(r)
 		if diffs, err := r.Check(); err != nil || len(diffs) == 0 {
 			t.Errorf("%s: differences %v, %v; want some", name, diffs, err)
@@ -622,9 +622,9 @@ func TestKernelIsAskedOnceAPoll(t *testing.T) {
 		members = append(members, native(a, uint16(i+1), a))
 	}
 	r.Join(members)
-	r.look(true)
+	r.reconcile(true)
 	asked, writes := r.links.asked, r.maps.writes
-	r.look(false)
+	r.reconcile(false)
 	if r.links.asked != asked+1 || r.maps.writes != writes {
 		t.Errorf("asked %d times, wrote %d times", r.links.asked-asked, r.maps.writes-writes)
 	}
@@ -642,7 +642,7 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 	r.restart(cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
 	r.Complete()
-	r.look(true)
+	r.reconcile(true)
 	before := r.maps.local
 	if before.Sources != [nodemap.Sources]uint16{5, 6, 3, 4} {
 		t.Fatalf("this node is %+v", before)
@@ -666,20 +666,20 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 			t.Errorf("%s: a look writes", name)
 		}
 		_ = r.Repair()
-		r.look(true)
+		r.reconcile(true)
 		if r.maps.local != before {
 			t.Errorf("%s: this node is %+v, and was %+v", name, r.maps.local, before)
 		}
 	}
 
 	r.overlay, r.silent, r.away, r.places = addrs("fd00:1::1"), false, nil, places
-	r.look(true)
+	r.reconcile(true)
 	if want := [nodemap.Sources]uint16{0, 6, 3, 4}; r.maps.local.Sources != want {
 		t.Errorf("without an IPv4 range the sources are %v, want %v", r.maps.local.Sources, want)
 	}
 	r.services = false
 	r.restart(cluster.Overlay)
-	r.look(true)
+	r.reconcile(true)
 	if r.maps.local.Sources != [nodemap.Sources]uint16{} {
 		t.Errorf("without services the sources are %v", r.maps.local.Sources)
 	}
@@ -694,7 +694,7 @@ func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
 		m.Mode = mode
 		r.join(m)
 		r.Complete()
-		r.look(true)
+		r.reconcile(true)
 		r.restart(mode)
 		if diffs, err := r.Check(); err != nil || len(diffs) > 0 {
 			t.Errorf("%v: the first check of a start finds %v, %v", mode, diffs, err)
@@ -729,7 +729,7 @@ func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
 	r.o.Policies = readPolicies{p}
 	wants := func(when string, by bool) {
 		t.Helper()
-		r.look(true)
+		r.reconcile(true)
 		if l := r.maps.local; l.ByStack != by || !l.Native {
 			t.Errorf("%s: %+v, want by the stack %t", when, l, by)
 		}
@@ -757,7 +757,7 @@ func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
 
 	r = newRig(t, cluster.Overlay)
 	r.o.Policies = readPolicies{p}
-	r.look(true)
+	r.reconcile(true)
 	if r.maps.local.ByStack || r.State().Why != "" {
 		t.Errorf("overlay: %+v, %q", r.maps.local, r.State().Why)
 	}

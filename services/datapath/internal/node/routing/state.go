@@ -89,8 +89,8 @@ func (f *Router) peerState(p *peer) PeerState {
 	if p.err != nil {
 		ps.Notes = append(ps.Notes, p.err.Error())
 	}
-	for i, w := range p.ways {
-		if w == (nodemap.Way{}) {
+	for i, w := range p.nextHops {
+		if w == (nodemap.NextHop{}) {
 			continue
 		}
 		path := p.path(i)
@@ -174,11 +174,11 @@ func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 		wanted[p.Number] = true
 		e, ok := have[p.Number]
 		key := fmt.Sprintf("node %s, number %d", p.Name, p.Number)
-		switch want := (nodemap.Entry{Node: f.node(p), Ways: p.ways}); {
+		switch want := (nodemap.Entry{Node: f.node(p), NextHops: p.nextHops}); {
 		case !ok && empty(want): // its datapath has not said its addresses yet
 		case !ok:
 			add(key, describe(want), "")
-		case !sameNode(e.Node, want.Node) || e.Ways != want.Ways:
+		case !sameNode(e.Node, want.Node) || e.NextHops != want.NextHops:
 			add(key, describe(want), describe(e))
 		}
 	}
@@ -201,7 +201,7 @@ func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 
 // empty says that the maps have nothing of an entry, and do not list it.
 func empty(e nodemap.Entry) bool {
-	return sameNode(e.Node, nodemap.Node{}) && e.Ways == [2]nodemap.Way{}
+	return sameNode(e.Node, nodemap.Node{}) && e.NextHops == [2]nodemap.NextHop{}
 }
 
 func describe(e nodemap.Entry) string {
@@ -211,7 +211,7 @@ func describe(e nodemap.Entry) string {
 	}
 	text := "at " + strings.Join(texts, " ")
 	for i, family := range families {
-		if w := e.Ways[i]; w != (nodemap.Way{}) {
+		if w := e.NextHops[i]; w != (nodemap.NextHop{}) {
 			text += fmt.Sprintf(", %s by %v", family, w)
 		}
 	}
@@ -255,7 +255,7 @@ func (f *Router) Repair() error {
 	f.written = written
 	f.local = nil
 	f.ensure(true)
-	f.follow(true)
+	f.applyPaths(true)
 	if f.complete {
 		wanted := map[uint16]bool{}
 		for _, p := range f.all() {

@@ -104,7 +104,7 @@ func Open(o Options) (_ *Underlay, err error) {
 		u.Close()
 		return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
 	}
-	u.hooks = &hook.Hooks{Home: o.Home, Changes: u.conn, Looks: u.conn, Filters: o.Filters}
+	u.hooks = &hook.Hooks{Home: o.Home, Changes: u.conn, Reads: u.conn, Filters: o.Filters}
 	return u, nil
 }
 

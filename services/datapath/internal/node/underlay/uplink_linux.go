@@ -188,7 +188,7 @@ func (u *Underlay) attach(d endpoint.HostDevice, programs []*program.Program) er
 	if err != nil {
 		return err
 	}
-	places, err := u.hooks.Places(d)
+	places, err := u.hooks.Attached(d)
 	if err == nil {
 		u.hooked[d] = places
 	}
@@ -200,7 +200,7 @@ func (u *Underlay) Disturbed() (bool, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for d, was := range u.hooked {
-		is, err := u.hooks.Places(d)
+		is, err := u.hooks.Attached(d)
 		if err != nil {
 			return false, err
 		}

@@ -122,17 +122,17 @@ const Size = 4096
 
 // Ring holds the last Size events.
 type Ring struct {
-	mu     sync.Mutex
-	events []Event       // guarded by mu
-	next   uint64        // guarded by mu; number of the next event, from 0
-	news   chan struct{} // guarded by mu; closed and replaced at each event
-	lost   uint64        // guarded by mu; by the kernel
-	run    [8]byte       // random: numbers of events are unique with it
+	mu      sync.Mutex
+	events  []Event       // guarded by mu
+	next    uint64        // guarded by mu; number of the next event, from 0
+	arrived chan struct{} // guarded by mu; closed and replaced at each event
+	lost    uint64        // guarded by mu; by the kernel
+	run     [8]byte       // random: numbers of events are unique with it
 }
 
 // NewRing returns an empty ring.
 func NewRing() *Ring {
-	r := &Ring{events: make([]Event, 0, Size), news: make(chan struct{})}
+	r := &Ring{events: make([]Event, 0, Size), arrived: make(chan struct{})}
 	rand.Read(r.run[:]) // never fails
 	return r
 }
@@ -157,8 +157,8 @@ func (r *Ring) Add(e Event) {
 	}
 	r.next++
 	r.lost += uint64(e.KernelLost)
-	close(r.news)
-	r.news = make(chan struct{})
+	close(r.arrived)
+	r.arrived = make(chan struct{})
 }
 
 // AddRepair appends that a program was put back, or why it could not be.
@@ -255,7 +255,7 @@ func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, 
 			rd.ring.mu.Unlock()
 			return e, missed, true, nil
 		}
-		news := rd.ring.news
+		news := rd.ring.arrived
 		rd.ring.mu.Unlock()
 		if !wait {
 			return Event{}, missed, false, nil

@@ -213,7 +213,7 @@ func (m *Modes) set(
 	}
 	m.state = next
 	m.log.WarnContext(ctx, "audit mode changed", "of", of, "on", on, "lasts", lasts.String())
-	m.poke()
+	m.trigger()
 	if err := m.enforce(ctx); err != nil {
 		return fmt.Errorf("audit mode of %s: %w", of, err)
 	}
@@ -236,7 +236,7 @@ func (m *Modes) enforce(ctx context.Context) error {
 	return m.unapplied
 }
 
-func (m *Modes) poke() {
+func (m *Modes) trigger() {
 	select {
 	case m.wake <- struct{}{}:
 	default:

@@ -265,10 +265,10 @@ func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
 	return a
 }
 
-// Settle removes what no table accounts for: what a process left that was
+// RemoveLeftovers removes what no table accounts for: what a process left that was
 // killed while it defined, moved, copied or freed. No program run may be older
 // than the Open.
-func (m *Maps) Settle() error {
+func (m *Maps) RemoveLeftovers() error {
 	c := m.left
 	m.left = nil
 	if c == nil {

@@ -49,9 +49,9 @@ func open(t testing.TB, dir string) *instance {
 	i.Maps, err = Open(i.pins, i.endpoints, log)
 	t.Cleanup(func() { i.close(t) })
 	fail(err)
-	fail(i.endpoints.Settle())
+	fail(i.endpoints.Initialise())
 	fail(pin.GracePeriod(t.Context()))
-	fail(i.Settle())
+	fail(i.RemoveLeftovers())
 	return i
 }
 

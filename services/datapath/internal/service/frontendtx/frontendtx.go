@@ -84,9 +84,9 @@ type NoRoomError struct {
 	// Need is the number of elements that the change needs, Free the number that is free,
 	// and Limit how many elements one list may have: a quarter of the map.
 	Need, Free, Limit int
-	// Piece is how many elements are needed in one piece, if enough are free and they are not in
-	// one piece; else 0. Aligned says that the piece has to begin at a multiple of its length.
-	Piece   int
+	// Run is how many elements are needed in one run, if enough are free and they are not in
+	// one run; else 0. Aligned says that the run has to begin at a multiple of its length.
+	Run     int
 	Aligned bool
 	// Resting is how many elements that Tenant removed are not free yet, if the tenant leaves
 	// elements to others for that reason; else Tenant is empty.
@@ -100,7 +100,7 @@ type NoRoomError struct {
 // Error names the map and the figures.
 func (e *NoRoomError) Error() string {
 	text := fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
-	if e.Piece > 0 {
+	if e.Run > 0 {
 		text += "; they are not in one piece"
 	}
 	if e.Tenant != "" {

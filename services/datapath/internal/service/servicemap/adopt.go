@@ -191,7 +191,7 @@ func (ad *adoption) list(at adoptedSpan) *list {
 			return nil
 		}
 	}
-	if !s.places.TakeAt(sp) {
+	if !s.members.TakeAt(sp) {
 		return nil
 	}
 	l.table = rendezvous.New(bits, l.addresses())
@@ -214,14 +214,14 @@ func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	if bits > rendezvous.MaxBits {
 		bits = 0
 	}
-	if sp := (idalloc.Run{Base: base, N: runLength(members, bits)}); members > 0 && s.places.TakeAt(sp) {
+	if sp := (idalloc.Run{Base: base, N: runLength(members, bits)}); members > 0 && s.members.TakeAt(sp) {
 		s.left.spans = append(s.left.spans, sp)
 	}
 }
 
-// Settle completes what a process left that was killed. No program run may be
+// RemoveLeftovers completes what a process left that was killed. No program run may be
 // older than the Open.
-func (m *Maps) Settle() error {
+func (m *Maps) RemoveLeftovers() error {
 	if err := m.gate.Lock(); err != nil {
 		return err
 	}

@@ -411,7 +411,7 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 	}
 	ownKeys, ownFronts := e.ofReserve()
 	for _, err := range []error{
-		fitsBeside(s.keptMembers(st, bits, gains), bpf.MapsMapSlMember, members, longest, s.places.Free(), s.nMembers),
+		fitsBeside(s.keptMembers(st, bits, gains), bpf.MapsMapSlMember, members, longest, s.members.Free(), s.nMembers),
 		fitsNumbers(backendKind+fam, backendMap[fam], backends, largest, s.backendNumbers[fam].Free(), s.nBackends),
 		fitsNumbers(frontKind, bpf.MapsMapSlFront, ownFronts+fronts, 0, ownFronts+s.frontNumbers.Free(), s.nFronts),
 		s.sourceUse[fam].fit(f.Tenant, sources, sourceMap[fam]),
@@ -423,26 +423,26 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 		}
 	}
 	if largest > maxCount {
-		return &frontendtx.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.places.Free(), Limit: maxCount}
+		return &frontendtx.NoRoomError{Map: bpf.MapsMapSlMember, Need: largest, Free: s.members.Free(), Limit: maxCount}
 	}
-	free := s.places.Free()
+	free := s.members.Free()
 	for i, p := range ps {
 		if p.list != nil {
 			continue
 		}
-		if ok := s.place(p, gains); !ok {
+		if ok := s.allocate(p, gains); !ok {
 			for _, q := range ps[:i] {
 				if q.list == nil {
-					s.places.Give(q.span)
+					s.members.Give(q.span)
 				}
 			}
 			e := &frontendtx.NoRoomError{
-				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers), Piece: members,
+				Map: bpf.MapsMapSlMember, Need: longest, Free: free, Limit: quarter(s.nMembers), Run: members,
 			}
 			if table := wantedTable(p.want); table > 0 {
-				e.Piece, e.Aligned = max(longest, s.longest(table)), true
+				e.Run, e.Aligned = max(longest, s.longest(table)), true
 				if gains {
-					e.Piece *= 2 // and one in which any table can be exchanged
+					e.Run *= 2 // and one in which any table can be exchanged
 				}
 			}
 			return e
@@ -451,22 +451,22 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 	return nil
 }
 
-// place takes a run for the list of a part; false: there is none. With spare there has to
+// allocate takes a run for the list of a part; false: there is none. With spare there has to
 // be another one, in which any table can be exchanged.
-func (s *store) place(p *part, spare bool) (ok bool) {
+func (s *store) allocate(p *part, spare bool) (ok bool) {
 	bits := wantedTable(p.want)
 	if bits == 0 {
-		p.span, ok = s.places.Take(len(p.backends))
+		p.span, ok = s.members.Take(len(p.backends))
 		return ok
 	}
-	if p.span, ok = s.places.TakeLast(runLength(len(p.backends), bits)); !ok || !spare {
+	if p.span, ok = s.members.TakeLast(runLength(len(p.backends), bits)); !ok || !spare {
 		return ok
 	}
-	other, ok := s.places.TakeLast(s.longest(bits))
+	other, ok := s.members.TakeLast(s.longest(bits))
 	if ok {
-		s.places.Give(other)
+		s.members.Give(other)
 	} else {
-		s.places.Give(p.span)
+		s.members.Give(p.span)
 	}
 	return ok
 }
@@ -498,7 +498,7 @@ func (a *application) write(e *entry, p *part) {
 	if p.list == nil {
 		// two parts may want equal lists
 		if p.list = s.find(familyOf(e.key.Addr), p.want); p.list != nil {
-			s.places.Give(p.span)
+			s.members.Give(p.span)
 		} else {
 			p.list = a.makeList(e, p)
 		}
@@ -513,7 +513,7 @@ func (a *application) write(e *entry, p *part) {
 		s.fronts[number] = p.front
 		a.allow(p.front, p.sources)
 		p.front.sources = p.sources
-		s.storeFront(number, p.front.words())
+		s.storeFront(number, p.front.packed())
 		return
 	}
 	f := p.front
@@ -718,7 +718,7 @@ func (a *application) loseBackends() {
 			continue
 		}
 		a.s.lose(b)
-		a.s.storeBackendWord(b.family, b.number, b.raw().word(b.family))
+		a.s.storeBackendWord(b.family, b.number, b.raw().packed(b.family))
 	}
 }
 

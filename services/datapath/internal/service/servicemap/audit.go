@@ -119,7 +119,7 @@ func (a *mapAudit) fronts() {
 			want = got
 			want[listWord] = f.listWord()
 		case f != nil:
-			want = f.words()
+			want = f.packed()
 		}
 		for w := range got {
 			if got[w] != want[w] {
@@ -173,7 +173,7 @@ func (a *mapAudit) backends(fam int) {
 		if b != nil {
 			want = b.raw()
 		}
-		wantWord := want.word(fam)
+		wantWord := want.packed(fam)
 		if got := s.backendWord(fam, uint32(n)); got != wantWord {
 			a.differs(func() error { s.storeBackend(fam, uint32(n), want); return nil },
 				"map %s: element %d is %#x, should be %#x", backendMap[fam], n, got, wantWord)

@@ -27,7 +27,7 @@ func TestKernelListsOfOneTenantLeavePiecesForOthers(t *testing.T) {
 	i.apply(t, s.all())
 	for n, next := 0, 0; n < 3; n++ { // the attack: each time, one list of five stays
 		was, with := s.without(), s.without()
-		free := i.store.places.Free() - reserve(members)
+		free := i.store.members.Free() - reserve(members)
 		for range free {
 			f := service(next, false, listOf(false, next))
 			with[f.Key], next = f, next+1
@@ -43,9 +43,9 @@ func TestKernelListsOfOneTenantLeavePiecesForOthers(t *testing.T) {
 		i.collectAll(t)
 		s = was
 	}
-	run, ok := i.store.places.Take(64)
+	run, ok := i.store.members.Take(64)
 	if ok {
-		t.Fatalf("the attack leaves a piece at %d of %d free places", run.Base, i.store.places.Free())
+		t.Fatalf("the attack leaves a piece at %d of %d free places", run.Base, i.store.members.Free())
 	}
 	before := s
 	s = s.without()

@@ -93,7 +93,7 @@ func (s *store) endBarrier(d *departed, passed bool, now time.Time) {
 		for i := range sp.N {
 			s.storeMember(sp.Base+i, 0)
 		}
-		s.places.Give(sp)
+		s.members.Give(sp)
 	}
 	for _, f := range d.fronts {
 		s.resting = append(s.resting, &rest{since: now, front: f})

@@ -24,9 +24,9 @@ func (a *application) gather() {
 		switch {
 		case !ok || room.Map != bpf.MapsMapSlMember:
 		case room.Aligned:
-			table = max(table, room.Piece)
+			table = max(table, room.Run)
 		default:
-			sum, longest = sum+room.Piece, max(longest, room.Piece)
+			sum, longest = sum+room.Run, max(longest, room.Run)
 		}
 	}
 	var of idalloc.Run // the table
@@ -41,7 +41,7 @@ func (a *application) gather() {
 		at, ok = s.gather(longest, false, of)
 	}
 	if ok {
-		s.places.LookFrom(at.Base)
+		s.members.LookFrom(at.Base)
 	}
 }
 
@@ -64,7 +64,7 @@ func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool)
 			use[run.Base+i] = as
 		}
 	}
-	for _, run := range s.places.Spans() {
+	for _, run := range s.members.Spans() {
 		mark(run, vacant)
 	}
 	for _, run := range s.left.spans {
@@ -87,7 +87,7 @@ func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool)
 		}
 		at := idalloc.Run{Base: i + 1 - n, N: n}
 		if at.Base < 0 || aligned && (s.nMembers-at.End())%n != 0 || in[stuck] > 0 || in[movable] >= fewest ||
-			in[movable] > s.places.Free()-in[vacant] {
+			in[movable] > s.members.Free()-in[vacant] {
 			continue
 		}
 		best, fewest = at, in[movable]
@@ -102,7 +102,7 @@ func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool)
 // fit there.
 func (s *store) vacate(run, but idalloc.Run) bool {
 	var kept []idalloc.Run // that no list is moved to
-	for _, free := range s.places.Spans() {
+	for _, free := range s.members.Spans() {
 		for _, r := range []idalloc.Run{run, but} {
 			if base, end := max(free.Base, r.Base), min(free.End(), r.End()); base < end {
 				kept = append(kept, idalloc.Run{Base: base, N: end - base})
@@ -110,25 +110,25 @@ func (s *store) vacate(run, but idalloc.Run) bool {
 		}
 	}
 	for _, free := range kept {
-		s.places.TakeAt(free)
+		s.members.TakeAt(free)
 	}
 	moves := map[*list]idalloc.Run{}
 	fits := true
 	for _, ls := range s.lists {
 		for _, l := range ls {
 			if fits && l.span.Base < run.End() && run.Base < l.span.End() {
-				if moves[l], fits = s.places.Take(l.span.N); !fits {
+				if moves[l], fits = s.members.Take(l.span.N); !fits {
 					delete(moves, l)
 				}
 			}
 		}
 	}
 	for _, free := range kept {
-		s.places.Give(free)
+		s.members.Give(free)
 	}
 	if !fits {
 		for _, to := range moves {
-			s.places.Give(to)
+			s.members.Give(to)
 		}
 		return false
 	}

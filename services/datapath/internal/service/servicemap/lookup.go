@@ -201,7 +201,7 @@ func (m *Maps) Counts() (Counts, error) {
 	defer m.gate.RUnlock()
 	s := m.store
 	c := Counts{
-		Frontends: len(s.entries), Fronts: s.frontNumbers.Used(), Members: s.nMembers - s.places.Free(),
+		Frontends: len(s.entries), Fronts: s.frontNumbers.Used(), Members: s.nMembers - s.members.Free(),
 		Backends: s.backendNumbers[ip4].Used() + s.backendNumbers[ip6].Used(),
 	}
 	for _, f := range s.fronts {
@@ -247,7 +247,7 @@ func (m *Maps) Usage() (map[string]int, error) {
 	s := m.store
 	return map[string]int{
 		bpf.MapsMapSlFront:  s.frontNumbers.Used(),
-		bpf.MapsMapSlMember: s.nMembers - s.places.Free(),
+		bpf.MapsMapSlMember: s.nMembers - s.members.Free(),
 		bpf.MapsMapSlBe4:    s.backendNumbers[ip4].Used(),
 		bpf.MapsMapSlBe6:    s.backendNumbers[ip6].Used(),
 	}, nil

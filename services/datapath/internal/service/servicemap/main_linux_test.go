@@ -84,7 +84,7 @@ func open(t testing.TB, dir string, sz sizes) *instance {
 func start(t testing.TB, dir string, sz sizes) *instance {
 	t.Helper()
 	i := open(t, dir, sz)
-	if err := errors.Join(pin.GracePeriod(t.Context()), i.Settle()); err != nil {
+	if err := errors.Join(pin.GracePeriod(t.Context()), i.RemoveLeftovers()); err != nil {
 		t.Fatalf("Settle: %v", err)
 	}
 	return i

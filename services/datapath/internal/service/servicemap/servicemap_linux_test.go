@@ -104,7 +104,7 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 
 	i = open(t, dir, small)
 	i.store.before = func(mapName string) { t.Errorf("map %s is written", mapName) }
-	if err := i.Settle(); err != nil {
+	if err := i.RemoveLeftovers(); err != nil {
 		t.Fatal(err)
 	}
 	// the order of another process
@@ -237,7 +237,7 @@ func TestKernelKillAtEveryWriteLeavesWholeFrontends(t *testing.T) {
 
 		i = open(t, dir, small)
 		settledAll = i.killAt(m, func() {
-			if err := i.Settle(); err != nil {
+			if err := i.RemoveLeftovers(); err != nil {
 				t.Errorf("Settle: %v", err)
 			}
 		})
@@ -388,7 +388,7 @@ func (s *store) dropRests(but Frontend) {
 		for m := range sp.N {
 			s.storeMember(sp.Base+m, 0)
 		}
-		s.places.Give(sp)
+		s.members.Give(sp)
 	}
 	for _, f := range d.fronts {
 		if keep(&rest{front: f}) {

@@ -36,7 +36,7 @@ type store struct {
 
 	frontNumbers   idalloc.Numbers
 	backendNumbers [families]idalloc.Numbers
-	places         idalloc.Runs
+	members        idalloc.Runs
 	groupNumbers   idalloc.Numbers
 
 	backends [families]map[netip.AddrPort]*backend
@@ -151,7 +151,7 @@ func newStore(rm rawMaps) *store {
 		closed:       map[frontend.Key]struct{}{},
 		fronts:       make([]*front, rm.nFronts),
 		frontNumbers: idalloc.NewNumbers(rm.nFronts - 1),
-		places:       idalloc.NewRuns(rm.nMembers),
+		members:      idalloc.NewRuns(rm.nMembers),
 		groupNumbers: idalloc.NewNumbers(1<<16 - 1),
 		lists:        map[uint64][]*list{},
 		empty:        &list{},
@@ -257,8 +257,8 @@ func addrWords(k frontend.Key) [2]uint64 {
 	return words16(b)
 }
 
-// words are the front as the map has it.
-func (f *front) words() frontWords {
+// packed returns the front as the map has it.
+func (f *front) packed() frontWords {
 	a := addrWords(f.key)
 	return frontWords{listWord: f.listWord(), groupWord: f.groupWord(), addrWord: a[0], addrWord + 1: a[1]}
 }

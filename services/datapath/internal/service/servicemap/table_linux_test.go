@@ -182,7 +182,7 @@ func TestKernelRestartAdoptsTables(t *testing.T) {
 
 	i = open(t, dir, withTables)
 	i.store.before = func(mapName string) { t.Fatalf("map %s is written", mapName) }
-	if err := i.Settle(); err != nil {
+	if err := i.RemoveLeftovers(); err != nil {
 		t.Fatal(err)
 	}
 	if res := i.apply(t, s.all()); res.Changed != 0 {
@@ -231,7 +231,7 @@ func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 		i.close(t)
 		i = open(t, dir, withTables)
 		i.killAt(n/2, func() {
-			if err := i.Settle(); err != nil {
+			if err := i.RemoveLeftovers(); err != nil {
 				t.Errorf("Settle: %v", err)
 			}
 		})

@@ -166,8 +166,8 @@ func bytes16(w [2]uint64) (b [16]byte) {
 	return b
 }
 
-// word is all of an IPv4 backend, and what an IPv6 one has beside its address.
-func (b rawBackend) word(fam int) uint64 {
+// packed is all of an IPv4 backend, and what an IPv6 one has beside its address.
+func (b rawBackend) packed(fam int) uint64 {
 	w := uint64(b.port)<<portShift | uint64(b.state)<<stateShift | uint64(b.gen)<<genShift
 	if fam == ip4 && b.state != backendFree {
 		w |= uint64(address4(b.addr))
@@ -227,7 +227,7 @@ func (m *rawMaps) storeBackend(fam int, number uint32, b rawBackend) {
 	if fam == ip6 && b.state == backendActive {
 		m.storeBackendAddr(number, words16(b.addr.As16()))
 	}
-	m.storeBackendWord(fam, number, b.word(fam))
+	m.storeBackendWord(fam, number, b.packed(fam))
 	if fam == ip6 && b.state == backendFree {
 		m.storeBackendAddr(number, [2]uint64{})
 	}

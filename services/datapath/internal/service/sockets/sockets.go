@@ -138,7 +138,7 @@ func linkPin(dir string, h program.Hook) string { return filepath.Join(dir, link
 // attach makes the pinned link of one hook run its program at the cgroup.
 func (s *Sockets) attach(p *program.Program) error {
 	path := linkPin(s.dir, p.Hook)
-	old, differences, err := s.look(p)
+	old, differences, err := s.openLink(p)
 	if err != nil {
 		return err
 	}
@@ -184,9 +184,9 @@ func (s *Sockets) keep(h program.Hook, l link.Link) error {
 	return before.Close()
 }
 
-// look opens the pinned link of a hook, nil if there is none, and says what it is
+// openLink opens the pinned link of a hook, nil if there is none, and says what it is
 // not.
-func (s *Sockets) look(p *program.Program) (_ link.Link, differences []string, _ error) {
+func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []string, _ error) {
 	path := linkPin(s.dir, p.Hook)
 	l, err := link.LoadPinnedLink(path, nil)
 	switch {
@@ -237,7 +237,7 @@ func (s *Sockets) Audit() (differences []string, _ error) {
 	defer s.gate.RUnlock()
 	var errs []error
 	for _, p := range s.programs {
-		l, found, err := s.look(p)
+		l, found, err := s.openLink(p)
 		differences = append(differences, found...)
 		if l != nil {
 			err = errors.Join(err, l.Close())

@@ -51,7 +51,7 @@ func open(t testing.TB) *instance {
 	must(t, "open the pins", err)
 	t.Cleanup(func() { must(t, "close the pins", i.pins.Close()) })
 	endpoints := endpointmap.Open(i.pins, ipcache.New(ipmap.Open(i.pins), log), endpointmap.Options{Log: log})
-	must(t, "settle the endpoints", endpoints.Settle())
+	must(t, "settle the endpoints", endpoints.Initialise())
 	i.connections, err = conntrack.Open(i.pins, conntrack.Options{
 		Endpoints: endpoints, Worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}, Log: log,
 	})

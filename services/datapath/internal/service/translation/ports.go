@@ -62,7 +62,7 @@ func (m *Maps) beginPorts() (*ports, error) {
 	for i := range p.before {
 		p.before[i] = m.counts.Get(uint32(i))
 	}
-	err := pin.EachEntry(m.share, m.gate.Look, func(keys []bpf.MapsSlShareKey, values []bpf.MapsSlShare) error {
+	err := pin.EachEntry(m.share, m.gate.Read, func(keys []bpf.MapsSlShareKey, values []bpf.MapsSlShare) error {
 		for i, k := range keys {
 			p.shares[k] = values[i]
 		}

@@ -192,7 +192,7 @@ func (m *Maps) each(visit func([]entry) error) error {
 }
 
 func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translation, visit func([]entry) error) error {
-	return pin.EachEntry(in, m.gate.Look, func(keys []K, values []bpf.MapsSlXl) error {
+	return pin.EachEntry(in, m.gate.Read, func(keys []K, values []bpf.MapsSlXl) error {
 		es := make([]entry, len(keys))
 		for i := range keys {
 			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i], in == m.xl4 || in == m.xl6}

@@ -112,7 +112,7 @@ func Look(p instance.Paths, services ...Service) (all []Finding) {
 	for _, s := range services {
 		for _, d := range s.directories(p) {
 			if !seen[d.path] {
-				all = append(all, Finding{"directory", d.path, d.look()})
+				all = append(all, Finding{"directory", d.path, d.check()})
 			}
 			seen[d.path] = true
 		}
@@ -127,8 +127,8 @@ func Look(p instance.Paths, services ...Service) (all []Finding) {
 	return all
 }
 
-// look says in what a directory differs.
-func (d directory) look() error {
+// check says in what a directory differs.
+func (d directory) check() error {
 	info, err := os.Lstat(d.path)
 	if err != nil {
 		return err

@@ -46,10 +46,10 @@ func (l Limit) check() error {
 }
 
 type limiter struct {
-	limit   Limit
-	running chan struct{} // nil without InFlight
-	places  chan struct{} // nil without InFlight; running and waiting
-	rate    *rate.Limiter // nil without Rate
+	limit    Limit
+	running  chan struct{} // nil without InFlight
+	admitted chan struct{} // nil without InFlight; running and waiting
+	rate     *rate.Limiter // nil without Rate
 }
 
 func newLimiter(l Limit) *limiter {
@@ -60,7 +60,7 @@ func newLimiter(l Limit) *limiter {
 	lim := &limiter{limit: l}
 	if l.InFlight > 0 {
 		lim.running = make(chan struct{}, l.InFlight)
-		lim.places = make(chan struct{}, l.InFlight+l.Waiting)
+		lim.admitted = make(chan struct{}, l.InFlight+l.Waiting)
 	}
 	if l.Rate > 0 {
 		lim.rate = rate.NewLimiter(rate.Limit(l.Rate), max(1, l.Burst))
@@ -92,15 +92,15 @@ func (l *limiter) enter(ctx context.Context, method string) (done func(), _ erro
 		return func() {}, nil
 	}
 	select {
-	case l.places <- struct{}{}:
+	case l.admitted <- struct{}{}:
 	default:
 		return nil, l.refuse("%s: %d calls run and %d wait", method, l.limit.InFlight, l.limit.Waiting)
 	}
 	select {
 	case l.running <- struct{}{}:
-		return func() { <-l.running; <-l.places }, nil
+		return func() { <-l.running; <-l.admitted }, nil
 	case <-ctx.Done():
-		<-l.places
+		<-l.admitted
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }

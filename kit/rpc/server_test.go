@@ -474,7 +474,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 	<-entered
 	go call() // waits
 	lim := f.server.limiters[pb.TestService_EmptyCall_FullMethodName].of(os.Geteuid() == 0)
-	servicetest.Eventually(t, "three calls in their places", func() bool { return len(lim.places) == 3 })
+	servicetest.Eventually(t, "three calls in their places", func() bool { return len(lim.admitted) == 3 })
 
 	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
 	wantCode(t, err, codes.ResourceExhausted, "2 calls run and 1 wait")
@@ -492,7 +492,9 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	servicetest.Eventually(t, "the end of all calls", func() bool { return len(lim.places) == 0 && len(lim.running) == 0 })
+	servicetest.Eventually(t, "the end of all calls", func() bool {
+		return len(lim.admitted) == 0 && len(lim.running) == 0
+	})
 }
 
 func TestWaiterThatGivesUpFreesItsPlace(t *testing.T) {
@@ -508,8 +510,8 @@ func TestWaiterThatGivesUpFreesItsPlace(t *testing.T) {
 		wantCode(t, err, codes.Canceled, "")
 	}
 	done()
-	if len(l.places) != 0 || len(l.running) != 0 {
-		t.Errorf("%d places and %d running are taken, want none", len(l.places), len(l.running))
+	if len(l.admitted) != 0 || len(l.running) != 0 {
+		t.Errorf("%d places and %d running are taken, want none", len(l.admitted), len(l.running))
 	}
 }
 

@@ -221,7 +221,7 @@ func (s *Store) checkFile() error {
 		return s.refuse(ErrForeign, errors.New("not a regular file"))
 	}
 	if !s.o.Boot {
-		if err := settle(f); err != nil {
+		if err := syncDisk(f); err != nil {
 			return fmt.Errorf("sync state file %s: %w", s.path, err)
 		}
 	}
@@ -235,10 +235,10 @@ func (s *Store) checkFile() error {
 	}
 }
 
-// settle makes what is going to be read the same as what is on the disk. A
+// syncDisk makes what is going to be read the same as what is on the disk. A
 // process that was killed may have left a commit unsynced, and one whose sync
 // did not succeed pages that only the kernel's cache has.
-func settle(f *os.File) error {
+func syncDisk(f *os.File) error {
 	if err := f.Sync(); err != nil {
 		return err
 	}

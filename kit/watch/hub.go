@@ -596,12 +596,12 @@ func (s *Subscription[K, V]) Err() error {
 // Token continues after the last event that Next returned; nil while the
 // listing is not complete.
 func (s *Subscription[K, V]) Token() []byte {
-	return s.place().Token
+	return s.bookmark().Token
 }
 
-// place is a bookmark after the last event, without token while the listing is
+// bookmark returns a bookmark after the last event, without token while the listing is
 // not complete.
-func (s *Subscription[K, V]) place() Event[K, V] {
+func (s *Subscription[K, V]) bookmark() Event[K, V] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Event[K, V]{Kind: Bookmark}

@@ -113,7 +113,7 @@ func nextOrIdle[K comparable, V any](ctx context.Context, s *Subscription[K, V])
 	defer cancel()
 	e, err := s.Next(idle)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		if e := s.place(); e.Token != nil {
+		if e := s.bookmark(); e.Token != nil {
 			return e, nil
 		}
 		return Event[K, V]{}, nil

@@ -119,7 +119,7 @@ func New(path, what string, feed Feed, failed func(context.Context, error) error
 		Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
 		Look: time.Second, Rest: 3, Grain: 3 * time.Second, Empty: 15 * time.Second, MaxBytes: 256 << 20,
 		pending: newPending(),
-		taken:   make(map[string]stamp), stat: look, now: time.Now,
+		taken:   make(map[string]stamp), stat: stampAt, now: time.Now,
 	}
 	s.open = s.read
 	return s
@@ -187,7 +187,7 @@ func (s *Source) Run(ctx context.Context) error {
 		if all {
 			clear(s.taken)
 		}
-		p.settle(began, s.Settle, s.Patience)
+		p.expire(began, s.Settle, s.Patience)
 		p.young = s.Settle
 		if scanned.IsZero() {
 			p.young = 0 // what is there at the start is taken
@@ -301,9 +301,9 @@ func (p *pending) note(e dirwatch.Event, now time.Time) {
 	}
 }
 
-// settle forgets names about which nothing happened for a while, or too much for
+// expire forgets names about which nothing happened for a while, or too much for
 // too long.
-func (p *pending) settle(now time.Time, quiet, patience time.Duration) {
+func (p *pending) expire(now time.Time, quiet, patience time.Duration) {
 	clear(p.overdue)
 	for name, at := range p.unsettled {
 		if now.Sub(at.first) >= patience {
@@ -496,8 +496,8 @@ func (s *Source) isEmpty(ctx context.Context, empty bool) (stop bool, err error)
 	return false, nil
 }
 
-// look returns the stamp that a file has now.
-func look(path string) (stamp, error) {
+// stampAt returns the stamp that a file has now.
+func stampAt(path string) (stamp, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return stamp{}, err

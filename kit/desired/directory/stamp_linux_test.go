@@ -59,7 +59,7 @@ func newStamped(t *testing.T) *stamped {
 		return data, is, err
 	}
 	s.stat = func(path string) (stamp, error) {
-		is, err := look(path)
+		is, err := stampAt(path)
 		if s.frozen != nil {
 			size := is.size
 			is = *s.frozen

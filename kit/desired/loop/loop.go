@@ -84,9 +84,9 @@ func (l *Loop) Run(ctx context.Context, w Work) error {
 		case call := <-l.calls:
 			call()
 		case <-time.After(w.Pause()):
-			l.turn(w.SweepAs, w.Sweep)
+			l.run(w.SweepAs, w.Sweep)
 		case <-w.Wake:
-			l.turn(w.WokenAs, w.Woken)
+			l.run(w.WokenAs, w.Woken)
 		case <-ctx.Done():
 			if w.Stop != nil {
 				w.Stop()
@@ -96,8 +96,8 @@ func (l *Loop) Run(ctx context.Context, w Work) error {
 	}
 }
 
-// turn runs f and counts it.
-func (l *Loop) turn(operation string, f func()) {
+// run runs f as an operation of the loop and counts it.
+func (l *Loop) run(operation string, f func()) {
 	began := l.begin()
 	l.operation = operation
 	f()
@@ -130,7 +130,7 @@ func Ask[T any](ctx context.Context, l *Loop, operation string, f func() (T, err
 			return
 		}
 		var a answer
-		l.turn(operation, func() { a.v, a.err = f() })
+		l.run(operation, func() { a.v, a.err = f() })
 		out <- a
 	}
 	select {
@@ -181,19 +181,19 @@ func (l *Loop) Wait(ctx context.Context, c <-chan struct{}) error {
 // Lock is held by one goroutine at a time, over several turns of a loop: what is
 // decided in one turn is then still right in a later one.
 type Lock struct {
-	loop  *Loop
-	place chan struct{}
+	loop *Loop
+	held chan struct{}
 }
 
 // NewLock returns a lock that nobody holds.
-func (l *Loop) NewLock() *Lock { return &Lock{loop: l, place: make(chan struct{}, 1)} }
+func (l *Loop) NewLock() *Lock { return &Lock{loop: l, held: make(chan struct{}, 1)} }
 
 // Hold waits until the lock is free and takes it. The caller gives it back with
 // release. It returns the error of ctx if that ends first, and ErrStopped if the loop
 // does.
 func (l *Lock) Hold(ctx context.Context) (release func(), err error) {
 	select {
-	case l.place <- struct{}{}:
+	case l.held <- struct{}{}:
 		return l.release, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -205,11 +205,11 @@ func (l *Lock) Hold(ctx context.Context) (release func(), err error) {
 // TryHold takes the lock if it is free. It does not wait, so a turn may call it.
 func (l *Lock) TryHold() (release func(), held bool) {
 	select {
-	case l.place <- struct{}{}:
+	case l.held <- struct{}{}:
 		return l.release, true
 	default:
 		return nil, false
 	}
 }
 
-func (l *Lock) release() { <-l.place }
+func (l *Lock) release() { <-l.held }

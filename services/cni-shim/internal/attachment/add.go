@@ -44,7 +44,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 		return err
 	}
 	p.phases.begin("settle")
-	if err := p.settle(ctx); err != nil {
+	if err := p.finishDeletion(ctx); err != nil {
 		return cniError("delete the earlier endpoint", err)
 	}
 	p.phases.begin("namespace")

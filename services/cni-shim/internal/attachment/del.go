@@ -120,10 +120,10 @@ func (p *Plugin) takeBack(ctx context.Context) {
 	}
 }
 
-// settle carries out a deletion of this owner that waits in the spool. A
+// finishDeletion carries out a deletion of this owner that waits in the spool. A
 // datapath that came up just when the entry was written has not read it, and
 // would at its next start delete what this ADD is about to make.
-func (p *Plugin) settle(ctx context.Context) error {
+func (p *Plugin) finishDeletion(ctx context.Context) error {
 	waits, err := spool.Has(deletion.Dir(p.in.Config.StateDir), p.in.Owner)
 	if err != nil || !waits {
 		return err

@@ -67,7 +67,7 @@ func open(path string, limit int64) (*os.File, error) {
 		if fi.Size() < limit || try == 2 {
 			return f, nil
 		}
-		err = turn(path, f, fi)
+		err = rotate(path, f, fi)
 		if errors.Is(err, errRotating) {
 			return f, nil
 		}
@@ -139,9 +139,9 @@ func ours(f *os.File, fi fs.FileInfo) error {
 	return nil
 }
 
-// turn moves the files on, if f is still the one at path. It does not wait: a
+// rotate rotates the files, if f is still the one at path. It does not wait: a
 // process that was stopped while it turned would keep every container waiting.
-func turn(path string, f *os.File, self fs.FileInfo) error {
+func rotate(path string, f *os.File, self fs.FileInfo) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {

@@ -267,7 +267,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 	held := func(p netip.Prefix) bool { node, _ := c.Cluster.Holder(p); return node != "" }
 	if taken == nil {
 		for i := range 4 * maxCandidates {
-			p := c.IPAM.Block(c.IPv6, s.place(i)%n)
+			p := c.IPAM.Block(c.IPv6, s.hashOf(i)%n)
 			if !slices.Contains(blocks, p) && !slices.Contains(c.Record.Ranges, p) && !held(p) {
 				blocks = append(blocks, p)
 			}
@@ -281,7 +281,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 	full := &registry.FullError{IPAM: c.IPAM, IPv6: c.IPv6, Blocks: n}
 	var others []netip.Prefix
 	for i := range min(n, uint64(len(taken)+mostPassed)) {
-		p := c.IPAM.Block(c.IPv6, (s.place(maxCandidates)+i)%n)
+		p := c.IPAM.Block(c.IPv6, (s.hashOf(maxCandidates)+i)%n)
 		switch {
 		case held(p) || slices.Contains(c.Record.Ranges, p):
 			full.Held++
@@ -297,7 +297,7 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 	if len(blocks) > 0 {
 		return blocks, nil
 	}
-	news, err := s.news(ctx, others, taken, seen)
+	news, err := s.newKeys(ctx, others, taken, seen)
 	if err != nil {
 		return nil, err
 	}
@@ -323,10 +323,10 @@ func (s *Store) candidates(ctx context.Context, c registry.RangeClaim, taken map
 	return nil, full
 }
 
-// news returns which keys of ranges say what this node may not have heard of. Every node can
+// newKeys returns which keys of ranges say what this node may not have heard of. Every node can
 // write these keys, so each is compared with what only its node writes in the same
 // transaction: the record, or the mark of the quarantine.
-func (s *Store) news(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
+func (s *Store) newKeys(ctx context.Context, ranges []netip.Prefix, keys map[netip.Prefix]*mvccpb.KeyValue, seen int64,
 ) (map[netip.Prefix]bool, error) {
 	witness := map[netip.Prefix]string{}
 	revisions := map[string]int64{}
@@ -365,8 +365,8 @@ func (s *Store) news(ctx context.Context, ranges []netip.Prefix, keys map[netip.
 // ranges of other sizes.
 const mostPassed = 4096
 
-// place is where the node's name leads to at the i-th attempt.
-func (s *Store) place(i int) uint64 {
+// hashOf returns the hash of the node's name at the i-th attempt.
+func (s *Store) hashOf(i int) uint64 {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", s.cfg.Node, i))
 	return binary.BigEndian.Uint64(sum[:])
 }

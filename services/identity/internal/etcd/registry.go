@@ -412,7 +412,7 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 	mine := b.mine(p)
 	news := false
 	if have != nil {
-		all, err := b.s.news(ctx, []netip.Prefix{p}, map[netip.Prefix]*mvccpb.KeyValue{p: have}, seen)
+		all, err := b.s.newKeys(ctx, []netip.Prefix{p}, map[netip.Prefix]*mvccpb.KeyValue{p: have}, seen)
 		if err != nil {
 			return "", nil, err
 		}

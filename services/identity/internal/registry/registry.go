@@ -455,7 +455,7 @@ type Registry struct {
 	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
 	touched      time.Time            // guarded by mu; when the first of dirty came
 	writing      map[string]struct{}  // guarded by mu; endpoints that are being written
-	settled      chan struct{}        // guarded by mu; closed when one was written, or could not be
+	changed      chan struct{}        // guarded by mu; closed when one was written, or could not be
 	up           bool                 // guarded by mu; the node has its name in the store
 	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
 	observed     int64                // guarded by mu; Observe has received everything up to this revision
@@ -488,7 +488,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, last Registrat
 	r := &Registry{
 		cfg: cfg, store: store, records: records, pub: pub, registration: last,
 		wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), expired: make(chan struct{}, 1),
-		settled: make(chan struct{}), storing: make(chan struct{}, 1),
+		changed: make(chan struct{}), storing: make(chan struct{}, 1),
 		desired: map[string]Addresses{}, dirty: map[string]struct{}{}, written: map[string]int64{},
 		writing: map[string]struct{}{}, mappings: newMappings(),
 		hereChanged: make(chan struct{}), relabelled: make(chan struct{}),
@@ -753,7 +753,7 @@ func (r *Registry) noteProblem(err error) {
 			err)
 	}
 	r.problem = err
-	r.settle()
+	r.wakeWaiters()
 }
 
 // setUp notes whether the node has its name in the store.
@@ -762,13 +762,13 @@ func (r *Registry) setUp(up bool) {
 	defer r.mu.Unlock()
 	r.up = up
 	r.noteHeard(up)
-	r.settle()
+	r.wakeWaiters()
 }
 
-// settle has those look again who wait for endpoints. It runs with mu held.
-func (r *Registry) settle() {
-	close(r.settled)
-	r.settled = make(chan struct{})
+// wakeWaiters wakes callers that wait for an endpoint. Called with mu held.
+func (r *Registry) wakeWaiters() {
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
 // Await returns true when the store has the addresses of an endpoint of this node,
@@ -779,7 +779,7 @@ func (r *Registry) Await(ctx context.Context, endpoint string) bool {
 		r.mu.Lock()
 		_, dirty := r.dirty[endpoint]
 		_, writing := r.writing[endpoint]
-		away, settled := !r.up || r.problem != nil, r.settled
+		away, settled := !r.up || r.problem != nil, r.changed
 		r.mu.Unlock()
 		switch {
 		case !dirty && !writing:
@@ -834,7 +834,7 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.writing)
-	r.settle()
+	r.wakeWaiters()
 	for _, c := range changes {
 		if err == nil {
 			var addresses []netip.Addr
@@ -1037,7 +1037,7 @@ func (r *Registry) compareOwn(u Update) {
 			continue
 		}
 		seen[k.Endpoint] = true
-		if !r.news(k.Endpoint, k.Revision) {
+		if !r.isNew(k.Endpoint, k.Revision) {
 			continue
 		}
 		if want, ok := r.desired[k.Endpoint]; ok && want.equal(k.Value) {
@@ -1066,7 +1066,7 @@ func (r *Registry) compareOwn(u Update) {
 		case gone.Node != r.cfg.Node, gone.Assignment, gone.Rest.IsValid():
 		case gone.Endpoint == "":
 			r.lose(gone.Revision)
-		case r.news(gone.Endpoint, gone.Revision):
+		case r.isNew(gone.Endpoint, gone.Revision):
 			if _, ok := r.desired[gone.Endpoint]; ok {
 				r.touch(gone.Endpoint)
 			}
@@ -1077,7 +1077,7 @@ func (r *Registry) compareOwn(u Update) {
 	}
 	r.kick()
 	for endpoint := range r.desired {
-		if !seen[endpoint] && r.news(endpoint, u.Revision) {
+		if !seen[endpoint] && r.isNew(endpoint, u.Revision) {
 			r.touch(endpoint)
 		}
 	}
@@ -1096,9 +1096,9 @@ func (r *Registry) lose(at int64) {
 	}
 }
 
-// news reports whether a revision of an endpoint in the store is not older than
+// isNew reports whether a revision of an endpoint in the store is not older than
 // this node's own last write. It runs with mu held.
-func (r *Registry) news(endpoint string, revision int64) bool {
+func (r *Registry) isNew(endpoint string, revision int64) bool {
 	if revision < r.written[endpoint] {
 		return false
 	}

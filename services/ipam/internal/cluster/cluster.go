@@ -150,7 +150,7 @@ type Options struct {
 // Agent is the node's half of the agreement.
 type Agent struct {
 	Options
-	news  chan struct{} // capacity 1: a caller waits for a block
+	wake  chan struct{} // capacity 1: a caller waits for a block
 	began time.Time
 
 	mu      sync.Mutex
@@ -173,7 +173,7 @@ func New(o Options) *Agent {
 		o.Every, o.Retry, o.Patient = 2*time.Second, 200*time.Millisecond, 3*time.Second
 	}
 	return &Agent{
-		Options: o, news: make(chan struct{}, 1), began: time.Now(), step: make(chan struct{}),
+		Options: o, wake: make(chan struct{}, 1), began: time.Now(), step: make(chan struct{}),
 		grown: map[ipam.Family]error{}, wanted: map[ipam.Family]bool{}, logged: map[string]string{},
 		spares: map[netip.Prefix]bool{}, owed: map[netip.Prefix]bool{},
 		pause: map[ipam.Family]backoff{},
@@ -198,7 +198,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		timer := time.NewTimer(wait)
 		select {
-		case <-a.news:
+		case <-a.wake:
 		case <-ranges:
 		case <-timer.C:
 		case <-ctx.Done():
@@ -260,7 +260,7 @@ func (a *Agent) Note() {
 
 func (a *Agent) kick() {
 	select {
-	case a.news <- struct{}{}:
+	case a.wake <- struct{}{}:
 	default:
 	}
 }

@@ -89,7 +89,7 @@ type Node struct {
 	Options
 	api    *kube.Client
 	client *rest.RESTClient
-	news   chan struct{}
+	wake   chan struct{}
 
 	mu       sync.Mutex
 	object   *object   // guarded by mu; nil: it does not exist, or nothing is known
@@ -118,7 +118,7 @@ func New(c *kube.Client, o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{Options: o, api: c, client: client, news: make(chan struct{}, 1), missing: time.Now()}, nil
+	return &Node{Options: o, api: c, client: client, wake: make(chan struct{}, 1), missing: time.Now()}, nil
 }
 
 // trim implements kube.Kind.
@@ -163,7 +163,7 @@ func (n *Node) note(change func()) {
 	change()
 	n.mu.Unlock()
 	select {
-	case n.news <- struct{}{}:
+	case n.wake <- struct{}{}:
 	default:
 	}
 }
@@ -220,7 +220,7 @@ func (n *Node) Run(ctx context.Context) error {
 			again = time.After(retryEvery) // and the time goes on in Problem
 		}
 		select {
-		case <-n.news:
+		case <-n.wake:
 		case <-ranges:
 		case <-addresses:
 		case <-again:

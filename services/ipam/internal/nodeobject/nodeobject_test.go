@@ -139,7 +139,7 @@ func TestNodeIsDoneOnceItsRangesServe(t *testing.T) {
 // TestRestoredServerIsAProblemUntilTheNodeIsRead: another failure is none while ranges
 // serve.
 func TestRestoredServerIsAProblemUntilTheNodeIsRead(t *testing.T) {
-	n := &Node{news: make(chan struct{}, 1)}
+	n := &Node{wake: make(chan struct{}, 1)}
 	restored := &kube.RestoredError{}
 	for _, c := range []struct {
 		failed error

@@ -26,8 +26,8 @@ import (
 const (
 	// freeFor is how long each family must have a free address. It bounds how often
 	// the state changes.
-	freeFor = time.Minute
-	look    = time.Second // between two looks at the figures during a shortage
+	freeFor  = time.Minute
+	interval = time.Second // between two reads of the figures while the pool is exhausted
 )
 
 // Tracker keeps the state.
@@ -104,20 +104,20 @@ func (t *Tracker) Run(ctx context.Context) error {
 		changed := t.Changed()
 		var again <-chan time.Time
 		if t.Exhausted() {
-			again = time.After(look)
+			again = time.After(interval)
 		}
 		select {
 		case <-changed:
 		case <-again:
-			t.look()
+			t.update()
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// look ends a shortage that is over.
-func (t *Tracker) look() {
+// update ends the state exhausted when it is over.
+func (t *Tracker) update() {
 	sum, now := t.summary(), t.now()
 	t.mu.Lock()
 	defer t.mu.Unlock()

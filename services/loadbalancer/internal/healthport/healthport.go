@@ -204,7 +204,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 	}
 	go func() {
 		defer close(at.done)
-		err := at.server.Serve(&bounded{Listener: l, places: make(chan struct{}, maxConns)})
+		err := at.server.Serve(&bounded{Listener: l, slots: make(chan struct{}, maxConns)})
 		if !errors.Is(err, http.ErrServerClosed) {
 			p.log.Error("a health check port is not served any more", "port", n, log.Err(err))
 		}
@@ -250,7 +250,7 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 // bounded is a listener with so many connections at once; a further one is closed.
 type bounded struct {
 	net.Listener
-	places chan struct{}
+	slots chan struct{}
 }
 
 // Accept implements net.Listener.
@@ -260,23 +260,23 @@ func (b *bounded) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	select {
-	case b.places <- struct{}{}:
-		return &place{Conn: c, give: b.places}, nil
+	case b.slots <- struct{}{}:
+		return &boundedConn{Conn: c, give: b.slots}, nil
 	default:
 		c.Close() //nolint:errcheck // it got nothing
-		return &place{Conn: c}, nil
+		return &boundedConn{Conn: c}, nil
 	}
 }
 
-// place is a connection that gives its place back.
-type place struct {
+// boundedConn is a connection that frees its slot when it is closed.
+type boundedConn struct {
 	net.Conn
 	give chan struct{}
 	once sync.Once
 }
 
 // Close implements net.Conn.
-func (p *place) Close() error {
+func (p *boundedConn) Close() error {
 	p.once.Do(func() {
 		if p.give != nil {
 			<-p.give

@@ -608,15 +608,15 @@ func (o *Owner) apply(e *edit) {
 			changed = append(changed, k)
 		}
 	}
-	o.settle(touched)
+	o.dropEmpty(touched)
 	o.changes = 1
 	if e.content {
 		o.mark(changed)
 	}
 }
 
-// settle drops services of which nothing is left, and tells the watchers.
-func (o *Owner) settle(touched []service.Name) {
+// dropEmpty drops services of which nothing is left, and tells the watchers.
+func (o *Owner) dropEmpty(touched []service.Name) {
 	for _, name := range touched {
 		j := o.services[name]
 		if j == nil {

@@ -80,8 +80,8 @@ func newSelectorIndex(cluster string) selectorIndex {
 	return ix
 }
 
-// places are the index entries of a selector: those of its best requirement.
-func places(s selector.Selector) []string {
+// indexKeys are the index entries of a selector: those of its best requirement.
+func indexKeys(s selector.Selector) []string {
 	var exists string
 	for _, r := range s.Requirements() {
 		if r.Op == selector.Exists && exists == "" {
@@ -243,11 +243,11 @@ func (e *Engine) addPeer(p *member) error {
 // classify is addPeer for a peer that matches the given selectors.
 func (e *Engine) classify(p *member, sels []*liveSelector) error {
 	sels, key, c := e.admit(p, sels)
-	return e.settle(p, sels, key, c)
+	return e.assignClass(p, sels, key, c)
 }
 
-// settle puts a peer into a class; nil: into a new one of the given selectors.
-func (e *Engine) settle(p *member, sels []*liveSelector, key string, c *identityClass) error {
+// assignClass puts a peer into a class; nil: into a new one of the given selectors.
+func (e *Engine) assignClass(p *member, sels []*liveSelector, key string, c *identityClass) error {
 	if c != nil && c == p.class {
 		return nil
 	}
@@ -420,7 +420,7 @@ func (e *Engine) index(p *member, add bool) {
 
 // candidates are the peers that a selector can match.
 func (e *Engine) candidates(s selector.Selector, f func(*member)) {
-	entries := places(s)
+	entries := indexKeys(s)
 	if entries == nil {
 		for _, p := range e.peers {
 			f(p)
@@ -480,7 +480,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 			slices.SortFunc(kept, func(a, b *liveSelector) int { return cmp.Compare(a.id, b.id) })
 			kept = slices.Compact(kept)
 			key := classKey(p.id.Kind, p.ports, kept)
-			if err := e.settle(p, kept, key, e.classes[key]); err != nil {
+			if err := e.assignClass(p, kept, key, e.classes[key]); err != nil {
 				e.suspend(p)
 			}
 		default:
@@ -505,7 +505,7 @@ func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*mem
 		ls.defaults[k] = s.Matches(e.selectors.defaults[k])
 	}
 	e.selectors.byText[s.String()] = ls
-	if entries := places(s); entries == nil {
+	if entries := indexKeys(s); entries == nil {
 		e.selectors.residual = append(e.selectors.residual, ls)
 	} else {
 		for _, key := range entries {
@@ -564,7 +564,7 @@ func (e *Engine) retire(list []*liveSelector) {
 		drop := func(l []*liveSelector) []*liveSelector {
 			return slices.DeleteFunc(l, func(x *liveSelector) bool { return x == s })
 		}
-		if entries := places(s.Selector); entries == nil {
+		if entries := indexKeys(s.Selector); entries == nil {
 			e.selectors.residual = drop(e.selectors.residual)
 		} else {
 			for _, key := range entries {

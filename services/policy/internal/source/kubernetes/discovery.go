@@ -52,7 +52,7 @@ func newDiscovery(api *kube.Client, client *http.Client) (*Discovery, error) {
 // Look returns the kinds of policy that the API server has, as group/version/resource, sorted. all is true if it has
 // every kind in the best version that is known here, so that none can appear.
 func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err error) {
-	served, failed := d.look(ctx)
+	served, failed := d.resources(ctx)
 	for _, group := range slices.Sorted(maps.Keys(failed)) {
 		return nil, false, failed[group]
 	}
@@ -68,10 +68,10 @@ func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err err
 	return kinds, all, nil
 }
 
-// look says in which versions the API server has each resource of the groups
+// resources says in which versions the API server has each resource of the groups
 // that have policies, those too that are not known here, and of which groups that
 // cannot be said.
-func (d *Discovery) look(ctx context.Context) (served map[string][]string, failed map[string]error) {
+func (d *Discovery) resources(ctx context.Context) (served map[string][]string, failed map[string]error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	served, failed = make(map[string][]string), make(map[string]error)

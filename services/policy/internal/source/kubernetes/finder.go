@@ -42,8 +42,8 @@ type finder struct {
 	looked time.Time
 	jitter float64 // of the pause after the last look
 
-	news chan struct{} // has a token when announced has changed
-	mu   sync.Mutex
+	events chan struct{} // has a token when announced has changed
+	mu     sync.Mutex
 	// announced are the kinds that were published last; known is false as long as no
 	// process has published.
 	announced []string // guarded by mu
@@ -65,7 +65,7 @@ func (f *finder) run(ctx context.Context) {
 	var quiet <-chan time.Time
 	for ctx.Err() == nil {
 		var due <-chan time.Time
-		wake, news := f.wake, f.news
+		wake, news := f.wake, f.events
 		if quiet != nil {
 			news = nil
 		}
@@ -94,7 +94,7 @@ func (f *finder) run(ctx context.Context) {
 // again looks, and watches what there is. It reports whether something could not be
 // looked at.
 func (f *finder) again(ctx context.Context) (failing bool) {
-	served, failed := f.discovery.look(ctx)
+	served, failed := f.discovery.resources(ctx)
 	f.looked, f.jitter = time.Now(), rand.Float64()
 	if ctx.Err() != nil {
 		return false
@@ -105,7 +105,7 @@ func (f *finder) again(ctx context.Context) (failing bool) {
 			k.end() // settle watches it again, which begins with a list
 		}
 		if err := failed[k.group]; err == nil {
-			f.settle(ctx, k, served[k.resource])
+			f.watchBest(ctx, k, served[k.resource])
 		} else if k.absent = 0; k.version == "" {
 			k.joint.Failed(k.resource, plain(err))
 		}
@@ -119,7 +119,7 @@ func (f *finder) told(kinds []string, known bool) {
 	defer f.mu.Unlock()
 	f.announced, f.known = kinds, known
 	select {
-	case f.news <- struct{}{}:
+	case f.events <- struct{}{}:
 	default:
 	}
 }
@@ -137,7 +137,7 @@ func (f *finder) adopt(ctx context.Context) {
 			}
 			if slices.Contains(announced, version+"/"+k.resource) {
 				f.source.log.Info("a kind of policy was published", "resource", k.resource, "version", version)
-				f.settle(ctx, k, []string{version})
+				f.watchBest(ctx, k, []string{version})
 				break
 			}
 		}
@@ -168,8 +168,8 @@ func (f *finder) rescan() time.Duration {
 	return max(rescan, time.Duration(f.source.api.Nodes())*time.Second/10)
 }
 
-// settle watches the kind in the best version that is served.
-func (f *finder) settle(ctx context.Context, k *watched, served []string) {
+// watchBest watches the kind in the best version that is served.
+func (f *finder) watchBest(ctx context.Context, k *watched, served []string) {
 	for _, version := range policy.Versions(k.kind) {
 		if !slices.Contains(served, version) {
 			continue

@@ -264,7 +264,7 @@ func TestDiscoveryNamesTheKindsOfPolicy(t *testing.T) {
 func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {
 	s := New(client(t, nil), nothing{}, log.Discard())
 	missing := &watched{kind: "CiliumCIDRGroup"}
-	f := &finder{source: s, kinds: []*watched{missing}, news: make(chan struct{}, 1)}
+	f := &finder{source: s, kinds: []*watched{missing}, events: make(chan struct{}, 1)}
 	want := func(what string, failed bool, want time.Duration) {
 		t.Helper()
 		if got := f.pause(failed); got != want {

@@ -81,11 +81,11 @@ func (s *Source) Again(kind string) {
 		return
 	}
 	s.again[kind] = struct{}{}
-	time.AfterFunc(rand.N(relistIn), s.look)
+	time.AfterFunc(rand.N(relistIn), s.trigger)
 }
 
-// look wakes the finder.
-func (s *Source) look() {
+// trigger wakes the finder.
+func (s *Source) trigger() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -117,14 +117,14 @@ func (s *Source) Run(ctx context.Context) error {
 	joint := source.New(s.sink, resources(), source.Options{
 		RetryMin: 50 * time.Millisecond, RetryMax: 5 * time.Second, Refresh: 30 * time.Second, Log: s.log,
 	})
-	f := &finder{source: s, client: client, wake: s.wake, news: make(chan struct{}, 1)}
+	f := &finder{source: s, client: client, wake: s.wake, events: make(chan struct{}, 1)}
 	if f.discovery, err = newDiscovery(s.api, client); err != nil {
 		return err
 	}
 	for _, kind := range policy.Kinds() {
 		k := &watched{
 			kind: kind, group: groupVersion(policy.Versions(kind)[0]).Group, resource: Resource(kind),
-			records: s.Records, joint: joint, missing: s.look, log: s.log, keys: make(map[policy.Key]struct{}),
+			records: s.Records, joint: joint, missing: s.trigger, log: s.log, keys: make(map[policy.Key]struct{}),
 		}
 		for _, key := range held {
 			if key.Kind == kind {

@@ -106,8 +106,8 @@ type Finding struct {
 	Problem error
 }
 
-// Look says of each directory and of the bpffs whether it is as Prepare makes it.
-func Look(p instance.Paths, services ...Service) (all []Finding) {
+// Check reports for each directory and of the bpffs whether it is as Prepare makes it.
+func Check(p instance.Paths, services ...Service) (all []Finding) {
 	seen := map[string]bool{}
 	for _, s := range services {
 		for _, d := range s.directories(p) {

@@ -67,10 +67,10 @@ type Source struct {
 	Failed func(context.Context, error) error
 	Log    *slog.Logger
 
-	Settle   time.Duration // quiet before a scan
+	Quiet    time.Duration // quiet before a scan
 	Patience time.Duration // longest time without a scan while there is no quiet
 	Rescan   time.Duration // between two scans that read all files
-	Look     time.Duration // between two scans while the kernel has no room for a watch
+	Poll     time.Duration // between two scans while the kernel has no room for a watch
 	// Rest is how many times as long as a scan took the next waits for at least.
 	Rest time.Duration
 	// Grain is how long ago a file was changed at least when it is read, if an equal stamp
@@ -116,8 +116,8 @@ func (s stamp) holds(read time.Time, grain time.Duration) bool {
 func New(path, what string, feed Feed, failed func(context.Context, error) error, l *slog.Logger) *Source {
 	s := &Source{
 		Path: path, What: what, Feed: feed, Failed: failed, Log: l,
-		Settle: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
-		Look: time.Second, Rest: 3, Grain: 3 * time.Second, Empty: 15 * time.Second, MaxBytes: 256 << 20,
+		Quiet: 50 * time.Millisecond, Patience: 2 * time.Second, Rescan: 30 * time.Second,
+		Poll: time.Second, Rest: 3, Grain: 3 * time.Second, Empty: 15 * time.Second, MaxBytes: 256 << 20,
 		pending: newPending(),
 		taken:   make(map[string]stamp), stat: stampAt, now: time.Now,
 	}
@@ -153,7 +153,7 @@ func (s *Source) Run(ctx context.Context) error {
 			if since.IsZero() {
 				since = now
 			}
-			due := now.Add(s.Settle)
+			due := now.Add(s.Quiet)
 			if limit := since.Add(s.Patience); limit.Before(due) {
 				due = limit
 			}
@@ -176,7 +176,7 @@ func (s *Source) Run(ctx context.Context) error {
 		switch {
 		case err != nil && unwatched == nil:
 			s.Log.Warn("a directory of objects cannot be watched: it is looked at again and again",
-				"objects", s.What, "directory", s.Path, "every", s.Look.String(), log.Err(err))
+				"objects", s.What, "directory", s.Path, "every", s.Poll.String(), log.Err(err))
 		case err == nil && unwatched != nil:
 			s.Log.Info("a directory of objects is watched again", "objects", s.What, "directory", s.Path)
 		}
@@ -187,8 +187,8 @@ func (s *Source) Run(ctx context.Context) error {
 		if all {
 			clear(s.taken)
 		}
-		p.expire(began, s.Settle, s.Patience)
-		p.young = s.Settle
+		p.expire(began, s.Quiet, s.Patience)
+		p.young = s.Quiet
 		if scanned.IsZero() {
 			p.young = 0 // what is there at the start is taken
 		}
@@ -219,11 +219,11 @@ func (s *Source) Run(ctx context.Context) error {
 		wait := s.Rescan - scanned.Sub(whole)
 		switch {
 		case len(p.unsettled) > 0:
-			wait = s.Settle
+			wait = s.Quiet
 		case err != nil || p.again:
 			wait = min(wait, time.Second)
 		case unwatched != nil:
-			wait = min(wait, max(s.Look, s.Rest*took))
+			wait = min(wait, max(s.Poll, s.Rest*took))
 		}
 		clear(p.arrived)
 		p.urgent, since = false, time.Time{}

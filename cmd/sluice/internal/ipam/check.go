@@ -108,7 +108,7 @@ func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration
 	if settle < 0 {
 		return invocation.Usagef("--settle: %s is negative", settle)
 	}
-	s, err := look(ctx, inv)
+	s, err := listAll(ctx, inv)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if s, err = look(ctx, inv); err != nil {
+		if s, err = listAll(ctx, inv); err != nil {
 			return err
 		}
 		found = lasting(found, s.compare())
@@ -157,10 +157,10 @@ func (r report) table(w io.Writer) {
 		len(r.Findings))
 }
 
-// look asks ipam before the datapath: an owner is in the datapath's records before
+// listAll asks ipam before the datapath: an owner is in the datapath's records before
 // its addresses are confirmed, so one that ipam lists as confirmed has an endpoint
 // in the listing that follows, or had one, or never will.
-func look(ctx context.Context, inv *invocation.Invocation) (s seen, err error) {
+func listAll(ctx context.Context, inv *invocation.Invocation) (s seen, err error) {
 	if s.allocations, err = allocations(ctx, inv); err != nil {
 		return s, err
 	}

@@ -117,7 +117,7 @@ touched; one that the runtime takes instead is an error in the log and at /ready
 			if err != nil {
 				return err
 			}
-			return show(inv, look(p, o))
+			return show(inv, checkParts(p, o))
 		},
 	})
 	return invocation.Group("node", "Show the nodes of the cluster; put Sluice on a machine, and take it away",

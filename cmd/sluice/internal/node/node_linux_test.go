@@ -80,7 +80,7 @@ func (m *machine) content(path string) string {
 
 // problems are the parts that are not as they should be.
 func (m *machine) problems() (all []string) {
-	for _, p := range look(m.paths, m.o) {
+	for _, p := range checkParts(m.paths, m.o) {
 		if p.Problem != "" {
 			all = append(all, p.Name+" "+p.Problem)
 		}

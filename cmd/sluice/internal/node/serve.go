@@ -70,7 +70,7 @@ func serve(ctx context.Context, inv *invocation.Invocation, c configuration, add
 		defer health.Serve(l, func() error { return *w.state.Load() }, logger)()
 	}
 	for {
-		w.note(w.look(ctx))
+		w.note(w.check(ctx))
 		wait := later
 		if !w.written {
 			wait = soon
@@ -95,7 +95,7 @@ func (w *writer) note(err error) {
 	}
 }
 
-func (w *writer) look(ctx context.Context) error {
+func (w *writer) check(ctx context.Context) error {
 	if err := w.serving(ctx); err != nil {
 		w.asked = time.Time{}
 		return err

@@ -215,7 +215,7 @@ func TestDatapathIsAskedAgainAfterItWasAway(t *testing.T) {
 	w.services["datapath"] = datapath
 	look := func(good bool, asked int) {
 		t.Helper()
-		if err := w.look(t.Context()); (err == nil) != good || datapath.asked != asked {
+		if err := w.check(t.Context()); (err == nil) != good || datapath.asked != asked {
 			t.Errorf("a look: %v, after %d questions, want %d", err, datapath.asked, asked)
 		}
 	}

@@ -23,8 +23,8 @@ type part struct {
 	Problem string `json:"problem,omitempty"` // empty if it is as it should be
 }
 
-// look compares the machine with what install and cni make.
-func look(p instance.Paths, o options) (parts []part) {
+// checkParts compares the machine with what install and cni make.
+func checkParts(p instance.Paths, o options) (parts []part) {
 	add := func(name, path string, err error) {
 		one := part{Name: name, Path: path}
 		if err != nil {
@@ -32,7 +32,7 @@ func look(p instance.Paths, o options) (parts []part) {
 		}
 		parts = append(parts, one)
 	}
-	for _, f := range nodefiles.Look(p, nodefiles.Services()...) {
+	for _, f := range nodefiles.Check(p, nodefiles.Services()...) {
 		add(f.Kind, f.Path, f.Problem)
 	}
 	target := filepath.Join(o.plugins, plugin)

@@ -89,8 +89,8 @@ func (s Intervals) complement() Intervals {
 // Texts are the set in words, by what is left out if that is shorter.
 func (s Intervals) Texts() []string {
 	set := s.merged()
-	in := set.words()
-	if out := set.complement().words(); len(out) < len(in) {
+	in := set.texts()
+	if out := set.complement().texts(); len(out) < len(in) {
 		if len(out) == 0 {
 			return []string{"everything"}
 		}
@@ -100,8 +100,8 @@ func (s Intervals) Texts() []string {
 	return in
 }
 
-// words are each interval in words.
-func (s Intervals) words() []string {
+// texts are each interval in words.
+func (s Intervals) texts() []string {
 	var words []string
 	for _, i := range s {
 		first, last := i.First>>16, i.Last>>16

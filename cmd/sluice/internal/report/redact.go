@@ -183,7 +183,7 @@ func Text(text string) string {
 	}
 	text = encodedKeys(text)
 	var b strings.Builder
-	value := follower{}
+	value := secretLines{}
 	for line := range strings.Lines(text) {
 		if value.has(line) {
 			if !value.said {
@@ -240,8 +240,8 @@ func assignments(line string) string {
 	}
 }
 
-// follower says which lines after a name belong to its value, which is a secret.
-type follower struct {
+// secretLines says which lines after a name belong to its value, which is a secret.
+type secretLines struct {
 	active bool
 	indent int  // of the name
 	begun  bool // the value began in the line of the name
@@ -250,23 +250,23 @@ type follower struct {
 }
 
 // followerOf looks for a line that ends with a name whose value goes on in the next lines.
-func followerOf(line string) follower {
+func followerOf(line string) secretLines {
 	line = strings.TrimRight(line, " \t\r\n")
 	m := yamlName().FindStringSubmatch(line)
 	if m == nil {
 		m = yamlFile().FindStringSubmatch(line)
 	}
 	if m == nil {
-		return follower{}
+		return secretLines{}
 	}
 	rest := m[2]
 	block := rest != "" && (rest[0] == '|' || rest[0] == '>')
 	if rest != "" && !block && strings.ContainsAny(rest[:1], `"'{[&*`) {
-		return follower{} // in quotes, or a structure
+		return secretLines{} // in quotes, or a structure
 	}
 	indent := indentOf(line)
 	quoted := strings.ContainsAny(line[indent:indent+1], `"'`)
-	return follower{active: true, indent: indent, begun: rest != "", quoted: quoted}
+	return secretLines{active: true, indent: indent, begun: rest != "", quoted: quoted}
 }
 
 // indentOf is the column of the first character that is no blank.
@@ -275,7 +275,7 @@ func indentOf(line string) int {
 }
 
 // has reports whether a line belongs to the value.
-func (f *follower) has(line string) bool {
+func (f *secretLines) has(line string) bool {
 	if !f.active {
 		return false
 	}
@@ -294,7 +294,7 @@ func (f *follower) has(line string) bool {
 }
 
 // first reports whether a line that follows a name without a value is that value, and not a mapping below it.
-func (f *follower) first(text string, indent int) bool {
+func (f *secretLines) first(text string, indent int) bool {
 	item := strings.HasPrefix(text, "- ")
 	if indent < f.indent || indent == f.indent && !item {
 		return false

@@ -44,7 +44,7 @@ begin with Meanwhile say what works while a service is away, and what to do.`, i
 			case watch && wait.limit > 0:
 				return invocation.Usagef("--watch and --wait exclude each other")
 			case watch:
-				return follow(cmd.Context(), inv)
+				return watchNode(cmd.Context(), inv)
 			case wait.limit > 0:
 				return await(cmd.Context(), inv, wait.limit)
 			}
@@ -89,7 +89,7 @@ type serviceStatus struct {
 
 // once shows the status.
 func once(ctx context.Context, inv *invocation.Invocation) error {
-	s, err := look(ctx, inv)
+	s, err := collect(ctx, inv)
 	if err != nil {
 		return err
 	}
@@ -102,8 +102,8 @@ func once(ctx context.Context, inv *invocation.Invocation) error {
 	return nil
 }
 
-// look asks every service.
-func look(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
+// collect asks every service.
+func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, inv.Timeout)
 	defer cancel()
 	s := &Node{Problems: []string{}, Meanwhile: []string{}, Services: []serviceStatus{

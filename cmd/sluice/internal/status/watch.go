@@ -66,7 +66,7 @@ func await(ctx context.Context, inv *invocation.Invocation, limit time.Duration)
 	began := time.Now()
 	var last *Node
 	for {
-		s, err := look(ctx, inv)
+		s, err := collect(ctx, inv)
 		if err != nil {
 			return err
 		}
@@ -103,9 +103,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// follow shows the node until ctx is done: the whole status again and again on a
+// watchNode shows the node until ctx is done: the whole status again and again on a
 // terminal, else what has changed.
-func follow(ctx context.Context, inv *invocation.Invocation) error {
+func watchNode(ctx context.Context, inv *invocation.Invocation) error {
 	show := changes(inv.Out)
 	switch {
 	case inv.Format == "json":
@@ -114,7 +114,7 @@ func follow(ctx context.Context, inv *invocation.Invocation) error {
 		show = redraw(inv.Out)
 	}
 	for {
-		s, err := look(ctx, inv)
+		s, err := collect(ctx, inv)
 		if err != nil {
 			return err
 		}

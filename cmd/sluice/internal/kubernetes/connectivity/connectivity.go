@@ -138,7 +138,7 @@ func (t *tester) run(ctx context.Context) (err error) {
 		return err
 	}
 	t.start(ctx)
-	t.look(ctx)
+	t.discover(ctx)
 	t.try(ctx, t.env.connections())
 	for _, s := range t.env.stages() {
 		t.stage(ctx, s)

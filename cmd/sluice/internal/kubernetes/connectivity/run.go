@@ -144,8 +144,8 @@ func (t *tester) events(ctx context.Context, name string) []string {
 	return texts
 }
 
-// look finds out the addresses and ports that are known now.
-func (t *tester) look(ctx context.Context) {
+// discover finds out the addresses and ports that are known now.
+func (t *tester) discover(ctx context.Context) {
 	type kubeService struct {
 		Spec struct {
 			ClusterIPs []string

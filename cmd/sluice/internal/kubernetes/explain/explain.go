@@ -182,7 +182,7 @@ func (q *query) run(ctx context.Context) error {
 		}
 		for i, answer := range answers {
 			x.Answers = append(x.Answers, answer)
-			q.follow(round[i], answer)
+			q.addQuestions(round[i], answer)
 		}
 	}
 	x.order()
@@ -238,8 +238,8 @@ func (q *query) ask(ctx context.Context, n kubectl.Node, one question) Answer {
 	return answer
 }
 
-// follow adds the questions to other nodes that an answer leads to.
-func (q *query) follow(one question, answer Answer) {
+// addQuestions adds the questions to other nodes that an answer leads to.
+func (q *query) addQuestions(one question, answer Answer) {
 	x := answer.Explanation
 	// The sender's node has answered for each backend of the Service.
 	if x == nil || one.has == "backend" {

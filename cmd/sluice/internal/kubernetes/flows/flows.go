@@ -63,7 +63,7 @@ command begins.`,
 				return err
 			}
 			if criteria.Follow {
-				return errors.Join(o.follow(cmd.Context()), o.close())
+				return errors.Join(o.watch(cmd.Context()), o.close())
 			}
 			return errors.Join(o.remembered(cmd.Context()), o.close())
 		},
@@ -89,7 +89,7 @@ func newObserver(
 	ctx context.Context, inv *invocation.Invocation, client *kubectl.Client, criteria *observe.Flags,
 ) (*observer, error) {
 	o := &observer{inv: inv, client: client, last: int(criteria.Last), today: time.Now()}
-	pods, err := o.places(ctx, criteria.PodNames())
+	pods, err := o.podLocations(ctx, criteria.PodNames())
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +110,8 @@ func newObserver(
 	return o, err
 }
 
-// places asks the API where pods are. One that it does not know may have gone, and is left to the nodes.
-func (o *observer) places(ctx context.Context, names []string) (map[string]observe.PodPlace, error) {
+// podLocations asks the API where pods are. One that it does not know may have gone, and is left to the nodes.
+func (o *observer) podLocations(ctx context.Context, names []string) (map[string]observe.PodPlace, error) {
 	places := map[string]observe.PodPlace{}
 	for _, name := range names {
 		p, err := o.client.Pod(ctx, name)
@@ -253,8 +253,8 @@ type following struct {
 	streams sync.WaitGroup
 }
 
-// follow shows new events until ctx ends.
-func (o *observer) follow(ctx context.Context) error {
+// watch shows new events until ctx ends.
+func (o *observer) watch(ctx context.Context) error {
 	cluster, err := o.client.Cluster(ctx)
 	if err != nil {
 		return err

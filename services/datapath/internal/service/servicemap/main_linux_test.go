@@ -85,7 +85,7 @@ func start(t testing.TB, dir string, sz sizes) *instance {
 	t.Helper()
 	i := open(t, dir, sz)
 	if err := errors.Join(pin.GracePeriod(t.Context()), i.RemoveLeftovers()); err != nil {
-		t.Fatalf("Settle: %v", err)
+		t.Fatalf("RemoveLeftovers: %v", err)
 	}
 	return i
 }

@@ -238,7 +238,7 @@ func TestKernelKillAtEveryWriteLeavesWholeFrontends(t *testing.T) {
 		i = open(t, dir, small)
 		settledAll = i.killAt(m, func() {
 			if err := i.RemoveLeftovers(); err != nil {
-				t.Errorf("Settle: %v", err)
+				t.Errorf("RemoveLeftovers: %v", err)
 			}
 		})
 		either(t, i)

@@ -232,7 +232,7 @@ func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 		i = open(t, dir, withTables)
 		i.killAt(n/2, func() {
 			if err := i.RemoveLeftovers(); err != nil {
-				t.Errorf("Settle: %v", err)
+				t.Errorf("RemoveLeftovers: %v", err)
 			}
 		})
 		either(t, i)

@@ -108,10 +108,8 @@ type Allocator struct {
 	local      localNumbers                // guarded by mu
 	releases   map[identity.Numeric]int64  // guarded by mu; reference revisions to drop
 	strays     map[identity.Numeric]int64  // guarded by mu; references seen once without a hold
-	numbers    Numbers                     // guarded by mu; what the collector published last
-	took       []taken                     // guarded by mu; numbers of this node that numbers lacks
-	waiting    map[string]waiting          // guarded by mu; label sets beyond a share, by text
 	denied     error                       // guarded by mu; the grant that the store lacks
+	tenants    tenantNumbers               // guarded by mu
 	places     places                      // guarded by mu
 	candidates candidates                  // guarded by mu
 	available  availability                // guarded by mu
@@ -150,8 +148,6 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		unsaved:   map[Holder]struct{}{},
 		releases:  map[identity.Numeric]int64{},
 
-		waiting: map[string]waiting{},
-
 		strays:     map[identity.Numeric]int64{},
 		candidates: newCandidates(),
 		joined:     holds.Session,
@@ -161,7 +157,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		unwritten: make(chan struct{}, 1),
 		uncached:  !cached,
 	}
-	a.places = newPlaces(cfg.Quota, a.cfg.tenant)
+	a.places, a.tenants = newPlaces(cfg.Quota, a.cfg.tenant), newTenantNumbers(a.cfg.tenant)
 	a.saver.init(a.saveHolds, a.noteRecords)
 	for _, id := range identity.Reserved() {
 		if id.Number == identity.Host {
@@ -413,7 +409,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	}
 	if claim.Created {
 		a.counters.Allocated++
-		a.noteTaken(claim.Revision, labels)
+		a.tenants.create(claim.Revision, labels)
 	}
 	a.move(holder, id, claim.Revision, keep)
 	return id, nil
@@ -452,7 +448,7 @@ func (a *Allocator) claim(ctx context.Context, labels label.Canonical, known ide
 			// Without a free number the set may have one nonetheless: another
 			// node may have given it one that we have not seen yet.
 			a.mu.Lock(opChoose)
-			beyond = a.takesNumber(labels)
+			beyond = a.tenants.admit(&a.mirror, labels, time.Now())
 			a.mu.Unlock()
 			if beyond == nil {
 				candidate, used, done = a.candidate(labels)

@@ -6,8 +6,6 @@ package allocator
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
@@ -17,12 +15,6 @@ import (
 )
 
 const (
-	// firstNumbers is how many numbers a tenant has in any case, and freePart of the
-	// free numbers it may have one part beyond them.
-	firstNumbers, freePart = 256, 4
-	// unlabelledNumbers is how many numbers all namespaces without the tenant label
-	// have together.
-	unlabelledNumbers = identity.ClusterSize / 2
 	// publishFrom is the least count that is published: a tenant with fewer numbers is
 	// far from the end of its first ones.
 	publishFrom = firstNumbers / 2
@@ -42,83 +34,11 @@ type Numbers struct {
 	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without those that have few
 }
 
-// taken is a number that this node created.
-type taken struct {
-	revision  int64
-	namespace string
-}
-
 // namespaceOf returns the namespace of a label set; empty if it is not of Kubernetes.
 func namespaceOf(labels label.Canonical) string {
 	ns, _ := labels.Set().Value(label.SourceKubernetes, label.KeyNamespace)
 	return ns
 }
-
-// takesNumber returns an error if the tenant of a label set may have no further number.
-// It runs with mu held.
-func (a *Allocator) takesNumber(labels label.Canonical) *QuotaError {
-	ns := namespaceOf(labels)
-	t := a.cfg.tenant(ns)
-	if ns == "" || t == shares.System {
-		return nil
-	}
-	has, unlabelled := 0, 0
-	for ns, n := range a.mirror.living {
-		of := a.cfg.tenant(ns)
-		if of == t {
-			has += n
-		}
-		if ns != "" && !of.HasLabel() && of != shares.System {
-			unlabelled += n
-		}
-	}
-	took, tookUnlabelled := 0, 0
-	for _, n := range a.took {
-		of := a.cfg.tenant(n.namespace)
-		if of == t {
-			took++
-		}
-		if !of.HasLabel() && of != shares.System {
-			tookUnlabelled++
-		}
-	}
-	// The mirror has the numbers that other nodes created since the last publication. It
-	// lacks numbers in quarantine.
-	has = max(has, a.numbers.Tenants[t.String()]+took)
-	unlabelled = max(unlabelled, a.numbers.Unlabelled+tookUnlabelled)
-	free := identity.ClusterSize - max(len(a.mirror.known), a.numbers.Used+len(a.took))
-	var err *QuotaError
-	switch {
-	case !t.HasLabel() && unlabelled >= unlabelledNumbers:
-		err = &QuotaError{
-			Kind: ErrShare, Of: "all namespaces without a tenant", Used: unlabelled, Limit: unlabelledNumbers,
-		}
-	case has >= bound(free):
-		err = &QuotaError{Kind: ErrShare, Of: t.String(), Used: has, Limit: bound(free)}
-	default:
-		delete(a.waiting, labels.Text())
-		return nil
-	}
-	if len(a.waiting) < maxWaiting {
-		a.waiting[labels.Text()] = waiting{t, time.Now()}
-	}
-	return err
-}
-
-// bound is how many numbers a tenant may have while so many are free.
-func bound(free int) int { return firstNumbers + max(0, free)/freePart }
-
-// waiting is a label set that got no number because of its tenant's share.
-type waiting struct {
-	tenant shares.Tenant
-	since  time.Time // of the last attempt
-}
-
-const (
-	// maxWaiting bounds how many label sets are kept that wait, and waitingFor how long
-	// one is kept after its last attempt.
-	maxWaiting, waitingFor = 4096, time.Minute
-)
 
 // Usage returns how many numbers tenants have, as far as this node knows: its own count
 // of the label sets of the cluster, and the published counts. A tenant also asks for a
@@ -126,51 +46,7 @@ const (
 func (a *Allocator) Usage() []shares.Usage {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	has := map[shares.Tenant]int{}
-	for ns, n := range a.mirror.living {
-		has[a.cfg.tenant(ns)] += n
-	}
-	took := map[shares.Tenant]int{}
-	for _, n := range a.took {
-		took[a.cfg.tenant(n.namespace)]++
-	}
-	asks := map[shares.Tenant]int{}
-	now := time.Now()
-	for text, w := range a.waiting {
-		if now.Sub(w.since) > waitingFor {
-			delete(a.waiting, text)
-			continue
-		}
-		asks[w.tenant]++
-		if _, ok := has[w.tenant]; !ok {
-			has[w.tenant] = 0 // it is listed
-		}
-	}
-	u := shares.Usage{
-		Limit: shares.Limit{Name: "numbers", Size: identity.ClusterSize},
-		Used:  max(len(a.mirror.known), a.numbers.Used+len(a.took)),
-	}
-	free := identity.ClusterSize - u.Used
-	u.Asked = u.Used
-	for _, t := range slices.SortedFunc(maps.Keys(has), shares.Tenant.Compare) {
-		n := max(has[t], a.numbers.Tenants[t.String()]+took[t])
-		s := shares.Share{Asked: n + asks[t], Admitted: n, Guarantee: firstNumbers, Allotment: max(n, bound(free))}
-		if t == shares.System {
-			s.Guarantee, s.Allotment = 0, n+max(0, free)
-		}
-		u.Asked += asks[t]
-		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: s})
-	}
-	return []shares.Usage{u}
-}
-
-// noteTaken notes a number that this node created, until the collector counts it. It runs
-// with mu held.
-func (a *Allocator) noteTaken(revision int64, labels label.Canonical) {
-	if a.numbers.Revision == 0 || len(a.took) >= identity.ClusterSize {
-		return // nobody publishes; the mirror has the number
-	}
-	a.took = append(a.took, taken{revision, namespaceOf(labels)})
+	return []shares.Usage{a.tenants.usage(&a.mirror, time.Now())}
 }
 
 // awaitNumber calls f again while there is no number for it, within the caller's time.
@@ -207,14 +83,7 @@ func (a *Allocator) runNumbers(ctx context.Context) {
 func (a *Allocator) observeNumbers(n Numbers) {
 	a.mu.Lock(opUpdate)
 	defer a.mu.Unlock()
-	a.numbers = n
-	var left []taken
-	for _, t := range a.took {
-		if t.revision > n.Revision {
-			left = append(left, t)
-		}
-	}
-	a.took = left
+	a.tenants.publish(n)
 }
 
 // resting is a number in quarantine.

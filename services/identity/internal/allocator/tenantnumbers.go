@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/shares"
+)
+
+const (
+	// firstNumbers is how many numbers a tenant has in any case, and freePart of the
+	// free numbers it may have one part beyond them.
+	firstNumbers, freePart = 256, 4
+	// unlabelledNumbers is how many numbers all namespaces without the tenant label
+	// have together.
+	unlabelledNumbers = identity.ClusterSize / 2
+)
+
+// createdNumber is a number that this node created.
+type createdNumber struct {
+	revision  int64
+	namespace string
+}
+
+// bound is how many numbers a tenant may have while so many are free.
+func bound(free int) int { return firstNumbers + max(0, free)/freePart }
+
+// waiting is a label set that got no number because of its tenant's share.
+type waiting struct {
+	tenant shares.Tenant
+	since  time.Time // of the last attempt
+}
+
+const (
+	// maxWaiting bounds how many label sets are kept that wait, and waitingFor how long
+	// one is kept after its last attempt.
+	maxWaiting, waitingFor = 4096, time.Minute
+)
+
+// tenantNumbers bounds how many numbers of the cluster a tenant gets. It counts the
+// label sets of the mirror, and the numbers that the collector published with those that
+// this node created since; the greater count is valid: the mirror lacks numbers in
+// quarantine, and the publication what other nodes created since. created has no number
+// that the publication counts. The caller locks.
+type tenantNumbers struct {
+	tenant    func(namespace string) shares.Tenant
+	published Numbers            // what the collector published last
+	created   []createdNumber    // numbers of this node that published lacks
+	waiting   map[string]waiting // label sets beyond a share, by text; at most maxWaiting
+}
+
+func newTenantNumbers(tenant func(namespace string) shares.Tenant) tenantNumbers {
+	return tenantNumbers{tenant: tenant, waiting: map[string]waiting{}}
+}
+
+// create records a number that this node created, until the collector counts it.
+func (t *tenantNumbers) create(revision int64, labels label.Canonical) {
+	if t.published.Revision == 0 || len(t.created) >= identity.ClusterSize {
+		return // no collector publishes; the mirror has the number
+	}
+	t.created = append(t.created, createdNumber{revision, namespaceOf(labels)})
+}
+
+// publish records what the collector published.
+func (t *tenantNumbers) publish(n Numbers) {
+	t.published = n
+	var left []createdNumber
+	for _, c := range t.created {
+		if c.revision > n.Revision {
+			left = append(left, c)
+		}
+	}
+	t.created = left
+}
+
+// used returns how many numbers are given out or in quarantine.
+func (t *tenantNumbers) used(m *mirror) int {
+	return max(len(m.known), t.published.Used+len(t.created))
+}
+
+// admit returns an error if the tenant of a label set may have no further number. Then
+// the label set waits; else it waits no longer. The error has no Keys.
+func (t *tenantNumbers) admit(m *mirror, labels label.Canonical, now time.Time) *QuotaError {
+	ns := namespaceOf(labels)
+	tenant := t.tenant(ns)
+	if ns == "" || tenant == shares.System {
+		return nil
+	}
+	has, unlabelled := 0, 0
+	for ns, n := range m.living {
+		of := t.tenant(ns)
+		if of == tenant {
+			has += n
+		}
+		if ns != "" && !of.HasLabel() && of != shares.System {
+			unlabelled += n
+		}
+	}
+	created, createdUnlabelled := 0, 0
+	for _, n := range t.created {
+		of := t.tenant(n.namespace)
+		if of == tenant {
+			created++
+		}
+		if !of.HasLabel() && of != shares.System {
+			createdUnlabelled++
+		}
+	}
+	has = max(has, t.published.Tenants[tenant.String()]+created)
+	unlabelled = max(unlabelled, t.published.Unlabelled+createdUnlabelled)
+	most := bound(identity.ClusterSize - t.used(m))
+	var err *QuotaError
+	switch {
+	case !tenant.HasLabel() && unlabelled >= unlabelledNumbers:
+		err = &QuotaError{
+			Kind: ErrShare, Of: "all namespaces without a tenant", Used: unlabelled, Limit: unlabelledNumbers,
+		}
+	case has >= most:
+		err = &QuotaError{Kind: ErrShare, Of: tenant.String(), Used: has, Limit: most}
+	default:
+		delete(t.waiting, labels.Text())
+		return nil
+	}
+	if len(t.waiting) < maxWaiting {
+		t.waiting[labels.Text()] = waiting{tenant, now}
+	}
+	return err
+}
+
+// usage returns how many numbers tenants have and ask for. It removes label sets that
+// wait no longer.
+func (t *tenantNumbers) usage(m *mirror, now time.Time) shares.Usage {
+	has := map[shares.Tenant]int{}
+	for ns, n := range m.living {
+		has[t.tenant(ns)] += n
+	}
+	created := map[shares.Tenant]int{}
+	for _, n := range t.created {
+		created[t.tenant(n.namespace)]++
+	}
+	asks := map[shares.Tenant]int{}
+	for text, w := range t.waiting {
+		if now.Sub(w.since) > waitingFor {
+			delete(t.waiting, text)
+			continue
+		}
+		asks[w.tenant]++
+		if _, ok := has[w.tenant]; !ok {
+			has[w.tenant] = 0 // it is listed
+		}
+	}
+	u := shares.Usage{Limit: shares.Limit{Name: "numbers", Size: identity.ClusterSize}, Used: t.used(m)}
+	free := identity.ClusterSize - u.Used
+	u.Asked = u.Used
+	for _, of := range slices.SortedFunc(maps.Keys(has), shares.Tenant.Compare) {
+		n := max(has[of], t.published.Tenants[of.String()]+created[of])
+		s := shares.Share{Asked: n + asks[of], Admitted: n, Guarantee: firstNumbers, Allotment: max(n, bound(free))}
+		if of == shares.System {
+			s.Guarantee, s.Allotment = 0, n+max(0, free)
+		}
+		u.Asked += asks[of]
+		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: of, Share: s})
+	}
+	return u
+}

@@ -100,35 +100,25 @@ type Allocator struct {
 	kick     chan struct{}
 
 	mu         looptime.Mutex
-	mirror     mirror                      // guarded by mu
-	holds      map[identity.Numeric]*hold  // guarded by mu
-	holders    map[Holder]identity.Numeric // guarded by mu
-	workloads  map[Holder]Workload         // guarded by mu; of holders that were described
-	unsaved    map[Holder]struct{}         // guarded by mu; what SaveHolds has not got yet
-	local      localNumbers                // guarded by mu
-	releases   map[identity.Numeric]int64  // guarded by mu; reference revisions to drop
-	strays     map[identity.Numeric]int64  // guarded by mu; references seen once without a hold
-	denied     error                       // guarded by mu; the grant that the store lacks
-	tenants    tenantNumbers               // guarded by mu
-	places     places                      // guarded by mu
-	candidates candidates                  // guarded by mu
-	available  availability                // guarded by mu
-	joined     string                      // guarded by mu; the session of the store
-	sessions   uint64                      // guarded by mu; how many sessions were up
-	lost       chan error                  // holds the failure that a call saw; capacity 1
-	counters   Counters                    // guarded by mu
-	host       identity.Identity           // guarded by mu; this node's own
+	mirror     mirror                     // guarded by mu
+	held       holdings                   // guarded by mu
+	local      localNumbers               // guarded by mu
+	releases   map[identity.Numeric]int64 // guarded by mu; reference revisions to drop
+	strays     map[identity.Numeric]int64 // guarded by mu; references seen once without a hold
+	denied     error                      // guarded by mu; the grant that the store lacks
+	tenants    tenantNumbers              // guarded by mu
+	places     places                     // guarded by mu
+	candidates candidates                 // guarded by mu
+	available  availability               // guarded by mu
+	joined     string                     // guarded by mu; the session of the store
+	sessions   uint64                     // guarded by mu; how many sessions were up
+	lost       chan error                 // holds the failure that a call saw; capacity 1
+	counters   Counters                   // guarded by mu
+	host       identity.Identity          // guarded by mu; this node's own
 
 	saver     saver
 	unwritten chan struct{} // the records were not written; capacity 1
 	uncached  bool          // there was no cache
-}
-
-// hold is a number that this node holds.
-type hold struct {
-	labels  label.Canonical
-	holders map[Holder]struct{}
-	ref     int64 // revision of our reference; 0 while the store does not have it
 }
 
 // New returns an Allocator that starts from what the last process left.
@@ -139,14 +129,11 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 ) (*Allocator, error) {
 	a := &Allocator{
 		cfg: cfg, store: store, records: records, pub: pub, endpointPub: endpoints,
-		mirror:    newMirror(known.Heard),
-		kick:      make(chan struct{}, 1),
-		holds:     map[identity.Numeric]*hold{},
-		holders:   map[Holder]identity.Numeric{},
-		workloads: map[Holder]Workload{},
-		local:     newLocalNumbers(holds.NextNodeLocal),
-		unsaved:   map[Holder]struct{}{},
-		releases:  map[identity.Numeric]int64{},
+		mirror:   newMirror(known.Heard),
+		kick:     make(chan struct{}, 1),
+		held:     newHoldings(),
+		local:    newLocalNumbers(holds.NextNodeLocal),
+		releases: map[identity.Numeric]int64{},
 
 		strays:     map[identity.Numeric]int64{},
 		candidates: newCandidates(),
@@ -170,15 +157,15 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		if !holdable(r.Identity) {
 			return nil, fmt.Errorf("holder %s: %d is not a number that can be held", r.Holder, r.Identity.Number)
 		}
-		if h := a.holds[r.Identity.Number]; h != nil && h.labels.Text() != r.Identity.Labels.Text() {
+		if h := a.held.other(r.Identity.Number, r.Identity.Labels); h != nil {
 			return nil, fmt.Errorf("holder %s: number %d has two label sets: %s and %s", r.Holder, r.Identity.Number, h.labels, r.Identity.Labels)
 		}
-		if _, ok := a.holders[r.Holder]; ok {
+		if _, ok := a.held.byHolder[r.Holder]; ok {
 			return nil, fmt.Errorf("holder %s is listed twice", r.Holder)
 		}
 		a.addHolder(r.Holder, r.Identity, 0)
 		if !r.Workload.equal(Workload{}) {
-			a.workloads[r.Holder] = r.Workload
+			a.held.workloads[r.Holder] = r.Workload
 		}
 		switch r.Identity.Number.Scope() {
 		case identity.ScopeNodeLocal:
@@ -203,10 +190,10 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	if cached {
 		a.becomeReady()
 	}
-	for _, e := range a.endpoints(holds.Holders) {
+	for _, e := range a.held.endpoints(holds.Holders) {
 		endpoints.Upsert(e.Holder, e)
 	}
-	clear(a.unsaved) // it came from there
+	clear(a.held.unsaved) // it came from there
 	if cached {
 		clear(a.mirror.unsaved)
 	}
@@ -266,9 +253,9 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 	defer unlock()
 
 	a.mu.Lock(opHold)
-	n, held := a.holders[holder]
+	n, held := a.held.byHolder[holder]
 	if held {
-		h := a.holds[n]
+		h := a.held.byNumber[n]
 		if n.Scope() != identity.ScopeNodeLocal && h.labels.Text() == labels.Text() {
 			a.describe(holder, w)
 			a.mu.Unlock()
@@ -301,10 +288,7 @@ func (a *Allocator) hold(ctx context.Context, holder Holder, labels label.Canoni
 
 // describe runs with mu held.
 func (a *Allocator) describe(holder Holder, w Workload) {
-	have := a.workloads[holder]
-	if known := have.learn(w); !known.equal(have) {
-		a.workloads[holder] = known
-		a.unsaved[holder] = struct{}{}
+	if a.held.describe(holder, w) {
 		a.saver.dirty()
 	}
 }
@@ -333,7 +317,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	}
 	a.mu.Lock(opHold)
 	number, isKnown := a.mirror.byText[labels.Text()]
-	if h := a.holds[number]; isKnown && h != nil && h.labels.Text() == labels.Text() {
+	if isKnown && a.held.as(number, labels) != nil {
 		// Referred to already, or about to be.
 		id := identity.Identity{Number: number, Labels: labels}
 		a.move(holder, id, 0, keep)
@@ -394,7 +378,7 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 	}
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()
-	if h := a.holds[id.Number]; h != nil && h.labels.Text() != labels.Text() {
+	if h := a.held.other(id.Number, labels); h != nil {
 		// The number was given to this set while we, cut off, held it for
 		// another. Run moves those holders away first; what was just written
 		// is found as a stray reference if nobody comes back.
@@ -419,8 +403,8 @@ func (a *Allocator) holdLabels(ctx context.Context, holder Holder, labels label.
 // hold yet. It runs with mu held; the caller gives the place back.
 func (a *Allocator) reserve(holder Holder, labels label.Canonical) *QuotaError {
 	// A holder that moves away from a number of its own frees a place.
-	if n, ok := a.holders[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.holds[n].holders) == 1 {
-		return a.places.reserve(namespaceOf(labels), true, namespaceOf(a.holds[n].labels))
+	if n, ok := a.held.byHolder[holder]; ok && n.Scope() == identity.ScopeCluster && len(a.held.byNumber[n].holders) == 1 {
+		return a.places.reserve(namespaceOf(labels), true, namespaceOf(a.held.byNumber[n].labels))
 	}
 	return a.places.reserve(namespaceOf(labels), false, "")
 }
@@ -545,7 +529,7 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 	defer a.mu.Unlock()
 	n, used = a.candidates.pick(start, time.Now(), func(n identity.Numeric) bool {
 		_, known := a.mirror.known[n]
-		return known || a.holds[n] != nil
+		return known || a.held.has(n)
 	})
 	return n, used, func() {
 		a.mu.Lock(opChoose)
@@ -557,61 +541,43 @@ func (a *Allocator) candidate(labels label.Canonical) (n identity.Numeric, used 
 // move puts a holder onto an identity and takes it off the one it had, which
 // with keep its former self holds until Confirm. It runs with mu held.
 func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bool) {
-	if n, ok := a.holders[holder]; ok {
+	if n, ok := a.held.byHolder[holder]; ok {
 		if n == id.Number {
 			a.addHolder(holder, id, ref)
 			return
 		}
-		w := a.workloads[holder]
+		w := a.held.workloads[holder]
 		if keep {
-			a.addHolder(holder.former(), identity.Identity{Number: n, Labels: a.holds[n].labels}, 0)
+			a.addHolder(holder.former(), identity.Identity{Number: n, Labels: a.held.byNumber[n].labels}, 0)
 		}
 		a.dropHolder(holder)
 		a.describe(holder, w)
 	}
 	a.addHolder(holder, id, ref)
 	a.saver.dirty()
-	if id.Number.Scope() == identity.ScopeCluster && a.holds[id.Number].ref == 0 || len(a.releases) > 0 {
+	if id.Number.Scope() == identity.ScopeCluster && a.held.byNumber[id.Number].ref == 0 || len(a.releases) > 0 {
 		a.wake()
 	}
 }
 
 // addHolder runs with mu held.
 func (a *Allocator) addHolder(holder Holder, id identity.Identity, ref int64) {
-	h := a.holds[id.Number]
-	if h == nil {
-		h = &hold{labels: id.Labels, holders: map[Holder]struct{}{}}
-		a.holds[id.Number] = h
-		if id.Number.Scope() == identity.ScopeCluster {
-			a.places.hold(namespaceOf(id.Labels))
-		}
+	if a.held.add(holder, id, ref) && id.Number.Scope() == identity.ScopeCluster {
+		a.places.hold(namespaceOf(id.Labels))
 	}
-	h.ref = max(h.ref, ref)
-	h.holders[holder] = struct{}{}
-	a.holders[holder] = id.Number
-	a.unsaved[holder] = struct{}{}
 }
 
 // dropHolder runs with mu held and returns the number that was held, 0 if none.
 func (a *Allocator) dropHolder(holder Holder) identity.Numeric {
-	n, ok := a.holders[holder]
-	if !ok {
-		return 0
-	}
-	delete(a.holders, holder)
-	delete(a.workloads, holder)
-	a.unsaved[holder] = struct{}{}
-	h := a.holds[n]
-	delete(h.holders, holder)
-	if len(h.holders) == 0 {
-		a.dropHold(n, h)
+	n, ended := a.held.drop(holder)
+	if ended != nil {
+		a.dropHold(n, ended)
 	}
 	return n
 }
 
-// dropHold runs with mu held.
+// dropHold drops a number that nobody holds any more. It runs with mu held.
 func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
-	delete(a.holds, n)
 	switch n.Scope() {
 	case identity.ScopeCluster:
 		a.candidates.unassign(n)
@@ -642,7 +608,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 func (a *Allocator) HeldBy(holder Holder) identity.Numeric {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	return a.holders[holder]
+	return a.held.byHolder[holder]
 }
 
 // Release drops what a holder holds and returns the number, 0 if it held none.
@@ -688,15 +654,8 @@ func (a *Allocator) wake() {
 func (a *Allocator) saveHolds() error {
 	a.mu.Lock(opSave)
 	c := HoldsChange{NextNodeLocal: a.local.next, Session: a.joined}
-	for holder := range a.unsaved {
-		if n, ok := a.holders[holder]; ok {
-			c.Put = append(c.Put, HolderRecord{Holder: holder, Identity: identity.Identity{Number: n, Labels: a.holds[n].labels}, Workload: a.workloads[holder]})
-		} else {
-			c.Drop = append(c.Drop, holder)
-		}
-	}
-	clear(a.unsaved)
-	endpoints := a.endpoints(c.Put)
+	c.Put, c.Drop = a.held.take()
+	endpoints := a.held.endpoints(c.Put)
 	a.mu.Unlock()
 	slices.Sort(c.Drop)
 	slices.SortFunc(c.Put, func(x, y HolderRecord) int { return strings.Compare(string(x.Holder), string(y.Holder)) })
@@ -704,12 +663,7 @@ func (a *Allocator) saveHolds() error {
 	if err != nil {
 		a.mu.Lock(opSave)
 		defer a.mu.Unlock()
-		for _, r := range c.Put {
-			a.unsaved[r.Holder] = struct{}{}
-		}
-		for _, holder := range c.Drop {
-			a.unsaved[holder] = struct{}{}
-		}
+		a.held.putBack(c.Put, c.Drop)
 		return err
 	}
 	for _, e := range endpoints {

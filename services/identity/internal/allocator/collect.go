@@ -187,7 +187,7 @@ func (c *collector) unused() (unused []identity.Identity, refs References, compl
 	c.a.mu.Lock(opCollect)
 	defer c.a.mu.Unlock()
 	for n, e := range c.a.mirror.known {
-		if refs.Numbers[n] == 0 && c.a.holds[n] == nil && !e.gone {
+		if refs.Numbers[n] == 0 && !c.a.held.has(n) && !e.gone {
 			unused = append(unused, identity.Identity{Number: n, Labels: e.labels})
 		}
 	}

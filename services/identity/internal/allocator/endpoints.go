@@ -25,11 +25,11 @@ func (e Endpoint) Equal(f Endpoint) bool {
 	return e.Holder == f.Holder && e.Identity.Equal(f.Identity) && e.Workload.equal(f.Workload) && e.Former == f.Former
 }
 
-// endpoints are those of some records that are endpoints. It runs with mu held.
-func (a *Allocator) endpoints(records []HolderRecord) (all []Endpoint) {
+// endpoints are those of some records that are endpoints.
+func (s *holdings) endpoints(records []HolderRecord) (all []Endpoint) {
 	for _, r := range records {
 		if _, ok := r.Holder.Owner(); ok {
-			all = append(all, Endpoint{r.Holder, r.Identity, r.Workload, a.holders[r.Holder.former()]})
+			all = append(all, Endpoint{r.Holder, r.Identity, r.Workload, s.byHolder[r.Holder.former()]})
 		}
 	}
 	return all
@@ -46,9 +46,9 @@ func (a *Allocator) Relabel(ctx context.Context, holder Holder, labels label.Can
 	}
 	defer unlock()
 	a.mu.Lock(opHold)
-	n, held := a.holders[holder]
-	former, owed := a.holders[holder.former()]
-	same := held && a.holds[n].labels.Text() == labels.Text()
+	n, held := a.held.byHolder[holder]
+	former, owed := a.held.byHolder[holder.former()]
+	same := held && a.held.as(n, labels) != nil
 	a.mu.Unlock()
 	switch {
 	case !held || same:
@@ -81,8 +81,8 @@ func (a *Allocator) Confirm(ctx context.Context, holder Holder, n identity.Numer
 	}
 	defer unlock()
 	a.mu.Lock(opRelease)
-	if a.holders[holder] == n && a.dropHolder(holder.former()) != 0 {
-		a.unsaved[holder] = struct{}{} // readers learn that nothing is owed
+	if a.held.byHolder[holder] == n && a.dropHolder(holder.former()) != 0 {
+		a.held.touch(holder) // readers learn that nothing is owed
 		a.saver.dirty()
 	}
 	a.mu.Unlock()

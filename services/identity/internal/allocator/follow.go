@@ -25,7 +25,7 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 	if changed {
 		a.candidates.short.unset(id.Number)
 	}
-	if h := a.holds[id.Number]; h != nil && h.labels.Text() != id.Labels.Text() {
+	if h := a.held.other(id.Number, id.Labels); h != nil {
 		// What we hold is something else to the cluster. Until that is settled
 		// readers see what our own endpoints have.
 		h.ref = 0
@@ -41,7 +41,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 	if !ok {
 		return
 	}
-	h := a.holds[n]
+	h := a.held.byNumber[n]
 	if h != nil {
 		// It vanished under us: refer to it again, which creates it again.
 		h.ref = 0
@@ -63,7 +63,7 @@ func (a *Allocator) forget(n identity.Numeric) {
 // node has said exists must be known to the next process too.
 func (a *Allocator) note(u Update) {
 	a.mu.Lock(opUpdate)
-	c := a.mirror.news(u, func(n identity.Numeric) bool { return a.holds[n] != nil })
+	c := a.mirror.news(u, a.held.has)
 	a.mu.Unlock()
 	if len(c.Put)+len(c.Drop) == 0 {
 		return

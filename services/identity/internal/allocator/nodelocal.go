@@ -44,8 +44,8 @@ func (a *Allocator) SetHostLabels(labels label.Canonical) {
 func (a *Allocator) holdNodeLocal(holder Holder, labels label.Canonical) (identity.Identity, error) {
 	a.mu.Lock(opHold)
 	defer a.mu.Unlock()
-	if n, ok := a.holders[holder]; ok {
-		if h := a.holds[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
+	if n, ok := a.held.byHolder[holder]; ok {
+		if h := a.held.byNumber[n]; n.Scope() != identity.ScopeNodeLocal || h.labels.Text() != labels.Text() {
 			return identity.Identity{}, fmt.Errorf("%w: %s holds %d %s", ErrHeldOther, holder, n, clip(h.labels.Text(), 200))
 		}
 		return identity.Identity{Number: n, Labels: labels}, nil

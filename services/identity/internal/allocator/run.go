@@ -229,7 +229,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	}
 	if fresh {
 		a.mu.Lock(opSession)
-		for _, h := range a.holds {
+		for _, h := range a.held.byNumber {
 			h.ref = 0
 		}
 		clear(a.releases) // they went with the session, or are found below
@@ -253,7 +253,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 	a.mu.Unlock()
 	a.reconnected()
 	a.mu.Lock(opSession)
-	held := len(a.holds)
+	held := len(a.held.byNumber)
 	a.mu.Unlock()
 	a.cfg.Log.Info("store session is up", "endpoints", a.store.Endpoints(), "held", held, "new_session", fresh)
 
@@ -310,7 +310,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	a.mu.Lock(opCompare)
 	defer a.mu.Unlock()
 	for _, r := range refs {
-		if a.holds[r.Number] != nil {
+		if a.held.has(r.Number) {
 			continue
 		}
 		if strict || a.strays[r.Number] == r.Revision {
@@ -320,7 +320,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 		}
 	}
 	a.strays = strays
-	for n, h := range a.holds {
+	for n, h := range a.held.byNumber {
 		if n.Scope() != identity.ScopeCluster {
 			continue
 		}
@@ -342,7 +342,7 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 func (a *Allocator) flush(ctx context.Context) error {
 	a.mu.Lock(opReferences)
 	var restore []identity.Identity
-	for n, h := range a.holds {
+	for n, h := range a.held.byNumber {
 		if n.Scope() == identity.ScopeCluster && h.ref == 0 {
 			restore = append(restore, identity.Identity{Number: n, Labels: h.labels})
 		}
@@ -489,8 +489,8 @@ func (a *Allocator) restore(ctx context.Context, id identity.Identity) error {
 func (a *Allocator) restored(id identity.Identity, claim Claim) {
 	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
-	h := a.holds[id.Number]
-	if h == nil || h.labels.Text() != id.Labels.Text() {
+	h := a.held.as(id.Number, id.Labels)
+	if h == nil {
 		a.releases[id.Number] = claim.Revision // released meanwhile
 		a.wake()
 		return
@@ -533,21 +533,18 @@ func (a *Allocator) resolve(ctx context.Context, c *ConflictError) error {
 	}
 	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
-	old := a.holds[c.Held.Number]
-	if old == nil || old.labels.Text() != c.Held.Labels.Text() {
+	if a.held.as(c.Held.Number, c.Held.Labels) == nil {
 		return nil // released meanwhile; the new reference is found as a stray
 	}
 	moved := identity.Identity{Number: claim.Number, Labels: c.Held.Labels}
-	if h := a.holds[moved.Number]; h != nil && h.labels.Text() != moved.Labels.Text() {
+	if a.held.other(moved.Number, moved.Labels) != nil {
 		return nil // that one is in conflict itself and moves first; tried again at the next comparison
 	}
-	holders := slices.Sorted(maps.Keys(old.holders))
-	delete(a.holds, c.Held.Number)
-	a.candidates.unassign(c.Held.Number)
-	a.places.release(namespaceOf(old.labels))
 	a.learn(moved, claim.Revision)
-	for _, h := range holders {
-		a.addHolder(h, moved, claim.Revision)
+	holders, first := a.held.reassign(c.Held.Number, moved, claim.Revision)
+	a.places.release(namespaceOf(moved.Labels))
+	if first {
+		a.places.hold(namespaceOf(moved.Labels))
 	}
 	// Readers are told what the old number is now.
 	a.mirror.remove(c.Held.Number)

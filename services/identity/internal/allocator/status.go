@@ -50,7 +50,7 @@ func (a *Allocator) Get(n identity.Numeric) (identity.Identity, []Holder, error)
 		return identity.Identity{}, nil, fmt.Errorf("%w: %d", ErrNotFound, n)
 	}
 	var holders []Holder
-	if h := a.holds[n]; h != nil {
+	if h := a.held.byNumber[n]; h != nil {
 		holders = slices.Sorted(maps.Keys(h.holders))
 	}
 	return id, holders, nil
@@ -73,9 +73,9 @@ func (a *Allocator) Endpoints(n identity.Numeric) map[Holder]Workload {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
 	out := map[Holder]Workload{}
-	if h := a.holds[n]; h != nil {
+	if h := a.held.byNumber[n]; h != nil {
 		for holder := range h.holders {
-			if w, ok := a.workloads[holder]; ok {
+			if w, ok := a.held.workloads[holder]; ok {
 				out[holder] = w
 			}
 		}
@@ -95,7 +95,7 @@ func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 		}
 		return identity.Identity{}, false
 	}
-	if h := a.holds[n]; h != nil {
+	if h := a.held.byNumber[n]; h != nil {
 		return identity.Identity{Number: n, Labels: h.labels}, true
 	}
 	if e, ok := a.mirror.known[n]; ok {
@@ -108,7 +108,7 @@ func (a *Allocator) lookup(n identity.Numeric) (identity.Identity, bool) {
 func (a *Allocator) References() (all []string) {
 	a.mu.Lock(opRead)
 	defer a.mu.Unlock()
-	for holder := range a.holders {
+	for holder := range a.held.byHolder {
 		if name, ok := holder.Reference(); ok {
 			all = append(all, name)
 		}
@@ -139,19 +139,19 @@ func (a *Allocator) list() []Listed {
 			id = a.host
 		}
 		l := Listed{Identity: id}
-		if h := a.holds[id.Number]; h != nil {
+		if h := a.held.byNumber[id.Number]; h != nil {
 			l.Holders = len(h.holders)
 		}
 		out = append(out, l)
 	}
 	for n, e := range a.mirror.known {
 		l := Listed{Identity: identity.Identity{Number: n, Labels: e.labels}}
-		if h := a.holds[n]; h != nil {
+		if h := a.held.byNumber[n]; h != nil {
 			l = Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)}
 		}
 		out = append(out, l)
 	}
-	for n, h := range a.holds {
+	for n, h := range a.held.byNumber {
 		if _, ok := a.mirror.known[n]; !ok && n.Scope() != identity.ScopeReserved {
 			out = append(out, Listed{Identity: identity.Identity{Number: n, Labels: h.labels}, Holders: len(h.holders)})
 		}
@@ -177,14 +177,14 @@ func (a *Allocator) Summary() Status {
 		Known: len(a.mirror.known), PendingWrites: len(a.releases),
 		StoreError: a.available.problem(a.store.Endpoints()),
 	}
-	if h := a.holds[identity.Init]; h != nil {
+	if h := a.held.byNumber[identity.Init]; h != nil {
 		for holder := range h.holders {
 			if _, ok := holder.Owner(); ok {
 				s.Isolated++ // not one that was, and has to confirm
 			}
 		}
 	}
-	for n, h := range a.holds {
+	for n, h := range a.held.byNumber {
 		if n.Scope() == identity.ScopeCluster {
 			s.Held++
 			if h.ref == 0 {

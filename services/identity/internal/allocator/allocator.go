@@ -100,21 +100,20 @@ type Allocator struct {
 	kick     chan struct{}
 
 	mu         looptime.Mutex
-	mirror     mirror                     // guarded by mu
-	held       holdings                   // guarded by mu
-	local      localNumbers               // guarded by mu
-	releases   map[identity.Numeric]int64 // guarded by mu; reference revisions to drop
-	strays     map[identity.Numeric]int64 // guarded by mu; references seen once without a hold
-	denied     error                      // guarded by mu; the grant that the store lacks
-	tenants    tenantNumbers              // guarded by mu
-	places     places                     // guarded by mu
-	candidates candidates                 // guarded by mu
-	available  availability               // guarded by mu
-	joined     string                     // guarded by mu; the session of the store
-	sessions   uint64                     // guarded by mu; how many sessions were up
-	lost       chan error                 // holds the failure that a call saw; capacity 1
-	counters   Counters                   // guarded by mu
-	host       identity.Identity          // guarded by mu; this node's own
+	mirror     mirror            // guarded by mu
+	held       holdings          // guarded by mu
+	local      localNumbers      // guarded by mu
+	releases   releases          // guarded by mu
+	denied     error             // guarded by mu; the grant that the store lacks
+	tenants    tenantNumbers     // guarded by mu
+	places     places            // guarded by mu
+	candidates candidates        // guarded by mu
+	available  availability      // guarded by mu
+	joined     string            // guarded by mu; the session of the store
+	sessions   uint64            // guarded by mu; how many sessions were up
+	lost       chan error        // holds the failure that a call saw; capacity 1
+	counters   Counters          // guarded by mu
+	host       identity.Identity // guarded by mu; this node's own
 
 	saver     saver
 	unwritten chan struct{} // the records were not written; capacity 1
@@ -133,9 +132,8 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 		kick:     make(chan struct{}, 1),
 		held:     newHoldings(),
 		local:    newLocalNumbers(holds.NextNodeLocal),
-		releases: map[identity.Numeric]int64{},
+		releases: newReleases(),
 
-		strays:     map[identity.Numeric]int64{},
 		candidates: newCandidates(),
 		joined:     holds.Session,
 		available:  newAvailability(),
@@ -555,7 +553,7 @@ func (a *Allocator) move(holder Holder, id identity.Identity, ref int64, keep bo
 	}
 	a.addHolder(holder, id, ref)
 	a.saver.dirty()
-	if id.Number.Scope() == identity.ScopeCluster && a.held.byNumber[id.Number].ref == 0 || len(a.releases) > 0 {
+	if id.Number.Scope() == identity.ScopeCluster && a.held.byNumber[id.Number].ref == 0 || len(a.releases.due) > 0 {
 		a.wake()
 	}
 }
@@ -590,7 +588,7 @@ func (a *Allocator) dropHold(n identity.Numeric, h *hold) {
 		return // reserved: it exists without holders
 	}
 	if h.ref != 0 {
-		a.releases[n] = h.ref
+		a.releases.due[n] = h.ref
 	}
 	// A held number outlives its deletion in the store; this one no more.
 	switch e, ok := a.mirror.known[n]; {

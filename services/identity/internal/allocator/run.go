@@ -4,10 +4,10 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -232,7 +232,7 @@ func (a *Allocator) session(ctx context.Context, first *bool) error {
 		for _, h := range a.held.byNumber {
 			h.ref = 0
 		}
-		clear(a.releases) // they went with the session, or are found below
+		clear(a.releases.due) // they went with the session, or are found below
 		a.mu.Unlock()
 	}
 	select {
@@ -306,20 +306,9 @@ func (a *Allocator) reconcile(ctx context.Context, strict bool) error {
 	for _, r := range refs {
 		have[r.Number], present[r.Number] = r.Revision, r.Present
 	}
-	strays := map[identity.Numeric]int64{}
 	a.mu.Lock(opCompare)
 	defer a.mu.Unlock()
-	for _, r := range refs {
-		if a.held.has(r.Number) {
-			continue
-		}
-		if strict || a.strays[r.Number] == r.Revision {
-			a.releases[r.Number] = r.Revision
-		} else {
-			strays[r.Number] = r.Revision
-		}
-	}
-	a.strays = strays
+	a.releases.compare(refs, strict, a.held.has)
 	for n, h := range a.held.byNumber {
 		if n.Scope() != identity.ScopeCluster {
 			continue
@@ -347,10 +336,11 @@ func (a *Allocator) flush(ctx context.Context) error {
 			restore = append(restore, identity.Identity{Number: n, Labels: h.labels})
 		}
 	}
-	release := maps.Clone(a.releases)
+	release := a.releases.list()
 	a.mu.Unlock()
 
 	slices.SortFunc(restore, identity.Compare)
+	slices.SortFunc(release, func(x, y Reference) int { return cmp.Compare(x.Number, y.Number) })
 	restore, err := a.renew(ctx, restore)
 	if err != nil {
 		return err
@@ -359,11 +349,7 @@ func (a *Allocator) flush(ctx context.Context) error {
 	for _, id := range restore {
 		work = append(work, func(ctx context.Context) error { return a.restore(ctx, id) })
 	}
-	for some := range slices.Chunk(slices.Sorted(maps.Keys(release)), flushStep) {
-		refs := make([]Reference, len(some))
-		for i, n := range some {
-			refs[i] = Reference{Number: n, Revision: release[n]}
-		}
+	for refs := range slices.Chunk(release, flushStep) {
 		work = append(work, func(ctx context.Context) error { return a.drop(ctx, refs) })
 	}
 	err = inParallel(ctx, writers, work)
@@ -450,11 +436,7 @@ func (a *Allocator) drop(ctx context.Context, refs []Reference) error {
 	}
 	a.mu.Lock(opReferences)
 	defer a.mu.Unlock()
-	for _, ref := range refs {
-		if a.releases[ref.Number] == ref.Revision {
-			delete(a.releases, ref.Number)
-		}
-	}
+	a.releases.done(refs)
 	return nil
 }
 
@@ -491,7 +473,7 @@ func (a *Allocator) restored(id identity.Identity, claim Claim) {
 	defer a.mu.Unlock()
 	h := a.held.as(id.Number, id.Labels)
 	if h == nil {
-		a.releases[id.Number] = claim.Revision // released meanwhile
+		a.releases.due[id.Number] = claim.Revision // released meanwhile
 		a.wake()
 		return
 	}

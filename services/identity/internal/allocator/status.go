@@ -174,7 +174,7 @@ func (a *Allocator) Summary() Status {
 		// A store that has refused the name has answered.
 		Connected: a.available.connected || a.available.refusedNow,
 		Unsaved:   a.available.diskErr, Denied: a.denied, Ready: a.available.answers(), Heard: a.mirror.heard,
-		Known: len(a.mirror.known), PendingWrites: len(a.releases),
+		Known: len(a.mirror.known), PendingWrites: len(a.releases.due),
 		StoreError: a.available.problem(a.store.Endpoints()),
 	}
 	if h := a.held.byNumber[identity.Init]; h != nil {

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package allocator
+
+import "github.com/sluice-net/sluice/model/identity"
+
+// releases is which references of this node the store is to drop. due has the revision
+// of the write that is to be dropped: a reference that was written again since stays.
+// strays has references without a hold that one comparison saw: a claim may be under way.
+// The caller locks.
+type releases struct {
+	due    map[identity.Numeric]int64
+	strays map[identity.Numeric]int64
+}
+
+func newReleases() releases { return releases{due: map[identity.Numeric]int64{}} }
+
+// compare takes what the store has of this node. A reference without a hold is due if
+// strict is set, or if the last comparison saw it too, unchanged.
+func (r *releases) compare(refs []Reference, strict bool, held func(identity.Numeric) bool) {
+	strays := map[identity.Numeric]int64{}
+	for _, ref := range refs {
+		switch {
+		case held(ref.Number):
+		case strict || r.strays[ref.Number] == ref.Revision:
+			r.due[ref.Number] = ref.Revision
+		default:
+			strays[ref.Number] = ref.Revision
+		}
+	}
+	r.strays = strays
+}
+
+// list returns what is due, in any order.
+func (r *releases) list() []Reference {
+	out := make([]Reference, 0, len(r.due))
+	for n, revision := range r.due {
+		out = append(out, Reference{Number: n, Revision: revision})
+	}
+	return out
+}
+
+// done removes what the store has dropped.
+func (r *releases) done(refs []Reference) {
+	for _, ref := range refs {
+		if r.due[ref.Number] == ref.Revision {
+			delete(r.due, ref.Number)
+		}
+	}
+}

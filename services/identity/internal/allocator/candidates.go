@@ -12,7 +12,7 @@ import (
 // candidates chooses numbers for label sets that have none. It never chooses a number
 // that another claim under way has, and prefers numbers whose last label set did not have
 // a short life. assigned has only numbers that are known or held: whoever removes the last
-// use of a number calls unassign. The caller locks.
+// use of a number calls end or unassign. The caller locks.
 type candidates struct {
 	assigned numbers                        // those that a search has met
 	short    numbers                        // free ones of label sets that had a short life
@@ -23,6 +23,23 @@ type candidates struct {
 func newCandidates() candidates {
 	return candidates{occupied: map[identity.Numeric]time.Time{}, picked: map[identity.Numeric]struct{}{}}
 }
+
+// shortLife is how long a label set lives at most for its number to be given out last.
+const shortLife = time.Minute
+
+// end takes back the number of a label set that was collected. After a short life the
+// number is given to another set only when no other number is free, so that labels which
+// change all the time use up their own numbers. since is when the set came, zero if that
+// is not known, and delay how long the collection took at most.
+func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Duration) {
+	c.assigned.unset(n)
+	if !since.IsZero() && now.Sub(since) < shortLife+delay {
+		c.short.set(n)
+	}
+}
+
+// begin records that a number has a label set, or another one.
+func (c *candidates) begin(n identity.Numeric) { c.short.unset(n) }
 
 // pick chooses a free number and keeps it from others until drop: the first one from
 // start, an offset from the first number. inUse reports whether a number is known or

@@ -53,3 +53,20 @@ func TestNumbersOfShortLivesAreCandidatesWhenNoOtherIsFree(t *testing.T) {
 		t.Errorf("picked %d (%d used), want none and %d used", n, used, identity.ClusterSize-3)
 	}
 }
+
+func TestOnlyKnownShortLivesMakeANumberTheLast(t *testing.T) {
+	now, delay := time.Unix(1_000_000, 0), time.Hour
+	c := newCandidates()
+	c.end(300, now.Add(-shortLife-delay+1), now, delay)
+	c.end(301, now.Add(-shortLife-delay), now, delay)
+	c.end(302, time.Time{}, now, delay)
+	for n, want := range map[identity.Numeric]bool{300: true, 301: false, 302: false} {
+		if c.short.has(n) != want {
+			t.Errorf("%d is given out last: %t, want %t", n, !want, want)
+		}
+	}
+	c.begin(300)
+	if c.short.has(300) {
+		t.Error("a number with a label set is given out last")
+	}
+}

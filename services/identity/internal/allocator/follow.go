@@ -23,7 +23,7 @@ func (a *Allocator) learn(id identity.Identity, revision int64) {
 		return
 	}
 	if changed {
-		a.candidates.short.unset(id.Number)
+		a.candidates.begin(id.Number)
 	}
 	if h := a.held.other(id.Number, id.Labels); h != nil {
 		// What we hold is something else to the cluster. Until that is settled
@@ -52,8 +52,8 @@ func (a *Allocator) forget(n identity.Numeric) {
 		}
 	}
 	a.mirror.remove(n)
-	a.noteLife(n, e)
-	a.candidates.unassign(n)
+	// Collection takes the grace period, and up to two looks of the collector.
+	a.candidates.end(n, e.since, time.Now(), a.cfg.Grace+2*a.cfg.Reconcile)
 	if h == nil {
 		a.pub.Delete(n)
 	}

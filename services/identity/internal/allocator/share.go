@@ -178,16 +178,3 @@ func (n Numbers) equal(m Numbers) bool {
 	}
 	return true
 }
-
-// shortLife is how long a label set lives at most for its number to be given out last.
-const shortLife = time.Minute
-
-// noteLife keeps the number of a label set that was collected soon after it came: it is
-// given to another one only when no other number is free, so that labels which change all
-// the time use up their own numbers. It runs with mu held.
-func (a *Allocator) noteLife(n identity.Numeric, e knownEntry) {
-	// Collection takes the grace period, and up to two looks of the collector.
-	if !e.since.IsZero() && time.Since(e.since) < shortLife+a.cfg.Grace+2*a.cfg.Reconcile {
-		a.candidates.short.set(n)
-	}
-}

@@ -100,17 +100,17 @@ type Allocator struct {
 	kick     chan struct{}
 
 	mu         looptime.Mutex
-	mirror     mirror            // guarded by mu
-	held       holdings          // guarded by mu
+	mirror     mirror            // guarded by mu; of the cluster's identities
+	held       holdings          // guarded by mu; by this node
+	releases   releases          // guarded by mu; of references in the store
 	local      localNumbers      // guarded by mu
-	releases   releases          // guarded by mu
-	denied     error             // guarded by mu; the grant that the store lacks
-	tenants    tenantNumbers     // guarded by mu
-	places     places            // guarded by mu
-	candidates candidates        // guarded by mu
-	available  availability      // guarded by mu
+	candidates candidates        // guarded by mu; for label sets without a number
+	tenants    tenantNumbers     // guarded by mu; their shares of the cluster's numbers
+	places     places            // guarded by mu; in the quota of this node
+	available  availability      // guarded by mu; what calls can expect
 	joined     string            // guarded by mu; the session of the store
 	sessions   uint64            // guarded by mu; how many sessions were up
+	denied     error             // guarded by mu; the grant that the store lacks
 	lost       chan error        // holds the failure that a call saw; capacity 1
 	counters   Counters          // guarded by mu
 	host       identity.Identity // guarded by mu; this node's own
@@ -128,19 +128,10 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 ) (*Allocator, error) {
 	a := &Allocator{
 		cfg: cfg, store: store, records: records, pub: pub, endpointPub: endpoints,
-		mirror:   newMirror(known.Heard),
-		kick:     make(chan struct{}, 1),
-		held:     newHoldings(),
-		local:    newLocalNumbers(holds.NextNodeLocal),
-		releases: newReleases(),
-
-		candidates: newCandidates(),
-		joined:     holds.Session,
-		available:  newAvailability(),
-		lost:       make(chan error, 1),
-
-		unwritten: make(chan struct{}, 1),
-		uncached:  !cached,
+		kick: make(chan struct{}, 1), lost: make(chan error, 1), unwritten: make(chan struct{}, 1),
+		mirror: newMirror(known.Heard), held: newHoldings(), local: newLocalNumbers(holds.NextNodeLocal),
+		releases: newReleases(), candidates: newCandidates(), available: newAvailability(),
+		joined: holds.Session, uncached: !cached,
 	}
 	a.places, a.tenants = newPlaces(cfg.Quota, a.cfg.tenant), newTenantNumbers(a.cfg.tenant)
 	a.saver.init(a.saveHolds, a.noteRecords)

@@ -47,16 +47,12 @@ func (s *Store) Resume(k cluster.Keys) {
 	if k.Of != s.nodesPrefix() {
 		return // nothing was kept, or of another cluster's place in etcd
 	}
-	s.at, s.resumes, s.resumedIPAM = k.At, k.At, false
+	s.position = positionOf(k, s.ipamKey())
 	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
 	for _, key := range k.All {
-		if key.Modified > s.witness.Modified {
-			s.witness = key
-		}
 		s.nodeUpdate(&u, &mvccpb.KeyValue{
 			Key: []byte(key.Name), Value: key.Value, CreateRevision: key.Created, ModRevision: key.Modified,
 		}, false)
-		s.resumedIPAM = s.resumedIPAM || key.Name == s.ipamKey()
 	}
 	u.Removed = nil
 	s.observe(u)
@@ -78,19 +74,15 @@ type following struct {
 // Observe.
 func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 	f := &following{Store: s, sink: sink}
-	// Only what Resume had comes with a witness. Without one, an etcd that was emptied
-	// and has come as far again could be taken for the one before.
-	from := s.resumes
-	if from.Revision != 0 && !s.resumedIPAM {
-		// An earlier version did not save the settings.
+	if s.position.lacksSettings() {
 		if err := s.readIPAM(ctx); err != nil {
 			return err
 		}
 	}
-	s.resumes = cluster.Point{}
 	return s.session.Follow(ctx, session.Reader{
 		// From id/ to ipam; ip/ lies between.
-		Prefix: s.cfg.Prefix + "/id/", End: s.ipamKey() + "\x00", From: from, Witness: s.witness,
+		Prefix: s.cfg.Prefix + "/id/", End: s.ipamKey() + "\x00",
+		From: s.position.start(), Witness: s.position.witness,
 		Spread: s.spread,
 		Resumed: func() {
 			f.of = s.session.History()
@@ -103,7 +95,7 @@ func (s *Store) Follow(ctx context.Context, sink func(allocator.Update)) error {
 		Listed:   f.listed,
 		Complete: f.complete,
 		Changes: func(events []*clientv3.Event, revision int64, asked time.Time) {
-			s.at.Revision = revision
+			s.position.at.Revision = revision
 			f.update(events)
 			f.u.Heard = asked
 			f.deliver(func() error { return s.mirror.NoteKeys(s.nodesPrefix(), f.changed) })
@@ -127,7 +119,7 @@ func (f *following) listed(kv *mvccpb.KeyValue) {
 
 func (f *following) complete(at cluster.Point, asked time.Time) {
 	f.listings.Add(1)
-	f.at = at
+	f.position.at = at
 	// What was there before is not from this run's history.
 	f.u.Heard, f.u.Reset = asked, f.of != f.now
 	f.of = f.now
@@ -141,8 +133,9 @@ func (f *following) complete(at cluster.Point, asked time.Time) {
 // them, to the disk before the readers. The point of the mirror covers the
 // identities too, so it comes when they are kept.
 func (f *following) deliver(keep func() error) {
-	f.u.Cluster, f.u.Revision = f.at.Cluster, f.at.Revision
-	f.nodes.Cluster, f.nodes.Revision, f.changed.At = f.at.Cluster, f.at.Revision, f.at
+	at := f.position.at
+	f.u.Cluster, f.u.Revision = at.Cluster, at.Revision
+	f.nodes.Cluster, f.nodes.Revision, f.changed.At = at.Cluster, at.Revision, at
 	f.nodes.Heard = f.u.Heard
 	f.u.Beside = len(f.changed.Put)+len(f.changed.Drop) > 0
 	f.sink(f.u)

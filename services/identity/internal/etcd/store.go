@@ -59,25 +59,20 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/batch"
-	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
 // Store is the allocator's Store in etcd.
 type Store struct {
-	session *session.Session
-	cfg     session.Config // of the session
-	claims  *batch.Group[*claim]
-	observe func(registry.Update) // nil: Follow drops what it reads of nodes
-	prepare func(registry.Update) // nil: nothing is done before the mirror
-	mirror  Mirror                // nil: no copy of the keys of nodes is kept
-	spread  func() time.Duration  // nil: listings begin at once
-	witness cluster.Key           // the last one written of those that Resume had
-	resumes cluster.Point         // from which the first Follow goes on; zero: it lists
-	at      cluster.Point         // up to which sink and observe have everything; Follow's alone once it runs
-	// resumedIPAM says that Resume had the settings of ipam.
-	resumedIPAM bool
+	session  *session.Session
+	cfg      session.Config // of the session
+	claims   *batch.Group[*claim]
+	observe  func(registry.Update) // nil: Follow drops what it reads of nodes
+	prepare  func(registry.Update) // nil: nothing is done before the mirror
+	mirror   Mirror                // nil: no copy of the keys of nodes is kept
+	spread   func() time.Duration  // nil: listings begin at once
+	position position
 	// followed is the history that the reader of Observe has.
 	followed atomicHistory
 	own      ownKeys // used by one call of Register, Own or ClaimRange at a time

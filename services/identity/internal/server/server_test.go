@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,9 +32,11 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/reasontest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/kube"
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -54,7 +57,14 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(childSocket); socket != "" {
 		os.Exit(childCalls(socket))
 	}
-	leaktest.Main(m)
+	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, identityv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
+		// TestEverySentinelHasItsCodeAndReason shows these to the table.
+		"INVALID_REFERENCE": "the rules of the proto file refuse what the core would",
+		"NUMBERS_EXHAUSTED": "it takes 65,280 identities; package allocator has them",
+		"STORAGE_FAILED":    "it takes a full disk",
+		"POD_NOT_FOUND":     "it takes an API server without the pod; package pods has one",
+		"ADDRESS_RESTING":   "it takes a mapping that etcd still has; package registry has one",
+	}))
 }
 
 // service is the real server on a real socket over the store in memory.
@@ -66,6 +76,7 @@ type service struct {
 	store   *nodeStore
 	t       *testing.T
 	fake    *storetest.Fake
+	claims  *claims
 	alloc   *allocator.Allocator
 	hub     *Hub
 	impl    *Server
@@ -101,6 +112,7 @@ func serve(t *testing.T, opts ...option) *service {
 		t.Fatal(err)
 	}
 	s := &service{t: t, fake: storetest.NewFake(), hub: NewHub(), socket: filepath.Join(dir, "s")}
+	s.claims = &claims{Store: s.fake.Node("n1")}
 	cfg := allocator.Config{
 		Quota: 3, StoreTimeout: 200 * time.Millisecond, Heartbeat: 10 * time.Millisecond, Reconcile: 10 * time.Millisecond,
 		Grace: time.Hour, Quarantine: time.Hour, KnownDelay: time.Millisecond, RetryMin: time.Millisecond,
@@ -126,7 +138,7 @@ func serve(t *testing.T, opts ...option) *service {
 	for _, o := range opts {
 		o(&cfg, &ro)
 	}
-	if s.alloc, err = allocator.New(cfg, s.fake.Node("n1"), files, s.hub, EndpointPublisher{impl.Endpoints, s.reg},
+	if s.alloc, err = allocator.New(cfg, s.claims, files, s.hub, EndpointPublisher{impl.Endpoints, s.reg},
 		allocator.Holds{},
 		allocator.Known{}, false); err != nil {
 		t.Fatal(err)
@@ -153,8 +165,8 @@ func serve(t *testing.T, opts ...option) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(conn)
-	s.cluster = identityv1.NewClusterServiceClient(conn)
+	s.IdentityServiceClient = identityv1.NewIdentityServiceClient(reasontest.Record(conn))
+	s.cluster = identityv1.NewClusterServiceClient(reasontest.Record(conn))
 	s.shares = sharesv1.NewSharesServiceClient(conn)
 	t.Cleanup(func() {
 		conn.Close()
@@ -630,6 +642,10 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	for i := range many {
 		many[i] = newLabel("k8s", fmt.Sprint("key", i), "v")
 	}
+	ports := make([]*workloadv1.NamedPort, 200)
+	for i := range ports {
+		ports[i] = &workloadv1.NamedPort{Name: fmt.Sprintf("port-of-the-%03d", i), Port: uint32(10_000 + i), Protocol: netv1.Protocol_PROTOCOL_SCTP}
+	}
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -662,6 +678,9 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 			}),
 			codes.InvalidArgument, "port",
 		},
+		{"names of ports that are too long together", resolve(&identityv1.ResolveEndpointRequest{
+			Owner: owner("c9"), NamedPorts: ports,
+		}), codes.InvalidArgument, "bytes together"},
 		{"no labels", allocate("r"), codes.InvalidArgument, "labels"},
 		{"no reference", allocate("", web...), codes.InvalidArgument, "reference"},
 		{"reserved scope", func() error {
@@ -711,6 +730,47 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || detail[*errdetails.RetryInfo](err) == nil ||
 		!strings.Contains(err.Error(), "fake://cluster") {
 		t.Errorf("new set without store: %v, want UNAVAILABLE that names the endpoints", err)
+	}
+}
+
+// claims is a store whose claims fail with an error while it has one.
+type claims struct {
+	allocator.Store
+
+	err atomic.Pointer[error]
+}
+
+func (c *claims) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
+	if err := c.err.Load(); err != nil {
+		return allocator.Claim{}, *err
+	}
+	return c.Store.Claim(ctx, l, known, candidate)
+}
+
+// TestWhyAClaimFailsReachesTheCaller: the allocator wraps what the store says in errors of its own.
+func TestWhyAClaimFailsReachesTheCaller(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		code   codes.Code
+		reason identityv1.ErrorReason
+	}{
+		"every number is taken meanwhile": {allocator.ErrOccupied, codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED},
+		"a full store":                    {fmt.Errorf("claim: %w: %w", cluster.ErrNoSpace, errors.New("of etcd")), codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_FULL},
+		"another node with the name":      {&cluster.NameError{Node: "n1", Incarnation: "j", Boot: "b", Wait: time.Minute}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN},
+		"a key that is corrupt":           {fmt.Errorf("/id/7: %w: %w", allocator.ErrCorrupt, errors.New("no number")), codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
+		"a session that ends each time":   {fmt.Errorf("claim: %w: %w", cluster.ErrSessionLost, errors.New("of etcd")), codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t)
+			s.claims.err.Store(&c.err)
+			_, err := s.AllocateIdentity(t.Context(), &identityv1.AllocateIdentityRequest{
+				Reference: "r", Labels: []*workloadv1.Label{newLabel("cni", "app", "web")},
+			})
+			if status.Code(err) != c.code || !rpcerr.Is(err, c.reason) {
+				t.Errorf("%v, want %s %s", err, c.code, c.reason)
+			}
+			s.claims.err.Store(nil)
+		})
 	}
 }
 

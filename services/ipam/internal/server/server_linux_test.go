@@ -42,8 +42,7 @@ import (
 
 func TestMain(m *testing.M) {
 	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, ipamv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
-		"INTERNAL": "a bug",
-		"BUSY":     "it takes 1,024 calls that wait; package ipam has them",
+		"BUSY": "it takes 1,024 calls that wait; package ipam has them",
 		// The table is shown them by TestEverySentinelHasItsCodeAndReason.
 		"CLUSTER_POOL_EXHAUSTED": "it takes an agent of the cluster's pool",
 		"CLUSTER_UNAVAILABLE":    "it takes an agent of the cluster's pool",

@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(childSocket); socket != "" {
 		os.Exit(childCalls(socket))
 	}
-	leaktest.Main(m)
+	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, policyv1.ErrorReason_ERROR_REASON_UNSPECIFIED, nil))
 }
 
 // calls calls every method once and returns the codes.

@@ -238,7 +238,8 @@ func TestControllerHasNothingOfItsNode(t *testing.T) {
 	for want, p := range map[string]*corev1.Probe{"status": c.LivenessProbe, "--ready": c.ReadinessProbe} {
 		probe := p.Exec.Command
 		run, ok := strings.CutPrefix(probe[1], "--run-dir=")
-		if !ok || !slices.Contains(c.Args, "--socket-path="+run+"/controller/controller.sock") || probe[len(probe)-1] != want {
+		asks := slices.Contains(c.Args, "--socket-path="+run+"/controller/controller.sock")
+		if !ok || !asks || probe[len(probe)-1] != want {
 			t.Errorf("the probe %v does not ask at the socket of %v for %s", probe, c.Args, want)
 		}
 	}

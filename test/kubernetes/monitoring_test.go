@@ -47,7 +47,8 @@ func TestMonitoringScrapesEveryService(t *testing.T) {
 	}
 	listening := regexp.MustCompile(`(?m)^metrics:\n  # \w+\n  address: (.+)$`)
 	for _, m := range monitor.Spec.Selector.MatchExpressions {
-		if m.Key != "app.kubernetes.io/name" || m.Operator != "In" || !slices.Equal(m.Values, []string{"sluice", "sluice-status"}) {
+		names := []string{"sluice", "sluice-status"}
+		if m.Key != "app.kubernetes.io/name" || m.Operator != "In" || !slices.Equal(m.Values, names) {
 			t.Errorf("the monitor takes %+v, want the pods of both workloads", m)
 		}
 	}
@@ -55,11 +56,14 @@ func TestMonitoringScrapesEveryService(t *testing.T) {
 	elected := of.Template.Spec.Containers[0]
 	if p := elected.Ports; len(p) != 1 || p[0].Name != "controller" || p[0].ContainerPort != metricsPorts["controller"] ||
 		!slices.Contains(scraped, "controller") {
-		t.Errorf("sluice-controller has the ports %+v, want %d, which the monitor names among %v", p, metricsPorts["controller"], scraped)
+		t.Errorf("sluice-controller has the ports %+v, want %d, which the monitor names among %v",
+			p, metricsPorts["controller"], scraped)
 	}
 	address := fmt.Sprintf("[$(NODE_ADDRESS)]:%d", metricsPorts["controller"])
-	if i := slices.IndexFunc(elected.Env, func(e corev1.EnvVar) bool { return e.Name == "SLUICE_CONTROLLER_METRICS_ADDRESS" }); i < 0 ||
-		elected.Env[i].Value != address || slices.ContainsFunc(elected.Args, func(a string) bool { return strings.HasPrefix(a, "--metrics-address") }) {
+	metrics := func(e corev1.EnvVar) bool { return e.Name == "SLUICE_CONTROLLER_METRICS_ADDRESS" }
+	flag := func(a string) bool { return strings.HasPrefix(a, "--metrics-address") }
+	if i := slices.IndexFunc(elected.Env, metrics); i < 0 || elected.Env[i].Value != address ||
+		slices.ContainsFunc(elected.Args, flag) {
 		t.Errorf("sluice-controller has %+v and %v, want the metrics on %s", elected.Env, elected.Args, address)
 	}
 	// The port lets no two processes share a node: an update must not wait for a third node.

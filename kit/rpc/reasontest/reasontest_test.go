@@ -63,7 +63,8 @@ func TestReasonsAreSeenInCallsAndStreams(t *testing.T) {
 	if err := Record(answering{nil}).Invoke(t.Context(), "m", nil, nil); err != nil {
 		t.Error(err)
 	}
-	if s, err = Record(answering{io.EOF}).NewStream(t.Context(), nil, "m"); err != nil || !errors.Is(s.RecvMsg(nil), io.EOF) {
+	s, err = Record(answering{io.EOF}).NewStream(t.Context(), nil, "m")
+	if err != nil || !errors.Is(s.RecvMsg(nil), io.EOF) {
 		t.Errorf("the end of a stream is lost: %v", err)
 	}
 }

@@ -57,7 +57,8 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(childSocket); socket != "" {
 		os.Exit(childCalls(socket))
 	}
-	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, identityv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
+	run := func() int { return leaktest.Run(m) }
+	os.Exit(reasontest.Run(run, identityv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
 		// TestEverySentinelHasItsCodeAndReason shows these to the table.
 		"INVALID_REFERENCE": "the rules of the proto file refuse what the core would",
 		"NUMBERS_EXHAUSTED": "it takes 65,280 identities; package allocator has them",
@@ -644,7 +645,8 @@ func TestEveryFailureHasItsCode(t *testing.T) {
 	}
 	ports := make([]*workloadv1.NamedPort, 200)
 	for i := range ports {
-		ports[i] = &workloadv1.NamedPort{Name: fmt.Sprintf("port-of-the-%03d", i), Port: uint32(10_000 + i), Protocol: netv1.Protocol_PROTOCOL_SCTP}
+		name := fmt.Sprintf("port-of-the-%03d", i)
+		ports[i] = &workloadv1.NamedPort{Name: name, Port: uint32(10_000 + i), Protocol: netv1.Protocol_PROTOCOL_SCTP}
 	}
 	for _, c := range []struct {
 		name  string
@@ -740,7 +742,9 @@ type claims struct {
 	err atomic.Pointer[error]
 }
 
-func (c *claims) Claim(ctx context.Context, l label.Canonical, known, candidate identity.Numeric) (allocator.Claim, error) {
+func (c *claims) Claim(
+	ctx context.Context, l label.Canonical, known, candidate identity.Numeric,
+) (allocator.Claim, error) {
 	if err := c.err.Load(); err != nil {
 		return allocator.Claim{}, *err
 	}
@@ -749,16 +753,31 @@ func (c *claims) Claim(ctx context.Context, l label.Canonical, known, candidate 
 
 // TestWhyAClaimFailsReachesTheCaller: the allocator wraps what the store says in errors of its own.
 func TestWhyAClaimFailsReachesTheCaller(t *testing.T) {
+	of := errors.New("of etcd")
 	for name, c := range map[string]struct {
 		err    error
 		code   codes.Code
 		reason identityv1.ErrorReason
 	}{
-		"every number is taken meanwhile": {allocator.ErrOccupied, codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED},
-		"a full store":                    {fmt.Errorf("claim: %w: %w", cluster.ErrNoSpace, errors.New("of etcd")), codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_STORE_FULL},
-		"another node with the name":      {&cluster.NameError{Node: "n1", Incarnation: "j", Boot: "b", Wait: time.Minute}, codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN},
-		"a key that is corrupt":           {fmt.Errorf("/id/7: %w: %w", allocator.ErrCorrupt, errors.New("no number")), codes.Internal, identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT},
-		"a session that ends each time":   {fmt.Errorf("claim: %w: %w", cluster.ErrSessionLost, errors.New("of etcd")), codes.Unavailable, identityv1.ErrorReason_ERROR_REASON_SESSION_LOST},
+		"every number is taken meanwhile": {
+			allocator.ErrOccupied, codes.Aborted, identityv1.ErrorReason_ERROR_REASON_CONTENDED,
+		},
+		"a full store": {
+			fmt.Errorf("claim: %w: %w", cluster.ErrNoSpace, of), codes.Unavailable,
+			identityv1.ErrorReason_ERROR_REASON_STORE_FULL,
+		},
+		"another node with the name": {
+			&cluster.NameError{Node: "n1", Incarnation: "j", Boot: "b", Wait: time.Minute}, codes.Unavailable,
+			identityv1.ErrorReason_ERROR_REASON_NODE_NAME_TAKEN,
+		},
+		"a key that is corrupt": {
+			fmt.Errorf("/id/7: %w: %w", allocator.ErrCorrupt, of), codes.Internal,
+			identityv1.ErrorReason_ERROR_REASON_STORE_CORRUPT,
+		},
+		"a session that ends each time": {
+			fmt.Errorf("claim: %w: %w", cluster.ErrSessionLost, of), codes.Unavailable,
+			identityv1.ErrorReason_ERROR_REASON_SESSION_LOST,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t)

@@ -41,7 +41,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, ipamv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
+	run := func() int { return leaktest.Run(m) }
+	os.Exit(reasontest.Run(run, ipamv1.ErrorReason_ERROR_REASON_UNSPECIFIED, map[string]string{
 		"BUSY": "it takes 1,024 calls that wait; package ipam has them",
 		// The table is shown them by TestEverySentinelHasItsCodeAndReason.
 		"CLUSTER_POOL_EXHAUSTED": "it takes an agent of the cluster's pool",
@@ -376,12 +377,15 @@ func TestStoreThatIsLostIsNamed(t *testing.T) {
 	s := serve(t, small())
 	s.lost = true
 	if _, err := s.Allocate(t.Context(), &ipamv1.AllocateRequest{
-		Owner: owner("a"), RequestedAddresses: []string{"10.0.0.4"}, Families: []ipamv1.Family{ipamv1.Family_FAMILY_IPV4},
+		Owner: owner("a"), RequestedAddresses: []string{"10.0.0.4"},
+		Families: []ipamv1.Family{ipamv1.Family_FAMILY_IPV4},
 	}); err != nil {
 		t.Fatal(err)
 	}
 	s.store.Fail(func(*ipam.Changes) (bool, error) { return false, ipam.ErrStoreLost })
-	_, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{Owner: owner("a"), Addresses: []string{"10.0.0.4"}})
+	_, err := s.ConfirmAllocation(t.Context(), &ipamv1.ConfirmAllocationRequest{
+		Owner: owner("a"), Addresses: []string{"10.0.0.4"},
+	})
 	if status.Code(err) != codes.Unavailable || !rpcerr.Is(err, ipamv1.ErrorReason_ERROR_REASON_STORAGE_UNCERTAIN) {
 		t.Errorf("%v, want UNAVAILABLE STORAGE_UNCERTAIN", err)
 	}

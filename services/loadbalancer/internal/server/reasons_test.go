@@ -110,7 +110,8 @@ func TestServerGivesEveryReason(t *testing.T) {
 		second := open(subscribe)
 		want(t, end(first), codes.Aborted, lbv1.ErrorReason_ERROR_REASON_SUBSCRIBER_REPLACED)
 		refused := &lbv1.Refused{Key: key(second), Reason: "no room"}
-		if err := second.Send(&lbv1.WatchFrontendsRequest{Message: &lbv1.WatchFrontendsRequest_Refused{Refused: refused}}); err != nil {
+		message := &lbv1.WatchFrontendsRequest_Refused{Refused: refused}
+		if err := second.Send(&lbv1.WatchFrontendsRequest{Message: message}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := r.WaitForRevision(r.ctx(), &lbv1.WaitForRevisionRequest{Revision: 1})
@@ -118,7 +119,8 @@ func TestServerGivesEveryReason(t *testing.T) {
 	})
 	t.Run("another run", func(t *testing.T) {
 		r := serveIn(t, dir)
-		const service = "apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: b}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n"
+		const service = "apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: b}\n" +
+			"spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n"
 		out := r.apply(service) // of no manager; the answer names this run
 		_, err := r.CompleteSource(r.ctx(), &lbv1.CompleteSourceRequest{Manager: "a", Incarnation: out.GetIncarnation()})
 		want(t, err, codes.FailedPrecondition, lbv1.ErrorReason_ERROR_REASON_SET_EMPTY)

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/reasontest"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
@@ -125,7 +126,8 @@ func (s *service) start(opts ...option) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.PolicyServiceClient, s.shares = policyv1.NewPolicyServiceClient(conn), sharesv1.NewSharesServiceClient(conn)
+	s.PolicyServiceClient = policyv1.NewPolicyServiceClient(reasontest.Record(conn))
+	s.shares = sharesv1.NewSharesServiceClient(conn)
 	s.owner = o
 	s.stop = sync.OnceFunc(func() {
 		conn.Close()

@@ -34,13 +34,17 @@ func TestEveryFieldOfEveryMapIsShown(t *testing.T) {
 			size uint32
 			p    phrases
 			c    context
-		}{"key": {spec.Key, spec.KeySize, f.key, context{zeros: true}}, "value": {spec.Value, spec.ValueSize, f.value, context{}}} {
+		}{
+			"key":   {spec.Key, spec.KeySize, f.key, context{zeros: true}},
+			"value": {spec.Value, spec.ValueSize, f.value, context{}},
+		} {
 			s, ok := btf.UnderlyingType(of.t).(*btf.Struct)
 			if !ok || spec.Type == ebpf.RingBuf {
 				continue
 			}
 			for _, m := range s.Members {
-				if strings.HasPrefix(m.Name, "pad") || m.Name == "reserved" || slices.Contains(m.Tags, "as:hidden") {
+				hidden := slices.Contains(m.Tags, "as:hidden")
+				if strings.HasPrefix(m.Name, "pad") || m.Name == "reserved" || hidden {
 					continue
 				}
 				fields++
@@ -68,7 +72,8 @@ func TestNewMapNeedsNothing(t *testing.T) {
 	u32 := &btf.Int{Name: "unsigned int", Size: 4}
 	u16 := &btf.Int{Name: "unsigned short", Size: 2}
 	bytes16 := &btf.Array{Type: &btf.Int{Name: "unsigned char", Size: 1}, Nelems: 16}
-	state := &btf.Enum{Name: "sl_new", Size: 4, Values: []btf.EnumValue{{Name: "SL_NEW_IDLE", Value: 0}, {Name: "SL_NEW_IN_USE", Value: 1}}}
+	values := []btf.EnumValue{{Name: "SL_NEW_IDLE", Value: 0}, {Name: "SL_NEW_IN_USE", Value: 1}}
+	state := &btf.Enum{Name: "sl_new", Size: 4, Values: values}
 	spec := &ebpf.MapSpec{
 		Name: "sl_new", Type: ebpf.Hash, Key: &btf.Typedef{Name: "__be32", Type: u32},
 		Value: &btf.Struct{Name: "sl_new_value", Size: 32, Members: []btf.Member{
@@ -89,7 +94,8 @@ func TestNewMapNeedsNothing(t *testing.T) {
 	copy(value[28:], []byte{0xdc, 5, 3, 0x80})
 	var got string
 	names := Names{Now: 77, Node: func(id uint16) string { return map[uint16]string{3: "worker"}[id] }}
-	if err := f.entry([]byte{192, 0, 2, 1}, value, names, func(k, v string) error { got = k + ": " + v; return nil }); err != nil {
+	keep := func(k, v string) error { got = k + ": " + v; return nil }
+	if err := f.entry([]byte{192, 0, 2, 1}, value, names, keep); err != nil {
 		t.Fatal(err)
 	}
 	want := "192.0.2.1: addr fd00::1 port 8080 seen 7 s ago state in-use way hop mtu 1500 node 3 worker"
@@ -111,7 +117,9 @@ func TestDescriptionThatIsWrongIsAnError(t *testing.T) {
 	} {
 		spec := &ebpf.MapSpec{
 			Name: "sl_new", Type: ebpf.Hash, Key: &btf.Int{Size: 4},
-			Value: &btf.Struct{Name: "s", Size: 4, Members: []btf.Member{{Name: "f", Type: &btf.Int{Size: 4}, Tags: []string{tag}}}},
+			Value: &btf.Struct{Name: "s", Size: 4, Members: []btf.Member{
+				{Name: "f", Type: &btf.Int{Size: 4}, Tags: []string{tag}},
+			}},
 		}
 		compiled, err := bpf.LoadMaps()
 		if err != nil {

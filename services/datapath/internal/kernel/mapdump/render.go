@@ -13,8 +13,8 @@ import (
 
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy/policymap"
 )
 
 // renderer writes a field. It returns false if the field is not to be written.
@@ -50,10 +50,12 @@ func (c compiler) renderer(how string) (renderer, error) {
 		return nonzero(func(b []byte, _ context) string { return address(b, false).String() }), nil
 	case "identity-index":
 		return func(b []byte, _ context) (string, bool) {
-			return fmt.Sprintf("identity %d", policymap.IdentityAt(int(number(b)))), true
+			return fmt.Sprintf("identity %d", identityAt(number(b))), true
 		}, nil
 	case "seconds":
-		return nonzero(func(b []byte, c context) string { return fmt.Sprintf("%d s ago", int32(c.Now-uint32(number(b)))) }), nil
+		return nonzero(func(b []byte, c context) string {
+			return fmt.Sprintf("%d s ago", int32(c.Now-uint32(number(b))))
+		}), nil
 	case "node":
 		return nonzero(node), nil
 	case "endpoint":
@@ -112,6 +114,17 @@ func enumerators(e *btf.Enum) map[uint64]string {
 		}
 	}
 	return words
+}
+
+// clusterWide is where the node-local identities begin in sl_id: SL_MAX_IDENTITIES of abi.h.
+const clusterWide = 65536
+
+// identityAt is the identity at an index of sl_id.
+func identityAt(index uint64) identity.Numeric {
+	if index < clusterWide {
+		return identity.Numeric(index)
+	}
+	return identity.Numeric(index-clusterWide) + identity.MinNodeLocal
 }
 
 func node(b []byte, c context) string {

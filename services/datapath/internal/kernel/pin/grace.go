@@ -52,6 +52,7 @@ func graceByMap() error {
 		return fmt.Errorf("make the outer map: %w", err)
 	}
 	defer outer.Close()
+	// in place: no program has the map
 	if err := outer.Put(uint32(0), m); err != nil {
 		return fmt.Errorf("change the outer map: %w", err)
 	}

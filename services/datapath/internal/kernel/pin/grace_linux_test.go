@@ -27,12 +27,14 @@ func TestKernelGraceByMapWaitsForRunsThatHaveBegun(t *testing.T) {
 	}
 	// The verifier wants to know that the callback is static.
 	function := func(name string, linkage btf.FuncLinkage, params ...btf.FuncParam) *btf.Func {
-		return &btf.Func{Name: name, Linkage: linkage, Type: &btf.FuncProto{Return: &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}, Params: params}}
+		result := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
+		return &btf.Func{Name: name, Linkage: linkage, Type: &btf.FuncProto{Return: result, Params: params}}
 	}
 	pointer := btf.FuncParam{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}
 	callback := asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc, Constant: -1}
 	steps := append(set(begun),
-		asm.Mov.Imm(asm.R1, 1<<22), callback.WithReference("turn"), asm.Mov.Imm(asm.R3, 0), asm.Mov.Imm(asm.R4, 0), asm.FnLoop.Call())
+		asm.Mov.Imm(asm.R1, 1<<22), callback.WithReference("turn"),
+		asm.Mov.Imm(asm.R3, 0), asm.Mov.Imm(asm.R4, 0), asm.FnLoop.Call())
 	steps = append(append(steps, set(ended)...), asm.Mov.Imm(asm.R0, 0), asm.Return(),
 		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0).WithSymbol("turn"), function("turn", btf.StaticFunc,
 			btf.FuncParam{Name: "at", Type: &btf.Int{Name: "unsigned int", Size: 4}}, pointer)), asm.Return())

@@ -178,7 +178,8 @@ func TestQuestionsThatFailEndNoSession(t *testing.T) {
 	left := late.refuse
 	late.mu.Unlock()
 	if k, n := s.leases(); k != keys || n != name || left != 0 {
-		t.Fatalf("the leases are %x and %x, want %x and %x, which live; %d questions did not fail", k, n, keys, name, left)
+		t.Fatalf("the leases are %x and %x, want %x and %x, which live; %d questions did not fail",
+			k, n, keys, name, left)
 	}
 	close(late.release)
 }

@@ -191,7 +191,7 @@ func (o *Owner) foreign(p *Policy) bool {
 // find, or says what would become of it.
 func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
-		if err := c.Check(o.barrier.Policy); err != nil {
+		if err := c.Check(o.publisher.barrier.Policy); err != nil {
 			return edit{}, err
 		}
 		e, err := find()
@@ -224,7 +224,7 @@ func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit
 			if err == nil {
 				o.places.takeBack(p.places)
 			}
-			e.Revision = o.barrier.Policy
+			e.Revision = o.publisher.barrier.Policy
 			return trial{e.Outcome, p.change, o.engine.Draft()}, err
 		})
 		if err != nil {

@@ -35,7 +35,7 @@ func (o *Owner) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl 
 		if used = o.engine.Wants(name); !used {
 			return stream.Barrier{}, nil
 		}
-		return stream.Barrier{Address: o.barrier.Address}, nil
+		return stream.Barrier{Address: o.publisher.barrier.Address}, nil
 	})
 	return used, err
 }
@@ -62,10 +62,10 @@ func (o *Owner) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 		learnt := []engine.Name{{Name: name, Addrs: fresh}}
 		if err := o.apply(engine.Change{Learn: learnt}); err != nil {
 			o.problems.note("learned addresses", o.apply(engine.Change{Forget: learnt}))
-			o.barrier.Address++
+			o.publisher.barrier.Address++
 			return err
 		}
-		o.barrier.Address++
+		o.publisher.barrier.Address++
 	}
 	wake, changed := o.names.Add(name, addrs, ttl, now)
 	o.wakeAt(wake)
@@ -80,7 +80,7 @@ func (o *Owner) forget(gone []engine.Name) {
 	if len(gone) == 0 {
 		return
 	}
-	o.barrier.Address++
+	o.publisher.barrier.Address++
 	o.problems.note("learned addresses", o.apply(engine.Change{Forget: gone}))
 	var rec record.Cache
 	for _, n := range gone {
@@ -165,7 +165,7 @@ func (o *Owner) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 	// Also if there was nothing: a call before may have ended before its answer.
 	_, err = o.await(ctx, nil, func() (stream.Barrier, error) {
 		o.loop.Rename(opLearn)
-		return stream.Barrier{Address: o.barrier.Address}, nil
+		return stream.Barrier{Address: o.publisher.barrier.Address}, nil
 	})
 	return gone, err
 }

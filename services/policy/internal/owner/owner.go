@@ -27,7 +27,6 @@ import (
 	"github.com/sluice-net/sluice/kit/fault"
 	"github.com/sluice-net/sluice/kube/tenants"
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
@@ -80,7 +79,6 @@ type Config struct {
 type Owner struct {
 	config  Config
 	engine  *engine.Engine
-	stream  *stream.Log
 	storage *storage
 	loop    *loop.Loop
 	// questions is held for the question that compiles beside the engine.
@@ -89,9 +87,7 @@ type Owner struct {
 	revising *loop.Lock
 	ctx      context.Context
 
-	barrier   stream.Barrier // revisions now
-	published stream.Barrier
-	pending   []policytable.Step
+	publisher *publisher
 
 	forms    *forms
 	policies *policySet
@@ -110,10 +106,6 @@ type Owner struct {
 	sweepAt     time.Time
 	restored    bool // there was state of this boot
 
-	stateID   stream.StateID
-	confirmed bool // by an operator, in this run
-	stateOf   stateBasis
-
 	ready   bool
 	readied chan struct{} // closed once ready
 	dir     string        // of the state
@@ -130,7 +122,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		config.Tenants = withoutTenants()
 	}
 	o := &Owner{
-		config: config, stream: stream.NewLog(config.Stream), ctx: context.Background(),
+		config: config, publisher: newPublisher(config.Stream), ctx: context.Background(),
 		policies:    newPolicySet(),
 		subscribers: newSubscribers(config.Linger, config.Now),
 		names:       names.New(names.Limits{Names: config.MaxNames, Addresses: config.MaxAddresses, Grace: config.NameGrace}),
@@ -140,7 +132,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.identities = &identities{
 		all: make(map[identity.Numeric]peer.Identity), cluster: config.Engine.Cluster, nodeLabels: config.Rules.NodeLabels,
 	}
-	config.Engine.Events = func(ev policytable.Step) { o.pending = append(o.pending, ev) }
+	config.Engine.Events = o.publisher.step
 	guarantees := config.Tenants.Settings().Guarantees
 	config.Engine.Tenant = func(namespace string) (shares.Tenant, int) {
 		t := config.Tenants.Of(namespace)
@@ -169,7 +161,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		brought[p.Source] = true
 	}
 	if o.sources, err = newSources(sourcesConfig{
-		names: sources, directory: config.Directory, managers: config.Managers, dir: dir, state: o.stateID,
+		names: sources, directory: config.Directory, managers: config.Managers, dir: dir, state: o.publisher.stateID,
 		now: config.Now, log: config.Log,
 	}, brought, o.problems); err != nil {
 		return nil, errors.Join(err, o.storage.journal.Close())
@@ -182,7 +174,9 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 // AcceptWithout ends the waiting for a file of policies that was never read, and
 // records it. To validate changes nothing.
 func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly bool) (Acceptance, error) {
-	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) { return o.sources.acceptWithout(name, validateOnly) })
+	return loop.Ask(ctx, o.loop, opOther, func() (Acceptance, error) {
+		return o.sources.acceptWithout(name, validateOnly)
+	})
 }
 
 // Close gives the state directory back. Run must have returned.
@@ -218,14 +212,7 @@ func (o *Owner) publishTurn() {
 }
 
 // publish puts what the engine did into the stream.
-func (o *Owner) publish() {
-	o.refreshState()
-	if len(o.pending) == 0 && o.barrier == o.published {
-		return
-	}
-	o.stream.Append(o.pending, o.barrier)
-	o.pending, o.published = nil, o.barrier
-}
+func (o *Owner) publish() { o.publisher.publish(o.policies, o.sources) }
 
 // apply gives a change to the engine. What it refuses has no room.
 func (o *Owner) apply(c engine.Change) error {

@@ -114,7 +114,7 @@ func (o *Owner) plan(e *edit) (plan, error) {
 	out.content = len(out.gone) > 0
 	for _, p := range out.puts {
 		old := o.policies.all[p.Key]
-		p.Revision = o.barrier.Policy + 1
+		p.Revision = o.publisher.barrier.Policy + 1
 		if old != nil && old.inForce() && old.same(p) && o.policies.closed[p.Key] == nil {
 			p.Revision, p.Updated = old.Revision, old.Updated // only its origin is another
 			continue
@@ -161,7 +161,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	}
 	undo := o.policies.replace(puts, gone)
 	if p.content {
-		o.barrier.Policy++
+		o.publisher.barrier.Policy++
 	}
 	if err = beforeJournal.Hit(o.ctx); err == nil {
 		end := o.loop.Part(opCommit)
@@ -172,7 +172,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		// Nobody has seen the steps yet, and both ways together change nothing.
 		undo()
 		if p.content {
-			o.barrier.Policy--
+			o.publisher.barrier.Policy--
 		}
 		if berr := o.apply(p.back); berr != nil {
 			o.fatal = fmt.Errorf("put back what storage did not take: %w", berr)

@@ -52,7 +52,7 @@ func (o *Owner) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
 	}
 	c, err := loop.Ask(ctx, o.loop, opRead, func() (copied, error) {
-		c := copied{revision: o.barrier.Policy, subjects: o.engine.Subjects()}
+		c := copied{revision: o.publisher.barrier.Policy, subjects: o.engine.Subjects()}
 		if id, ok := o.engine.Identity(f.Subject); ok {
 			c.subject = &id
 		}
@@ -137,7 +137,7 @@ func (o *Owner) answer(ctx context.Context, q query.Query) error {
 		return loop.Ask(ctx, o.loop, opRead, func() (l looked, err error) {
 			l.complete, err = q.Begin(query.View{
 				Engine: o.engine, Identities: o.identities.all, Cluster: o.config.Engine.Cluster, NodeLabels: o.config.Rules.NodeLabels,
-				Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store,
+				Revision: o.publisher.barrier.Policy, Store: o.publisher.barrier.IdentityService.Store,
 			})
 			switch {
 			case err != nil:
@@ -231,7 +231,8 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (summary.Status, error) {
 		s := summary.Status{
 			Busy:     o.loop.Figures(),
-			Revision: o.barrier.Policy, Store: o.barrier.IdentityService.Store, Policies: len(o.policies.all), Identities: len(o.identities.all), Waiting: o.engine.Waiting(),
+			Revision: o.publisher.barrier.Policy, Store: o.publisher.barrier.IdentityService.Store,
+			Policies: len(o.policies.all), Identities: len(o.identities.all), Waiting: o.engine.Waiting(),
 			Size: o.engine.Size(), Counters: o.engine.Counters(), Names: o.names.Len(), Addresses: o.names.Addresses(), Journal: o.storage.journal.Size(),
 		}
 		for _, p := range o.policies.all {
@@ -270,7 +271,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 		for _, text := range o.sources.acceptedWithout() {
 			s.Note(summary.ProblemSettings, "%s", text)
 		}
-		states, _ := o.stream.States()
+		states, _ := o.publisher.stream.States()
 		for name, sub := range o.subscribers.all {
 			st := summary.SubscriberStatus{Name: name, Enforces: sub.enforces, Forgotten: sub.until}
 			for _, state := range states {
@@ -356,9 +357,9 @@ func (o *Owner) sourceStates() []summary.SourceStatus {
 
 // Figures are the weight of the stream's log and how many subscribers were cut.
 func (o *Owner) Figures() (weight int, cut uint64) {
-	f := o.stream.Figures()
+	f := o.publisher.stream.Figures()
 	return f.Weight, f.Cut
 }
 
 // Incarnation names this run.
-func (o *Owner) Incarnation() [16]byte { return o.stream.Incarnation() }
+func (o *Owner) Incarnation() [16]byte { return o.publisher.stream.Incarnation() }

@@ -118,7 +118,7 @@ func (r *revision) begin() (out Outcome, err error) {
 			o.places.takeBack(r.plan.places)
 		}
 	}()
-	r.record = r.plan.record(o.barrier.Policy)
+	r.record = r.plan.record(o.publisher.barrier.Policy)
 	r.prepared = o.engine.Prepare(r.plan.change)
 	if r.prepared.Mark(policiesAtOnce) || r.prepared.Subjects() > subjectsAtOnce || !o.storage.journal.Fits(r.record) {
 		return r.edit.Outcome, nil
@@ -178,7 +178,7 @@ func (r *revision) finish() (Outcome, error) {
 	if err == nil {
 		r.done(&r.edit)
 	}
-	r.edit.Revision = o.barrier.Policy
+	r.edit.Revision = o.publisher.barrier.Policy
 	return r.edit.Outcome, err
 }
 

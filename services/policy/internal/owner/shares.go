@@ -122,7 +122,7 @@ func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 		if len(c.UpsertPolicies) == 0 {
 			return struct{}{}, nil
 		}
-		o.barrier.Policy++
+		o.publisher.barrier.Policy++
 		return struct{}{}, o.apply(c)
 	})
 	return err

@@ -34,7 +34,7 @@ func (o *Owner) restore(dir string) error {
 	names := make(map[string]record.Name)
 	var texts peer.Interner
 	j, revision, cached, err := record.Open(dir, record.Contents{
-		Name:   o.takeState,
+		Name:   o.publisher.takeState,
 		Policy: func(p record.Policy) error { policies[policy.Key(p.Key)] = p; return nil },
 		Identity: func(r record.Identity) error {
 			id, err := r.Peer(&texts)
@@ -50,9 +50,11 @@ func (o *Owner) restore(dir string) error {
 		return err
 	}
 	o.storage = newStorage(j, o.problems, o.config.Now)
-	o.barrier.Policy, o.restored = revision, cached
-	if err := o.nameState(); err != nil {
-		return errors.Join(err, j.Close())
+	o.publisher.barrier.Policy, o.restored = revision, cached
+	if name := o.publisher.nameState(); name != "" {
+		if err := j.Commit(o.ctx, record.Change{State: record.StateName(name)}); err != nil {
+			return errors.Join(err, j.Close())
+		}
 	}
 	if err := o.compile(policies, subscribers, names); err != nil {
 		return errors.Join(err, j.Close())

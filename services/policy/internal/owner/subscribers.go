@@ -55,9 +55,9 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*stream.Sessi
 		o.interest(s, want.Subjects, remove, want.Locations, vacate)
 		o.saveSubscriber(name, s)
 		o.publish()
-		session, _ := o.stream.Subscribe(stream.Subscriber{
+		session, _ := o.publisher.stream.Subscribe(stream.Subscriber{
 			Name: name, Watches: !s.enforces, Incarnation: want.Incarnation, Seq: want.Seq,
-		}, o.barrier, func() []policytable.Step {
+		}, o.publisher.barrier, func() []policytable.Step {
 			var all []policytable.Step
 			o.engine.Snapshot(func(ev policytable.Step) { all = append(all, ev) })
 			return all
@@ -141,7 +141,7 @@ func (o *Owner) Change(ctx context.Context, name string, session *stream.Session
 func (o *Owner) interest(s *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr) {
 	c := o.subscribers.change(s, add, remove, locate, vacate)
 	if len(c.Locate)+len(c.Vacate) > 0 {
-		o.barrier.Address++
+		o.publisher.barrier.Address++
 	}
 	o.problems.note("locations", o.apply(c))
 	o.addSubjects(add)
@@ -180,7 +180,7 @@ func (o *Owner) Refuse(ctx context.Context, session *stream.Session, subject ide
 			if now, ok := o.engine.BoundID(subject, d); !ok || now != table || table == policytable.AllowAll {
 				continue
 			}
-			r := stream.Refusal{Table: table, Revision: o.barrier.Policy, Reason: reason, Policy: o.engine.LargestShare(subject, d)}
+			r := stream.Refusal{Table: table, Revision: o.publisher.barrier.Policy, Reason: reason, Policy: o.engine.LargestShare(subject, d)}
 			o.config.Log.Error("a subscriber refused a table and keeps the one before it",
 				"subject", uint32(subject), "direction", d.String(), "table", uint64(table), "reason", reason, "largest_share", r.Policy)
 			session.Refuse(stream.Refused{Subject: subject, Direction: d}, r)
@@ -225,7 +225,7 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 	subjects, places := slices.Sorted(maps.Keys(s.subjects)), slices.Collect(maps.Keys(s.locations))
 	delete(o.subscribers.all, name)
 	o.interest(s, nil, subjects, nil, places)
-	o.stream.Forget(name)
+	o.publisher.stream.Forget(name)
 	o.storage.save(o.ctx, record.Cache{GoneSubscribers: []string{name}})
 }
 
@@ -233,9 +233,9 @@ func (o *Owner) forgetSubscriber(name string, s *subscriber) {
 // subjects, or any if there are none, enforces a policy revision.
 func (o *Owner) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (stream.Progress, error) {
 	return o.await(ctx, subjects, func() (stream.Barrier, error) {
-		if revision > o.barrier.Policy {
+		if revision > o.publisher.barrier.Policy {
 			return stream.Barrier{}, fmt.Errorf("%w: %d, the policies are at %d",
-				failure.ErrRevision, revision, o.barrier.Policy)
+				failure.ErrRevision, revision, o.publisher.barrier.Policy)
 		}
 		return stream.Barrier{Policy: revision}, nil
 	})
@@ -251,13 +251,13 @@ func (o *Owner) await(
 		if err != nil {
 			return stream.Goal{}, err
 		}
-		return stream.Goal{Barrier: b, Current: o.barrier.Policy, Subjects: subjects, Who: o.subscribers.awaited(subjects)}, nil
+		return stream.Goal{Barrier: b, Current: o.publisher.barrier.Policy, Subjects: subjects, Who: o.subscribers.awaited(subjects)}, nil
 	})
 	if err != nil {
 		return stream.Progress{}, err
 	}
 	for {
-		states, changed := o.stream.States()
+		states, changed := o.publisher.stream.States()
 		if out, reached, err := goal.Reached(states); err != nil || reached {
 			return out, err
 		}
@@ -293,7 +293,7 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 	if len(c.AddIdentities)+len(c.RemoveIdentities) == 0 {
 		return
 	}
-	o.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
+	o.publisher.barrier.Identity += uint64(len(c.AddIdentities) + len(c.RemoveIdentities))
 	o.problems.note("identities", o.apply(c))
 	subjects := make([]identity.Numeric, 0, len(c.AddIdentities))
 	for _, id := range c.AddIdentities {
@@ -308,7 +308,7 @@ func (o *Owner) setIdentities(set []peer.Identity, gone []identity.Numeric) {
 func (o *Owner) TakeIdentities(ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision) error {
 	err := o.loop.Do(ctx, opOther, func() {
 		o.setIdentities(set, gone)
-		o.barrier.IdentityService = at
+		o.publisher.barrier.IdentityService = at
 	})
 	return err
 }

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package owner
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/source"
+	"github.com/sluice-net/sluice/services/policy/internal/stream"
+)
+
+func TestStateHasOneName(t *testing.T) {
+	p := newPublisher(stream.Defaults())
+	name := p.nameState()
+	if name == "" || p.nameState() != "" {
+		t.Fatalf("a new state is called %q, and then has another name", name)
+	}
+	next := newPublisher(stream.Defaults())
+	if err := next.takeState(name); err != nil || next.stateID != p.stateID || next.nameState() != "" {
+		t.Errorf("the next run has the state %v of %q, %v", next.stateID, name, err)
+	}
+	for _, bad := range []string{"", "no hexadecimal", name + "00"} {
+		if err := newPublisher(stream.Defaults()).takeState(bad); err == nil {
+			t.Errorf("%q is taken for the name of a state", bad)
+		}
+	}
+}
+
+func TestSubscribersAreToldWhichSourcesAStateHas(t *testing.T) {
+	d, s := newDesk(t, 10), someSources(t, t.TempDir())
+	p := newPublisher(stream.Defaults())
+	p.publish(d.policySet, s)
+	if st := p.barrier.State; st == nil || len(st.Sources)+len(st.Complete) > 0 || st.Confirmed {
+		t.Fatalf("of nothing: %+v", st)
+	}
+	applied := d.make(managed.SourceGRPC, "shop", 1)
+	applied.Manager = "argo"
+	d.replace([]*Policy{applied, d.make(managed.SourceFile, "shop", 2)}, nil)
+	p.barrier.Policy++
+	s.managerCompleted("argo")
+	s.completed(source.Identity)
+	p.publish(d.policySet, s)
+	st := p.barrier.State
+	if !slices.Equal(st.Sources, []string{"file", "grpc/argo"}) || !slices.Equal(st.Complete, []string{"grpc/argo", "identity"}) {
+		t.Errorf("policies of %q, complete are %q", st.Sources, st.Complete)
+	}
+	if p.publish(d.policySet, s); p.barrier.State != st {
+		t.Error("the state is another, and nothing has changed")
+	}
+	p.confirm()
+	if p.publish(d.policySet, s); !p.barrier.State.Confirmed {
+		t.Error("an operator has confirmed the state, and subscribers do not hear of it")
+	}
+}
+
+func TestStepsArePublishedOnce(t *testing.T) {
+	d, s := newDesk(t, 10), someSources(t, t.TempDir())
+	p := newPublisher(stream.Defaults())
+	p.publish(d.policySet, s)
+	session, _ := p.stream.Subscribe(stream.Subscriber{Name: "viewer", Watches: true}, p.barrier,
+		func() []policytable.Step { return nil })
+	defer session.Close()
+	if _, err := session.Next(t.Context()); err != nil { // the snapshot
+		t.Fatal(err)
+	}
+	for _, table := range []policytable.ID{7, 8} {
+		p.step(policytable.RetireTable{Table: table})
+		p.publish(d.policySet, s)
+		p.publish(d.policySet, s) // of nothing
+		m, err := session.Next(t.Context())
+		if err != nil || len(p.pending) > 0 {
+			t.Fatalf("%d steps wait, %v", len(p.pending), err)
+		}
+		if i := slices.Index(m.Steps, policytable.Step(policytable.RetireTable{Table: table})); i < 0 {
+			t.Errorf("message %d has %v, want the step of table %d", m.Seq, m.Steps, table)
+		}
+	}
+}

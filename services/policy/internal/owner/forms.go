@@ -139,7 +139,8 @@ func (f *forms) decode(r record.Policy) *Policy {
 		docs = []decode.Decoded{{Object: as.Isolated(policy.Key(r.Key), r.Manifest, err)}}
 	}
 	p := f.policy(docs[0], r.Source, r.Origin)
-	p.Key, p.Manager, p.Manifest, p.Revision, p.Updated = policy.Key(r.Key), r.Manager, r.Manifest, r.Revision, time.Unix(r.Updated, 0)
+	p.Key, p.Manager, p.Manifest = policy.Key(r.Key), r.Manager, r.Manifest
+	p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
 	if err != nil {
 		p.Broken = err.Error()
 	}

@@ -100,8 +100,8 @@ func (s *subscribers) connecting(want *Subscription) (*subscriber, error) {
 		switch {
 		case same < maxSubscribers:
 		case want.enforces():
-			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; one is forgotten %s after it went",
-				failure.ErrLimit, same, s.linger)
+			return nil, fmt.Errorf("%w: %d subscribers that enforce are known, of which some may be gone; "+
+				"one is forgotten %s after it went", failure.ErrLimit, same, s.linger)
 		default:
 			return nil, fmt.Errorf("%w: %d subscribers that watch are connected", failure.ErrLimit, same)
 		}

@@ -116,7 +116,8 @@ func (c *comparison) compare(l *listing) {
 		}
 		of := l.files[origin].docs
 		for i, d := range of {
-			why := c.conflict(l, origin, d.Object.Key, taken, func(of string) bool { return has(of, d.Object.Key) || stays(of) })
+			there := func(of string) bool { return has(of, d.Object.Key) || stays(of) }
+			why := c.conflict(l, origin, d.Object.Key, taken, there)
 			if why == "" {
 				continue
 			}

@@ -10,6 +10,16 @@
 // waiting. What a change answers is on stable storage, in the engine and in
 // the log of the table stream, in that order of reading and in the reverse
 // order of undoing.
+//
+// Owner is the loop that calls what holds the state, a type for each subject:
+//
+//   - forms makes policies of documents, policySet has them;
+//   - places gives them their places in the limits that tenants share;
+//   - sources knows which sources are complete, and comparison what a listing changes;
+//   - identities, subscribers and names.Table have what the policies are compiled for;
+//   - publisher has what subscribers are told, storage and problems how the disk is.
+//
+// None of them calls Owner or the engine: they return what changes.
 package owner
 
 import (

@@ -424,7 +424,8 @@ func (s *places) foldedAs(k policy.Key, w policy.Written) bool {
 		return false
 	}
 	asks, _, _ := s.ledger.Object(k)
-	return asks.Order.Created.Equal(w.Created) && (w.UID == "" || asks.Order.UID == w.UID) && asks.Units[1] == len(w.Text)
+	return asks.Order.Created.Equal(w.Created) && (w.UID == "" || asks.Order.UID == w.UID) &&
+		asks.Units[1] == len(w.Text)
 }
 
 // foldedWhy says what became of a folded policy.

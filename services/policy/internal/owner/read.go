@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
 	"github.com/sluice-net/sluice/kit/desired/loop"
-	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -259,7 +258,7 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 			}
 		}
 		s.Limits, s.Reduced = append(o.places.ledger.Usage(), o.splits()...), len(o.engine.Reduced())
-		s.Sources = o.sourceStates()
+		s.Sources = o.sources.states(o.policies)
 		for by, r := range o.sources.refusals() {
 			s.Refused++
 			s.Note(summary.ProblemPolicy, "%s %s is refused: %s", by.Source, by.Origin, r.err)
@@ -316,43 +315,6 @@ func (o *Owner) Status(ctx context.Context) (summary.Status, error) {
 		}
 		return s, nil
 	})
-}
-
-// sourceStates are the states of all sources, and of each manager of
-// managed.SourceGRPC that has policies or has completed.
-func (o *Owner) sourceStates() []summary.SourceStatus {
-	type place struct{ source, manager string }
-	states := make(map[place]*summary.SourceStatus)
-	for name, src := range o.sources.all {
-		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.state()}
-	}
-	manager := func(name string) *summary.SourceStatus {
-		at := place{managed.SourceGRPC, name}
-		if states[at] == nil {
-			states[at] = &summary.SourceStatus{Name: managed.SourceGRPC, Manager: name, Synced: o.sources.managers[name]}
-		}
-		return states[at]
-	}
-	for name := range o.sources.managers {
-		manager(name)
-	}
-	for _, p := range o.policies.all {
-		st := states[place{source: p.Source}]
-		if p.source().Calls {
-			st = manager(p.Manager)
-		}
-		if st != nil && p.Broken == "" && p.Exceeds == "" {
-			st.Policies++
-		}
-	}
-	out := make([]summary.SourceStatus, 0, len(states))
-	for _, st := range states {
-		out = append(out, *st)
-	}
-	slices.SortFunc(out, func(a, b summary.SourceStatus) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Manager, b.Manager))
-	})
-	return out
 }
 
 // Figures are the weight of the stream's log and how many subscribers were cut.

@@ -4,6 +4,7 @@
 package owner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -188,7 +189,8 @@ func (s *sources) took(l *listing, origins iter.Seq[string]) {
 	one := s.all[l.source]
 	for origin, r := range l.bad {
 		if before, ok := one.refused[origin]; !ok || before.err != r.err {
-			s.config.log.Warn("policies refused; what was in force of them stays", "source", l.source, "origin", origin, "reason", r.err)
+			s.config.log.Warn("policies refused; what was in force of them stays",
+				"source", l.source, "origin", origin, "reason", r.err)
 		}
 	}
 	one.refused = l.bad
@@ -215,7 +217,8 @@ func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[strin
 		}
 		for _, text := range f.skipped {
 			if !slices.Contains(one.skipped[origin], text) {
-				s.config.log.Warn("a document is no policy, and skipped", "source", l.source, "origin", origin, "document", text)
+				s.config.log.Warn("a document is no policy, and skipped",
+					"source", l.source, "origin", origin, "document", text)
 			}
 		}
 	}
@@ -344,6 +347,43 @@ func (s *sources) waitsFor() (out []string) {
 				"`sluice policy confirm` goes on without it", m))
 		}
 	}
+	return out
+}
+
+// states are the states of all sources, and of each manager of
+// calls that has policies or has completed.
+func (s *sources) states(policies *policySet) []summary.SourceStatus {
+	type place struct{ source, manager string }
+	states := make(map[place]*summary.SourceStatus)
+	for name, src := range s.all {
+		states[place{source: name}] = &summary.SourceStatus{Name: name, Synced: src.synced, Error: src.state()}
+	}
+	manager := func(name string) *summary.SourceStatus {
+		at := place{managed.SourceGRPC, name}
+		if states[at] == nil {
+			states[at] = &summary.SourceStatus{Name: managed.SourceGRPC, Manager: name, Synced: s.managers[name]}
+		}
+		return states[at]
+	}
+	for name := range s.managers {
+		manager(name)
+	}
+	for _, p := range policies.all {
+		st := states[place{source: p.Source}]
+		if p.source().Calls {
+			st = manager(p.Manager)
+		}
+		if st != nil && p.Broken == "" && p.Exceeds == "" {
+			st.Policies++
+		}
+	}
+	out := make([]summary.SourceStatus, 0, len(states))
+	for _, st := range states {
+		out = append(out, *st)
+	}
+	slices.SortFunc(out, func(a, b summary.SourceStatus) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Manager, b.Manager))
+	})
 	return out
 }
 

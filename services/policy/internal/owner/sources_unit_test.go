@@ -5,6 +5,7 @@ package owner
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -130,5 +131,26 @@ func TestSourceThatFailsSaysWhy(t *testing.T) {
 		if by.Source != managed.SourceKubernetes || by.Origin != key.String() || r.key != key {
 			t.Errorf("refused %+v of %+v", r, by)
 		}
+	}
+}
+
+func TestManagersHaveStatesOfTheirOwn(t *testing.T) {
+	d, s := newDesk(t, 10), someSources(t, t.TempDir())
+	plain, flux := d.make(managed.SourceGRPC, "shop", 1), d.make(managed.SourceGRPC, "shop", 2)
+	flux.Manager = "flux"
+	broken := d.make(managed.SourceFile, "shop", 3)
+	broken.Broken = "is not understood"
+	orphan := d.make("of-an-earlier-configuration", "shop", 4)
+	d.replace([]*Policy{plain, flux, broken, orphan, d.make(managed.SourceFile, "shop", 5)}, nil)
+	s.managerCompleted("argo")
+	var got []string
+	for _, st := range s.states(d.policySet) {
+		got = append(got, fmt.Sprintf("%s/%s %v %d", st.Name, st.Manager, st.Synced, st.Policies))
+	}
+	want := []string{
+		"file/ false 1", "grpc/ true 1", "grpc/argo true 0", "grpc/flux false 1", "identity/ false 0", "kubernetes/ false 0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

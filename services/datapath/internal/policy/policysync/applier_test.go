@@ -471,7 +471,8 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 			t.Fatalf("%+v is allowed", qs[i])
 		}
 	}
-	if e := a.endpoints.slots[1]; e.Identity != 301 || a.endpoints.subjects[301].users != 2 || a.endpoints.subjects[300].users != 1 {
+	if e := a.endpoints.slots[1]; e.Identity != 301 ||
+		a.endpoints.subjects[301].users != 2 || a.endpoints.subjects[300].users != 1 {
 		t.Errorf("slot %+v, users %d and %d", e, a.endpoints.subjects[301].users, a.endpoints.subjects[300].users)
 	}
 	k.maxTables = 100

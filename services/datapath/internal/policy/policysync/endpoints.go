@@ -48,7 +48,8 @@ type endpoints struct {
 
 func newEndpoints(now func() time.Time, linger time.Duration) *endpoints {
 	return &endpoints{
-		now: now, linger: linger, slots: map[uint16]*slot{}, subjects: map[uint32]*subject{}, wake: make(chan struct{}, 1),
+		now: now, linger: linger, slots: map[uint16]*slot{}, subjects: map[uint32]*subject{},
+		wake: make(chan struct{}, 1),
 	}
 }
 

@@ -105,9 +105,11 @@ func TestUnusedClassesOfIdentitiesEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		for key, nc := range before {
-			has := slices.ContainsFunc(slices.Collect(maps.Values(x.entries)), func(e nodetable.Identity) bool { return e.Class == nc })
+			entries := slices.Collect(maps.Values(x.entries))
+			has := slices.ContainsFunc(entries, func(e nodetable.Identity) bool { return e.Class == nc })
 			if _, stays := x.numbers[key]; stays != (has || nc == used) {
-				t.Fatalf("seed %d, change %d: class %d stays: %v; an identity has it: %v; else used: %v", seed, i, nc, stays, has, nc == used)
+				t.Fatalf("seed %d, change %d: class %d stays: %v; an identity has it: %v; else used: %v",
+					seed, i, nc, stays, has, nc == used)
 			}
 		}
 	}
@@ -159,7 +161,8 @@ func TestSubjectsAreLetGoAfterTheirLastEndpoint(t *testing.T) {
 		t.Fatalf("fresh %v, then %v, the same %v", fresh, second, again == s)
 	}
 	<-e.wake // the subscription has another subject
-	e.slots[1] = &slot{Binding: nodetable.Binding{Slot: 1, Identity: 300, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	e.slots[1] = &slot{Binding: nodetable.Binding{Slot: 1, Identity: 300, Addrs: addrs}}
 	s.use()
 	s.use()
 	e.release(s)

@@ -14,6 +14,11 @@
 // It owns the policy entry of every endpoint, the tables, and the words of
 // identities. It refuses steps that make no sense, before any of them is
 // written: the process that runs it has rights that the service has not.
+//
+// The state of the Applier is divided by subject, and all of it is under the Applier's lock:
+// model has what the service has said and incoming a snapshot that is not taken over; rooms
+// divides the maps among tenants; identities has the kernel's entries of identities, endpoints
+// the slots with their subjects.
 package policysync
 
 import (

@@ -218,7 +218,8 @@ func (a *Applier) flipUsers(t *serviceTable) {
 		return // a snapshot is taken over: it flips all
 	}
 	for id, list := range a.model.binds {
-		if s := a.endpoints.subjects[id]; s != nil && (list[policytable.Egress].table == t || list[policytable.Ingress].table == t) {
+		s := a.endpoints.subjects[id]
+		if s != nil && (list[policytable.Egress].table == t || list[policytable.Ingress].table == t) {
 			s.dirty = true
 		}
 	}

@@ -94,8 +94,7 @@ type Applier struct {
 	changed         chan struct{} // guarded by mu; closed and replaced when subjects change
 	synced          chan struct{} // closed after the first snapshot
 	bumpAll         bool          // guarded by mu; the process is new: what it would have bumped is not known
-	highest         uint64        // guarded by mu; policy revision that was carried out
-	lost            bool          // guarded by mu; the service is behind it
+	highest         watermark     // guarded by mu
 	waiting         int           // guarded by mu; identities that are kept unknown
 	pendingCapacity bool          // guarded by mu; there may be some
 

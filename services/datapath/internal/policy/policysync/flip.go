@@ -202,7 +202,7 @@ func (a *Applier) revise() {
 			refusals = append(refusals, fmt.Sprintf("table %d: %v; %d rows and %d prefixes are missing", t.kernel.id, t.err, len(t.missing), len(t.missingPrefixes)))
 		}
 	}
-	lost := a.behind()
+	lost := a.highest.reach(a.model.revision, a.model.named, a.log)
 	a.view.mu.Lock()
 	defer a.view.mu.Unlock()
 	if len(refusals) == 0 {
@@ -212,24 +212,4 @@ func (a *Applier) revise() {
 		refusals = append(refusals, lost)
 	}
 	a.view.refusals, a.view.waiting = refusals, a.waiting
-}
-
-// behind says so if the service's policies are older than those that it sent
-// before. A service keeps its revision over restarts, so it has lost what it
-// kept, and what it says now may be that there are no policies: that is carried
-// out like any other revision, but not in silence.
-func (a *Applier) behind() string {
-	if a.model.named {
-		a.lost, a.highest = false, a.model.revision // decide has looked at it
-		return ""
-	}
-	lost := a.model.revision < a.highest
-	if lost && !a.lost {
-		a.log.Error("policy service has lost policies", "revision", a.model.revision, "enforced", a.highest)
-	}
-	a.lost, a.highest = lost, max(a.highest, a.model.revision)
-	if !lost {
-		return ""
-	}
-	return fmt.Sprintf("policies up to revision %d: the policy service has lost them and is at revision %d; apply them again", a.highest, a.model.revision)
 }

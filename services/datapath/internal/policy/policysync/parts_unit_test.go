@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
@@ -247,5 +248,27 @@ func TestTablesThatAreUsed(t *testing.T) {
 	e.gone(300)
 	if len(e.subjects) != 1 {
 		t.Errorf("%d subjects, want the one that the service has", len(e.subjects))
+	}
+}
+
+func TestServiceThatLostPoliciesIsNamedUntilItIsAheadAgain(t *testing.T) {
+	var m watermark
+	for i, c := range []struct {
+		revision uint64
+		named    bool
+		lost     bool
+	}{
+		{revision: 5},
+		{revision: 3, lost: true},
+		{revision: 4, lost: true}, // it goes on from what it has
+		{revision: 5},
+		{revision: 7},
+		{revision: 2, named: true}, // the service says which state that is
+		{revision: 2},
+		{revision: 1, lost: true},
+	} {
+		if got := m.reach(c.revision, c.named, log.Discard()); (got != "") != c.lost {
+			t.Errorf("step %d: revision %d: %q, lost %v", i, c.revision, got, c.lost)
+		}
 	}
 }

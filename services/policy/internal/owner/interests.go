@@ -61,7 +61,7 @@ func newSubscriber() *subscriber {
 	return &subscriber{subjects: make(map[identity.Numeric]struct{}), locations: make(map[netip.Addr]identity.Numeric)}
 }
 
-func (s *subscriber) wants(x identity.Numeric) bool { _, ok := s.subjects[x]; return ok }
+func (one *subscriber) wants(x identity.Numeric) bool { _, ok := one.subjects[x]; return ok }
 
 // subscriber is one that is connected, or was lately.
 type subscriber struct {

@@ -169,9 +169,10 @@ func (e *endpoints) used() map[nodetable.ID][]uint16 {
 		out[at.Ingress] = append(out[at.Ingress], n)
 	}
 	for _, s := range e.subjects {
-		if s.ready {
-			out[s.egress] = out[s.egress]
-			out[s.ingress] = append(out[s.ingress], nil...)
+		for _, t := range []nodetable.ID{s.egress, s.ingress} {
+			if _, there := out[t]; s.ready && !there {
+				out[t] = nil
+			}
 		}
 	}
 	return out

@@ -305,7 +305,7 @@ func (p *place) ready(files map[string]string) {
 }
 
 func TestFinishedRenameActsAtOnce(t *testing.T) {
-	p := newPlace(t, func(s *directory.Source) { s.Settle, s.Patience = time.Hour, time.Hour }) // nothing else ever acts
+	p := newPlace(t, func(s *directory.Source) { s.Quiet, s.Patience = time.Hour, time.Hour }) // nothing else ever acts
 	p.ready(map[string]string{"a.yaml": policy("a", 1), "b.yaml": policy("b", 1)})
 	p.want("the directory", "a.yaml: a 1", "b.yaml: b 1")
 	p.write(".a.tmp", policy("a", 2))
@@ -348,7 +348,7 @@ func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 	// The directory is there before the source: one that comes later may be listed
 	// once before it is watched, and nobody would say that the file is open.
 	p := newPlace(t, func(s *directory.Source) {
-		s.Patience = 2 * s.Settle
+		s.Patience = 2 * s.Quiet
 		files := map[string]string{"a.yaml": policy("a", 1) + "---\n" + policy("b", 1), "c.yaml": policy("c", 1)}
 		for name, content := range files {
 			writeFile(t, filepath.Join(s.Path, name), content)

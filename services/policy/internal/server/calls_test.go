@@ -29,6 +29,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/reasontest"
+	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -632,6 +634,15 @@ func TestTheLargestTablesFitIntoAnAnswer(t *testing.T) {
 	}
 	if n := len(out.GetEgressRules()); n < 5000 || n == table.MaxRules {
 		t.Errorf("the places of %d of %d rules are in the answer", n, table.MaxRules)
+	}
+}
+
+func TestFileThatNothingWaitsForIsNamed(t *testing.T) {
+	s := serve(t)
+	_, err := s.AcceptWithoutFile(s.ctx(), &policyv1.AcceptWithoutFileRequest{File: "a.yaml"})
+	wantCode(t, err, codes.FailedPrecondition, "no directory of policies is configured")
+	if !rpcerr.Is(err, policyv1.ErrorReason_ERROR_REASON_FILE_NOT_MISSING) {
+		t.Errorf("%v has another reason", err)
 	}
 }
 

@@ -168,24 +168,22 @@ func addresses(m btf.Member, text string, at func(name string) (part, error)) (_
 	mixed := false
 	for _, option := range strings.Fields(text) {
 		name, of, _ := strings.Cut(option, "=")
-		p, err := part{}, error(nil)
-		switch name {
-		case "mixed":
+		if name == "mixed" {
 			mixed = true
 			continue
-		case "port":
-			p, err = at(of)
-			port = &p
-			shown = append(shown, of)
-		case "family":
-			p, err = at(of)
-			family = &p
-			shown = append(shown, of)
-		default:
-			err = fmt.Errorf("unknown option %q of SL_ADDR", option)
 		}
+		if name != "port" && name != "family" {
+			return nil, nil, fmt.Errorf("unknown option %q of SL_ADDR", option)
+		}
+		p, err := at(of)
 		if err != nil {
 			return nil, nil, err
+		}
+		shown = append(shown, of)
+		if name == "port" {
+			port = &p
+		} else {
+			family = &p
 		}
 	}
 	from, to := int(m.Offset.Bytes()), int(m.Offset.Bytes())+bytesize(m.Type)

@@ -263,9 +263,9 @@ func (c *crafter) fire(t *testing.T, p crafted) {
 func (c *crafter) contexts(pod string) (out []crafted) {
 	e := c.pods[pod]
 	out = append(out, crafted{prog: program.FromPod, ctx: skbContext{Ifindex: e.Ifindex}})
-	for _, device := range []uint32{0, 77, c.pods["a"].Ifindex, c.pods["b"].Ifindex} {
+	for _, device := range []uint32{0, otherDevice, c.pods["a"].Ifindex, c.pods["b"].Ifindex} {
 		for _, mark := range []uint32{0, markPod, markOf(markEvaluated, e.Ifindex), forwardMark} {
-			if device != 0 && device != 77 && mark == markOf(markEvaluated, e.Ifindex) {
+			if device != 0 && device != otherDevice && mark == markOf(markEvaluated, e.Ifindex) {
 				continue // that one was evaluated
 			}
 			ctx := skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}

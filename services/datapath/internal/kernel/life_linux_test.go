@@ -866,7 +866,7 @@ func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 		"another device":        {Mark: markEvaluated | 2<<16, IngressIfindex: cast["b"].Ifindex},
 		"more than the device":  {Mark: markEvaluated | 1<<16 | 1, IngressIfindex: cast["b"].Ifindex},
 		"made by the host":      {Mark: markEvaluated | 1<<16},
-		"from another's device": {Mark: markEvaluated | 1<<16, IngressIfindex: 77},
+		"from another's device": {Mark: markEvaluated | 1<<16, IngressIfindex: otherDevice},
 	} {
 		if o := r.run(t, program.ToPod, in, ctx, 0); o.reason != event.PolicyDenied {
 			t.Errorf("%s: %v, want %v", what, o.reason, event.PolicyDenied)

@@ -46,6 +46,9 @@ var (
 	podCIDR6 = netip.MustParsePrefix("fd00:244::/64")
 )
 
+// otherDevice is the index of a device that no test has.
+const otherDevice = 1 << 20
+
 func testOptions(dir string) Options {
 	return Options{
 		Dir:             dir,

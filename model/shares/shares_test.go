@@ -139,15 +139,15 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 				asked[who] += u
 			}
 		}
-		labelled, others := r.IntN(5), r.IntN(5)
+		labelled, others, each := r.IntN(5), r.IntN(5), 200
 		if r.IntN(8) == 0 {
-			others = 500
+			others, each = 500, 20
 		}
 		for i := range labelled {
 			add(Labelled(fmt.Sprint("t", i)), r.IntN(200), 1+r.IntN(20))
 		}
 		for i := range others {
-			add(Namespace(fmt.Sprint("n", i)), r.IntN(200), 1+r.IntN(20))
+			add(Namespace(fmt.Sprint("n", i)), r.IntN(each), 1+r.IntN(20))
 		}
 		add(System, r.IntN(200), 1+r.IntN(20))
 		d := Divide(limit, asks, s, nil)

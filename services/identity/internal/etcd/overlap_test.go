@@ -158,7 +158,7 @@ func TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining(t *testing.
 		t.Fatal(err)
 	}
 	given := map[netip.Prefix]string{kept: "old"}
-	for i := range 40 {
+	for i := range 20 {
 		name := fmt.Sprint("new", i)
 		n := startNode(t, s.Endpoint, name, t.TempDir(), quick())
 		n.connected()

@@ -34,7 +34,10 @@ type storm struct {
 // whose removal is acknowledged as ended (INV-96, INV-99). A restart leaves the maps of
 // services as they are, bit for bit (INV-97).
 func TestFaultServiceUnderLoad(t *testing.T) {
-	const changes = 500
+	changes := 200
+	if allFaults() {
+		changes = 500
+	}
 	n := newNode(t)
 	pods := n.addPods(t, "client", "other", "b0", "b1", "b2", "b3", "b4", "b5")
 	s := &storm{served: newServed(t, n), backends: pods[2:], ledger: newLedger(0b000111)}

@@ -50,7 +50,7 @@ func TestNodeThatClaimsAllRangesKeepsNoOtherFromJoining(t *testing.T) {
 			}
 			liar := join("liar", 1)
 			liar.published()
-			record, _, err := liar.store.Own(t.Context())
+			record, _, err := liar.own(t)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -68,7 +68,7 @@ func TestAddedRangeTakesNoRangeOfAnotherNode(t *testing.T) {
 		}
 	}
 	// An attacker with the credentials of a may write more than its process does.
-	record, _, err := a.store.Own(t.Context())
+	record, _, err := a.own(t)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,6 +123,13 @@ func TestRangeAroundThatOfASilentNodeIsTakenOver(t *testing.T) {
 func rangeAround(n *node, a netip.Addr) (netip.Prefix, string, error) {
 	f, err := n.reg.Find(a)
 	return f.Range, f.RangeNode, err
+}
+
+// own reads the record that a node has in etcd. The node's own Store may be in use by its
+// registry meanwhile.
+func (n *node) own(t *testing.T) (registry.Record, int64, error) {
+	t.Helper()
+	return New(n.store.session).Own(t.Context())
 }
 
 // TestNodeThatPutsEveryBlockIntoQuarantineKeepsNoOtherFromJoining: with its own mark of each quarantine. It also
@@ -189,7 +196,7 @@ func TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining(t *testing.T) {
 	liar := startNode(t, s.Endpoint, "liar", t.TempDir(), quick())
 	liar.claim(settings)
 	liar.published()
-	record, _, err := liar.store.Own(t.Context())
+	record, _, err := liar.own(t)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func TestKernelAnswersNameTheFileOfPoliciesThatIsNotRead(t *testing.T) {
 
 	n.datapathStatus(t) // it answers now
 	pod := newPod(t, "pod")
-	_, err := n.call(ctx, "ADD", pod, n.config(t, "1.1.0", map[string]any{"timeout": "2s"}))
+	_, err := n.call(ctx, "ADD", pod, n.config(t, "1.1.0", map[string]any{"timeout": "5s"}))
 	var refused *cni.Error
 	if !errors.As(err, &refused) || refused.Code != 11 {
 		t.Fatalf("ADD: %v, want code 11", err)

@@ -49,7 +49,9 @@ type service struct {
 	dir     string
 	state   string
 	stop    func()
-	sources []string // beside the identities
+	end     func()         // ends the owner, and leaves the server
+	runs    func(f func()) // nil: the owner runs on a goroutine like others
+	sources []string       // beside the identities
 	cluster addresses
 }
 
@@ -70,6 +72,15 @@ type option func(*owner.Config)
 
 func serve(t *testing.T, opts ...option) *service {
 	t.Helper()
+	s := prepare(t)
+	s.start(opts...)
+	t.Cleanup(func() { s.stop() })
+	return s
+}
+
+// prepare makes the directories of a server.
+func prepare(t *testing.T) *service {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "policy-") // short enough for a socket's address
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +90,6 @@ func serve(t *testing.T, opts ...option) *service {
 	if err := os.Mkdir(s.state, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	s.start(opts...)
-	t.Cleanup(func() { s.stop() })
 	return s
 }
 
@@ -111,12 +120,23 @@ func (s *service) start(opts ...option) {
 		s.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	var wg, running sync.WaitGroup
+	run := func() {
 		if err := o.Run(ctx); err != nil {
 			s.t.Errorf("owner: %v", err)
 		}
+	}
+	running.Go(func() {
+		if s.runs != nil {
+			s.runs(run)
+			return
+		}
+		run()
 	})
+	s.end = func() {
+		cancel()
+		running.Wait()
+	}
 	wg.Go(func() {
 		if err := srv.Serve(l); err != nil {
 			s.t.Errorf("serve: %v", err)
@@ -132,7 +152,7 @@ func (s *service) start(opts ...option) {
 	s.stop = sync.OnceFunc(func() {
 		conn.Close()
 		srv.Stop()
-		cancel()
+		s.end()
 		wg.Wait()
 		if err := o.Close(); err != nil {
 			s.t.Errorf("close: %v", err)

@@ -13,8 +13,9 @@ import (
 
 	"github.com/cilium/ebpf/btf"
 
-	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
 // renderer writes a field. It returns false if the field is not to be written.
@@ -50,7 +51,7 @@ func (c compiler) renderer(how string) (renderer, error) {
 		return nonzero(func(b []byte, _ context) string { return address(b, false).String() }), nil
 	case "identity-index":
 		return func(b []byte, _ context) (string, bool) {
-			return fmt.Sprintf("identity %d", identityAt(number(b))), true
+			return fmt.Sprintf("identity %d", nodetable.IdentityAt(int(number(b)))), true
 		}, nil
 	case "seconds":
 		return nonzero(func(b []byte, c context) string {
@@ -116,17 +117,6 @@ func enumerators(e *btf.Enum) map[uint64]string {
 	return words
 }
 
-// clusterWide is where the node-local identities begin in sl_id: SL_MAX_IDENTITIES of abi.h.
-const clusterWide = 65536
-
-// identityAt is the identity at an index of sl_id.
-func identityAt(index uint64) identity.Numeric {
-	if index < clusterWide {
-		return identity.Numeric(index)
-	}
-	return identity.Numeric(index-clusterWide) + identity.MinNodeLocal
-}
-
 func node(b []byte, c context) string {
 	id := uint16(number(b))
 	if c.Node != nil {
@@ -137,13 +127,10 @@ func node(b []byte, c context) string {
 	return fmt.Sprint(id)
 }
 
-// noEndpoint is SL_SLOT_NONE of abi.h.
-const noEndpoint = 0xffff
-
 // endpoint writes an endpoint ID. 0 is the host, and what has no endpoint is not written.
 func endpoint(b []byte, _ context) (string, bool) {
 	switch id := number(b); id {
-	case noEndpoint:
+	case uint64(endpointmap.NoID):
 		return "", false
 	case conntrack.Outside:
 		return "outside", true

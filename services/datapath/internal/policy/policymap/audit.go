@@ -235,7 +235,7 @@ func (a *tableAudit) identities() {
 	for i, want := range s.identities {
 		if got := s.identity(i); got != want {
 			a.differs(func() error { return s.storeWord(bpf.MapsMapSlId, s.idMem, i, want) },
-				"identity %d: word is %#x, should be %#x", IdentityAt(i), got, want)
+				"identity %d: word is %#x, should be %#x", nodetable.IdentityAt(i), got, want)
 		}
 	}
 }

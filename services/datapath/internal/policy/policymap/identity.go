@@ -15,10 +15,6 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// clusterWide is how many places the reserved and cluster-wide numbers have;
-// those that mean something on this node only follow them.
-const clusterWide = int(identity.MaxCluster) + 1
-
 // The parts of a packed entry.
 const (
 	knownBit            = 1 << 31
@@ -26,25 +22,6 @@ const (
 	scopeShift          = 24
 	kindMask, scopeMask = uint32(identity.Kinds) - 1, 3
 )
-
-// identityPlace is the place of an identity's entry, false if it can have none.
-func identityPlace(id identity.Numeric) (int, bool) {
-	switch id.Scope() {
-	case identity.ScopeReserved, identity.ScopeCluster:
-		return int(id), true
-	case identity.ScopeNodeLocal:
-		return int(id-identity.MinNodeLocal) + clusterWide, true
-	}
-	return 0, false
-}
-
-// IdentityAt is the identity at an index of sl_id.
-func IdentityAt(index int) identity.Numeric {
-	if index < clusterWide {
-		return identity.Numeric(index)
-	}
-	return identity.Numeric(index-clusterWide) + identity.MinNodeLocal
-}
 
 // packed is the entry of an identity as the map holds it.
 func packed(w nodetable.Identity) uint32 {
@@ -68,8 +45,8 @@ func validateIdentity(id identity.Numeric, w nodetable.Identity) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, pin.ErrInvalid}, args...)...)
 	}
-	if _, ok := identityPlace(id); !ok {
-		return bad("it is neither cluster-wide, below %d, nor of this node", clusterWide)
+	if _, ok := nodetable.IdentityPlace(id); !ok {
+		return bad("it is neither cluster-wide, below %d, nor of this node", nodetable.ClusterWide)
 	}
 	if !w.Known {
 		return nil
@@ -98,7 +75,7 @@ func (m *Maps) SetIdentities(ws map[uint32]nodetable.Identity) error {
 	defer m.gate.Unlock()
 	s := m.store
 	for id, w := range ws {
-		i, _ := identityPlace(identity.Numeric(id))
+		i, _ := nodetable.IdentityPlace(identity.Numeric(id))
 		if s.identities[i] == packed(w) && s.identity(i) == packed(w) {
 			continue
 		}
@@ -114,7 +91,7 @@ func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(
 
 // Identity is what the map says of an identity; not Known: nothing.
 func (m *Maps) Identity(id identity.Numeric) nodetable.Identity {
-	i, ok := identityPlace(id)
+	i, ok := nodetable.IdentityPlace(id)
 	if !ok || m.gate.RLock() != nil {
 		return nodetable.Identity{}
 	}
@@ -131,7 +108,7 @@ func (m *Maps) Identities() (map[uint32]nodetable.Identity, error) {
 	ws := map[uint32]nodetable.Identity{}
 	for i := range m.store.identities {
 		if v := m.store.identity(i); v&knownBit != 0 {
-			ws[uint32(IdentityAt(i))] = unpacked(v)
+			ws[uint32(nodetable.IdentityAt(i))] = unpacked(v)
 		}
 	}
 	return ws, nil

@@ -123,7 +123,7 @@ func newTableStore(tm tableMaps) *tableStore {
 		sumSeed:        maphash.MakeSeed(),
 		rowRoom:        int(tm.peers.MaxEntries()),
 		prefixRoom:     int(tm.cidr4.MaxEntries()),
-		identities:     make([]uint32, clusterWide+identity.NodeLocalSize),
+		identities:     make([]uint32, nodetable.ClusterWide+identity.NodeLocalSize),
 		identityClass:  map[policytable.ClassKey]nodetable.IdentityClass{},
 		classKey:       map[nodetable.IdentityClass]policytable.ClassKey{},
 		identityNumber: newNumbers(1, int(nodetable.MaxIdentityClass)),

@@ -43,7 +43,7 @@ func TestCallWhileTheOwnerEndsIsAnsweredWithItsReason(t *testing.T) {
 	s := serve(t)
 	s.end()
 	_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(allowWeb)})
-	wantCode(t, err, codes.Unavailable, "stopp")
+	wantCode(t, err, codes.Unavailable, "the service is stopping")
 	if !rpcerr.Is(err, policyv1.ErrorReason_ERROR_REASON_STOPPING) {
 		t.Errorf("%v has another reason", err)
 	}

@@ -77,30 +77,42 @@ func (p *places) withinShare(ns, leaves string, used int) *QuotaError {
 	if ns == "" || t == shares.System || p.quota < dividedQuota {
 		return nil
 	}
-	has, unlabelled := 0, 0
+	c := tally{of: p.tenant, tenant: t}
 	for in, n := range p.in {
-		if in == "" {
-			continue
-		}
 		if in == leaves {
 			n--
 		}
-		of := p.tenant(in)
-		if of == t {
-			has += n
-		}
-		if !of.HasLabel() && of != shares.System {
-			unlabelled += n
-		}
+		c.add(in, n)
 	}
 	most := p.quota/firstQuotaPart + max(0, p.quota-used)/freeQuotaPart
 	switch {
-	case !t.HasLabel() && unlabelled >= p.quota/2:
+	case !t.HasLabel() && c.unlabelled >= p.quota/2:
 		return &QuotaError{
-			Kind: ErrQuota, Of: "all namespaces without a tenant", Used: unlabelled, Limit: p.quota / 2,
+			Kind: ErrQuota, Of: "all namespaces without a tenant", Used: c.unlabelled, Limit: p.quota / 2,
 		}
-	case has >= most:
-		return &QuotaError{Kind: ErrQuota, Of: t.String(), Used: has, Limit: most}
+	case c.has >= most:
+		return &QuotaError{Kind: ErrQuota, Of: t.String(), Used: c.has, Limit: most}
 	}
 	return nil
+}
+
+// tally counts, of numbers by namespace, those of a tenant, and those of all namespaces
+// without the tenant label. Labels without a namespace are nobody's.
+type tally struct {
+	of              func(namespace string) shares.Tenant
+	tenant          shares.Tenant
+	has, unlabelled int
+}
+
+func (c *tally) add(ns string, n int) {
+	if ns == "" {
+		return
+	}
+	of := c.of(ns)
+	if of == c.tenant {
+		c.has += n
+	}
+	if !of.HasLabel() && of != shares.System {
+		c.unlabelled += n
+	}
 }

@@ -92,28 +92,15 @@ func (t *tenantNumbers) admit(m *mirror, labels label.Canonical, now time.Time) 
 	if ns == "" || tenant == shares.System {
 		return nil
 	}
-	has, unlabelled := 0, 0
+	living, created := tally{of: t.tenant, tenant: tenant}, tally{of: t.tenant, tenant: tenant}
 	for ns, n := range m.living {
-		of := t.tenant(ns)
-		if of == tenant {
-			has += n
-		}
-		if ns != "" && !of.HasLabel() && of != shares.System {
-			unlabelled += n
-		}
+		living.add(ns, n)
 	}
-	created, createdUnlabelled := 0, 0
 	for _, n := range t.created {
-		of := t.tenant(n.namespace)
-		if of == tenant {
-			created++
-		}
-		if !of.HasLabel() && of != shares.System {
-			createdUnlabelled++
-		}
+		created.add(n.namespace, 1)
 	}
-	has = max(has, t.published.Tenants[tenant.String()]+created)
-	unlabelled = max(unlabelled, t.published.Unlabelled+createdUnlabelled)
+	has := max(living.has, t.published.Tenants[tenant.String()]+created.has)
+	unlabelled := max(living.unlabelled, t.published.Unlabelled+created.unlabelled)
 	most := bound(identity.ClusterSize - t.used(m))
 	var err *QuotaError
 	switch {

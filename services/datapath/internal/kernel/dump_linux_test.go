@@ -122,10 +122,14 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	put(bpf.MapsMapSlFrag, &bpf.MapsSlFragment{Src: [16]byte{10, 0, 0, 1}, Dst: [16]byte{10, 0, 0, 2}, Id: 5, Proto: 17, Family: 4, Slot: 1}, uint32(1000<<16|53))
 	k.addStat(t, uint32(bpf.MapsSlCtStatSL_CT_STAT_PICKED_UP), 4)
 	k.put(t, conntrack.Connection{
-		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: conntrack.End{Slot: endpointmap.NoID, Identity: 9}, To: conntrack.End{Slot: 1, Epoch: 2, AddressEpoch: 3, Identity: 266},
+		Tuple: tuple(6, "10.244.0.20:80", "10.244.0.10:4000"), From: conntrack.End{Slot: endpointmap.NoID, Identity: 9},
+		To:       conntrack.End{Slot: 1, Epoch: 2, AddressEpoch: 3, Identity: 266},
 		LastSeen: conntrack.MonotonicSeconds(), Flags: conntrack.SeenReply | conntrack.Established | conntrack.ViaStack, IngressRule: 8,
 	})
-	k.put(t, conntrack.Connection{Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: conntrack.End{Slot: endpointmap.NoID}, To: conntrack.End{Slot: endpointmap.NoID}, LastSeen: conntrack.MonotonicSeconds()})
+	k.put(t, conntrack.Connection{
+		Tuple: tuple(17, "[fd00::1]:5", "[fd00::2]:53"), From: conntrack.End{Slot: endpointmap.NoID},
+		To: conntrack.End{Slot: endpointmap.NoID}, LastSeen: conntrack.MonotonicSeconds(),
+	})
 
 	transit := conntrack.Connection{
 		Tuple: tuple(17, "192.0.2.99:41000", "203.0.113.1:53"), From: conntrack.End{Slot: endpointmap.NoID, Identity: 9},

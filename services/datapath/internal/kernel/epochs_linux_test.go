@@ -58,7 +58,10 @@ func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfConnections(t *testing.T) {
 		{tuple(6, "[fd00:244::a]:40000", "[fd00:244::14]:80"), 0, 90},
 		{tuple(6, "10.244.0.10:40001", "10.244.0.20:80"), math.MaxUint32, math.MaxUint32 - 1},
 	} {
-		k.put(t, conntrack.Connection{Tuple: e.tu, From: conntrack.End{Slot: endpointmap.ID(i + 1), Epoch: e.from}, To: conntrack.End{Slot: endpointmap.ID(i + 2), Epoch: e.to}})
+		k.put(t, conntrack.Connection{
+			Tuple: e.tu, From: conntrack.End{Slot: endpointmap.ID(i + 1), Epoch: e.from},
+			To: conntrack.End{Slot: endpointmap.ID(i + 2), Epoch: e.to},
+		})
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
 	if e := publish(t, k, a); e.Policy.Epoch <= 90 || e.Policy.Epoch > 100 {

@@ -32,7 +32,8 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	all = append([]netip.Addr{first, six}, all...)
 	err := k.Endpoints.SyncHostAddrs(all)
 	var full *endpointmap.HostAddrsError
-	if !errors.As(err, &full) || *full != (endpointmap.HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) || !errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
+	if !errors.As(err, &full) || *full != (endpointmap.HostAddrsError{Map: "sl_ip4", Have: 13_001, Limit: 12_289}) ||
+		!errors.Is(err, pin.ErrFull) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("13,001 addresses: %v (%+v)", err, full)
 	}
 	have, err := k.Endpoints.HostAddrs()

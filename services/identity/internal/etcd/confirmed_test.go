@@ -82,6 +82,9 @@ func TestAddressIsReusedOnceEveryNodeHasConfirmed(t *testing.T) {
 		_, _, reuse := a.reg.CheckReuse([]netip.Addr{used}, scarce)
 		return reuse[0]
 	}
+	servicetest.Eventually(t, "a itself to see that the mapping is gone", func() bool {
+		return !strings.Contains(check(false).Reason, "etcd still has the mapping")
+	})
 	if r := check(false); r.OK || a.reg.WantsConfirmed() != 0 {
 		t.Errorf("%+v, and revision %d is wanted, while addresses are not scarce", r, a.reg.WantsConfirmed())
 	}

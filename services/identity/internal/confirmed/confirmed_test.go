@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -34,6 +35,13 @@ type store struct {
 
 func newStore() *store {
 	return &store{revision: 1000, alive: map[string]string{}, reports: map[string]Report{}}
+}
+
+// state returns the moments of all reports and the summary that was published last.
+func (s *store) state() ([]time.Time, Summary) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.writes), s.summary
 }
 
 // of is the store as a node has it.
@@ -201,8 +209,8 @@ func TestRemovalThatAllNodesConfirmIsKnownSoon(t *testing.T) {
 		}
 		all := startAll(t, s, names...)
 		time.Sleep(time.Hour)
-		if len(s.writes) > 0 || s.summary != (Summary{}) {
-			t.Fatalf("%d reports and %+v while no node asks", len(s.writes), s.summary)
+		if writes, summary := s.state(); len(writes) > 0 || summary != (Summary{}) {
+			t.Fatalf("%d reports and %+v while no node asks", len(writes), summary)
 		}
 		for _, m := range all {
 			m.set(30, 0)
@@ -217,16 +225,17 @@ func TestRemovalThatAllNodesConfirmIsKnownSoon(t *testing.T) {
 		}
 		moments := map[time.Time]int{}
 		synctest.Wait()
-		for _, w := range s.writes {
+		writes, _ := s.state()
+		for _, w := range writes {
 			moments[w]++
 		}
 		// The node that asks may have taken its request back already.
-		if n := len(s.writes); n != len(names) && n != len(names)+1 || len(moments) < 5 {
-			t.Errorf("%d reports of %d nodes at %d moments", len(s.writes), len(names), len(moments))
+		if n := len(writes); n != len(names) && n != len(names)+1 || len(moments) < 5 {
+			t.Errorf("%d reports of %d nodes at %d moments", len(writes), len(names), len(moments))
 		}
 		time.Sleep(time.Hour)
-		if len(s.writes) != len(names)+1 || s.summary.Wanted != 0 {
-			t.Errorf("%d reports after the node has asked no more, %+v", len(s.writes), s.summary)
+		if writes, summary := s.state(); len(writes) != len(names)+1 || summary.Wanted != 0 {
+			t.Errorf("%d reports after the node has asked no more, %+v", len(writes), summary)
 		}
 	})
 }

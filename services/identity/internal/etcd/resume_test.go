@@ -217,11 +217,15 @@ func TestCompactionBehindAnIdleNodeCostsNoListing(t *testing.T) {
 	b := startNode(t, n.Endpoint, "b", n.dir, cfg)
 	b.connected()
 	admin := n.Client()
-	resp, err := admin.Put(t.Context(), "/elsewhere", "x")
-	if err != nil {
+	if _, err := admin.Put(t.Context(), "/elsewhere", "x"); err != nil {
 		t.Fatal(err)
 	}
+	// Nodes still write for a moment: the point has to reach the newest revision.
 	servicetest.Eventually(t, "the point to move on", func() bool {
+		resp, err := admin.Get(t.Context(), "/elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
 		return b.cluster.Origin().Revision >= resp.Header.Revision
 	})
 	b.stop()

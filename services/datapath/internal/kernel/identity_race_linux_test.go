@@ -51,7 +51,7 @@ func flood(t *testing.T, shots [2]shot, change func() error) (sent, passed int64
 // the flow, and no packet of it passes (INV-70). The store of SetIdentity is done
 // here without its grace periods, which are long against a packet's evaluation.
 func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
-	const changes = 1_000_000
+	const changes = 100_000
 	th := newTheatre(t, false)
 	th.putTables(t)
 	_, err := th.k.Endpoints.SetPolicy(th.pods["b"].Slot, nodetable.Allow, friends)

@@ -19,13 +19,13 @@ import (
 // reference is docs/reference.md without its rows.
 var reference = `# Reference
 
-What programs and people may rely on, and where it is written. Tests compare each list with the code: what is lost or
-renamed fails one of them.
+Interfaces that programs and people may rely on, and the pages that list them. Tests compare each list with the code: a
+lost or renamed name fails a test.
 
 | what | where |
 |---|---|
 | commands, flags, help texts | [cmd/sluice/testdata/commands.txt](../cmd/sluice/testdata/commands.txt) |
-| what commands print, exit codes | [cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) |
+| output and exit codes of commands | [cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) |
 | settings and metrics of every service | [process.md](process.md) |
 | settings and metrics of sluice-identity | [identity.md](identity.md) |
 | settings and metrics of sluice-ipam | [ipam.md](ipam.md) |
@@ -34,7 +34,7 @@ renamed fails one of them.
 | settings and metrics of sluice-controller | [controller.md](controller.md) |
 | settings and metrics of sluice-datapath | [endpoints.md](endpoints.md) |
 | keys in etcd | [identity.md](identity.md) |
-| calls of the services | below; the comments of ` + "`proto/`" + ` say what each does |
+| calls of the services | below; the comments in ` + "`proto/`" + ` describe each call |
 
 ## JSON
 
@@ -43,10 +43,10 @@ renamed fails one of them.
 ` + jsonRules + `- An error is one line ` + "`{\"error\":\"…\"}`" +
 	` on standard error; exit codes are those of the tables.
 
-Keys are added at any time. A key keeps its name and its meaning until 1.0, but for what [changes.md](changes.md) lists.
+Keys may be added at any time. A key keeps its name and meaning until 1.0; [changes.md](changes.md) lists exceptions.
 [reference/json.md](reference/json.md) lists the keys of each command.
-[cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) has an output of each command,
-which a test compares.
+[cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) has an example of the output
+of each command, which a test compares.
 
 ## Calls
 
@@ -55,17 +55,17 @@ which a test compares.
 `
 
 // jsonRules are the rules of the package message and of the commands, with ' for the sign that Go's text cannot have.
-var jsonRules = strings.ReplaceAll(`- The answer of a service is printed as the service gives it: its message is an
-  object, with the fields of the message as keys, in camel case and in their order. 'endpoint_index' is 'endpointId'.
-  What a command adds stands behind them. A command that asks several services has one key for each answer.
-- A command that lists prints one object with the list as 'items', which is never absent or null.
-- What does not end or may be large is one object a line: 'observe', 'endpoint events', 'conntrack list', 'map dump'.
-- Zero values are present. Absent is what is not set: a message, a time, an optional field, an enum without a value.
-- Enums are in lower case without their prefix, with '-' between words. A value that the program does not know is its
-  number. Flags, such as those of TCP, are a list of names.
-- Numbers are numbers, but those that may reach 2^53 are text: 'addressCount', 'reservedCount' and 'freeCount' of a
+var jsonRules = strings.ReplaceAll(`- The answer of a service is printed as one object: the fields of the message are the keys, in camel case and in their
+  order. 'endpoint_index' is 'endpointId'. Keys that the command adds follow. A command that asks several services
+  prints one key for each answer.
+- A listing command prints one object with the list as 'items', which is never absent or null.
+- Output that does not end or may be large is one object a line: 'observe', 'endpoint events', 'conntrack list', 'map dump'.
+- Zero values are present. Unset messages, times, optional fields and enums without a value are absent.
+- Enums are in lower case without their prefix, with '-' between words. A value that the program does not know is
+  printed as its number. Flags, such as TCP flags, are a list of names.
+- Numbers are JSON numbers. Numbers that may reach 2^53 are text: 'addressCount', 'reservedCount' and 'freeCount' of a
   pool.
-- Times are RFC 3339 in UTC. Durations are text such as '1m30s'. Bytes are hexadecimal, but a manifest is text.
+- Times are RFC 3339 in UTC. Durations are text such as '1m30s'. Bytes are hexadecimal; manifests are text.
 - Labels are 'SOURCE:KEY=VALUE', sorted.
 `, "'", "`")
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command client connects network namespaces by Sluice without CNI, as an
-// orchestrator does that speaks gRPC itself. docs/use-without-cni.md explains
-// the calls; examples/python is the same program in Python.
+// Command client connects network namespaces by gRPC, without CNI, as an
+// orchestrator would. docs/use-without-cni.md explains the calls;
+// examples/python is the same program in Python.
 //
 //	client connect NETNS CONTAINER [LABEL=VALUE…]
 //	client label CONTAINER [LABEL=VALUE…]
@@ -108,7 +108,7 @@ func run(ctx context.Context, runDir, namespace string, none bool, args []string
 	return nil
 }
 
-// policies makes the policies of this program those of the files.
+// policies replaces the policies of this program with the policies in the files.
 func policies(ctx context.Context, node *Node, files []string) error {
 	var manifests []byte
 	for _, file := range files {

@@ -25,8 +25,8 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// manager is what this program calls itself: endpoints and policies carry it, and
-// Reclaim and SetPolicies touch no others.
+// manager is the name of this program. Endpoints and policies carry it, and
+// Reclaim and SetPolicies change no others.
 const manager = "example"
 
 // Node speaks to the services of one node.
@@ -47,7 +47,7 @@ func Dial(runDir string) (*Node, error) {
 			return nil, err
 		}
 		conn, err := grpc.NewClient("unix://"+path,
-			grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel says who calls
+			grpc.WithTransportCredentials(insecure.NewCredentials()), // services check peer credentials
 			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 			// A local service that restarts is back soon.
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{
@@ -78,8 +78,8 @@ func (n *Node) Close() {
 	}
 }
 
-// Connect gives the network namespace an interface. It may be repeated: with the
-// same content the answer is the same. If it fails, nothing of it stays.
+// Connect gives the network namespace an interface. It is idempotent: a repeated
+// call with the same content returns the same answer. If it fails, it undoes what it did.
 func (n *Node) Connect(ctx context.Context, owner *workloadv1.Owner, netns string, labels []*workloadv1.Label,
 ) (*datapathv1.Endpoint, error) {
 	for {
@@ -130,7 +130,7 @@ func (n *Node) undo(ctx context.Context, owner *workloadv1.Owner) error {
 }
 
 // Relabel replaces the labels of a connected workload, and with them its identity.
-// When it returns, the kernel evaluates its packets by the new ones.
+// When it returns, the kernel enforces the new labels.
 func (n *Node) Relabel(ctx context.Context, owner *workloadv1.Owner, labels []*workloadv1.Label,
 ) (*datapathv1.Endpoint, error) {
 	answer, err := retry(ctx, func() (*datapathv1.UpdateEndpointResponse, error) {
@@ -142,7 +142,7 @@ func (n *Node) Relabel(ctx context.Context, owner *workloadv1.Owner, labels []*w
 }
 
 // Disconnect removes the endpoint. The datapath releases the addresses and the
-// identity afterwards. Disconnecting what is not connected succeeds.
+// identity afterwards. Without an endpoint it succeeds.
 func (n *Node) Disconnect(ctx context.Context, owner *workloadv1.Owner) error {
 	_, err := retry(ctx, func() (*datapathv1.DeleteEndpointResponse, error) {
 		return n.datapath.DeleteEndpoint(ctx, &datapathv1.DeleteEndpointRequest{Owner: owner})
@@ -161,7 +161,7 @@ func (n *Node) Reclaim(ctx context.Context, valid []*workloadv1.Owner) ([]*workl
 	return answer.GetReclaimed(), err
 }
 
-// SetPolicies makes the policies of this manager those of the manifests, all of
+// SetPolicies replaces the policies of this manager with the manifests, all of
 // them or none, and returns when the kernel enforces them.
 func (n *Node) SetPolicies(ctx context.Context, manifests []byte) (uint64, error) {
 	replaced, err := retry(ctx, func() (*policyv1.ReplacePoliciesResponse, error) {
@@ -185,9 +185,9 @@ func (n *Node) SetPolicies(ctx context.Context, manifests []byte) (uint64, error
 	return revision, nil
 }
 
-// Watch calls changed for every endpoint that there is and for each that changes,
-// and removed for each that is removed, over restarts of the datapath, until the
-// context ends.
+// Watch calls changed for every existing, new or changed endpoint, and removed for
+// every removed one. It reconnects after a restart of the datapath, and returns
+// when the context ends.
 func (n *Node) Watch(ctx context.Context, changed func(*datapathv1.Endpoint), removed func(owner string)) error {
 	known := map[string]bool{} // by owner
 	var token []byte
@@ -208,8 +208,8 @@ func (n *Node) Watch(ctx context.Context, changed func(*datapathv1.Endpoint), re
 	}
 }
 
-// watchOnce follows one stream. Without a token it begins with a listing, and what
-// was known and is not listed was removed meanwhile. With one it goes on where the
+// watchOnce follows one stream. Without a token, it starts with a listing: known
+// endpoints that are not listed were removed. With a token, it continues where the
 // last stream ended.
 func (n *Node) watchOnce(ctx context.Context, token *[]byte, known map[string]bool,
 	changed func(*datapathv1.Endpoint), removed func(owner string),
@@ -258,7 +258,7 @@ func (n *Node) watchOnce(ctx context.Context, token *[]byte, known map[string]bo
 }
 
 // retry repeats a call that may succeed later, until it does or the context ends.
-// Every call that this program makes may be repeated.
+// All calls of this program are idempotent.
 func retry[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	for delay := 50 * time.Millisecond; ; delay = min(2*delay, 2*time.Second) {
 		answer, err := call()
@@ -273,14 +273,14 @@ func retry[T any](ctx context.Context, call func() (T, error)) (T, error) {
 				wait = max(wait, info.GetRetryDelay().AsDuration())
 			}
 		}
-		// Jitter, so that many callers do not come back at once.
+		// Jitter, so that many callers do not retry at once.
 		if pause(ctx, wait+rand.N(wait/2)) != nil { //nolint:gosec // no secret
 			return answer, err
 		}
 	}
 }
 
-// reason is the service's name for what went wrong; empty if it gave none.
+// reason returns the reason of the error's ErrorInfo; empty if it has none.
 func reason(err error) string {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok {

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 The Sluice Authors
-"""Connects network namespaces by Sluice without CNI, as examples/go does.
+"""Connects network namespaces by gRPC, without CNI, as examples/go does.
 
 docs/use-without-cni.md explains the calls. The modules below sluice/ are
 generated from proto/ into a directory of PYTHONPATH:
@@ -27,8 +27,8 @@ from sluice.ipam.v1 import ipam_pb2, ipam_pb2_grpc
 from sluice.policy.v1 import policy_pb2, policy_pb2_grpc
 from sluice.workload.v1 import workload_pb2
 
-# What this program calls itself: endpoints and policies carry it, and reclaim and
-# set_policies touch no others.
+# The name of this program. Endpoints and policies carry it, and reclaim and
+# set_policies change no others.
 MANAGER = "example"
 
 # Codes of calls that may succeed later.
@@ -49,7 +49,7 @@ class Node:
 
         def channel(service):
             path = os.path.abspath(os.path.join(run_dir, service, service + ".sock"))
-            return grpc.insecure_channel("unix:" + path, options)  # the kernel says who calls
+            return grpc.insecure_channel("unix:" + path, options)  # services check peer credentials
 
         self.ipam = ipam_pb2_grpc.IPAMServiceStub(channel("ipam"))
         self.datapath = datapath_pb2_grpc.DatapathServiceStub(channel("datapath"))
@@ -57,13 +57,13 @@ class Node:
 
     def call(self, method, request):
         """Makes a call, which waits for an absent service, and repeats it while it may
-        succeed later. Every call that this program makes may be repeated."""
+        succeed later. All calls of this program are idempotent."""
         delay = 0.05
         while True:
             try:
                 return method(request, wait_for_ready=True, timeout=max(0, self.deadline - time.monotonic()))
             except grpc.RpcError as error:
-                # Jitter, so that many callers do not come back at once.
+                # Jitter, so that many callers do not retry at once.
                 wait = delay * random.uniform(1, 1.5)
                 if error.code() not in TEMPORARY or time.monotonic() + wait > self.deadline:
                     raise
@@ -71,7 +71,7 @@ class Node:
             delay = min(2 * delay, 2)
 
     def connect(self, owner, netns, labels):
-        """Gives the network namespace an interface. If it fails, nothing of it stays."""
+        """Gives the network namespace an interface. If it fails, it undoes what it did."""
         while True:
             lease = self.call(self.ipam.Allocate, ipam_pb2.AllocateRequest(owner=owner)).allocation
             request = datapath_pb2.CreateEndpointRequest(
@@ -105,14 +105,14 @@ class Node:
             self.ipam.Release(ipam_pb2.ReleaseRequest(owner=owner), timeout=5)
 
     def relabel(self, owner, labels):
-        """Replaces the labels; the kernel evaluates packets by the new ones when it returns."""
+        """Replaces the labels; when it returns, the kernel enforces them."""
         request = datapath_pb2.UpdateEndpointRequest(owner=owner, manager=MANAGER)
         request.labels.labels.extend(labels)
         request.labels.SetInParent()  # also when the list is empty
         return self.call(self.datapath.UpdateEndpoint, request).endpoint
 
     def disconnect(self, owner):
-        """Removes the endpoint; removing what is not there succeeds."""
+        """Removes the endpoint. Without an endpoint it succeeds."""
         self.call(self.datapath.DeleteEndpoint, datapath_pb2.DeleteEndpointRequest(owner=owner))
 
     def reclaim(self, valid):
@@ -121,7 +121,7 @@ class Node:
         return self.call(self.datapath.ReclaimEndpoints, request).reclaimed
 
     def set_policies(self, manifests):
-        """Makes the policies of this manager those of the manifests, and waits for the kernel."""
+        """Replaces the policies of this manager with the manifests, and waits for the kernel."""
         request = policy_pb2.ReplacePoliciesRequest(manager=MANAGER, manifests=manifests, allow_empty=not manifests)
         revision = self.call(self.policy.ReplacePolicies, request).revision
         wait = policy_pb2.WaitForRevisionRequest(revision=revision)
@@ -134,8 +134,8 @@ class Node:
         known, token = set(), b""
         while True:
             try:
-                # Without a token the stream begins with a listing, and what was known
-                # and is not listed was removed meanwhile.
+                # Without a token the stream starts with a listing: known endpoints
+                # that are not listed were removed.
                 listing, listed = not token, set()
                 request = datapath_pb2.WatchEndpointsRequest(resume_token=token)
                 for message in self.datapath.WatchEndpoints(request, wait_for_ready=True):
@@ -175,8 +175,8 @@ def owner_text(owner):
 
 
 def labels_of(namespace, pairs):
-    """Labels of KEY=VALUE. With a namespace the workload counts as a pod of it, and its
-    labels have the source k8s; without one as a pod of default."""
+    """Parses labels KEY=VALUE. With a namespace, the workload belongs to it, and its
+    labels have the source k8s; without one, it belongs to default."""
     source, labels = "cni", {}
     if namespace:
         source = "k8s"

@@ -108,7 +108,7 @@ func TestLinksLeadToHeadings(t *testing.T) {
 // TestEveryDocumentIsInTheIndex: docs/README.md leads to each page.
 func TestEveryDocumentIsInTheIndex(t *testing.T) {
 	index := read(t, filepath.Join(root, "docs", "README.md"))
-	for _, pattern := range []string{"docs/*.md", "docs/operations/*.md"} {
+	for _, pattern := range []string{"docs/*.md", "docs/how-to/*.md", "docs/operations/*.md", "docs/tutorials/*.md"} {
 		pages, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(pages) == 0 {
 			t.Fatalf("%s: %v, %v", pattern, pages, err)

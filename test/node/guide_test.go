@@ -110,3 +110,23 @@ func TestKernelPoliciesOfTheGuideAreAccepted(t *testing.T) {
 	n := newNode(t)
 	n.follow(t, document, "/tmp/guide-db.yaml", filepath.Join(t.TempDir(), "db.yaml"))
 }
+
+// TestKernelFirstHourIsTrue executes docs/tutorials/first-hour.md.
+func TestKernelFirstHourIsTrue(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	dir := t.TempDir()
+	replace := []string{
+		"/tmp/hour-cni", filepath.Join(dir, "cni"),
+		"/tmp/hour-service.yaml", filepath.Join(dir, "service.yaml"),
+	}
+	for _, p := range []string{"hour-web", "hour-client"} {
+		unique := name(t, p+"-")
+		replace = append(replace, p, unique)
+		t.Cleanup(func() { // if the tutorial ends early
+			_ = exec.Command("bash", "-c", "ip netns pids "+unique+" | xargs -r kill; ip netns del "+unique).Run() //nolint:gosec // a namespace of this test
+		})
+	}
+	n.follow(t, "docs/tutorials/first-hour.md", append(replace, n.addressesOf(t)...)...)
+	n.wantNothingHeld(t)
+}

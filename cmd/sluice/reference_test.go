@@ -55,11 +55,12 @@ of each command, which a test compares.
 `
 
 // jsonRules are the rules of the package message and of the commands, with ' for the sign that Go's text cannot have.
-var jsonRules = strings.ReplaceAll(`- The answer of a service is printed as one object: the fields of the message are the keys, in camel case and in their
-  order. 'endpoint_index' is 'endpointId'. Keys that the command adds follow. A command that asks several services
-  prints one key for each answer.
+var jsonRules = strings.ReplaceAll(`- The answer of a service is printed as one object. Its keys are the fields of the
+  message, in camel case and in their order; 'endpoint_index' is 'endpointId'. Keys that the command adds follow. A
+  command that asks several services prints one key for each answer.
 - A listing command prints one object with the list as 'items', which is never absent or null.
-- Output that does not end or may be large is one object a line: 'observe', 'endpoint events', 'conntrack list', 'map dump'.
+- Output that does not end or may be large is one object a line: 'observe', 'endpoint events', 'conntrack list',
+  'map dump'.
 - Zero values are present. Unset messages, times, optional fields and enums without a value are absent.
 - Enums are in lower case without their prefix, with '-' between words. A value that the program does not know is
   printed as its number. Flags, such as TCP flags, are a list of names.

@@ -124,7 +124,8 @@ func TestKernelFirstHourIsTrue(t *testing.T) {
 		unique := name(t, p+"-")
 		replace = append(replace, p, unique)
 		t.Cleanup(func() { // if the tutorial ends early
-			_ = exec.Command("bash", "-c", "ip netns pids "+unique+" | xargs -r kill; ip netns del "+unique).Run() //nolint:gosec // a namespace of this test
+			end := "ip netns pids " + unique + " | xargs -r kill; ip netns del " + unique
+			_ = exec.Command("bash", "-c", end).Run() //nolint:gosec // a namespace of this test
 		})
 	}
 	n.follow(t, "docs/tutorials/first-hour.md", append(replace, n.addressesOf(t)...)...)

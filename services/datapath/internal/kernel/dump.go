@@ -12,24 +12,24 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// MapNames lists the maps, sorted.
+// MapNames returns the names of the maps, sorted.
 func (k *Kernel) MapNames() []string { return k.Pins.Names() }
 
-// Dump hands the entries of a map to visit as text, as package mapdump writes them.
-// Entries that come or go meanwhile may be missing.
+// Dump passes the entries of a map to visit as text, in the format of package mapdump. Entries that are added
+// or deleted during the call may be missing.
 //
-// No lock is held while visit runs, so that it may be as slow as it likes.
+// No lock is held while visit runs, so visit may be slow.
 func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
 	return k.dump(name, nil, visit)
 }
 
-// Dumper dumps maps with the names of nodes beside their IDs.
+// Dumper dumps maps with the names of nodes next to their IDs.
 type Dumper struct {
 	*Kernel
-	NodeName func(id uint16) string // "": it is not known
+	NodeName func(id uint16) string // "" if unknown
 }
 
-// Dump is Kernel's.
+// Dump is Kernel.Dump with names of nodes.
 func (d Dumper) Dump(name string, visit func(key, value string) error) error {
 	return d.dump(name, d.NodeName, visit)
 }
@@ -56,15 +56,15 @@ func (k *Kernel) dump(name string, nodeName func(uint16) string, visit func(key,
 	return format.Each(m, mapdump.Names{Node: nodeName, Now: conntrack.MonotonicSeconds()}, visit)
 }
 
-// withoutEndpoint marks the entries of sl_ep that no device leads to: an endpoint ID that
-// was given back keeps the entry of the endpoint that it had, and denies everything.
+// withoutEndpoint marks the entries of sl_ep that no device refers to: a released endpoint ID keeps the entry
+// of its last endpoint, and denies everything.
 func (k *Kernel) withoutEndpoint(visit func(key, value string) error) (func(key, value string) error, error) {
 	devices, err := k.Pins.Borrow(bpf.MapsMapSlIf)
 	if err != nil {
 		return nil, err
 	}
 	defer devices.Close()
-	used := map[string]bool{"endpoint 0": true} // of the node's own processes, without a device
+	used := map[string]bool{"endpoint 0": true} // the host, which has no device
 	err = pin.EachEntry(devices, pin.Unguarded, func(_, ids []uint32) error {
 		for _, id := range ids {
 			used[fmt.Sprintf("endpoint %d", id)] = true

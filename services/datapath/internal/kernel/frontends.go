@@ -17,18 +17,17 @@ import (
 
 type serviceMaps = servicemap.Maps
 
-// Frontends are the services of the kernel for one who keeps them.
+// Frontends gives the owner of services access to the services in the kernel.
 type Frontends struct {
 	*serviceMaps
 	k *Kernel
 }
 
-// Frontends gives the services to one who keeps them.
+// Frontends returns the handle for the owner of services.
 func (k *Kernel) Frontends() Frontends { return Frontends{k.Services, k} }
 
-// Apply applies a transaction. Where an address becomes that of a service, connections
-// that already lead to the address itself lose their entries: a flow that sends
-// all the time would never ask for the service otherwise.
+// Apply applies a transaction. When an address becomes a service address, entries of direct connections to that
+// address are removed. Otherwise a flow that never pauses would never be translated.
 func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	fresh, err := f.fresh(tx)
 	if err != nil {
@@ -41,7 +40,7 @@ func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (front
 	return res, err
 }
 
-// fresh are the keys that the kernel does not have yet.
+// fresh returns the keys that the kernel does not have yet.
 func (f Frontends) fresh(tx *frontendtx.Transaction) (map[frontend.Key]struct{}, error) {
 	fresh := map[frontend.Key]struct{}{}
 	for _, c := range tx.Changes() {
@@ -59,10 +58,10 @@ func (f Frontends) fresh(tx *frontendtx.Transaction) (map[frontend.Key]struct{},
 	return fresh, nil
 }
 
-// forgetTries is how often a connection is removed that a packet has just used.
+// forgetTries is how often forget retries to remove a connection that packets keep changing.
 const forgetTries = 5
 
-// forgetDirect removes the connections that no service has led to an address of one.
+// forgetDirect removes the untranslated connections to addresses that have become frontends.
 func (k *Kernel) forgetDirect(ctx context.Context, fresh map[frontend.Key]struct{}) error {
 	var direct []conntrack.Connection
 	err := k.Connections.Each(func(cs []conntrack.Connection) error {
@@ -75,13 +74,13 @@ func (k *Kernel) forgetDirect(ctx context.Context, fresh map[frontend.Key]struct
 	})
 	for _, c := range direct {
 		if err := k.forget(c); err != nil {
-			return errors.Join(err, fmt.Errorf("forget %v: %w", c.Tuple, err))
+			return errors.Join(err, fmt.Errorf("remove direct connection %v: %w", c.Tuple, err))
 		}
 	}
 	return err
 }
 
-// asksOne says whether the responder is one of the frontends.
+// asksOne reports whether the responder is one of the frontends.
 func asksOne(c *conntrack.Connection, fresh map[frontend.Key]struct{}) bool {
 	k := frontend.Key{Addr: c.Responder.Addr(), Port: c.Responder.Port(), Protocol: frontend.Protocol(c.Protocol)}
 	if _, ok := fresh[k]; ok {
@@ -94,7 +93,7 @@ func asksOne(c *conntrack.Connection, fresh map[frontend.Key]struct{}) bool {
 	return ok
 }
 
-// forget removes a connection, also while packets change it.
+// forget removes a connection, even while packets change it.
 func (k *Kernel) forget(c conntrack.Connection) error {
 	for range forgetTries {
 		deleted, err := k.Connections.Remove(c)
@@ -106,5 +105,5 @@ func (k *Kernel) forget(c conntrack.Connection) error {
 			return err
 		}
 	}
-	return errors.New("packets use it all the time")
+	return errors.New("packets keep changing its entry")
 }

@@ -3,21 +3,18 @@
 
 // Package kernel owns the eBPF maps and programs of one Sluice instance.
 //
-// It loads the programs of the repository's bpf/ folder against maps that are
-// pinned in the instance's bpffs directory, publishes endpoints and addresses
-// into those maps, and reads counters and events back. What it puts into the
-// kernel stays there when the process ends: the tc filters hold the programs,
-// the pins hold the maps, and the next process adopts both.
+// It loads the programs of the repository's bpf/ folder against maps that are pinned in the instance's bpffs
+// directory, writes endpoints and addresses into those maps, and reads counters and events. Its state in the
+// kernel outlives the process: the tc filters hold the programs, the pins hold the maps, and the next process
+// adopts both.
 //
-// It does not touch devices, routes, filters or namespaces, and it does not
-// decide anything: who may be an endpoint and which policy table evaluates it is
-// the caller's business.
+// It does not touch devices, routes, filters or namespaces. It makes no decisions: the caller decides which
+// endpoints exist and which policy tables evaluate them.
 //
-// How the maps are written is part of their meaning. The value of a hash map
-// is written once and deleted; everything that changes lives in one aligned
-// 64-bit word of an array; values of longest-prefix maps are at most eight
-// bytes and may be replaced. A reader therefore never misses a published
-// endpoint and never reads another endpoint's record.
+// The way in which a map is written is part of its contract. A value of a hash map is written once, and
+// deleted. Data that changes is in one aligned 64-bit word of an array. A value of a longest-prefix-match map
+// has at most eight bytes and may be replaced. A reader therefore never misses a published endpoint and never
+// reads the entry of another one.
 package kernel
 
 import (
@@ -56,86 +53,80 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// Options say where the maps are pinned and fix the values that the programs
-// know as constants.
+// Options select where the maps are pinned, and set the constants of the programs.
 type Options struct {
 	// Dir is the bpffs directory of this instance, for example
 	// /run/sluice/bpf. It is created with mode 0700 if it does not exist; a
 	// bpffs must be mounted at it or above it.
 	Dir string
 
-	// PodCIDRs are the node's own pod ranges. An address inside them that no
-	// endpoint has is answered with the reason no-route and never leaves the
-	// node. Empty: those that the ipcache has stay, and Addresses changes them.
+	// PodCIDRs are the pod CIDRs of the local node. A packet to an address inside them that no endpoint has
+	// is dropped with the reason no-route and never leaves the node. If empty, the pod CIDRs in the pinned
+	// ipcache stay; IPCache can change them.
 	PodCIDRs []netip.Prefix
 
-	// TunnelPorts are UDP ports that a pod may not reach on any node address,
-	// because a packet to them could forge another pod's identity. At most
-	// MaxTunnelPorts, 1 to 65535. Empty means the VXLAN port 4789.
+	// TunnelPorts are UDP ports that pods may not reach on any node address, because a packet to such a
+	// port could forge the identity of another pod. At most MaxTunnelPorts, 1 to 65535. Empty means the
+	// VXLAN port 4789.
 	TunnelPorts []uint16
 
-	// EventsPerSecond limits the events of one endpoint and reason, and of all
-	// endpoints on a CPU to 16 times as many of a reason; what exceeds it is
-	// counted in the next event's Lost. Zero means 64.
+	// EventsPerSecond limits the events of one endpoint and reason. All endpoints on a CPU together may
+	// have 16 times as many for a reason. Suppressed events are counted in the Lost field of the next
+	// event. Zero means 64.
 	EventsPerSecond uint32
 
-	// Routing says how packets between pods of two nodes travel: its programs are
-	// loaded.
+	// Routing selects how packets travel between pods of two nodes, and so which programs are loaded.
 	Routing Routing
 
-	// Services makes the maps of services large enough for some. Without it they
-	// have one element each.
+	// Services gives the maps of services their full size. Without it they have one element each.
 	Services bool
 
-	// Sockets says whose sockets reach services by the socket load balancer; nil:
-	// none do, and no program is attached to a cgroup. It needs Services.
+	// Sockets selects the sockets that the socket load balancer serves. If nil, no program is attached to a
+	// cgroup. It requires Services.
 	Sockets *sockets.Options
 
-	// CopyDSCP gives the packets around those in the tunnel their DSCP.
+	// CopyDSCP copies the DSCP of packets to the outer headers of the tunnel.
 	CopyDSCP bool
 
-	// NoConnectionEvents leaves out the events about connections that are
-	// allowed and that end. Drops, and what passes in audit mode although the
-	// policy denies it, are reported all the same.
+	// NoConnectionEvents suppresses events about allowed and ended connections. Drops are still reported,
+	// and so are packets that pass in audit mode although the policy denies them.
 	NoConnectionEvents bool
 
-	// ReservedEndpoints lets endpoints have reserved identities. It is for
-	// comparing tables with the policy engine, which has such subjects.
+	// ReservedEndpoints allows endpoints with reserved identities. Tests that compare tables with the
+	// policy engine need them as subjects.
 	ReservedEndpoints bool
 
-	// ValidateOnly loads and verifies everything against private maps and
-	// writes nothing below Dir. The returned Kernel refuses changes with
-	// ErrValidateOnly; its Endpoints and IPCache list what the pinned maps
-	// hold, if there are any.
+	// ValidateOnly loads and verifies everything against private maps and writes nothing below Dir. The
+	// returned Kernel rejects changes with ErrValidateOnly; its Endpoints and IPCache list the contents of
+	// the pinned maps, if there are any.
 	ValidateOnly bool
 
-	// Log receives what Open adopted, created and put right. Nil discards it.
+	// Log receives what Open has adopted, created and repaired. Nil discards it.
 	Log *slog.Logger
 
-	build build // tests have another one
+	build build // tests replace it
 }
 
-// build are the compiled maps and programs.
+// build contains the compiled maps and programs, and the feature probes.
 type build struct {
 	maps      func() (*ebpf.CollectionSpec, error)
 	programs  []program.Spec
-	conntrack func() (bool, error) // whether programs can ask nf_conntrack
-	cast      func() (bool, error) // whether programs can read the kernel's packets directly
+	conntrack func() (bool, error) // whether programs can look up connections in nf_conntrack
+	cast      func() (bool, error) // whether programs can read the kernel's sk_buff directly
 }
 
-// Routing is how packets between pods of two nodes travel.
+// Routing selects how packets travel between pods of two nodes.
 type Routing uint8
 
 const (
-	// RoutingNone: not at all.
+	// RoutingNone: there is no route to pods of other nodes.
 	RoutingNone Routing = iota
 	// RoutingOverlay: in a tunnel between the nodes.
 	RoutingOverlay
-	// RoutingNative: as they are.
+	// RoutingNative: native routing, without encapsulation.
 	RoutingNative
 )
 
-// devices are the sets of devices whose programs are needed.
 func (r Routing) devices() []program.Devices {
 	switch r {
 	case RoutingOverlay:
@@ -146,58 +137,57 @@ func (r Routing) devices() []program.Devices {
 	return []program.Devices{program.Endpoints}
 }
 
-// DefaultTunnelPort is the one of Options without TunnelPorts: that of VXLAN.
+// DefaultTunnelPort is the VXLAN port, the default of Options.TunnelPorts.
 const DefaultTunnelPort = 4789
 
-// MaxTunnelPorts is the number of ports that fit into Options.TunnelPorts.
+// MaxTunnelPorts is the maximum length of Options.TunnelPorts.
 const MaxTunnelPorts = 4
 
-// Kernel is the maps and programs of one instance, a handle for each package that has some. All
-// their methods may be called concurrently.
+// Kernel has a handle for each package that owns maps or programs of one instance. All methods may be called
+// concurrently.
 type Kernel struct {
 	opened Options // with defaults
 
 	Pins      *pin.Maps
 	Programs  *program.Programs
 	Endpoints *endpointmap.Maps
-	Addresses *ipmap.Maps // to be read; IPCache writes them
+	Addresses *ipmap.Maps // for reading; only IPCache writes them
 	IPCache   *ipcache.Cache
 	Nodes     *nodemap.Maps
 	Tables    *policymap.Maps
 	Services  *servicemap.Maps
-	// Namespaces says whose sockets are translated.
+	// Namespaces records which endpoint the sockets of a network namespace belong to.
 	Namespaces *sockets.Namespaces
 	// Sockets attaches the socket load balancer; nil without one.
 	Sockets *sockets.Sockets
-	// SocketList lists the sockets that it has led to a backend; nil without one.
+	// SocketList lists the sockets that were translated to a backend; nil without socket load balancer.
 	SocketList *socketlist.List
 
 	Connections *conntrack.Connections
-	// Translations are where packets to services go.
+	// Translations reads the translations of packets to services.
 	Translations *translation.Maps
 	Events       *event.Events
-	// Bounds are what endpoints share.
+	// Bounds are the bounds that endpoints share.
 	Bounds *bound.Bounds
 
-	// Explainer reads all of them.
+	// Explainer explains verdicts; it reads all of the above.
 	Explainer *explain.Explainer
-	// Tracked describes connections by all of them.
+	// Tracked describes tracked connections; it reads all of the above.
 	Tracked *conntrackview.Table
 
 	reloading sync.Mutex // guards conntrack
-	conntrack bool       // the programs ask nf_conntrack
-	cast      bool       // the programs read the kernel's packets directly
+	conntrack bool       // the programs look up connections in nf_conntrack
+	cast      bool       // the programs read the kernel's sk_buff directly
 
 	closed atomic.Bool
 }
 
-// cfgConntrack is the constant that has programs ask nf_conntrack.
+// cfgConntrack is the constant that enables lookups in nf_conntrack.
 const cfgConntrack = "cfg_conntrack"
 
-// cfgCast is the constant that has programs read the kernel's packets directly.
+// cfgCast is the constant that enables direct reads of the kernel's sk_buff.
 const cfgCast = "cfg_cast"
 
-// boolean is the value of a constant that is 0 or 1.
 func boolean(b bool) uint32 {
 	if b {
 		return 1
@@ -205,7 +195,7 @@ func boolean(b bool) uint32 {
 	return 0
 }
 
-// hasConntrack says whether the programs of services are to ask nf_conntrack.
+// hasConntrack reports whether the programs of services are to look up connections in nf_conntrack.
 func (o Options) hasConntrack() (bool, error) {
 	if !o.Services {
 		return false, nil
@@ -213,9 +203,9 @@ func (o Options) hasConntrack() (bool, error) {
 	return o.build.conntrack()
 }
 
-// Reload loads the programs again if nf_conntrack has appeared since they were loaded: as a
-// module it may be loaded at any time. Programs that call it keep it loaded. Reload reports
-// whether there are new programs, which the caller attaches.
+// Reload loads the programs again if nf_conntrack has become available since they were loaded; as a module it
+// may be loaded at any time. Programs that use the module keep it loaded. Reload reports whether there are new
+// programs, which the caller must attach.
 func (k *Kernel) Reload() (bool, error) {
 	k.reloading.Lock()
 	defer k.reloading.Unlock()
@@ -230,11 +220,11 @@ func (k *Kernel) Reload() (bool, error) {
 		return false, err
 	}
 	k.conntrack = true
-	k.opened.Log.Info("programs loaded again: they can ask nf_conntrack now")
+	k.opened.Log.Info("programs reloaded: they can now look up connections in nf_conntrack")
 	return true, nil
 }
 
-// NodeNumbers are the numbers of other nodes that the ipcache and connections have.
+// NodeNumbers returns the IDs of other nodes that occur in the ipcache and in connections, sorted.
 func (k *Kernel) NodeNumbers() ([]uint16, error) {
 	numbers := map[uint16]struct{}{}
 	entries, err := k.Addresses.List()
@@ -254,9 +244,8 @@ func (k *Kernel) NodeNumbers() ([]uint16, error) {
 	return slices.Sorted(maps.Keys(numbers)), err
 }
 
-// OverlayAddrs are the node's own addresses that packets to backends elsewhere have as
-// their source in the tunnel, as this process or an earlier one wrote them, at most one of a
-// family.
+// OverlayAddrs returns the source addresses of the local node for packets through the tunnel to backends on
+// other nodes, as this process or an earlier one has written them; at most one per family.
 func (k *Kernel) OverlayAddrs() (addrs []netip.Addr, err error) {
 	local, err := k.Nodes.Local()
 	if err != nil {
@@ -276,29 +265,27 @@ func (k *Kernel) OverlayAddrs() (addrs []netip.Addr, err error) {
 
 type tableMaps = policymap.Maps
 
-// Policies are the handles that keep policies in the kernel: the tables, and
-// the endpoints whose words name them.
+// Policies combines the policy tables and the endpoints that refer to them.
 type Policies struct {
 	*tableMaps
 	*endpointmap.Maps
 }
 
-// Policies gives the handles to one who keeps policies.
+// Policies returns the handles for the owner of policies.
 func (k *Kernel) Policies() Policies { return Policies{k.Tables, k.Endpoints} }
 
-// Barrier frees what was retired of tables.
+// Barrier frees retired tables.
 func (p Policies) Barrier(ctx context.Context) error { return p.tableMaps.Barrier(ctx) }
 
-// Open adopts the pinned maps of o.Dir whose layout is the one this build
-// knows, creates those that are missing, and loads the programs against them.
+// Open adopts the pinned maps in o.Dir whose layout is the layout of this build, creates missing maps, and
+// loads the programs against them.
 //
-// A pinned map is never recreated while it exists: the layout is part of the
-// pin's name (sl_ep_v1_<hash>), so another layout is another map beside it. A
-// pinned program that was loaded from the same code, with the same maps and the
-// same constants, is adopted too: its filters need not be replaced.
+// An existing pinned map is never recreated: the layout is part of the pin's name (sl_ep_v1_<hash>), so a map
+// with another layout has another pin. A pinned program is adopted, too, if it was loaded from the same code
+// with the same maps and constants; its filters need not be replaced.
 //
-// Open changes no endpoint. It completes what a killed process left
-// half-deleted: keys that lead to a slot which does not know them.
+// Open changes no endpoint. It completes deletions that a killed process has left half-done: it removes keys
+// whose endpoint does not have them.
 func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
@@ -387,13 +374,12 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	if len(k.Pins.PreviousNames()) > 0 {
-		k.opened.Log.Info("connections of an earlier version are moved as their packets come", "maps", k.Pins.PreviousNames())
+		k.opened.Log.Info("connections of an earlier version are migrated when their next packet arrives", "maps", k.Pins.PreviousNames())
 	}
 	return k, nil
 }
 
-// keepPorts tells the programs of records that are older than the map with the bits of their
-// ports.
+// keepPorts sets the bits of the ports in existing records, if the bitmap is newer than the records.
 func (k *Kernel) keepPorts() error {
 	if !k.Pins.Created(bpf.MapsMapSlCount) {
 		return nil
@@ -423,17 +409,16 @@ func (k *Kernel) keepPorts() error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("read the records of asked addresses: %w", err)
+		return fmt.Errorf("read the records of requested host addresses: %w", err)
 	}
 	return nil
 }
 
-// initialise makes adopted and fresh maps ready for use. No other process writes
-// them meanwhile.
+// initialise prepares adopted and new maps for use. It requires that no other process writes them.
 func (k *Kernel) initialise(ctx context.Context, podCIDRs []netip.Prefix) error {
 	if k.Pins.Created(bpf.MapsMapSlGen) && k.Pins.Adopted {
 		if err := k.Endpoints.ContinueEpochs(k.Connections.EachEpoch); err != nil {
-			return fmt.Errorf("continue the counter of epochs: %w", err)
+			return fmt.Errorf("restore the epoch counter: %w", err)
 		}
 	}
 	if err := k.Endpoints.Initialise(); err != nil {
@@ -458,17 +443,16 @@ func (k *Kernel) initialise(ctx context.Context, podCIDRs []netip.Prefix) error 
 		}
 	}
 	if err := k.IPCache.Initialise(podCIDRs, isLocal); err != nil {
-		return fmt.Errorf("settle the ipcache: %w", err)
+		return fmt.Errorf("initialise the ipcache: %w", err)
 	}
-	// a slot that was unpublished just before the last process ended may
-	// still be in use by a program run
+	// a program run may still use an endpoint ID that was unpublished just before the last process ended
 	if k.Pins.Adopted {
 		if err := pin.GracePeriod(ctx); err != nil {
 			return err
 		}
 	}
 	if err := k.Tables.RemoveLeftovers(); err != nil {
-		return fmt.Errorf("remove what is left of policy tables: %w", err)
+		return fmt.Errorf("remove leftovers of policy tables: %w", err)
 	}
 	return k.Services.RemoveLeftovers()
 }
@@ -486,7 +470,7 @@ func (o *Options) setDefaults() error {
 		case !p.IsValid() || p.Addr().Is4In6() || p != p.Masked():
 			bad("PodCIDRs: %v is not a masked prefix", p)
 		case slices.ContainsFunc(o.PodCIDRs[:i], p.Overlaps):
-			bad("PodCIDRs: %v overlaps one before it", p)
+			bad("PodCIDRs: %v overlaps an earlier one", p)
 		}
 	}
 	if o.Sockets != nil && !o.Services {
@@ -517,8 +501,8 @@ func (o *Options) setDefaults() error {
 	return errors.Join(errs...)
 }
 
-// worlds are the identities of addresses that the ipcache does not know. Ranges
-// that may change may be of either family.
+// worlds returns the identities of addresses outside the ipcache, for IPv4 and IPv6. If the pod CIDRs may still
+// change, both families are possible.
 func (o Options) worlds() [2]identity.Numeric {
 	families := map[bool]struct{}{}
 	for _, p := range o.PodCIDRs {
@@ -530,8 +514,7 @@ func (o Options) worlds() [2]identity.Numeric {
 	return [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}
 }
 
-// PinnedRanges are the pod ranges in the ipcache that is pinned in a directory;
-// none if there is no pin.
+// PinnedRanges returns the pod CIDRs in the ipcache that is pinned in a directory; none if there is no pin.
 func PinnedRanges(dir string) ([]netip.Prefix, error) {
 	spec, err := bpf.LoadMaps()
 	if err != nil {
@@ -546,14 +529,14 @@ func PinnedRanges(dir string) ([]netip.Prefix, error) {
 	return ranges, errors.Join(err, pins.Close())
 }
 
-// constants are those of the options and of what the kernel has.
+// constants returns the constants for the options and the features of the kernel.
 func (k *Kernel) constants(conntrack bool) map[string]any {
 	constants := k.opened.constants()
 	constants[cfgConntrack], constants[cfgCast] = boolean(conntrack), boolean(k.cast)
 	return constants
 }
 
-// constants are the values of what config.h declares.
+// constants returns the values of the constants in config.h that depend on the options alone.
 func (o Options) constants() map[string]any {
 	var ports [MaxTunnelPorts]uint16
 	copy(ports[:], o.TunnelPorts)
@@ -590,21 +573,21 @@ func (o Options) constants() map[string]any {
 	}
 }
 
-// replicaConstants are those of the programs that explain asks: about backends, not
-// about services, which are found before they are asked.
+// replicaConstants returns the constants for the programs that Explainer runs. They see packets to backends,
+// because Explainer looks up services before it runs them.
 func (o Options) replicaConstants() map[string]any {
 	constants := o.constants()
 	constants["cfg_services"] = uint32(0)
 	return constants
 }
 
-// table are the programs that the options need.
+// table returns the programs that the options require.
 func (o Options) table() []program.Spec {
 	devices := o.Routing.devices()
 	if o.Sockets != nil {
 		devices = append(devices, program.Sockets)
 	}
-	// what comes from outside for a service
+	// for requests to services from outside
 	if o.Services && !slices.Contains(devices, program.Uplinks) {
 		devices = append(devices, program.Uplinks)
 	}
@@ -612,9 +595,8 @@ func (o Options) table() []program.Spec {
 	return slices.DeleteFunc(slices.Clone(o.build.programs), other)
 }
 
-// DropOldPrograms removes the pins of earlier programs, and lets the collector
-// empty the maps that only those write. Call it when every filter has been
-// replaced.
+// DropOldPrograms removes the pins of earlier programs. From then on the collector drains the maps that only
+// those programs write. Call it when every filter has been replaced.
 func (k *Kernel) DropOldPrograms() error {
 	if k.opened.ValidateOnly {
 		return pin.ErrValidateOnly
@@ -623,9 +605,8 @@ func (k *Kernel) DropOldPrograms() error {
 	return k.Programs.DropOld()
 }
 
-// Close releases this process's handles. It detaches and unpins nothing:
-// packets flow on, and the next Open adopts what is there. Every later call
-// answers ErrClosed. Readers of events are closed by their owner.
+// Close closes this process's handles. It detaches and unpins nothing: packets are still forwarded, and the
+// next Open adopts the state. Later calls return ErrClosed. Readers of events are closed by their owners.
 func (k *Kernel) Close() error {
 	if k.closed.Swap(true) {
 		return nil

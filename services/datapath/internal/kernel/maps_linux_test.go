@@ -512,7 +512,7 @@ func TestOpenNamesEveryBadOption(t *testing.T) {
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.2.3/8"), podCIDR4, netip.PrefixFrom(podCIDR4.Addr(), 28)},
 		TunnelPorts: []uint16{0, 1, 2, 3, 4},
 	})
-	for _, want := range []string{"Dir", "10.1.2.3/8", "overlaps one before it", "TunnelPorts: 5", "0 is not a port"} {
+	for _, want := range []string{"Dir", "10.1.2.3/8", "overlaps an earlier one", "TunnelPorts: 5", "0 is not a port"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %q", err, want)
 		}

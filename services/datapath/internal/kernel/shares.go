@@ -10,16 +10,15 @@ import (
 	"github.com/sluice-net/sluice/kit/work"
 )
 
-// shareInterval is how often the bounds that endpoints share are looked at, and
-// shareCollection how often they are divided if nobody was refused.
+// shareInterval is how often DivideShares checks whether an endpoint was refused. shareCollection is how often
+// the bounds are divided if none was.
 const (
 	shareInterval   = time.Second
 	shareCollection = 30 * time.Second
 )
 
-// DivideShares divides the bounds of fragments, events and affinity among the endpoints at
-// intervals, and early if an endpoint was refused, until ctx ends. Translations are collected
-// with the services.
+// DivideShares divides the bounds of fragments, events and affinity among the endpoints at intervals, and
+// earlier if an endpoint was refused, until ctx ends. The bounds of translations are divided with the services.
 func (k *Kernel) DivideShares(ctx context.Context) error {
 	var due time.Time
 	return work.Every(ctx, shareInterval, k.opened.Log, "divide shares of endpoints", func() error {

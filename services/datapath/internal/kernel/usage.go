@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// MapUsage says how full a map is.
+// MapUsage describes how full a map is.
 type MapUsage struct {
 	Name       string
 	Entries    int // in use
@@ -17,8 +17,8 @@ type MapUsage struct {
 	Bytes      uint64 // memory as the kernel accounts it, 0 if unknown
 }
 
-// MapUsage says how full the maps are, sorted by name. Maps that hold a value
-// for every index count those that are in use.
+// MapUsage returns the usage of all maps, sorted by name. For maps with a value at every index, Entries is the
+// number of indices in use.
 func (k *Kernel) MapUsage() ([]MapUsage, error) {
 	infos, err := k.Pins.Infos()
 	if err != nil {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bound is the Go side of sl_bound and sl_held: bounds that the endpoints of a node
-// share, as bpf/include/sluice/bound.h explains. Programs count what endpoints make. A collector
-// corrects the counts, and computes what each endpoint is guaranteed.
+// Package bound is the Go side of sl_bound and sl_held: bounds that the endpoints of a node share, as
+// bpf/include/sluice/bound.h explains. Programs count the entries that endpoints create. A collector corrects
+// the counts and computes the guarantee of each endpoint.
 package bound
 
 import (
@@ -25,7 +25,7 @@ import (
 // Bound is a bound that endpoints share: SL_BOUND_... of abi.h.
 type Bound uint32
 
-// The bounds whose entries are counted.
+// Bounds whose entries are counted.
 const (
 	Translations4 Bound = iota
 	Translations6
@@ -36,14 +36,14 @@ const (
 	counted
 )
 
-// The bounds of which only refusals are kept here: rates, and connections, which package conntrack divides.
+// Bounds for which this package only counts refusals: rates, and connections, which package conntrack divides.
 const (
 	Answers Bound = iota + counted
 	TooBig
 	Connections4
 	Connections6
 	refusals
-	// all is how many counters an endpoint has in sl_held.
+	// all is the number of counters of an endpoint in sl_held.
 	all = Connections4
 )
 
@@ -52,7 +52,7 @@ var names = [refusals]string{
 	"answers", "too-big", "connections-ipv4", "connections-ipv6",
 }
 
-// String is the name of the bound in metrics and documents.
+// String returns the name of the bound in metrics and documents.
 func (b Bound) String() string {
 	if b < refusals {
 		return names[b]
@@ -65,28 +65,27 @@ func Counted() []Bound {
 	return []Bound{Translations4, Translations6, Fragments, Affinity4, Affinity6, Events}
 }
 
-// shared is how much of their map the endpoints share: an eighth of it stays free for endpoints that
-// begin.
+// shared returns how many entries of a map the endpoints share: an eighth stays free for new endpoints.
 func shared(entries int) int { return entries - entries/8 }
 
-// Bounds are the bounds of one node. Their methods may be called concurrently, but for passes
-// of the same bound.
+// Bounds are the bounds of one node. Their methods may be called concurrently, except for passes of the same
+// bound.
 type Bounds struct {
 	gate         pin.Gate
 	bounds, held []byte
 	refusals     []byte
 	sizes        [counted]int
-	outsides     [counted]int // the parts of senders outside
+	outsides     [counted]int // capacities for outside senders
 	outside      [counted]atomic.Int64
 	// of endpoints
 	frag, aff4, aff6 *ebpf.Map
-	// of senders outside
+	// of outside senders
 	outsideFrag, outsideAff4, outsideAff6 *ebpf.Map
-	seen                                  map[uint64]struct{} // datagrams that the last pass found, by their hash
+	seen                                  map[uint64]struct{} // hashes of the datagrams that the last pass found
 	seed                                  maphash.Seed
 }
 
-// Open finds the bounds among all maps. The first process that may write sets them up.
+// Open returns the bounds in the given maps. The first process that may write initialises them.
 func Open(pm *pin.Maps) *Bounds {
 	b := &Bounds{
 		gate:   pin.Gate{ValidateOnly: pm.ValidateOnly},
@@ -120,17 +119,17 @@ func Open(pm *pin.Maps) *Bounds {
 	return b
 }
 
-// Close refuses every later pass over a map.
+// Close makes every later pass over a map fail.
 func (b *Bounds) Close() { b.gate.Close() }
 
-// eventBytes is what an event takes of the ring, with its header.
+// eventBytes is the size of an event in the ring buffer, with its header.
 const eventBytes = int(unsafe.Sizeof(bpf.MapsSlEvent{})) + 8
 
-// usualPods is for how many endpoints the ring of events is divided before their number is known:
-// as many pods as kubelet starts by default.
+// usualPods is the number of endpoints for which the ring of events is divided while their number is unknown:
+// the default maximum of kubelet.
 const usualPods = 110
 
-// Words of struct sl_bound.
+// Offsets in struct sl_bound.
 const (
 	guarantee = unsafe.Offsetof(bpf.MapsSlBound{}.Guarantee)
 	common    = unsafe.Offsetof(bpf.MapsSlBound{}.Common)
@@ -146,28 +145,28 @@ func (b *Bounds) count(of Bound, s endpointmap.ID) *uint32 {
 	return pin.Word32(b.held, (int(s)*int(all)+int(of))*4)
 }
 
-// Refusals is how many packets, answers or events of an endpoint exceeded its share of a bound, since
-// its slot is its own, modulo 2^32. One slot after the endpoints is outside.
+// Refusals returns how many packets, answers or events of an endpoint exceeded its share of a bound, since the
+// endpoint ID was assigned, modulo 2^32. The index after the endpoints is Outside.
 func (b *Bounds) Refusals(of Bound, s endpointmap.ID) uint64 {
 	at := int(s)*int(unsafe.Sizeof(bpf.MapsSlRefused{})) + int(of)*4
 	return uint64(atomic.LoadUint32(pin.Word32(b.refusals, at)))
 }
 
-// Most is how many entries of a bound an endpoint may have now: its guarantee or what it has, and what
-// is left of the common half.
+// Most returns how many entries of a bound an endpoint may have now: its guarantee or what it has, whichever is
+// more, plus what is left of the common half.
 func (b *Bounds) Most(of Bound, s endpointmap.ID) int {
 	left := int(atomic.LoadUint32(b.word(of, common))) - int(atomic.LoadUint32(b.word(of, used)))
 	return max(b.Guarantee(of), b.Held(of, s)) + max(0, left)
 }
 
-// Outside is how many entries senders outside have of a bound, as of the last pass, and how many they may
-// have. They have none of events.
+// Outside returns how many entries of a bound the outside senders had in the last pass, and how many they may
+// have. They have no events.
 func (b *Bounds) Outside(of Bound) (used, most int) {
 	return int(b.outside[of].Load()), b.outsides[of]
 }
 
-// Rate is how often in a second a CPU does what a bound limits that is a rate: SL_ANSWER_RATE and
-// SL_TOO_BIG_RATE of abi.h.
+// Rate returns how often per second a CPU may do what a bound of the kind rate limits: SL_ANSWER_RATE of
+// refuse.h and SL_TOO_BIG_RATE of related.h.
 func Rate(of Bound) int {
 	if of == Answers {
 		return 1000
@@ -175,10 +174,10 @@ func Rate(of Bound) int {
 	return 100
 }
 
-// Taken is how often an endpoint has taken of a rate in this second.
+// Taken returns how much of a rate an endpoint has used in this second.
 func (b *Bounds) Taken(of Bound, s endpointmap.ID) int {
 	if s > endpointmap.MaxEndpoints {
-		return 0 // outside has a rate of its own
+		return 0 // outside senders have a rate of their own
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -190,26 +189,25 @@ func (b *Bounds) Taken(of Bound, s endpointmap.ID) int {
 	return 0
 }
 
-// Size is how many entries of a bound the endpoints share.
+// Size returns how many entries of a bound the endpoints share.
 func (b *Bounds) Size(of Bound) int { return b.sizes[of] }
 
-// Held is how many entries of a bound an endpoint has: those that the last pass found, and those
-// that it has made since.
+// Held returns how many entries of a bound an endpoint has: the result of the last pass, plus entries created
+// since.
 func (b *Bounds) Held(of Bound, s endpointmap.ID) int {
 	return int(atomic.LoadUint32(b.count(of, s)))
 }
 
-// Guarantee is how many entries of a bound each endpoint may have, whatever the others have.
+// Guarantee returns how many entries of a bound each endpoint may have, regardless of the others.
 func (b *Bounds) Guarantee(of Bound) int { return int(atomic.LoadUint32(b.word(of, guarantee))) }
 
 // Refused reports whether an endpoint was refused entries of a bound since the last pass.
 func (b *Bounds) Refused(of Bound) bool { return atomic.LoadUint32(b.word(of, refused)) != 0 }
 
-// Pressed reports whether an endpoint was refused a datagram in fragments, so that a pass may
-// give it more.
+// Pressed reports whether an endpoint was refused a fragmented datagram, so that a pass may give it more.
 func (b *Bounds) Pressed() bool { return b.Refused(Fragments) }
 
-// Total is how many entries of a bound the endpoints have together.
+// Total returns how many entries of a bound the endpoints have together.
 func (b *Bounds) Total(of Bound) (n int) {
 	for s := range endpointmap.ID(endpointmap.MaxEndpoints + 1) {
 		n += b.Held(of, s)
@@ -221,13 +219,13 @@ func (b *Bounds) Total(of Bound) (n int) {
 type Pass struct {
 	b      *Bounds
 	of     Bound
-	before []uint32 // when the pass began: what programs add meanwhile stays
+	before []uint32 // values when the pass began: additions by programs during the pass stay
 	found  []uint32
-	// outside is how many entries of senders outside were found.
+	// outside counts the entries of outside senders.
 	outside int64
 }
 
-// Begin begins a pass of a bound. It precedes the first look at the entries.
+// Begin begins a pass of a bound. Call it before reading the entries.
 func (b *Bounds) Begin(of Bound) *Pass {
 	p := &Pass{
 		b: b, of: of, before: make([]uint32, endpointmap.MaxEndpoints+1), found: make([]uint32, endpointmap.MaxEndpoints+1),
@@ -245,10 +243,10 @@ func (p *Pass) Add(s endpointmap.ID, n int) {
 	}
 }
 
-// AddOutside counts an entry of a sender outside.
+// AddOutside counts an entry of an outside sender.
 func (p *Pass) AddOutside() { p.outside++ }
 
-// Finish corrects the counts and divides the bound anew. A pass that failed is not finished.
+// Finish corrects the counts and divides the bound anew. Do not call it after a failed pass.
 func (p *Pass) Finish() {
 	for s := range p.found {
 		if p.found[s] != p.before[s] {
@@ -259,16 +257,16 @@ func (p *Pass) Finish() {
 	p.b.divide(p.of)
 }
 
-// DivideEvents divides the ring of events among as many endpoints as there are on the node. Nothing
-// evicts an event, so the guarantee of an endpoint that has none in the ring yet must stay free.
+// DivideEvents divides the ring of events among the given number of endpoints. Nothing evicts an event, so
+// capacity must be reserved for endpoints that have none in the ring yet.
 func (b *Bounds) DivideEvents(endpoints int) {
-	atomic.StoreUint32(b.count(Events, endpointmap.HostID), 0) // the reader does not count it
+	atomic.StoreUint32(b.count(Events, endpointmap.HostID), 0) // the reader does not count the host's events
 	half := b.sizes[Events] / 2
 	atomic.StoreUint32(b.word(Events, common), uint32(half))
 	atomic.StoreUint32(b.word(Events, guarantee), uint32(max(1, half/max(1, endpoints))))
 }
 
-// TakeEvent notes that an event of an endpoint has left the ring.
+// TakeEvent records that an event of an endpoint has left the ring.
 func (b *Bounds) TakeEvent(s endpointmap.ID) {
 	if s == endpointmap.HostID || s > endpointmap.MaxEndpoints {
 		return
@@ -281,7 +279,7 @@ func (b *Bounds) TakeEvent(s endpointmap.ID) {
 	}
 }
 
-// NoEvents notes that the ring was empty: what is counted was lost with an earlier reader.
+// NoEvents records that the ring was empty: remaining counts belong to events lost with an earlier reader.
 func (b *Bounds) NoEvents() {
 	for s := range endpointmap.ID(endpointmap.MaxEndpoints) {
 		if n := b.Held(Events, s+1); n > 0 {
@@ -290,9 +288,9 @@ func (b *Bounds) NoEvents() {
 	}
 }
 
-// CollectFragments counts the datagrams in fragments of each endpoint, and divides their bound. It
-// removes those that the last pass has found already: their fragments have come, or are lost. It
-// returns how many are left and were removed. There is at least a second between two passes.
+// CollectFragments counts the fragmented datagrams of each endpoint, and divides their bound. It removes
+// datagrams that the last pass already found: their fragments have arrived, or are lost. It returns how many
+// are left and how many were removed. Passes must be at least a second apart.
 func (b *Bounds) CollectFragments() (left, removed int, err error) {
 	p, seen := b.Begin(Fragments), map[uint64]struct{}{}
 	err = pin.EachEntry(b.frag, b.gate.Read, func(keys []bpf.MapsSlFragment, _ []uint32) error {
@@ -301,7 +299,7 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 			h := maphash.Comparable(b.seed, keys[i])
 			if _, old := b.seen[h]; old {
 				if err := pin.DeleteKey(b.frag, keys[i]); err != nil {
-					return fmt.Errorf("remove a datagram of slot %d: %w", s, err)
+					return fmt.Errorf("remove a datagram of endpoint %d: %w", s, err)
 				}
 				removed++
 				continue
@@ -323,7 +321,7 @@ func (b *Bounds) CollectFragments() (left, removed int, err error) {
 	return left, removed, nil
 }
 
-// countOutside counts the entries of a map of senders outside.
+// countOutside counts the entries of a map of outside senders.
 func countOutside[K, V any](p *Pass, m *ebpf.Map) error {
 	return pin.EachEntry(m, p.b.gate.Read, func(keys []K, _ []V) error {
 		p.outside += int64(len(keys))
@@ -331,8 +329,8 @@ func countOutside[K, V any](p *Pass, m *ebpf.Map) error {
 	})
 }
 
-// CollectAffinity counts the backends that the clients among the endpoints and the host keep, and divides
-// their bounds. The local addresses are those of endpoints and of the host.
+// CollectAffinity counts the affinity entries of endpoints and the host, and divides their bounds. local are
+// the addresses of endpoints and of the host.
 func (b *Bounds) CollectAffinity(local map[netip.Addr]endpointmap.ID) error {
 	p4, p6 := b.Begin(Affinity4), b.Begin(Affinity6)
 	err := pin.EachEntry(b.aff4, b.gate.Read, func(keys []bpf.MapsSlAffKey4, _ []uint64) error {
@@ -361,8 +359,8 @@ func (b *Bounds) CollectAffinity(local map[netip.Addr]endpointmap.ID) error {
 	return nil
 }
 
-// addClient counts a backend that an endpoint or the host keeps. The client of the host's sockets is the
-// address 0. Clients that are gone are nobody's.
+// addClient counts an affinity entry of an endpoint or the host. The host's sockets have the client address 0.
+// Entries of removed endpoints are not counted.
 func (p *Pass) addClient(local map[netip.Addr]endpointmap.ID, client netip.Addr) {
 	if client.IsUnspecified() {
 		p.Add(endpointmap.HostID, 1)
@@ -371,8 +369,8 @@ func (p *Pass) addClient(local map[netip.Addr]endpointmap.ID, client netip.Addr)
 	}
 }
 
-// AdoptAffinity copies what the endpoints and the host keep from the maps that an earlier version had it
-// in, before programs of this version run.
+// AdoptAffinity copies the affinity entries of endpoints and the host from the maps in which an earlier version
+// kept them. Call it before programs of this version run.
 func (b *Bounds) AdoptAffinity(local map[netip.Addr]endpointmap.ID) error {
 	isLocal := func(a netip.Addr) bool {
 		s, ok := local[a]
@@ -404,11 +402,11 @@ func adopt[K, V any](b *Bounds, from, to *ebpf.Map, wanted func(K) bool) error {
 	})
 }
 
-// divide writes what each endpoint is guaranteed, and how much of the common half is used.
+// divide writes the guarantee of each endpoint, and the used part of the common half.
 func (b *Bounds) divide(of Bound) {
 	var held []int
 	for s := range endpointmap.ID(endpointmap.MaxEndpoints + 1) {
-		// an addition that a pass has taken back already may be late
+		// a count may be slightly negative if a pass has already subtracted a late addition
 		if n := b.Held(of, s); n > 0 && n < 1<<31 {
 			held = append(held, n)
 		}

@@ -10,16 +10,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// batch is what a batch of connections is read into.
+// batch holds the buffers for one batch of connections.
 type batch[K any] struct {
 	keys        []K
 	values      []bpf.MapsSlCt
-	connections []Connection // empty
+	connections []Connection // length 0
 }
 
-// borrowBatch takes a batch from a pool, which gets it back by done. The collector looks
-// at all connections every few seconds: made anew each time, batches would be a fifth of
-// what an idle process allocates.
+// borrowBatch takes a batch from a pool; done returns it. The collector reads all connections every few
+// seconds. Without the pool, batches would be a fifth of the allocations of an idle process.
 func borrowBatch[K any](pool *sync.Pool) (b *batch[K], done func()) {
 	b, ok := pool.Get().(*batch[K])
 	if !ok {

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MonotonicSeconds is the clock of sl_ct.last_s.
+// MonotonicSeconds returns CLOCK_MONOTONIC in seconds, the clock of sl_ct.last_s.
 func MonotonicSeconds() uint32 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // nothing has expired at the beginning of time
+		return 0 // so that nothing has expired
 	}
 	return uint32(ts.Sec)
 }
 
-// TimeOf turns the kernel's monotonic clock into wall time.
+// TimeOf converts CLOCK_MONOTONIC in nanoseconds to wall-clock time.
 func TimeOf(monotonic uint64) time.Time {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

@@ -25,30 +25,29 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Timeouts say how long a connection is remembered after its last
-// packet. SCTP has the times of TCP. All are whole seconds, one at least.
+// Timeouts are how long connections are remembered after their last packet. SCTP uses the timeouts of TCP. All
+// are whole seconds, at least one.
 type Timeouts struct {
-	// TCPOpening holds until the initiator has gone on after an answer, and for
-	// one that was picked up until it is answered.
+	// TCPOpening applies until the initiator has continued after an answer. For a connection that was
+	// picked up, it applies until the first answer.
 	TCPOpening time.Duration
-	// TCPEstablished holds for open and for half-closed connections, and for
-	// those that a policy has terminated: while their ends try on, they must be
-	// known.
+	// TCPEstablished applies to open and half-closed connections. It also applies to connections that a
+	// policy has terminated: they must be known while their ends retransmit.
 	TCPEstablished time.Duration
-	// TCPClosing holds once both ends have finished or one has reset. Under
-	// pressure it is shorter, down to a second.
+	// TCPClosing applies once both ends have sent FIN or one has sent RST. It is shortened, down to a
+	// second, when the map fills up.
 	TCPClosing time.Duration
-	// UDPUnanswered and UDPAnswered hold without and with an answer. By default
-	// they are those of nf_conntrack: a port that the host's translation gives
-	// to another client must not find the flow of the one before.
+	// UDPUnanswered and UDPAnswered apply before and after the first answer. The defaults equal the
+	// timeouts of nf_conntrack: when the host's NAT reassigns a port to another client, the flow of the
+	// previous client must be gone.
 	UDPUnanswered, UDPAnswered time.Duration
-	// ICMP holds for echoes.
+	// ICMP applies to echoes.
 	ICMP time.Duration
-	// Other holds for protocols without ports.
+	// Other applies to protocols without ports.
 	Other time.Duration
 }
 
-// DefaultTimeouts are what docs/datapath.md explains.
+// DefaultTimeouts returns the timeouts that docs/datapath.md explains.
 func DefaultTimeouts() Timeouts {
 	return Timeouts{
 		TCPOpening: time.Minute, TCPEstablished: 8000 * time.Second, TCPClosing: 10 * time.Second,
@@ -57,7 +56,7 @@ func DefaultTimeouts() Timeouts {
 	}
 }
 
-// Of is the time of a connection.
+// Of returns the timeout of a connection.
 func (t Timeouts) Of(protocol uint8, flags Flags) time.Duration {
 	switch protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_SCTP:
@@ -81,79 +80,74 @@ func (t Timeouts) Of(protocol uint8, flags Flags) time.Duration {
 
 // CollectorOptions configure a Collector; zero fields have defaults.
 type CollectorOptions struct {
-	Timeouts Timeouts // zero: DefaultConnectionTimeouts
-	// MinInterval and MaxInterval bound the time between two passes, 1 s and
-	// 60 s by default.
+	Timeouts Timeouts // zero: DefaultTimeouts
+	// MinInterval and MaxInterval limit the time between two passes; 1 s and 60 s by default.
 	MinInterval, MaxInterval time.Duration
 	Log                      *slog.Logger // nil discards
-	// Passed is called after each whole pass with when it began; nil: it is not.
+	// Passed is called after each complete pass with the time when it began. It may be nil.
 	Passed func(began time.Time, p Pass)
-	// Wanted returns addresses that a pass looks for, and what is called with those that
-	// live connections have, after the whole pass; nil: it looks for none.
+	// Wanted returns addresses to search for, and a function that receives those addresses that live
+	// connections use, after the complete pass. It may be nil.
 	Wanted func() (addresses map[netip.Addr]struct{}, passed func(inUse []netip.Addr))
 
-	Now func() uint32 // tests have a clock of their own
+	Now func() uint32 // replaced by tests
 }
 
-// Collector removes connections that are idle, closed or of endpoints that are
-// gone, and gives every endpoint its budget of new ones. There is one per
-// Kernel, and Run has returned before that is closed. The last limits stay, and
-// the programs renew what is used up, an eighth at a time, until the next
-// collector comes.
+// Collector removes connections that are idle, closed, or without endpoint, and gives each endpoint its budget
+// of new connections. A Kernel has one Collector, and Run must return before the Kernel is closed. Without a
+// running collector the last limits stay, and the programs renew used-up budgets by an eighth at a time.
 type Collector struct {
 	ct     *Connections
 	o      CollectorOptions
-	budget []byte // memory of sl_budget
+	budget []byte // mapped memory of sl_budget
 	counts *count.Counts
 
 	mu   sync.Mutex
 	last Pass // guarded by mu
 
-	// of the loop alone
+	// used by Run only
 	interval time.Duration
-	// unremembered is the count of the last pass, stoppedSince when it last grew
-	// or the collector began, in seconds.
+	// unremembered is the counter of the last pass. stoppedSince is when the counter last increased or the
+	// collector started, in seconds.
 	unremembered uint64
 	stoppedSince uint32
-	mayPickUp    bool // nothing is stopped
+	mayPickUp    bool // no endpoint's pick-up is stopped
 }
 
-// Pass is what one pass found and did.
+// Pass describes the results of one pass.
 type Pass struct {
-	// Live connections afterwards, of IPv4 and IPv6.
+	// Live is the number of connections after the pass, for IPv4 and IPv6.
 	Live [2]int
-	// Idle or closed ones that were removed, and those of endpoints that are
-	// gone.
+	// Expired are removed connections that were idle or closed, Orphaned those without endpoint.
 	Expired, Orphaned int
-	// Ended are open TCP connections from outside that were idle longest, of the senders
-	// that had most of them, when nearly all room for those was in use.
+	// Ended are open TCP connections from outside that were removed because the capacity for them was
+	// almost used up: the longest idle ones of the senders with the most connections.
 	Ended int
-	// Kept are those that were about to be removed when a packet came.
+	// Kept are connections that were about to be removed when a packet arrived.
 	Kept int
-	// Batches that were read, and how long all of it took.
+	// Batches is the number of batches that were read, Took the duration of the pass.
 	Batches int
 	Took    time.Duration
-	// Evicted, since the maps were made, by newer connections: what was
-	// created, and neither removed nor is there. It is a lower bound while
-	// connections come and go, and never decreases.
+	// Evicted is the number of evictions by newer connections since the maps were created: connections that
+	// were created, are not there and were not removed. It never decreases. While connections begin and
+	// end, it is a lower bound.
 	Evicted uint64
-	// EvictedAt is when a pass of this process last found more of them; zero: none has.
+	// EvictedAt is when a pass of this process last found new evictions; zero: never.
 	EvictedAt time.Time
-	// OutsideSpent is when what comes from outside last had no budget left, so that a packet
-	// of it was dropped; zero: never while this process collects.
+	// OutsideSpent is when connections from outside last exceeded their budget, so that a packet was
+	// dropped; zero: never while this process has collected.
 	OutsideSpent time.Time
-	// Endpoints that are charged with connections which are still open.
+	// Endpoints is the number of endpoints that are charged with open connections.
 	Endpoints int
-	// Owned are the open connections of each slot, and of Outside, of IPv4 and IPv6.
+	// Owned are the open connections of each endpoint ID, and of Outside, for IPv4 and IPv6.
 	Owned [][2]int
-	// Nodes are the numbers of the nodes that connections are with, those that
-	// were removed too.
+	// Nodes are the IDs of the peer nodes of all connections, including removed ones.
 	Nodes map[uint16]struct{}
-	// Revoked TCP connections that are remembered, of IPv4 and IPv6.
+	// Revoked is the number of records of revoked TCP connections, for IPv4 and IPv6.
 	Revoked [2]int
 }
 
-// NewCollector prepares a collector. It changes nothing before the first pass.
+// NewCollector returns a collector. It changes nothing before the first pass.
 func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 	if ct.gate.ValidateOnly {
 		return nil, pin.ErrValidateOnly
@@ -197,9 +191,8 @@ func (ct *Connections) NewCollector(o CollectorOptions) (*Collector, error) {
 	}, nil
 }
 
-// Run collects until ctx ends: at once, then at an interval that follows the
-// load, and early if an endpoint uses up its budget. A pass that fails is
-// logged and made again.
+// Run collects until ctx ends: immediately, then at an interval that adapts to the load, and earlier if an
+// endpoint's budget is running out. A failed pass is logged and retried.
 func (c *Collector) Run(ctx context.Context) error {
 	t := time.NewTicker(c.o.MinInterval)
 	defer t.Stop()
@@ -222,9 +215,9 @@ func (c *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// nextInterval shortens the interval while passes find much to do and lengthens
-// it while they do not, because each pass reads all that stays, too; the fuller
-// the maps, the less may pass between two.
+// nextInterval shortens the interval while passes remove much, and lengthens it while they remove little,
+// because each pass also reads all connections that stay. The fuller the maps, the shorter the maximum
+// interval.
 func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOptions) time.Duration {
 	removed := p.Expired + p.Orphaned
 	seen := p.Live[0] + p.Live[1] + removed
@@ -240,11 +233,11 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 	return max(o.MinInterval, min(next, most, o.MaxInterval))
 }
 
-// Outside stands for the slot of what no local endpoint begins.
+// Outside is the index, after the endpoint IDs, of connections that no local endpoint begins.
 const Outside = endpointmap.MaxEndpoints + 1
 
-// Pressed says whether a quarter of any budget is used, so that a recount may
-// give its owner more, or less to others.
+// Pressed reports whether a quarter of any budget is used. Then a recount may give that endpoint more, or
+// others less.
 func (c *Collector) Pressed() bool {
 	for s := range Outside + 1 {
 		for family := range 2 {
@@ -257,7 +250,7 @@ func (c *Collector) Pressed() bool {
 	return false
 }
 
-// cell is the budget of a slot, or of outside, in a family. The upper half of limit counts the
+// cell returns the budget of an endpoint ID, or of Outside, in a family. The upper half of limit counts
 // connections that have ended since the last pass.
 func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlBudget{}))
@@ -265,16 +258,16 @@ func (c *Collector) cell(slot, family int) (begun, limit *uint64) {
 	return pin.Word(c.budget, at), pin.Word(c.budget, at+int(unsafe.Offsetof(bpf.MapsSlBudget{}.Limit)))
 }
 
-// Budget is what a slot, or Outside, has begun in a family since the last pass,
-// and how much it may begin; a limit of 0 is none.
+// Budget returns how many connections an endpoint ID, or Outside, has begun in a family since the last pass,
+// and how many it may begin; a limit of 0 means unlimited.
 func (c *Collector) Budget(slot endpointmap.ID, family int) (begun, limit uint64) {
 	b, l := c.cell(int(slot), family)
 	return atomic.LoadUint64(b), uint64(uint32(atomic.LoadUint64(l)))
 }
 
-// Use is how many connections of a family a slot, or Outside, has: those that the last pass found open, and
-// those that it has begun since. It may have at most so many before the next pass; 0: there is no limit.
-// Before the first pass nothing is known.
+// Use returns how many connections of a family an endpoint ID, or Outside, has: open ones of the last pass, and
+// those that it has begun since. most is how many it may have before the next pass; 0: unlimited. Before the
+// first pass both are 0.
 func (c *Collector) Use(slot endpointmap.ID, family int) (used, most int) {
 	p := c.Last()
 	if int(slot) >= len(p.Owned) {
@@ -291,18 +284,18 @@ func (c *Collector) Use(slot endpointmap.ID, family int) (used, most int) {
 	return owned + int(uint32(begun)), owned + int(limit)
 }
 
-// Capacity is how many connections of a family fit.
+// Capacity returns how many connections of a family the map can hold.
 func (c *Collector) Capacity(family int) int { return c.ct.capacity()[family] }
 
-// capacity of the connection maps of IPv4 and IPv6.
+// capacity returns the capacities of the connection maps of IPv4 and IPv6.
 func (ct *Connections) capacity() [2]int {
 	return [2]int{
 		int(ct.pins.Map(bpf.MapsMapSlCt4).MaxEntries()), int(ct.pins.Map(bpf.MapsMapSlCt6).MaxEntries()),
 	}
 }
 
-// charged is the slot, or outside, in whose budget the programs count the
-// connection: of the end whose packet made the entry.
+// charged returns the endpoint ID, or Outside, whose budget the programs have charged: the end whose packet
+// created the entry.
 func (c *Connection) charged(ct *Connections) int {
 	end := c.From
 	if c.Flags&ByResponder != 0 {
@@ -324,20 +317,19 @@ func (c *Connection) family() int {
 	return 1
 }
 
-// Collect makes one pass. Every candidate is looked at again right before it
-// is deleted, so that a connection in use is not disturbed: see
-// Remove for what remains.
+// Collect makes one pass. Every candidate is checked again immediately before it is deleted, so that
+// connections in use are not disturbed; see Remove for the remaining race.
 func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	start := time.Now()
 	before, err := c.ct.Counters()
 	if err != nil {
 		return Pass{}, err
 	}
-	// before the maps of this version are read: a connection that is moved
-	// meanwhile is counted in both, not in neither
+	// drained before the current maps are read, so that a connection that is moved meanwhile is counted in
+	// both, rather than in neither
 	drained, err := c.ct.DrainPrevious(ctx, c.o.Now(), c.o.Timeouts)
 	if err != nil {
-		return Pass{}, fmt.Errorf("drain the maps of the version before: %w", err)
+		return Pass{}, fmt.Errorf("drain the maps of the previous version: %w", err)
 	}
 	p := Pass{Expired: drained.Removed, Nodes: map[uint16]struct{}{}}
 	previous := c.Last()
@@ -358,7 +350,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 			return err
 		}
 		p.Batches++
-		// read after the batch: whoever is not there now is gone
+		// read after the batch: an endpoint that is not there now has been removed
 		present := map[endpointmap.ID]endpointmap.Endpoint{}
 		now := c.o.Now()
 		for i := range cs {
@@ -402,13 +394,14 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 		return p, err
 	}
 	c.resumePickUp(now, after.Unremembered)
-	// Created is read before the pass and what ended after it: a connection
-	// that comes or goes meanwhile makes the difference smaller, never larger.
+	// Created is read before the pass and the removals are read after it, so a connection that begins or
+	// ends meanwhile makes the difference smaller, never larger.
 	if gone := after.Deleted + after.Expired + uint64(p.Live[0]+p.Live[1]+drained.Left); before.Created > gone {
 		p.Evicted = before.Created - gone
 	}
 	p.Evicted, p.EvictedAt = max(p.Evicted, previous.Evicted), previous.EvictedAt
-	if previous.Took > 0 && p.Evicted > previous.Evicted { // the first pass counts those of earlier processes
+	// the first pass includes the evictions under earlier processes
+	if previous.Took > 0 && p.Evicted > previous.Evicted {
 		p.EvictedAt = start
 	}
 	spent, wasSpent := c.renew(&p, s.owned, s.open)
@@ -429,9 +422,9 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	return p, nil
 }
 
-// resumePickUp lets connections be picked up again when every revoked one that
-// is not remembered has been idle for the life of a connection. A collector
-// that begins does not know since when they are not.
+// resumePickUp allows connections to be picked up again when every revoked connection without a record must
+// have been idle for the life of a connection. A collector that starts assumes that the latest one was revoked
+// just before.
 func (c *Collector) resumePickUp(now uint32, unremembered uint64) {
 	switch {
 	case unremembered != c.unremembered:
@@ -442,26 +435,26 @@ func (c *Collector) resumePickUp(now uint32, unremembered uint64) {
 	}
 }
 
-// Last is the last whole pass.
+// Last returns the last complete pass.
 func (c *Collector) Last() Pass {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last
 }
 
-// sorting is what a pass makes of the connections that it reads.
+// sorting classifies the connections that a pass reads.
 type sorting struct {
 	ct   *Connections
 	pass *Pass
-	// open connections of each family, and of each slot and family
+	// open counts the open connections of each family, owned those of each endpoint ID and family.
 	open  [2]int
 	owned [][2]int
-	// over is what is removed next, one family at a time; lapsed has a bit for
-	// each that is idle or closed, and none for an orphan.
+	// over are the connections to be removed next, of one family. lapsed has a bit for each of them that is
+	// idle or closed, and none for an orphan.
 	over   []Connection
 	lapsed uint32
 	proven *proven
-	// wanted are addresses that are looked for, inUse those that connections have.
+	// wanted are the addresses to search for, inUse those that connections use.
 	wanted, inUse map[netip.Addr]struct{}
 }
 
@@ -469,7 +462,7 @@ func (s *sorting) stays(conn *Connection) {
 	f := conn.family()
 	s.pass.Live[f]++
 	if conn.Flags.Closing() {
-		return // it may go at any moment and needs no room
+		return // it may be removed at any time, and needs no capacity
 	}
 	if len(s.wanted) > 0 && !conn.Flags.Revoked() {
 		for _, a := range [...]netip.Addr{conn.Initiator.Addr(), conn.Responder.Addr()} {
@@ -486,7 +479,7 @@ func (s *sorting) stays(conn *Connection) {
 	}
 }
 
-// goes takes a connection to be removed, at the latest by flush.
+// goes takes a connection that is to be removed, at the latest by flush.
 func (s *sorting) goes(conn *Connection, expired bool) error {
 	if expired {
 		s.lapsed |= 1 << len(s.over)
@@ -498,7 +491,7 @@ func (s *sorting) goes(conn *Connection, expired bool) error {
 	return s.flush()
 }
 
-// flush removes what goes has taken. What has changed since it was read stays.
+// flush removes the connections that goes has taken, except those that have changed since they were read.
 func (s *sorting) flush() error {
 	if len(s.over) == 0 {
 		return nil
@@ -524,9 +517,8 @@ func (s *sorting) flush() error {
 	return nil
 }
 
-// orphaned says whether a local end of the connection belongs to no endpoint
-// any more: nobody leads to its slot, or whoever has the slot has another
-// address. The host is never gone.
+// orphaned reports whether a local end of the connection no longer belongs to an endpoint: its endpoint ID is
+// unused, or belongs to an endpoint with another address. The host is never removed.
 func (ct *Connections) orphaned(conn *Connection, present map[endpointmap.ID]endpointmap.Endpoint) (bool, error) {
 	for _, end := range []struct {
 		End
@@ -542,7 +534,7 @@ func (ct *Connections) orphaned(conn *Connection, present map[endpointmap.ID]end
 			if e, err = ct.endpoints.Lookup(s); err != nil && !errors.Is(err, endpointmap.ErrNotFound) {
 				return false, err
 			}
-			present[s] = e // without addresses if nobody is there
+			present[s] = e // without addresses if there is no endpoint
 		}
 		if end.addr != any(e.IPv4) && end.addr != any(e.IPv6) {
 			return true, nil
@@ -551,12 +543,11 @@ func (ct *Connections) orphaned(conn *Connection, present map[endpointmap.ID]end
 	return false, nil
 }
 
-// halfOpenTime is how long a TCP connection from outside may be half-open while its map
-// is more than half full: a scanner holds no room for longer, and whoever means it has
-// answered by then.
+// halfOpenTime limits how long a TCP connection from outside may be half-open while its map is more than half
+// full, so that a scanner does not occupy it. A genuine client has answered by then.
 const halfOpenTime = 10 * time.Second
 
-// timeOf is the time of a connection, by how full its map was after the last pass.
+// timeOf returns the timeout of a connection, depending on how full its map was after the last pass.
 func (c *Collector) timeOf(conn *Connection, t Timeouts, last Pass, capacity [2]int) time.Duration {
 	d, f := t.Of(conn.Protocol, conn.Flags), conn.family()
 	const further = Established | PickedUp | Terminated
@@ -567,24 +558,21 @@ func (c *Collector) timeOf(conn *Connection, t Timeouts, last Pass, capacity [2]
 	return d
 }
 
-// closingTime shortens the life of what has ended, which is needed for late
-// packets only, while its map is more than half full: to a second at three
-// quarters.
+// closingTime shortens the timeout of ended connections, which are only needed for late packets, while their
+// map is more than half full: down to a second at three quarters.
 func closingTime(full time.Duration, live, capacity int) time.Duration {
 	over := max(0, float64(live)/float64(capacity)-0.5)
 	t := time.Duration(float64(full) * max(0, 1-4*over))
 	return max(t.Truncate(time.Second), time.Second)
 }
 
-// LeastBudget is what every endpoint may begin until the next pass, however
-// full the maps are.
+// LeastBudget is how many connections every endpoint may begin until the next pass, even if the maps are full.
 const LeastBudget = 128
 
-// budgetOf is how many connections an endpoint may begin until the next pass
-// in a map of the capacity, in which it has owned of open ones, and of which its
-// fair share is one of sharers. An eighth of the map stays free for whoever
-// comes. Of the rest, an endpoint may fill its fair share, and beyond it half
-// of what nobody uses.
+// budgetOf returns how many connections an endpoint may begin until the next pass, in a map of the given
+// capacity with open connections, of which it has owned; its fair share is one of sharers. An eighth of the map
+// stays free for new endpoints. Of the rest an endpoint may use its fair share, and in addition half of the
+// unused capacity.
 func budgetOf(capacity, open, owned, sharers int) int {
 	room := capacity - capacity/8
 	fair := room/max(sharers, 1) - owned
@@ -592,14 +580,13 @@ func budgetOf(capacity, open, owned, sharers int) int {
 	return max(LeastBudget, fair, unused)
 }
 
-// renew begins a new period of all budgets, counts the endpoints that have begun
-// connections which are open, and returns when outside has used up its budget in
-// this period, if it has. The host has no limit: whoever runs there
-// can do worse. What comes from outside has one for all of it, the share of half
-// of a map; while it has open connections, the endpoints share the other half.
-// A free slot has the budget of an endpoint without connections, so that an
-// endpoint is limited from its first packet. A connection that is begun between
-// the two stores counts for neither period.
+// renew begins a new period for all budgets. It counts the endpoints with open connections, and returns when
+// Outside used up its budget in this period, if it did.
+//
+// The host has no limit, because a process there could do worse. Connections from outside have one common
+// limit, half of a map. While there are any, the endpoints share the other half. An unused endpoint ID has the
+// budget of an endpoint without connections, so that a new endpoint is limited from its first packet. A
+// connection that begins between the two stores counts for neither period.
 func (c *Collector) renew(p *Pass, owned [][2]int, open [2]int) (spent uint32, wasSpent bool) {
 	var sharing [2]int
 	for s, n := range owned {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package conntrack reads and tidies the maps of connections. The programs write
-// them; this package lists what is tracked, removes what is over, gives every
-// endpoint its budget of new connections, and drains the maps that a version
-// before has left.
+// Package conntrack reads and cleans up the connection tracking maps, which the programs write. It lists
+// connections, removes ended ones, gives each endpoint its budget of new connections, and drains the maps of
+// the previous version.
 package conntrack
 
 import (
@@ -18,35 +17,34 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Connections are the tracked connections of an instance, those that a policy
-// has terminated, and those of the version before. Its methods may be called
-// concurrently.
+// Connections are the tracked connections of an instance: the current ones, terminated ones, and those of the
+// previous version. Its methods may be called concurrently.
 type Connections struct {
 	log       *slog.Logger
 	pins      *pin.Maps
 	endpoints *endpointmap.Maps
-	worlds    [2]identity.Numeric // of addresses that the ipcache does not know
+	worlds    [2]identity.Numeric // identities of addresses outside the ipcache
 
 	gate     pin.Gate
 	overlap  overlap
-	removers [2]remover         // of the maps of IPv4 and IPv6
-	states   map[string]stateAt // of the maps of connections, by name
-	batches  [2]sync.Pool       // of *batch, for the maps of IPv4 and IPv6
-	expired  sync.Mutex         // held while their count changes
+	removers [2]remover         // of IPv4 and IPv6
+	states   map[string]stateAt // by name of the map
+	batches  [2]sync.Pool       // of *batch, for IPv4 and IPv6
+	expired  sync.Mutex         // held while the counter of expired connections changes
 	flushing chan struct{}      // has a token while Flush runs
-	ended    ended              // by services, since the last TakeEnded
+	ended    ended              // connections to services that have ended since the last TakeEnded
 }
 
-// Options say what is needed to understand a connection.
+// Options are what Connections needs to interpret an entry.
 type Options struct {
-	// Endpoints that connections belong to.
+	// Endpoints are the endpoints that connections belong to.
 	Endpoints *endpointmap.Maps
-	// Worlds are the identities of addresses outside, IPv4 and IPv6.
+	// Worlds are the identities of addresses outside the ipcache, for IPv4 and IPv6.
 	Worlds [2]identity.Numeric
 	Log    *slog.Logger
 }
 
-// Open finds the maps of connections among all. It writes nothing.
+// Open returns the connections in the given maps. It writes nothing.
 func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	ct := &Connections{
 		log: o.Log, pins: pm, endpoints: o.Endpoints, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
@@ -55,23 +53,24 @@ func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	return ct, ct.findStates()
 }
 
-// Initialise makes adopted maps ready before a program uses them.
+// Initialise prepares adopted maps before a program uses them.
 func (ct *Connections) Initialise() error {
 	if err := ct.dropStale(); err != nil {
-		return fmt.Errorf("compare connections with those of the version before: %w", err)
+		return fmt.Errorf("compare connections with the previous version's: %w", err)
 	}
 	if lostConnections(ct.pins) {
-		ct.log.Warn("connections were lost: what a policy may have terminated is not picked up for the life of a connection")
+		ct.log.Warn("connection maps were recreated: connections are not picked up for the lifetime of an " +
+			"established connection, because a policy may have terminated them")
 		ct.endpoints.StopPickUp()
 	}
 	return nil
 }
 
-// FiltersReplaced says that every filter holds a program of this build: from
-// now on the maps of the version before drain.
+// FiltersReplaced tells Connections that every filter has a program of this build: from now on the maps of the
+// previous version are drained.
 func (ct *Connections) FiltersReplaced() { ct.overlap.replaced.Store(true) }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (ct *Connections) Close() error {
 	ct.gate.Close()
 	return errors.Join(ct.removers[0].close(), ct.removers[1].close())

@@ -21,12 +21,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Flags are the state of a connection, as the programs set them.
+// Flags is the state of a connection, as the programs set it.
 type Flags uint32
 
-// The flags, as bpf/include/sluice/abi.h explains them. The generated code has
-// no preprocessor constants, so the numbers are repeated here; a test compares
-// them with the header.
+// The flags, as bpf/include/sluice/abi.h defines them. The generated code has no preprocessor constants, so
+// they are repeated here; a test compares them with the header.
 const (
 	OriginLow         Flags = 0x0001
 	SeenReply         Flags = 0x0002
@@ -48,18 +47,17 @@ const (
 	Returned          Flags = 0x20000
 )
 
-// Closing says whether both ends have finished, or one has reset: nothing but
-// late packets is to come.
+// Closing reports whether both ends have sent FIN, or one has sent RST, so that only late packets can follow.
 func (f Flags) Closing() bool {
 	const both = InitiatorFinished | ResponderFinished
 	return f&Reset != 0 || f&both == both
 }
 
-// Revoked says whether a policy has terminated the connection. Of TCP its entry
-// stays, so that its next segment is evaluated as the connection.
+// Revoked reports whether a policy has terminated the connection. A TCP connection then keeps its entry, so
+// that its next segment is evaluated as part of it.
 func (f Flags) Revoked() bool { return f&Terminated != 0 }
 
-// Names are the flags for people, the stage of the connection first.
+// Names returns readable names of the flags, beginning with the stage of the connection.
 func (f Flags) Names() []string {
 	stage := "opening"
 	switch {
@@ -92,21 +90,21 @@ func (f Flags) Names() []string {
 	return words
 }
 
-// Tuple names a connection. ICMP echo has its identifier in both ports;
-// protocols without ports have 0.
+// Tuple identifies a connection. For ICMP echo both ports are the identifier; for protocols without ports they
+// are 0.
 type Tuple struct {
 	// Initiator sent the first packet.
 	Initiator, Responder netip.AddrPort
 	Protocol             uint8
-	// Transit: a service has led a sender outside to a backend that is no pod of this
+	// Transit: a service of this node has forwarded a client outside to a backend that is not a pod of this
 	// node.
 	Transit bool
-	// Asked: no connection, but a record of which address of the host the initiator, a pod,
-	// has asked by UDP. The responder has the address 0.
+	// Asked: not a connection, but a record of the host address to which the initiator, a pod, has sent a
+	// UDP request. The responder has the address 0.
 	Asked bool
 }
 
-// zonePod, zoneTransit and zoneAsked are SL_ZONE_POD, SL_ZONE_TRANSIT and SL_ZONE_ASKED, of keys.
+// zonePod, zoneTransit and zoneAsked are SL_ZONE_POD, SL_ZONE_TRANSIT and SL_ZONE_ASKED of abi.h.
 const zonePod, zoneTransit, zoneAsked = 0, 1, 2
 
 func (t Tuple) zone() uint8 {
@@ -121,34 +119,32 @@ func (t Tuple) zone() uint8 {
 
 // End is one end of a connection.
 type End struct {
-	// Slot of the endpoint, NoID if it is not local.
+	// Slot is the endpoint ID, NoID if the end is not local.
 	Slot endpointmap.ID
-	// Epoch is that of the word that last evaluated the connection, 0 if the end is
-	// not local.
+	// Epoch is the epoch of the policy that last evaluated the connection; 0 if the end is not local.
 	Epoch uint32
-	// AddressEpoch is that of the address's bucket in sl_pgen.
+	// AddressEpoch is the epoch of the address's bucket in sl_pgen.
 	AddressEpoch uint16
 	Identity     identity.Numeric
 }
 
-// Connection is an entry of the connection table.
+// Connection is an entry of the connection maps.
 type Connection struct {
 	Tuple
 	From, To End
-	// LastSeen is when the last packet was seen, in seconds of
-	// CLOCK_MONOTONIC.
+	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
 	LastSeen uint32
 	Flags    Flags
-	// EgressRule let it out, IngressRule let it in; 0 for a default.
+	// EgressRule and IngressRule are the numbers of the rules that allowed it; 0: a default.
 	EgressRule, IngressRule uint16
 
-	Value bpf.MapsSlCt // as it was read
-	// Earlier is set for one in the map of the version before, which no packet has
-	// moved yet: Value is what that would make of it.
+	Value bpf.MapsSlCt // as read from the map
+	// Earlier is set for an entry of the previous version that no packet has moved yet; then Value is the
+	// converted entry.
 	Earlier *bpf.MapsSlCtPrev
 }
 
-// FlagNames are those of its flags; a protocol without a handshake is established once both
+// FlagNames returns the names of the connection's flags. A protocol without handshake is established once both
 // ends have sent.
 func (c *Connection) FlagNames() []string {
 	flags := c.Flags
@@ -162,11 +158,10 @@ func (c *Connection) FlagNames() []string {
 	return flags.Names()
 }
 
-// Time is LastSeen by the wall clock, to a second.
+// Time returns LastSeen as wall-clock time, to a second.
 func (c Connection) Time() time.Time { return TimeOf(uint64(c.LastSeen) * uint64(time.Second)) }
 
-// sorted gives the addresses in the order of the key, and says whether the
-// first one given is the lower one.
+// sorted returns the ends in the order of the key, and whether the initiator is the lower one.
 func (t Tuple) sorted() (lo, hi netip.AddrPort, initiatorLow bool) {
 	if lower(t.Initiator, t.Responder) {
 		return t.Initiator, t.Responder, true
@@ -174,8 +169,7 @@ func (t Tuple) sorted() (lo, hi netip.AddrPort, initiatorLow bool) {
 	return t.Responder, t.Initiator, false
 }
 
-// lower is the order of a key's ends: by the bytes of the addresses, then by
-// the ports.
+// lower orders the ends of a key: by the bytes of the addresses, then by port.
 func lower(a, b netip.AddrPort) bool {
 	if d := bytes.Compare(a.Addr().AsSlice(), b.Addr().AsSlice()); d != 0 {
 		return d < 0
@@ -183,12 +177,11 @@ func lower(a, b netip.AddrPort) bool {
 	return a.Port() <= b.Port()
 }
 
-// Validate refuses ends that are no plain addresses of one family, with
-// pin.ErrInvalid.
+// Validate rejects ends that are not plain addresses of one family, with pin.ErrInvalid.
 func (t Tuple) Validate() error {
 	i, r := t.Initiator.Addr(), t.Responder.Addr()
 	if !i.IsValid() || !r.IsValid() || i.Is4() != r.Is4() || i.Is4In6() || r.Is4In6() || i.Zone() != "" || r.Zone() != "" {
-		return fmt.Errorf("%w: Tuple: %v and %v are no pair of plain addresses of one family", pin.ErrInvalid, i, r)
+		return fmt.Errorf("%w: Tuple: %v and %v are not plain addresses of one family", pin.ErrInvalid, i, r)
 	}
 	return nil
 }
@@ -198,7 +191,7 @@ func be32(a netip.Addr) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// Key4 is the key of the tuple in sl_ct4. Both ends must be IPv4.
+// Key4 returns the key of the tuple in sl_ct4. Both ends must be IPv4.
 func (t Tuple) Key4() bpf.MapsSlCtKey4 {
 	lo, hi, _ := t.sorted()
 	return bpf.MapsSlCtKey4{
@@ -206,7 +199,7 @@ func (t Tuple) Key4() bpf.MapsSlCtKey4 {
 	}
 }
 
-// Key6 is the key of the tuple in sl_ct6. Both ends must be IPv6.
+// Key6 returns the key of the tuple in sl_ct6. Both ends must be IPv6.
 func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 	lo, hi, _ := t.sorted()
 	return bpf.MapsSlCtKey6{
@@ -214,14 +207,13 @@ func (t Tuple) Key6() bpf.MapsSlCtKey6 {
 	}
 }
 
-// Tuple4 reads a key of sl_ct4. Of the flags of its entry, OriginLow says which
-// end is the initiator.
+// Tuple4 converts a key of sl_ct4. The flag OriginLow of its entry tells which end is the initiator.
 func Tuple4(k *bpf.MapsSlCtKey4, flags uint32) Tuple {
 	lo, hi := netip.AddrPortFrom(pin.Addr4(k.Lo), k.Plo), netip.AddrPortFrom(pin.Addr4(k.Hi), k.Phi)
 	return tupleOf(lo, hi, k.Proto, k.Zone, flags)
 }
 
-// Tuple6 is Tuple4 for sl_ct6.
+// Tuple6 converts a key of sl_ct6, as Tuple4 does for sl_ct4.
 func Tuple6(k *bpf.MapsSlCtKey6, flags uint32) Tuple {
 	lo, hi := netip.AddrPortFrom(netip.AddrFrom16(k.Lo), k.Plo), netip.AddrPortFrom(netip.AddrFrom16(k.Hi), k.Phi)
 	return tupleOf(lo, hi, k.Proto, k.Zone, flags)
@@ -234,7 +226,7 @@ func tupleOf(lo, hi netip.AddrPort, proto, zone uint8, flags uint32) Tuple {
 	return Tuple{hi, lo, proto, zone == zoneTransit, zone == zoneAsked}
 }
 
-// Of reads the entry of a tuple.
+// Of converts the entry of a tuple.
 func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	return Connection{
 		Tuple:    t,
@@ -245,7 +237,7 @@ func Of(t Tuple, v *bpf.MapsSlCt) Connection {
 	}
 }
 
-// ValueOf is the reverse of connectionOf.
+// ValueOf is the inverse of Of.
 func ValueOf(c Connection) bpf.MapsSlCt {
 	v := bpf.MapsSlCt{
 		Epochs: uint64(c.From.Epoch)<<32 | uint64(c.To.Epoch),
@@ -259,7 +251,7 @@ func ValueOf(c Connection) bpf.MapsSlCt {
 	return v
 }
 
-// Map is the map of the tuple's family, and its key there.
+// Map returns the map for the tuple's family, and the tuple's key.
 func (ct *Connections) Map(t Tuple) (*ebpf.Map, any) {
 	if t.Initiator.Addr().Is4() {
 		key := t.Key4()
@@ -269,8 +261,8 @@ func (ct *Connections) Map(t Tuple) (*ebpf.Map, any) {
 	return ct.pins.Map(bpf.MapsMapSlCt6), &key
 }
 
-// Lookup looks up the connection between two ends, whichever began it. It
-// does not count as use: the kernel's eviction order stays as it is.
+// Lookup returns the connection between two ends, whichever of them began it. A lookup from user space does not
+// change the eviction order.
 func (ct *Connections) Lookup(t Tuple) (c Connection, found bool, err error) {
 	if err := t.Validate(); err != nil {
 		return Connection{}, false, err
@@ -295,14 +287,13 @@ func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
 	return Of(tupleOf(lo, hi, t.Protocol, t.zone(), v.Flags), &v), true, nil
 }
 
-// RemoveAtOnce is how many connections Remove takes.
+// RemoveAtOnce is how many connections Remove accepts.
 const RemoveAtOnce = 32
 
-// Remove deletes those of cs, of one family, that are still as they were read.
-// It returns a bit for each that it deleted, the lowest for the first. A packet
-// that is seen between the comparison and the deletion, some ten nanoseconds, loses
-// its entry all the same: it has been evaluated, and the next packet of its
-// connection is evaluated again, as after an eviction.
+// Remove deletes the connections of cs, all of one family, that have not changed since they were read. It
+// returns a bit for each deleted one, the lowest for the first. If a packet arrives between comparison and
+// deletion, some ten nanoseconds, its entry is deleted nevertheless: the packet has been evaluated, and the
+// next one is evaluated again, as after an eviction.
 func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 	if len(cs) == 0 || len(cs) > RemoveAtOnce {
 		return 0, fmt.Errorf("%w: cs: %d connections, not 1 to %d", pin.ErrInvalid, len(cs), RemoveAtOnce)
@@ -312,13 +303,13 @@ func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 			return 0, err
 		}
 		if cs[i].family() != cs[0].family() {
-			return 0, fmt.Errorf("%w: cs: %v and %v are of two families", pin.ErrInvalid, cs[0].Tuple, cs[i].Tuple)
+			return 0, fmt.Errorf("%w: cs: %v and %v are of different families", pin.ErrInvalid, cs[0].Tuple, cs[i].Tuple)
 		}
 	}
 	if ct.gate.ValidateOnly {
 		return 0, pin.ErrValidateOnly
 	}
-	// the programs change this map at any time; the lock is for Close alone
+	// the programs change this map at any time; the lock only excludes Close
 	if err := ct.gate.RLock(); err != nil {
 		return 0, err
 	}
@@ -327,12 +318,12 @@ func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 	return ct.removers[cs[0].family()].remove(m, cs)
 }
 
-// Each hands all tracked connections to visit, some thousand at a time,
-// until it returns an error. The slice is reused. Connections that come or go
-// meanwhile may be missing; one that stays is listed once.
+// Each passes all tracked connections to visit, some thousand at a time, until visit returns an error. The
+// slice is reused. Connections that begin or end during the call may be missing; any other is passed exactly
+// once.
 func (ct *Connections) Each(visit func([]Connection) error) error { return ct.eachOf([2]bool{}, visit) }
 
-// eachOf is Each without the connections of a family.
+// eachOf is Each without the connections of some families.
 func (ct *Connections) eachOf(without [2]bool, visit func([]Connection) error) error {
 	if !without[0] {
 		if err := ct.each4(visit); err != nil {
@@ -363,9 +354,8 @@ func (ct *Connections) each4(visit func([]Connection) error) error {
 	})
 }
 
-// eachBatch reads a hash by batches: the kernel copies whole buckets under
-// their lock, so that nothing that stays is missed or seen twice. The lock of k
-// is not held while visit runs.
+// eachBatch reads a hash map in batches. The kernel copies whole buckets under their lock, so no stable entry
+// is missed or read twice. The gate is not locked while visit runs.
 func eachBatch[K any](
 	ct *Connections, name string, batches *sync.Pool, visit func([]K, []bpf.MapsSlCt, []Connection) error,
 ) error {
@@ -394,32 +384,30 @@ func eachBatch[K any](
 	}
 }
 
-// Counters count since the maps were made.
+// Counters are counters since the maps were created.
 type Counters struct {
 	Created uint64
-	// Deleted by a program: revoked, or replaced by a new connection.
+	// Deleted are entries deleted by a program: revoked, or replaced by a new connection.
 	Deleted uint64
-	// Revoked by a policy that had changed.
+	// Revoked are connections that a changed policy has terminated.
 	Revoked uint64
-	// PickedUp in mid-flow after an eviction.
+	// PickedUp are connections that were picked up in mid-stream after an eviction.
 	PickedUp uint64
-	// Reevaluated because a policy or an address had changed.
+	// Reevaluated are connections that were evaluated again because a policy or an address had changed.
 	Reevaluated uint64
 	// Related are ICMP errors about a connection.
 	Related uint64
-	// Unremembered are revoked TCP connections of which nothing but the entry
-	// is kept, because the map of revoked ones was full: until their time is
-	// over, nothing is picked up for the endpoints concerned.
+	// Unremembered are revoked TCP connections without a record, because the map of records was full. Only
+	// their entries are kept, and until their timeout nothing is picked up for the endpoints concerned.
 	Unremembered uint64
-	// Expired were removed by the collector, or flushed.
+	// Expired are connections that the collector or a flush has removed.
 	Expired uint64
 }
 
-// StatExpired is the last cell of sl_ct_stats, which no program counts in: the
-// collector keeps its own count there, so that it is as old as the others.
+// StatExpired is the last cell of sl_ct_stats. No program counts there: the collector keeps its counter in it,
+// so that it is as old as the other counters.
 const StatExpired = uint32(bpf.MapsSlCtStatSL_CT_STAT_EXPIRED)
 
-// Counters reads the counters.
 func (ct *Connections) Counters() (Counters, error) {
 	if err := ct.gate.RLock(); err != nil {
 		return Counters{}, err
@@ -443,7 +431,7 @@ func (ct *Connections) Counters() (Counters, error) {
 	return c, nil
 }
 
-// End removes a connection that is still as it was read, and counts it as expired.
+// End removes a connection that has not changed since it was read, and counts it as expired.
 func (ct *Connections) End(c Connection) (bool, error) {
 	deleted, err := ct.Remove(c)
 	if err != nil || deleted == 0 {
@@ -452,7 +440,7 @@ func (ct *Connections) End(c Connection) (bool, error) {
 	return true, ct.countExpired(1)
 }
 
-// countExpired counts what the collector removed, or a flush.
+// countExpired counts connections that the collector or a flush has removed.
 func (ct *Connections) countExpired(n uint64) error {
 	if err := ct.gate.RLock(); err != nil {
 		return err
@@ -466,7 +454,7 @@ func (ct *Connections) countExpired(n uint64) error {
 		return fmt.Errorf("read the count of expired connections: %w", err)
 	}
 	perCPU[0] += n
-	// in place: this process alone writes the counter, one at a time
+	// in place: only this process writes the counter, and under the lock
 	if err := m.Put(StatExpired, perCPU); err != nil {
 		return fmt.Errorf("count expired connections: %w", err)
 	}

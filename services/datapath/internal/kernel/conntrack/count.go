@@ -15,30 +15,29 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
-// Responder is the end of connections that did not begin them.
+// Responder is the end that did not begin a connection.
 type Responder struct {
 	netip.AddrPort
 	Protocol uint8
 }
 
-// Count says how many connections a responder has.
+// Count is the number of connections of a responder.
 type Count struct {
 	Responder
 	Connections int
 }
 
-// CountByResponder counts the connections of each responder that is wanted, sorted by
-// address, port and protocol. Those that are opening, that have ended, that a policy
-// has terminated, or that the next pass of a Collector with the same timeouts removes
-// are not counted, and neither are those that no packet has moved from the maps of the
-// version before. It takes memory for what it returns alone, and calls wanted for each
-// connection.
+// CountByResponder counts the connections of each wanted responder, sorted by address, port and protocol. It
+// does not count connections that are opening, have ended or were terminated by a policy, nor those that the
+// next pass of a Collector with the same timeouts would remove, nor those that no packet has moved from the
+// maps of the previous version. It calls wanted for each connection, and its memory use is proportional to the
+// result.
 func (ct *Connections) CountByResponder(
 	ctx context.Context, t Timeouts, wanted func(Responder) bool,
 ) ([]Count, error) {
 	counts := map[Responder]int{}
 	err := ct.Each(func(cs []Connection) error {
-		// read after the batch: an endpoint that is not there now is gone
+		// read after the batch: an endpoint that is not there now has been removed
 		present := map[endpointmap.ID]endpointmap.Endpoint{}
 		now := MonotonicSeconds()
 		for i := range cs {
@@ -70,8 +69,8 @@ func (ct *Connections) CountByResponder(
 	return sorted, nil
 }
 
-// open says whether the ends of the connection can exchange data: its handshake is over
-// if it has one, and neither its ends nor a policy nor its idle time has ended it.
+// open reports whether the ends of the connection can exchange data: any handshake is complete, and neither an
+// end, a policy nor the idle timeout has ended it.
 func (c *Connection) open(now uint32, t Timeouts) bool {
 	if c.Asked || c.Flags.Closing() || c.Flags.Revoked() ||
 		int32(now-c.LastSeen) >= int32(t.Of(c.Protocol, c.Flags)/time.Second) {

@@ -5,12 +5,12 @@ package conntrack
 
 import "sync"
 
-// maxEnded bounds what is remembered between two collections of translations: more than the
-// maps of translations have.
+// maxEnded limits how many connections are remembered between two collections of translations; it exceeds the
+// capacity of the translation maps.
 const maxEnded = 1 << 17
 
-// Ended are connections by services whose entries a collector has removed because they had
-// ended or were idle. Entries that the map has evicted are not among them.
+// Ended are connections to services whose entries the collector has removed because they had ended or were
+// idle. It does not contain evicted entries.
 type Ended map[Tuple]struct{}
 
 // Has reports whether a connection is among them, whichever end began it.
@@ -19,13 +19,12 @@ func (e Ended) Has(t Tuple) bool {
 	return ok
 }
 
-// ended collects them.
 type ended struct {
 	mu  sync.Mutex
 	all Ended // guarded by mu
 }
 
-// note remembers a connection that began with a service.
+// note remembers a connection if it began with a service.
 func (e *ended) note(c *Connection) {
 	if c.Value.Front == 0 {
 		return
@@ -40,7 +39,7 @@ func (e *ended) note(c *Connection) {
 	}
 }
 
-// TakeEnded returns the connections by services that have ended since the last call.
+// TakeEnded returns the connections to services that have ended since the last call.
 func (ct *Connections) TakeEnded() Ended {
 	ct.ended.mu.Lock()
 	defer ct.ended.mu.Unlock()

@@ -10,34 +10,33 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
-// Local is an endpoint as connections name it. A slot is used again, so that its
-// addresses have to be those of the end, too.
+// Local is an endpoint as connections refer to it. Because endpoint IDs are reused, the address of the end must
+// match, too.
 type Local struct {
 	Slot  endpointmap.ID
 	Addrs []netip.Addr
 }
 
-// Filter says which connections are meant. Criteria of different kinds must all hold;
-// of one kind, one must hold; a kind left empty always holds.
+// Filter selects connections. All non-empty criteria must match. Within one criterion, one of the values must
+// match.
 type Filter struct {
-	// Locals are endpoints, of which one is an end.
+	// Locals match if one of the endpoints is an end of the connection.
 	Locals []Local
-	// Prefixes have an address of either end, or the one that was asked for.
+	// Prefixes match the address of either end, or the requested address.
 	Prefixes []netip.Prefix
-	// Ports of either end, or the one that was asked for.
+	// Ports match the port of either end, or the requested port.
 	Ports     []uint16
 	Protocols []uint8
-	// States are of Connection.Words.
+	// States are values of Connection.FlagNames.
 	States []string
-	// Without leaves out the connections of a family, that of IPv4 first.
+	// Without leaves out a family: IPv4 first, then IPv6.
 	Without [2]bool
 
-	// Asked is what the packets of a connection with a front asked for, not valid if
-	// that is not known; nil: it never is.
+	// Asked returns the requested address and port of a connection with a front; not valid if unknown. If
+	// nil, requested addresses never match.
 	Asked func(*Connection) netip.AddrPort
 }
 
-// matches says whether the connection is meant.
 func (f *Filter) matches(c *Connection) bool {
 	if c.Asked || f.Without[c.family()] || len(f.Protocols) > 0 && !slices.Contains(f.Protocols, c.Protocol) {
 		return false

@@ -15,37 +15,37 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// A flush removes entries that are in use, and must open nothing by that. Without its
-// entry a TCP segment is evaluated in its own direction: the responder's would pass
-// as one of a connection that it began, where the policies deny the connection by
-// then. So the direction of each TCP connection that may have more segments is
-// remembered first, where the programs remember what policies have terminated
-// (bpf/include/sluice/revoked.h): the next segment, of either end, is evaluated as
-// the connection. What the policies have terminated stays as it is.
+// A flush removes entries that are in use, and must not thereby allow anything. Without its entry a TCP segment
+// is evaluated in its own direction: a segment of the responder would pass as one of a connection that the
+// responder began, even if the policies now deny the connection. Therefore the direction of each TCP connection
+// that may still have segments is recorded first, in the maps of terminated connections
+// (bpf/include/sluice/revoked.h). The next segment, of either end, is then evaluated as part of the connection.
+// Connections that policies have terminated stay as they are.
 
-// Flushed is what a flush did.
+// Flushed describes the results of a flush.
 type Flushed struct {
-	// Removed connections.
+	// Removed is the number of removed connections.
 	Removed int
-	// Terminated ones stay: their entries are a part of the memory of that.
+	// Terminated is the number of connections that stay because a policy has terminated them: their entries
+	// record that.
 	Terminated int
-	// Unremembered are those of TCP that stay because the memory of directions is
-	// half full: the other half is for what policies terminate.
+	// Unremembered is the number of TCP connections that stay because the map of records is half full: the
+	// other half is reserved for connections that policies terminate.
 	Unremembered int
-	// Busy ones stay because packets changed them all the time.
+	// Busy is the number of connections that stay because packets kept changing them.
 	Busy int
 }
 
-// flushTries is how often a connection is removed that a packet has just used.
+// flushTries is how often a flush retries to remove a connection that packets keep changing.
 const flushTries = 5
 
-// Flush removes the connections that pass a filter, some at a time, until ctx ends; to
-// validate removes none. After an error some are removed.
+// Flush removes the connections that match a filter, in batches, until ctx ends; with validateOnly it only
+// counts them. After an error some may have been removed.
 func (ct *Connections) Flush(ctx context.Context, f Filter, validateOnly bool) (Flushed, error) {
 	if ct.gate.ValidateOnly {
 		return Flushed{}, pin.ErrValidateOnly
 	}
-	// one at a time: they share the memory of directions
+	// one flush at a time, because flushes share the map of records
 	select {
 	case ct.flushing <- struct{}{}:
 		defer func() { <-ct.flushing }()
@@ -77,17 +77,17 @@ func (ct *Connections) Flush(ctx context.Context, f Filter, validateOnly bool) (
 	return fl.done, err
 }
 
-// flush is one that is under way.
+// flush is a running flush.
 type flush struct {
 	ct           *Connections
 	validateOnly bool
 	done         Flushed
-	counted      int          // removed by this call, as expired ones are counted
-	room         [2]int       // for directions that are remembered, of each family
-	batch        []Connection // to be removed, of one family and this version's layout
+	counted      int          // removed by this flush, to be counted as expired
+	room         [2]int       // capacity for records, by family
+	batch        []Connection // connections to be removed, of one family and the current layout
 }
 
-// measure counts the directions that may be remembered.
+// measure determines how many directions may be recorded.
 func (fl *flush) measure() error {
 	for f, name := range []string{bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6} {
 		used, err := fl.ct.countRevoked(name)
@@ -99,7 +99,7 @@ func (fl *flush) measure() error {
 	return nil
 }
 
-// take takes a connection to be removed, at the latest by remove.
+// take takes a connection that is to be removed, at the latest by remove.
 func (fl *flush) take(c Connection) error {
 	if c.Flags.Revoked() {
 		fl.done.Terminated++
@@ -115,7 +115,7 @@ func (fl *flush) take(c Connection) error {
 			switch ok, err := fl.ct.remember(&c); {
 			case err != nil:
 				return err
-			case !ok: // the programs have used it up
+			case !ok: // the programs have used up the map
 				fl.room[c.family()] = 0
 				fl.done.Unremembered++
 				return nil
@@ -140,8 +140,8 @@ func (fl *flush) take(c Connection) error {
 	return fl.remove()
 }
 
-// remove removes what take has taken. What has changed since it was read is looked at
-// again.
+// remove removes the connections that take has taken. Those that have changed since they were read are looked
+// up again.
 func (fl *flush) remove() error {
 	if len(fl.batch) == 0 {
 		return nil
@@ -166,14 +166,14 @@ func (fl *flush) removed() {
 	fl.counted++
 }
 
-// again removes a connection that packets change.
+// again removes a connection that packets keep changing.
 func (fl *flush) again(t Tuple) error {
 	for range flushTries {
 		c, found, err := fl.ct.Lookup(t)
 		switch {
 		case err != nil:
 			return err
-		case !found: // it is over
+		case !found: // it has ended
 			fl.done.Removed++
 			return nil
 		case c.Flags.Revoked():
@@ -203,8 +203,8 @@ func (fl *flush) again(t Tuple) error {
 	return nil
 }
 
-// removePrevious removes a connection from the map of the version before. What a packet
-// has made of it is in the map of this version, which is looked at afterwards.
+// removePrevious removes a connection from the map of the previous version. If a packet has moved it, it is in
+// the current map, which is flushed afterwards.
 func (fl *flush) removePrevious(c Connection) error {
 	name := bpf.MapsMapSlPrev4
 	if c.family() == 1 {
@@ -213,7 +213,7 @@ func (fl *flush) removePrevious(c Connection) error {
 	_, key := fl.ct.Map(c.Tuple)
 	err := fl.ct.gate.Read(func() error {
 		m := fl.ct.pins.Previous(name)
-		if m == nil { // the overlap has ended
+		if m == nil { // the maps have been drained
 			return ebpf.ErrKeyNotExist
 		}
 		return m.Delete(key)
@@ -228,21 +228,20 @@ func (fl *flush) removePrevious(c Connection) error {
 	return nil
 }
 
-// goesOn says whether a segment without an entry could be taken for one of the
-// connection the other way round: of TCP, where both ends take part and have not
-// finished. In transit no policy is asked.
+// goesOn reports whether a segment without an entry could look like a connection in the reverse direction: the
+// protocol is TCP, both ends take part, and they have not finished. No policy applies to connections in
+// transit.
 func (c *Connection) goesOn() bool {
 	return c.tcp() && !c.Transit && !c.Flags.Closing() && c.Flags&(Established|PickedUp|SeenReply) != 0
 }
 
 func (t Tuple) tcp() bool { return t.Protocol == unix.IPPROTO_TCP }
 
-// rememberedFlags are SL_REVOKED_FLAGS, what a record keeps of the flags of an entry.
+// rememberedFlags are SL_REVOKED_FLAGS: the flags of an entry that a record keeps.
 const rememberedFlags = OriginLow | Unoriented | ViaStack
 
-// remember remembers the direction of a TCP connection, whose entry is there and counts
-// until it is removed. It is false if there is no room. A record of an earlier
-// connection with these ports is replaced.
+// remember records the direction of a TCP connection, whose entry still exists and takes precedence until it is
+// removed. It returns false if the map is full. It replaces a record of an earlier connection with these ports.
 func (ct *Connections) remember(c *Connection) (ok bool, err error) {
 	if err := ct.gate.RLock(); err != nil {
 		return false, err
@@ -280,7 +279,6 @@ func (ct *Connections) remember(c *Connection) (ok bool, err error) {
 	return false, fmt.Errorf("remember connection %v: %w", c.Tuple, err)
 }
 
-// countRevoked counts the records of a map.
 func (ct *Connections) countRevoked(name string) (n int, err error) {
 	count := func(some int) error { n += some; return nil }
 	if name == bpf.MapsMapSlRevoked4 {

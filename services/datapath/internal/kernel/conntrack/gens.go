@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// EachEpoch visits the epochs of all connections.
+// EachEpoch passes the epochs of all connections to visit.
 func (ct *Connections) EachEpoch(visit func(uint32)) error {
 	for _, m := range connectionMaps(ct.pins) {
 		if err := m.eachEpochs(visit); err != nil {
@@ -22,8 +22,7 @@ func (ct *Connections) EachEpoch(visit func(uint32)) error {
 	return nil
 }
 
-// connectionMaps are all maps of connections, those of the version before among
-// them.
+// connectionMaps returns all maps of connections, including those of the previous version.
 func connectionMaps(pm *pin.Maps) []connectionMap {
 	var ms []connectionMap
 	for _, p := range pin.PreviousMaps {
@@ -37,8 +36,8 @@ func connectionMaps(pm *pin.Maps) []connectionMap {
 
 type connectionMap struct{ *ebpf.Map }
 
-// eachEpochs visits the epochs of every connection, which are the first word of its
-// value in every layout.
+// eachEpochs passes the epochs of every connection to visit. In every layout they are the first word of the
+// value.
 func (m connectionMap) eachEpochs(visit func(uint32)) error {
 	visitAll := func(values [][6]uint64) error {
 		for _, v := range values {

@@ -14,10 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// List hands the connections that pass a filter to visit, until it returns an error
-// or ctx ends. Those of the layout of the version before come first: what a packet
-// moves meanwhile is then found in the map of this version. No lock is held while
-// visit runs.
+// List passes the connections that match a filter to visit, until visit returns an error or ctx ends.
+// Connections in the maps of the previous version come first, so that one that a packet moves meanwhile is
+// found in the current map. No lock is held while visit runs.
 func (ct *Connections) List(ctx context.Context, f Filter, visit func(*Connection) error) error {
 	each := func(cs []Connection) error {
 		for i := range cs {
@@ -47,8 +46,8 @@ func (ct *Connections) List(ctx context.Context, f Filter, visit func(*Connectio
 	return ct.eachOf(f.Without, each)
 }
 
-// eachPrevious is Each for the maps of the version before, whose connections are
-// converted as the programs do; flags that only packets can tell are missing.
+// eachPrevious is Each for the maps of the previous version. Connections are converted as the programs do it;
+// flags that only packets can determine are missing.
 func (ct *Connections) eachPrevious(f Filter, visit func([]Connection) error) error {
 	if m := ct.pins.Previous(bpf.MapsMapSlPrev4); m != nil && !f.Without[0] {
 		if err := eachOlder(ct, m, Tuple4, visit); err != nil {
@@ -61,8 +60,7 @@ func (ct *Connections) eachPrevious(f Filter, visit func([]Connection) error) er
 	return nil
 }
 
-// eachOlder reads a map of the version before by batches, and visits each without a
-// lock.
+// eachOlder reads a map of the previous version in batches. No lock is held while visit runs.
 func eachOlder[K any](
 	ct *Connections, m *ebpf.Map, tuple func(*K, uint32) Tuple, visit func([]Connection) error,
 ) error {
@@ -74,7 +72,7 @@ func eachOlder[K any](
 		if err := ct.gate.Read(func() (err error) {
 			n, err = m.BatchLookup(&cursor, keys, values, nil)
 			if end = errors.Is(err, ebpf.ErrKeyNotExist); err != nil && !end {
-				return fmt.Errorf("list connections of the version before: %w", err)
+				return fmt.Errorf("list connections of the previous version: %w", err)
 			}
 			return nil
 		}); err != nil {
@@ -91,8 +89,7 @@ func eachOlder[K any](
 	return nil
 }
 
-// ofPrevious reads an entry of the version before, as bpf/include/sluice/previous.h
-// converts it.
+// ofPrevious converts an entry of the previous version, as bpf/include/sluice/previous.h does.
 func ofPrevious(t Tuple, v *bpf.MapsSlCtPrev) Connection {
 	flags := previousFlags(t.Protocol, v.Flags)
 	if t.tcp() && flags&CloseReported != 0 && flags&Reset == 0 && !flags.Closing() {

@@ -22,36 +22,35 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// The layout of the connections changes between versions, and their maps are
-// too much in use to be copied: packets come while a copy is made. So the maps
-// of two versions overlap. While the previous ones are pinned, the programs
-// look a connection up in the map of this version, then in the previous one,
-// and move what they find (bpf/include/sluice/previous.h). After one idle time
-// nothing that lives is left there, and the pins are removed.
+// The layout of connections changes between versions. The maps are too busy to be copied, because packets
+// arrive during a copy. Therefore the maps of two versions overlap. While the previous maps are pinned, the
+// programs look a connection up in the current map, then in the previous one, and move what they find
+// (bpf/include/sluice/previous.h). After one idle timeout no live connection is left in the previous maps, and
+// their pins are removed.
 
-// overlap is how far the maps of the version before are drained.
+// overlap is how far the maps of the previous version are drained.
 type overlap struct {
 	replaced atomic.Bool // every filter has a program of this build
 
-	mu    sync.Mutex // held for a whole pass, before that of the Kernel
-	since uint32     // first pass after that, in the collector's seconds; 0: none
-	over  bool       // the old pins are removed
+	mu    sync.Mutex // held for a whole pass; locked before the gate
+	since uint32     // first pass after replaced was set, in the collector's seconds; 0: none
+	over  bool       // the old pins have been removed
 }
 
-// PreviousPass is what a pass over the maps of the version before found.
+// PreviousPass describes a pass over the maps of the previous version.
 type PreviousPass struct {
-	// Left are the connections that no packet has moved yet.
+	// Left is the number of connections that no packet has moved yet.
 	Left int
-	// Removed were idle for too long, or are in the map of this version too.
+	// Removed is the number of connections that were idle for too long, or that are in the current map,
+	// too.
 	Removed int
-	// Over says that the overlap is over: old pins are removed.
+	// Over reports that the overlap has ended: old pins are removed.
 	Over bool
 }
 
-// DrainPrevious removes from the maps of the version before what is idle, and
-// what a program of that version has created again after it was moved. One
-// idle time after the last filter was replaced it removes their pins, and those
-// of all maps that are not this build's.
+// DrainPrevious removes idle connections from the maps of the previous version, and connections that a program
+// of that version has created again after they were moved. One idle timeout after the last filter was replaced,
+// it removes the pins of these maps, and the pins of all maps that this build does not use.
 func (ct *Connections) DrainPrevious(ctx context.Context, now uint32, timeouts Timeouts) (PreviousPass, error) {
 	ct.overlap.mu.Lock()
 	defer ct.overlap.mu.Unlock()
@@ -72,7 +71,7 @@ func (ct *Connections) DrainPrevious(ctx context.Context, now uint32, timeouts T
 		return p, nil
 	}
 	if err := ct.pins.DropOld(); err != nil {
-		ct.log.Warn("pins of earlier versions stay, trying again", "error", err)
+		ct.log.Warn("cannot remove pins of earlier versions, trying again", "error", err)
 		return p, nil
 	}
 	o.over, p.Over = true, true
@@ -125,10 +124,9 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct 
 	})
 }
 
-// isNewer says whether the map has an entry under the key that was seen at that
-// time or later. One that was seen earlier is from before a rollback, during
-// which programs of the version before used their own: it is deleted, so that
-// that one is moved here instead.
+// isNewer reports whether the map has an entry for the key that was seen at the time last, or later. An entry
+// that was seen earlier is from before a rollback, during which programs of the previous version used their own
+// map. It is deleted, so that the entry of the previous map is moved here.
 func isNewer[K any](m *ebpf.Map, at stateAt, key *K, last uint32) (bool, error) {
 	var v connectionValue
 	switch err := m.Lookup(key, &v); {
@@ -143,8 +141,8 @@ func isNewer[K any](m *ebpf.Map, at stateAt, key *K, last uint32) (bool, error) 
 	return false, pin.DeleteKey(m, key)
 }
 
-// dropStale deletes from the maps of this version what the previous ones know
-// better. Open does so before a packet can find it.
+// dropStale deletes entries from the current maps if the previous maps have newer ones. Open calls it before
+// packets can use the entries.
 func (ct *Connections) dropStale() error {
 	return errors.Join(
 		dropStaleFamily[bpf.MapsSlCtKey4](ct, bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4),
@@ -171,14 +169,14 @@ func dropStaleFamily[K any](ct *Connections, current, previous string) error {
 // connectionValue is an entry of any layout.
 type connectionValue [48]byte
 
-// stateAt is where a layout has the time of the last packet and the flags.
+// stateAt are the offsets of last_s and flags in a layout.
 type stateAt struct{ last, flags int }
 
 func (at stateAt) of(v *connectionValue) (last, flags uint32) {
 	return binary.NativeEndian.Uint32(v[at.last:]), binary.NativeEndian.Uint32(v[at.flags:])
 }
 
-// findStates looks where the maps of connections have what every layout has.
+// findStates determines the offsets of the fields that every layout has.
 func (ct *Connections) findStates() error {
 	ct.states = map[string]stateAt{}
 	for _, p := range pin.PreviousMaps {
@@ -197,7 +195,7 @@ func stateOf(ms *ebpf.MapSpec) (stateAt, error) {
 	at := stateAt{-1, -1}
 	value, ok := btf.UnderlyingType(ms.Value).(*btf.Struct)
 	if !ok || int(ms.ValueSize) != len(connectionValue{}) {
-		return at, fmt.Errorf("map %s holds no connections", ms.Name)
+		return at, fmt.Errorf("the values of map %s are not connections", ms.Name)
 	}
 	for _, m := range value.Members {
 		switch m.Name {
@@ -208,7 +206,7 @@ func stateOf(ms *ebpf.MapSpec) (stateAt, error) {
 		}
 	}
 	if at.last < 0 || at.flags < 0 {
-		return at, fmt.Errorf("the connections of map %s lack a field", ms.Name)
+		return at, fmt.Errorf("the values of map %s lack the field last_s or flags", ms.Name)
 	}
 	return at, nil
 }
@@ -223,7 +221,7 @@ func protocolOf[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](key *K) uint8 {
 	return 0
 }
 
-// previousFlags are the flags that a connection will have when it is moved.
+// previousFlags returns the flags that a connection will have when it is moved.
 func previousFlags(protocol uint8, flags uint32) Flags {
 	f := Flags(flags)
 	if (protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_SCTP) && f&SeenReply != 0 {
@@ -232,7 +230,7 @@ func previousFlags(protocol uint8, flags uint32) Flags {
 	return f
 }
 
-// longest is how long any connection is remembered.
+// longest returns the longest timeout.
 func (t Timeouts) longest() time.Duration {
 	return slices.Max([]time.Duration{
 		t.TCPOpening, t.TCPEstablished, t.TCPClosing, t.UDPUnanswered, t.UDPAnswered, t.ICMP, t.Other,

@@ -9,15 +9,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 )
 
-// proven counts TCP connections from outside whose responder went on after the handshake: they
-// have a part of their maps, which bpf/include/sluice/ring.h explains.
+// proven counts proven TCP connections from outside, whose responder has continued after the handshake. They
+// have a part of the maps of their own, which bpf/include/sluice/ring.h explains.
 type proven struct {
 	ct     *Connections
 	counts *count.Counts
-	before []uint32 // when the pass began: what programs add meanwhile stays
+	before []uint32 // values when the pass began: additions by programs during the pass stay
 	found  map[uint32]uint32
-	keep   [2]int // how many may stay in each family
-	// crowded holds the connections of a family by bucket, if nearly all room is in use.
+	keep   [2]int // maximum for each family
+	// crowded holds the connections of a family by bucket, if the capacity is almost used up.
 	crowded [2]map[uint32][]Connection
 }
 
@@ -36,7 +36,7 @@ func (c *Collector) beginProven(capacity [2]int) *proven {
 	return p
 }
 
-// add counts a connection that outside is charged with.
+// add counts a connection that is charged to Outside.
 func (p *proven) add(c *Connection) {
 	if c.Protocol != unix.IPPROTO_TCP || c.Flags&Established == 0 || c.Flags&InRing != 0 {
 		return
@@ -50,7 +50,7 @@ func (p *proven) add(c *Connection) {
 	}
 }
 
-// finish ends what is too much at a time in seconds, and corrects the counters.
+// finish removes surplus connections and corrects the counters; now is in seconds.
 func (p *proven) finish(pass *Pass, now uint32) error {
 	for f, held := range p.crowded {
 		lastSeen := func(c Connection) uint32 { return c.LastSeen }

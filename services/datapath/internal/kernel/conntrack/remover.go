@@ -15,25 +15,23 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// remover deletes connections of one map that are still as they were read. The
-// kernel can delete many keys in one system call, but does not compare their
-// values, and a look-up and a deletion of each key are two system calls. So a
-// program does both, some ten nanoseconds apart, for as many keys as its answer
-// has bits. It is attached to nothing and runs when the collector asks.
+// remover deletes connections of one map that have not changed since they were read. The kernel can delete many
+// keys in one system call, but does not compare their values; a lookup and a deletion of each key would be two
+// system calls. Therefore a program does both, some ten nanoseconds apart, for as many keys as its result has
+// bits. It is not attached; the collector runs it.
 type remover struct {
 	mu      sync.Mutex
 	program *ebpf.Program // guarded by mu; nil before the first use
 	input   []byte        // guarded by mu
 }
 
-// valueSize is the size of a connection's value, word that of a register, both
-// in bytes.
+// valueSize is the size of a connection's value, word the size of a register, both in bytes.
 const (
 	valueSize = int(unsafe.Sizeof(bpf.MapsSlCt{}))
 	word      = 8
 )
 
-// remove is Connections.Remove for connections of the map.
+// remove implements Connections.Remove for connections of the map.
 func (r *remover) remove(m *ebpf.Map, cs []Connection) (deleted uint32, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,10 +67,9 @@ func (r *remover) close() error {
 	return r.program.Close()
 }
 
-// loadRemover loads the program for a map. Its input is a number of entries, and
-// then as many keys, each with the value that it must still have. A verifier
-// allows no variable offset into the input, so the steps are written out for
-// each entry.
+// loadRemover loads the program for a map. Its input is a number of entries, followed by that many keys, each
+// with the value that it must still have. The verifier allows no variable offset into the input, so the loop is
+// unrolled.
 func loadRemover(m *ebpf.Map) (*ebpf.Program, error) {
 	keySize := int16(m.KeySize())
 	const input, deleted = asm.R6, asm.R7

@@ -13,14 +13,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// TCP connections that a policy has terminated are remembered in sl_revoked4
-// and sl_revoked6 beside their entries, which the kernel may evict. The
-// programs insert and refresh the records; the collector removes those that
-// were not used for the life of an established connection.
+// TCP connections that a policy has terminated are recorded in sl_revoked4 and sl_revoked6, in addition to
+// their entries, which the kernel may evict. The programs insert and refresh the records; the collector removes
+// records that were not used for the life of an established connection.
 
-// lostConnections says whether the programs have forgotten connections: a map
-// of them was made while others of the instance were adopted. A map of another
-// layout that takes over the entries of the one before has lost none.
+// lostConnections reports whether the programs have lost connections: one of their maps was created although
+// other maps of the instance were adopted. A new map of another layout has lost none if it takes over the
+// entries of the previous map.
 func lostConnections(pm *pin.Maps) bool {
 	for _, m := range []struct{ connections, previous, revoked string }{
 		{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, bpf.MapsMapSlRevoked4},
@@ -35,8 +34,7 @@ func lostConnections(pm *pin.Maps) bool {
 	return false
 }
 
-// collectRevoked removes the records that were not used for the life of an
-// established connection, in seconds, and counts those that remain.
+// collectRevoked removes the records that were not used for life seconds, and counts the remaining ones.
 func (ct *Connections) collectRevoked(now, life uint32) (remain [2]int, err error) {
 	if remain[0], err = collectRecords[bpf.MapsSlCtKey4](ct, bpf.MapsMapSlRevoked4, now, life); err != nil {
 		return remain, err
@@ -46,7 +44,7 @@ func (ct *Connections) collectRevoked(now, life uint32) (remain [2]int, err erro
 }
 
 func collectRecords[K any](ct *Connections, name string, now, life uint32) (remain int, err error) {
-	const some = 512 // of at most 16,384, and there are few as a rule
+	const some = 512 // of at most 12,288; usually there are few
 	keys, values := make([]K, some), make([]bpf.MapsSlRevoked, some)
 	var cursor ebpf.MapBatchCursor
 	for end := false; !end; {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package count is the Go side of sl_count: counters by which endpoints and senders
-// share bounds. Programs add to them when they make an entry; collectors correct them.
+// Package count is the Go side of sl_count: counters for bounds that endpoints and senders share. Programs add
+// to them when they create an entry; collectors correct them.
 package count
 
 import (
@@ -18,29 +18,29 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Cells of sl_count, as service_abi.h has them.
+// Cells of sl_count, as in service_abi.h.
 const (
 	cellSeed     = 0
 	cellTime     = 2
 	cellBackends = 8
-	// Backends and Senders are numbers of cells of their kind.
+	// Backends and Senders are the numbers of cells for each.
 	Backends    = 8192
 	cellSenders = cellBackends + Backends
 	Senders     = 16384
 	cellProven  = cellSenders + Senders
 	cellBuckets = cellProven + 8
-	// Buckets is how many buckets of senders there are in each family.
+	// Buckets is the number of sender buckets per family.
 	Buckets = 1024
-	// Cells is how many count.
+	// Cells is the number of cells that count; the bitmaps of ports follow.
 	Cells = cellBuckets + 2*Buckets
 )
 
-// Ports is a kind of records, of whose ports sl_count has bits: programs look for no record
-// with a port whose bit is 0.
+// Ports is a kind of record with a bitmap of ports in sl_count. Programs skip the lookup for a port whose bit
+// is 0.
 type Ports uint32
 
-// Kinds of records: answers of services by the port of the backend, what pods have asked by the
-// port of the host, and lost claims by the port of the node.
+// Kinds of records: answers of services by the backend's port, requests of pods by the host's port, and lost
+// claims by the node's port.
 const (
 	Answered Ports = Cells
 	Asked          = Answered + portCells
@@ -58,14 +58,14 @@ type Counts struct {
 	seed   uint64
 }
 
-// Open finds the counters among all maps. The first process that may write draws the seed
-// of the hashes, which stays for as long as the map.
+// Open returns the counters in the given maps. The first process that may write draws the seed of the hashes,
+// which stays as long as the map.
 func Open(pm *pin.Maps) (*Counts, error) {
 	c := &Counts{memory: pm.Memory(bpf.MapsMapSlCount)}
 	if !pm.ValidateOnly && atomic.LoadUint64(pin.Word(c.memory, cellSeed)) == 0 {
 		var b [8]byte
 		if _, err := rand.Read(b[:]); err != nil {
-			return nil, fmt.Errorf("draw the seed of shares: %w", err)
+			return nil, fmt.Errorf("generate the seed of shares: %w", err)
 		}
 		low := uint64(binary.NativeEndian.Uint32(b[:4]))
 		high := uint64(binary.NativeEndian.Uint32(b[4:]))
@@ -76,7 +76,7 @@ func Open(pm *pin.Maps) (*Counts, error) {
 	return c, nil
 }
 
-// KeepPort tells the programs that there are records with a port.
+// KeepPort sets the bit of a port for a kind of records.
 func (c *Counts) KeepPort(kind Ports, port uint16) {
 	atomic.OrUint32(c.cell(uint32(kind)+uint32(port)/32), 1<<(port%32))
 }
@@ -86,13 +86,13 @@ func (c *Counts) cell(at uint32) *uint32 { return pin.Word32(c.memory, int(at)*4
 // Get reads a counter.
 func (c *Counts) Get(at uint32) uint32 { return atomic.LoadUint32(c.cell(at)) }
 
-// Add changes a counter. What programs have added meanwhile stays.
+// Add changes a counter; concurrent additions by programs are kept.
 func (c *Counts) Add(at, n uint32) { atomic.AddUint32(c.cell(at), n) }
 
-// Recounted tells the programs when a collector has counted, in seconds of CLOCK_MONOTONIC.
+// Recounted tells the programs when a collector last counted, in seconds of CLOCK_MONOTONIC.
 func (c *Counts) Recounted(now uint32) { atomic.StoreUint32(c.cell(cellTime), now) }
 
-// Sender is the number of a sender outside in shares: that of its address, or of its /64.
+// Sender returns the number of an outside sender in shares: a hash of its IPv4 address or its /64.
 func (c *Counts) Sender(a netip.Addr) uint32 {
 	var word uint64
 	if a.Is4() {
@@ -112,12 +112,12 @@ func (c *Counts) backend(at netip.AddrPort, protocol uint8) uint64 {
 	return scramble(scramble(d0^c.seed) ^ d1 ^ uint64(at.Port())<<16 ^ uint64(protocol))
 }
 
-// OfBackend is the counter of the ports to a backend.
+// OfBackend returns the cell that counts the ports to a backend.
 func (c *Counts) OfBackend(at netip.AddrPort, protocol uint8) uint32 {
 	return cellBackends + uint32(c.backend(at, protocol)&(Backends-1))
 }
 
-// OfSender is the counter of a sender's ports to a backend.
+// OfSender returns the cell that counts a sender's ports to a backend.
 func (c *Counts) OfSender(at netip.AddrPort, protocol uint8, sender uint32) uint32 {
 	return cellSenders + uint32(scramble(c.backend(at, protocol)^uint64(sender))&(Senders-1))
 }
@@ -125,16 +125,16 @@ func (c *Counts) OfSender(at netip.AddrPort, protocol uint8, sender uint32) uint
 // IsOfProven reports whether a cell counts proven connections.
 func IsOfProven(at uint32) bool { return at >= cellProven && at < Cells }
 
-// ProvenOf is the counter of all proven TCP connections from outside in a family.
+// ProvenOf returns the cell that counts all proven TCP connections from outside in a family.
 func ProvenOf(family int) uint32 { return cellProven + uint32(family) }
 
-// Proven is the counter of proven TCP connections from outside in a family (0 IPv4, 1 IPv6),
-// and that of a sender's bucket.
+// Proven returns the cells that count the proven TCP connections from outside in a family (0 IPv4, 1 IPv6), and
+// those of a sender's bucket.
 func (c *Counts) Proven(family int, sender netip.Addr) (all, bucket uint32) {
 	return ProvenOf(family), cellBuckets + uint32(family)*Buckets + c.Sender(sender)/2%Buckets
 }
 
-// AnyBackend reports whether the counter of a backend is as asked.
+// AnyBackend reports whether any backend's counter satisfies is.
 func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 	for at := range uint32(Backends) {
 		if is(c.Get(cellBackends + at)) {
@@ -144,8 +144,8 @@ func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 	return false
 }
 
-// Surplus chooses what is ended so that no more than keep are left: of the sender that has
-// most, what has been idle longest at a time in seconds, and so on.
+// Surplus selects entries to remove so that keep are left. It repeatedly takes the longest idle entry of the
+// sender that has most; now is in seconds.
 func Surplus[T any](held map[uint32][]T, keep int, now uint32, lastSeen func(T) uint32) []T {
 	total := 0
 	senders := make([][]T, 0, len(held))
@@ -157,7 +157,7 @@ func Surplus[T any](held map[uint32][]T, keep int, now uint32, lastSeen func(T) 
 		return nil
 	}
 	for _, of := range senders {
-		slices.SortFunc(of, func(a, b T) int { // the last one is idle longest
+		slices.SortFunc(of, func(a, b T) int { // so that the last one is idle longest
 			return cmp.Compare(now-lastSeen(a), now-lastSeen(b))
 		})
 	}
@@ -176,7 +176,7 @@ func Surplus[T any](held map[uint32][]T, keep int, now uint32, lastSeen func(T) 
 	return chosen
 }
 
-// scramble is that of service.h.
+// scramble is the function of service.h.
 func scramble(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd

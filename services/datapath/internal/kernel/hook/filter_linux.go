@@ -16,19 +16,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// parents are the hooks of a device as tc numbers them.
+// parents are tc's handles of a device's hooks.
 var parents = map[program.Hook]uint32{
 	program.Ingress: netlink.HANDLE_MIN_INGRESS,
 	program.Egress:  netlink.HANDLE_MIN_EGRESS,
 }
 
-// Place of our filters on a device: first of all, and where we find them again.
+// Priority and handle of our filters on a device: they run first, and can be found again.
 const (
 	filterPriority = 1
 	filterHandle   = 1
 )
 
-// filter is one of a device's hook.
+// filter is a filter at a hook of a device.
 type filter struct {
 	kind, name       string
 	priority, handle uint32
@@ -36,7 +36,7 @@ type filter struct {
 	program          uint32
 }
 
-// tcmsg is struct tcmsg.
+// tcmsg returns a struct tcmsg.
 func tcmsg(ifindex, handle, parent, info uint32) []byte {
 	m := make([]byte, nl.SizeofTcMsg)
 	for i, v := range []uint32{ifindex, handle, parent, info} {
@@ -55,7 +55,7 @@ func filtersAt(c *rtnl.Conn, ifindex, parent uint32) ([]filter, error) {
 				return
 			}
 			f := filter{handle: binary.NativeEndian.Uint32(m[8:]), priority: binary.NativeEndian.Uint32(m[16:]) >> 16}
-			detailed := false // the other messages are about a priority
+			detailed := false // other messages describe a priority
 			rtnl.Attrs(m, nl.SizeofTcMsg, func(kind uint16, v []byte) {
 				switch kind {
 				case nl.TCA_KIND:
@@ -82,7 +82,7 @@ func filtersAt(c *rtnl.Conn, ifindex, parent uint32) ([]filter, error) {
 	})
 }
 
-// AddClsact gives a device the qdisc that has the hooks; EEXIST if it has one.
+// AddClsact adds the clsact qdisc, which has the hooks, to a device; EEXIST if it has one.
 func AddClsact(b *rtnl.Batch, ifindex uint32) {
 	body := tcmsg(ifindex, netlink.HANDLE_INGRESS&0xffff0000, netlink.HANDLE_CLSACT, 0)
 	b.Add(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
@@ -90,7 +90,7 @@ func AddClsact(b *rtnl.Batch, ifindex uint32) {
 	b.String(nl.TCA_KIND, "clsact")
 }
 
-// setFilter puts a program first at its hook of a device.
+// setFilter makes a program the first filter at its hook of a device.
 func setFilter(b *rtnl.Batch, ifindex uint32, p *program.Program) {
 	info := uint32(filterPriority)<<16 | uint32(nl.Swap16(unix.ETH_P_ALL))
 	b.Add(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
@@ -103,15 +103,15 @@ func setFilter(b *rtnl.Batch, ifindex uint32, p *program.Program) {
 	})
 }
 
-// delFilter removes what setFilter made.
+// delFilter removes the filter of setFilter.
 func delFilter(b *rtnl.Batch, ifindex uint32, p program.Spec) {
 	info := uint32(filterPriority)<<16 | uint32(nl.Swap16(unix.ETH_P_ALL))
 	b.Add(unix.RTM_DELTFILTER, 0, tcmsg(ifindex, filterHandle, parents[p.Hook], info))
 }
 
-// ingressQdisc is the kind of the qdisc that has a device's ingress hook; "": there is
-// none. It lists those of all devices: the answer about one would go to everybody who
-// listens for changes.
+// ingressQdisc returns the kind of the qdisc with a device's ingress hook; "" if there is none. It lists the
+// qdiscs of all devices, because the answer about a single device would be sent to all listeners for changes,
+// too.
 func ingressQdisc(c *rtnl.Conn, ifindex uint32) (string, error) {
 	return whole(func() (kind string, err error) {
 		var b rtnl.Batch
@@ -131,10 +131,10 @@ func ingressQdisc(c *rtnl.Conn, ifindex uint32) (string, error) {
 	})
 }
 
-// mostLists is how often something is listed that changes all the while.
+// mostLists is how often a list that keeps changing is read.
 const mostLists = 100
 
-// whole lists again what changed while it was listed.
+// whole repeats a listing that was interrupted by a change.
 func whole[T any](list func() (T, error)) (all T, err error) {
 	for range mostLists {
 		if all, err = list(); !errors.Is(err, rtnl.ErrInterrupted) {

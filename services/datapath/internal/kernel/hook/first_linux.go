@@ -23,30 +23,28 @@ var tcxHooks = map[program.Hook]ebpf.AttachType{
 	program.Egress:  ebpf.AttachTCXEgress,
 }
 
-// deviceHooks are those of a device.
 var deviceHooks = []program.Hook{program.Ingress, program.Egress}
 
 // nameLength is how much of a program's name the kernel keeps.
 const nameLength = unix.BPF_OBJ_NAME_LEN - 1
 
-// attached is one of the tcx programs of a hook.
+// attached is a tcx program at a hook.
 type attached struct {
 	id   ebpf.ProgramID
 	name string
 }
 
-// ours says whether a program has the name of that of a row: whole where it has type
-// information, else as far as the kernel keeps it.
+// ours reports whether a program has the name of a Spec: the full name if the program has type information,
+// otherwise the part that the kernel keeps.
 func (p attached) ours(s program.Spec) bool {
 	return p.name == s.Name || p.name == s.Name[:min(len(s.Name), nameLength)]
 }
 
-// AttachFirst puts programs before all others at their hooks of a device that stays:
-// with tcx, where the kernel has it, else as AttachBeside does. A packet then costs
-// less, and neither `tc` nor a qdisc of others takes them off or has their place. The
-// attachment waits for an RCU grace period (8 to 15 ms, RTNL held), which a device of
-// an endpoint would not be worth. The other form that an earlier process, or this one
-// on an earlier kernel, may have used is removed afterwards.
+// AttachFirst attaches programs before all others at their hooks of a permanent device. If the kernel has tcx,
+// it uses tcx, otherwise it does the same as AttachBeside. With tcx a packet costs less, and neither `tc` nor
+// another component's qdisc can remove our programs or take their place. Attaching waits for an RCU grace
+// period (8 to 15 ms, with RTNL held), which is too long for an endpoint's device. Afterwards it removes the
+// other form of attachment, which an earlier process or an earlier kernel may have left.
 func (h *Hooks) AttachFirst(d endpoint.HostDevice, programs []*program.Program) error {
 	has, err := h.usesTCX()
 	if err != nil {
@@ -63,8 +61,8 @@ func (h *Hooks) AttachFirst(d endpoint.HostDevice, programs []*program.Program) 
 	return h.removeFilters(d, specsOf(programs))
 }
 
-// attachTCX makes p the first program of its hook and removes all others of its name.
-// The calling thread is in the node's namespace.
+// attachTCX makes p the first program of its hook and removes all others of its name. The calling thread must
+// be in the host's namespace.
 func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
 	places, err := placesAt(d, p.Hook)
 	if err != nil {
@@ -76,7 +74,7 @@ func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
 	case len(places) > 0 && places[0].ours(p.Spec):
 		err = replaceTCX(at, places[0].id)
 	case slices.ContainsFunc(places, func(o attached) bool { return o.id == p.ID }):
-		// The kernel moves none. Between the two calls the filter does its work.
+		// The kernel cannot move a program. Between the two calls, the filter replaces it.
 		if err := h.AttachBeside(d, []*program.Program{p}); err != nil {
 			return err
 		}
@@ -101,7 +99,7 @@ func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program) error {
 	return nil
 }
 
-// replaceTCX puts a program in the place of another, at once.
+// replaceTCX atomically replaces a program by another one.
 func replaceTCX(at link.RawAttachProgramOptions, old ebpf.ProgramID) error {
 	prog, err := ebpf.NewProgramFromID(old)
 	if err != nil {
@@ -112,7 +110,7 @@ func replaceTCX(at link.RawAttachProgramOptions, old ebpf.ProgramID) error {
 	return link.RawAttachProgram(at)
 }
 
-// detachTCX removes a program from a hook. One that is gone is not an error.
+// detachTCX removes a program from a hook. It is not an error if the program is gone.
 func detachTCX(d endpoint.HostDevice, at program.Hook, id ebpf.ProgramID) error {
 	prog, err := ebpf.NewProgramFromID(id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +137,7 @@ func placesAt(d endpoint.HostDevice, at program.Hook) (places []attached, err er
 	}
 	for _, p := range programs {
 		o := attached{id: p.ID}
-		if _, linked := p.LinkID(); !linked { // ours are not
+		if _, linked := p.LinkID(); !linked { // ours have no link
 			o.name = nameOf(p.ID)
 		}
 		places = append(places, o)
@@ -147,7 +145,7 @@ func placesAt(d endpoint.HostDevice, at program.Hook) (places []attached, err er
 	return places, nil
 }
 
-// nameOf is the name of a program; "" if it has none or cannot be looked at.
+// nameOf returns the name of a program; "" if it has none or cannot be opened.
 func nameOf(id ebpf.ProgramID) string {
 	prog, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -161,13 +159,13 @@ func nameOf(id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// usesTCX says whether AttachFirst uses tcx.
+// usesTCX reports whether AttachFirst uses tcx.
 func (h *Hooks) usesTCX() (bool, error) {
 	has, err := h.hasTCX()
 	return has && !h.Filters, err
 }
 
-// hasTCX asks the kernel once whether it has tcx.
+// hasTCX reports whether the kernel has tcx; it probes once.
 func (h *Hooks) hasTCX() (has bool, err error) {
 	h.probe.Do(func() {
 		h.probeErr = h.Home.Do(func() error {
@@ -182,7 +180,7 @@ func (h *Hooks) hasTCX() (has bool, err error) {
 		})
 	})
 	if h.probeErr != nil {
-		return false, fmt.Errorf("ask the kernel for tcx: %w", h.probeErr)
+		return false, fmt.Errorf("probe for tcx: %w", h.probeErr)
 	}
 	return h.tcx, nil
 }
@@ -197,7 +195,7 @@ func specsOf(programs []*program.Program) (specs []program.Spec) {
 	return specs
 }
 
-// CheckFirst compares the hooks of a device with what AttachFirst makes.
+// CheckFirst compares the hooks of a device with the result of AttachFirst.
 func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) ([]endpoint.Difference, error) {
 	has, err := h.usesTCX()
 	if err != nil {
@@ -208,7 +206,7 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 	}
 	var ds []endpoint.Difference
 	for _, p := range programs {
-		key, want := d.Name+" "+string(p.Hook), fmt.Sprintf("%s, program %d, first of tcx", p.Name, p.ID)
+		key, want := d.Name+" "+string(p.Hook), fmt.Sprintf("%s, program %d, first tcx program", p.Name, p.ID)
 		add := func(have string) {
 			ds = append(ds, endpoint.Difference{Subject: endpoint.SubjectFilter, Key: key, Want: want, Have: have})
 		}
@@ -221,7 +219,7 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 		case i < 0:
 			add("")
 		case i > 0:
-			add(fmt.Sprintf("program %d before it", places[0].id))
+			add(fmt.Sprintf("program %d runs before it", places[0].id))
 		case !p.Current(places[0].id):
 			add(fmt.Sprintf("program %d", places[0].id))
 		}
@@ -233,14 +231,14 @@ func (h *Hooks) CheckFirst(d endpoint.HostDevice, programs []*program.Program) (
 			return nil, err
 		}
 		if ok && f.name == p.Name && f.handle == filterHandle {
-			add("a filter too")
+			add("also attached as a filter")
 		}
 	}
 	return ds, nil
 }
 
-// Attached are the tcx programs at the hooks of a device, to be compared: the kernel sends
-// no event when one comes or goes. On kernels without tcx they are none.
+// Attached returns the tcx programs at the hooks of a device. Callers compare the results, because the kernel
+// sends no event when a program is attached or detached. On kernels without tcx the result is empty.
 func (h *Hooks) Attached(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error) {
 	has, err := h.hasTCX()
 	if err != nil || !has {
@@ -255,7 +253,7 @@ func (h *Hooks) Attached(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error
 			for _, p := range programs {
 				ids = append(ids, p.ID)
 			}
-			ids = append(ids, 0) // ends a hook
+			ids = append(ids, 0) // marks the end of a hook
 		}
 		return nil
 	})

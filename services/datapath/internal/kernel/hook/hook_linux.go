@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package hook puts programs at the tc hooks of devices, and compares what is
-// there. It never deletes a program and adds it again, because packets would pass
-// unjudged meanwhile; it replaces. Programs, filters and qdiscs of others stay.
+// Package hook attaches programs to the tc hooks of devices, and compares the actual state with the expected
+// one. It never deletes a program and adds it again, because packets would pass without evaluation in between;
+// it replaces. Programs, filters and qdiscs of other components stay.
 package hook
 
 import (
@@ -21,13 +21,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// Hooks are those of the devices of a node. Its methods may be called concurrently.
+// Hooks attaches programs to the devices of a node. Its methods may be called concurrently.
 type Hooks struct {
-	// Home is the node's network namespace.
+	// Home is the host's network namespace.
 	Home *netns.Namespace
-	// Changes and Looks are sockets in it. Replacing a filter waits for no look.
+	// Changes and Reads are rtnetlink sockets in Home. They are separate, so that replacing a filter does
+	// not wait for a listing.
 	Changes, Reads *rtnl.Conn
-	// Filters has AttachFirst do without tcx, as on kernels before 6.6.
+	// Filters makes AttachFirst use filters even if the kernel has tcx, as on kernels before 6.6.
 	Filters bool
 
 	probe    sync.Once
@@ -35,7 +36,7 @@ type Hooks struct {
 	tcx      bool // set by probe
 }
 
-// Attach puts programs first at their hooks of a device that has the qdisc.
+// Attach makes programs the first filters at their hooks of a device that has the clsact qdisc.
 func (h *Hooks) Attach(d endpoint.HostDevice, programs []*program.Program) error {
 	var b rtnl.Batch
 	for _, p := range programs {
@@ -47,7 +48,7 @@ func (h *Hooks) Attach(d endpoint.HostDevice, programs []*program.Program) error
 	return nil
 }
 
-// Prepare gives a device the qdisc for filters unless it has one.
+// Prepare adds the clsact qdisc to a device if it has none.
 func (h *Hooks) Prepare(d endpoint.HostDevice) error {
 	var b rtnl.Batch
 	AddClsact(&b, d.Index)
@@ -57,7 +58,7 @@ func (h *Hooks) Prepare(d endpoint.HostDevice) error {
 	return nil
 }
 
-// AttachTo is Attach for any device.
+// AttachTo is Attach for a device that may lack the qdisc.
 func (h *Hooks) AttachTo(d endpoint.HostDevice, programs []*program.Program) error {
 	if err := h.Prepare(d); err != nil {
 		return err
@@ -65,9 +66,8 @@ func (h *Hooks) AttachTo(d endpoint.HostDevice, programs []*program.Program) err
 	return h.Attach(d, programs)
 }
 
-// AttachBeside is AttachTo for a device on which others may have filters, which
-// stay: it fails where one of theirs has the place of ours, or their qdisc has no
-// such hook.
+// AttachBeside is AttachTo for a device on which other components may have filters, which stay. It fails if one
+// of them has the priority of our filter, or if their qdisc has no such hook.
 func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program) error {
 	if err := h.Prepare(d); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program)
 	return h.Attach(d, programs)
 }
 
-// placeTaken finds the filter that excludes ours at a hook, or is ours.
+// placeTaken returns the filter at the priority of ours at a hook: our filter, or one that excludes it.
 func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool, error) {
 	filters, err := filtersAt(h.Reads, d.Index, parents[at])
 	if err != nil {
@@ -108,8 +108,8 @@ func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool
 	return filters[i], true, nil
 }
 
-// Detach removes our programs of some names from a device, filters and those of tcx,
-// and nothing else of it. One that is gone is not an error.
+// Detach removes our programs from a device, filters as well as tcx programs, and nothing else. It is not an
+// error if one is gone.
 func (h *Hooks) Detach(d endpoint.HostDevice, specs []program.Spec) error {
 	if err := h.removeTCX(d, specs); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (h *Hooks) Detach(d endpoint.HostDevice, specs []program.Spec) error {
 	return h.removeFilters(d, specs)
 }
 
-// removeTCX is Detach for programs of tcx.
+// removeTCX is Detach for tcx programs.
 func (h *Hooks) removeTCX(d endpoint.HostDevice, specs []program.Spec) error {
 	return h.Home.Do(func() error {
 		for _, s := range specs {
@@ -161,8 +161,8 @@ func (h *Hooks) removeFilters(d endpoint.HostDevice, specs []program.Spec) error
 	return nil
 }
 
-// Check compares the hooks of a device with programs that should be there. What
-// runs before ours is a difference, too.
+// Check compares the hooks of a device with the expected programs. A filter or tcx program that runs before
+// ours is a difference, too.
 func (h *Hooks) Check(d endpoint.HostDevice, programs []*program.Program) (ds []endpoint.Difference, err error) {
 	add := func(subject, key, want, have string) {
 		ds = append(ds, endpoint.Difference{Subject: subject, Key: key, Want: want, Have: have})
@@ -181,8 +181,7 @@ func (h *Hooks) Check(d endpoint.HostDevice, programs []*program.Program) (ds []
 			add(endpoint.SubjectFilter, key, want, "")
 			continue
 		}
-		// only the first one counts: whatever stands before ours could let
-		// packets pass
+		// only the first filter matters: one before ours could let packets pass
 		switch f := filters[0]; {
 		case f.kind != "bpf":
 			add(endpoint.SubjectFilter, key, want, "a filter of kind "+f.kind)

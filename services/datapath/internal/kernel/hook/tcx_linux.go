@@ -15,13 +15,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// checkTCX finds the tcx programs of an endpoint's device. Since Linux 6.6 they run
-// before the filters of clsact, and one that returns a verdict other than TCX_NEXT ends
-// the hook: our filter does not run. Ours are no tcx programs there, because attaching
-// one waits for an RCU grace period (8 to 15 ms with RTNL held); so every program found
-// here is somebody else's.
+// checkTCX reports the tcx programs of an endpoint's device. Since Linux 6.6 they run before the filters of
+// clsact, and if one returns a verdict other than TCX_NEXT, our filter does not run. On endpoints' devices we
+// do not use tcx, because attaching waits for an RCU grace period (8 to 15 ms with RTNL held); so every program
+// found here belongs to another component.
 func (h *Hooks) checkTCX(ds *[]endpoint.Difference, ifindex uint32, name string) error {
-	// the kernel looks for the index in the namespace of the calling thread
+	// the kernel resolves the index in the namespace of the calling thread
 	return h.Home.Do(func() error {
 		for _, at := range deviceHooks {
 			programs, err := tcxPrograms(int(ifindex), tcxHooks[at])
@@ -46,7 +45,7 @@ func tcxPrograms(ifindex int, attach ebpf.AttachType) ([]link.AttachedProgram, e
 		case err == nil:
 			return r.Programs, nil
 		case errors.Is(err, unix.ENOSPC):
-			// A program was attached between the two calls that count and list.
+			// A program was attached between the calls that count and list.
 			continue
 		case errors.Is(err, unix.EINVAL), errors.Is(err, ebpf.ErrNotSupported):
 			// Linux before 6.6, or without CONFIG_NET_XGRESS: there is no tcx.

@@ -12,17 +12,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 )
 
-// Difference is a prefix of which the maps say another thing than they are to.
+// Difference is a prefix whose actual entry differs from the expected one.
 type Difference struct {
 	Prefix     netip.Prefix
-	Want, Have string // empty: nothing
+	Want, Have string // empty: no entry
 }
 
-// Audit compares the maps with what they are to say of pod ranges, of the cluster,
-// and of prefixes that nothing accounts for; the addresses of endpoints and of
-// the host are compared with those. With repair it writes what differs.
+// Audit compares the actual entries with the expected ones, for pod CIDRs, cluster prefixes and unexpected
+// prefixes. Addresses of endpoints and of the host are audited elsewhere. With repair it writes the expected
+// entries.
 func (c *Cache) Audit(repair bool) ([]Difference, error) {
-	// What changes while the maps are listed differs in one look, not in two.
+	// A change during the listing appears in one comparison, but not in both.
 	once, err := c.compare()
 	if err != nil || len(once) == 0 {
 		return nil, err
@@ -75,7 +75,7 @@ func (c *Cache) compare() (differences []Difference, err error) {
 		}
 		if want, ok := c.want(p); ok {
 			differences = append(differences, Difference{Prefix: p, Want: words(want)})
-			have[p] = struct{}{} // of a range and of the cluster: once
+			have[p] = struct{}{} // only once, if it is both a pod CIDR and a cluster prefix
 		}
 	}
 	for p := range c.ranges {

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ipcache decides what the ipcache says of each prefix. It is the only
-// writer of the maps of package ipmap.
+// Package ipcache decides the ipcache entry of each prefix. It is the only writer of the maps of package ipmap.
 //
-// What is known comes in layers: the addresses of this node's endpoints and of
-// the host, the pod ranges of this node, and what the cluster says of the ranges
-// and addresses of other nodes. A prefix has what the first of them says of it,
-// and inside the node's own ranges the cluster counts for nothing. Who may be an
-// endpoint, and what the cluster says, is the business of the callers.
+// The information comes in layers: the addresses of local endpoints and the host, the pod CIDRs of the local
+// node, and the cluster's information about prefixes and addresses of other nodes. A prefix has the entry of
+// the first layer that contains it, and inside the local pod CIDRs the cluster's information is ignored. The
+// callers decide which endpoints exist and what the cluster's information is.
 //
-// A prefix of the cluster whose identity the policy tables do not know is
-// published as unknown-in-cluster until they do, and one on no node is not
-// published: no packet is evaluated as of an identity for which a table may
-// lack its row.
+// While the policy tables do not know the identity of a cluster prefix, the prefix is published as
+// unknown-in-cluster; if it is outside all nodes, it is not published. So no packet is evaluated with an
+// identity that a table may have no entry for.
 package ipcache
 
 import (
@@ -34,21 +31,21 @@ type Cache struct {
 
 	mu     sync.Mutex
 	local  map[netip.Addr]identity.Numeric // guarded by mu; addresses of endpoints and of the host
-	ranges map[netip.Prefix]struct{}       // guarded by mu; pod ranges of this node
+	ranges map[netip.Prefix]struct{}       // guarded by mu; pod CIDRs of the local node
 
-	remote map[netip.Prefix]Remote // guarded by mu; what the cluster says, or said to an earlier process
-	users  map[uint16]int          // guarded by mu; prefixes of remote by the number of their node
+	remote map[netip.Prefix]Remote // guarded by mu; information of the cluster, possibly from an earlier process
+	users  map[uint16]int          // guarded by mu; number of prefixes in remote by node ID
 	// known are the identities that the tables know; nil: there are no tables.
 	known   map[identity.Numeric]struct{}                  // guarded by mu
-	waiting map[identity.Numeric]map[netip.Prefix]struct{} // guarded by mu; of remote, by an identity that is not known
+	waiting map[identity.Numeric]map[netip.Prefix]struct{} // guarded by mu; prefixes of remote by unknown identity
 
-	// doubted are the numbers of nodes whose endpoints may have other addresses by now.
+	// doubted are the IDs of nodes whose endpoints may have changed their addresses.
 	doubted map[uint16]struct{} // guarded by mu
 
-	unwritten map[netip.Prefix]struct{} // guarded by mu; prefixes of which the last write has failed
+	unwritten map[netip.Prefix]struct{} // guarded by mu; prefixes whose last write has failed
 }
 
-// New returns the owner of the maps. It writes nothing before Settle.
+// New returns the owner of the maps. It writes nothing before Initialise.
 func New(m *ipmap.Maps, log *slog.Logger) *Cache {
 	return &Cache{
 		maps: m, log: log, local: map[netip.Addr]identity.Numeric{}, ranges: map[netip.Prefix]struct{}{},
@@ -57,11 +54,10 @@ func New(m *ipmap.Maps, log *slog.Logger) *Cache {
 	}
 }
 
-// Initialise takes over what an earlier process left in the maps. The ranges are the
-// node's, and every address that local names stays with its identity. What the
-// cluster said stays until Keep removes it, but for what lies in the node's own
-// ranges. Prefixes that nothing accounts for are removed: those of an earlier
-// configuration, and those of a process that was killed.
+// Initialise takes over the entries of an earlier process. ranges are the pod CIDRs of the node. An address for
+// which local returns true keeps its identity. Cluster prefixes stay until Keep removes them, except inside the
+// local pod CIDRs. All other prefixes are removed: they belong to an earlier configuration, or to a killed
+// process.
 func (c *Cache) Initialise(ranges []netip.Prefix, local func(netip.Addr) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,8 +96,8 @@ func (c *Cache) Initialise(ranges []netip.Prefix, local func(netip.Addr) bool) e
 	return nil
 }
 
-// SetLocal sets the identity of an address of an endpoint of this node, or of
-// the host. Connections with the address are evaluated again if it changes.
+// SetLocal sets the identity of an address of a local endpoint or of the host. If it changes, connections with
+// the address are evaluated again.
 func (c *Cache) SetLocal(a netip.Addr, id identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,8 +112,7 @@ func (c *Cache) SetLocal(a netip.Addr, id identity.Numeric) error {
 	return err
 }
 
-// RemoveLocal removes an address of an endpoint, or of the host. One that is not
-// there is not an error.
+// RemoveLocal removes an address of an endpoint or of the host. It is not an error if it is not there.
 func (c *Cache) RemoveLocal(a netip.Addr) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,8 +125,8 @@ func (c *Cache) RemoveLocal(a netip.Addr) error {
 	return err
 }
 
-// AddRange makes a prefix a pod range of the node: an address of it without an
-// endpoint is unknown-in-cluster, whatever the cluster says of it.
+// AddRange adds a pod CIDR of the node: an address in it without an endpoint is unknown-in-cluster, whatever
+// the cluster's information.
 func (c *Cache) AddRange(p netip.Prefix) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,7 +134,7 @@ func (c *Cache) AddRange(p netip.Prefix) error {
 	return errors.Join(c.write(p), c.writeInside(p))
 }
 
-// DropRange ends a pod range of the node. One that is not there is not an error.
+// DropRange removes a pod CIDR of the node. It is not an error if it is not there.
 func (c *Cache) DropRange(p netip.Prefix) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,8 +142,7 @@ func (c *Cache) DropRange(p netip.Prefix) error {
 	return errors.Join(c.write(p), c.writeInside(p))
 }
 
-// writeInside writes what the cluster says of prefixes inside a range that came
-// or went.
+// writeInside writes the cluster prefixes inside a pod CIDR that was added or removed.
 func (c *Cache) writeInside(p netip.Prefix) error {
 	var errs []error
 	for q := range c.remote {
@@ -159,10 +153,10 @@ func (c *Cache) writeInside(p netip.Prefix) error {
 	return errors.Join(errs...)
 }
 
-// within says whether p contains all of q.
+// within reports whether p contains all of q.
 func within(q, p netip.Prefix) bool { return q.Bits() >= p.Bits() && p.Contains(q.Addr()) }
 
-// covered says whether a prefix lies in one of the node's own ranges.
+// covered reports whether a prefix is inside one of the local pod CIDRs.
 func (c *Cache) covered(q netip.Prefix) bool {
 	for p := range c.ranges {
 		if within(q, p) {
@@ -172,13 +166,13 @@ func (c *Cache) covered(q netip.Prefix) bool {
 	return false
 }
 
-// Match is what the longest prefix that holds an address says.
+// Match returns the entry of the longest prefix that contains an address.
 func (c *Cache) Match(a netip.Addr) (ipmap.Info, bool, error) { return c.maps.Match(a) }
 
-// Bump makes every connection with an address be evaluated again.
+// Bump causes every connection with an address to be evaluated again.
 func (c *Cache) Bump(a netip.Addr) error { return c.maps.Bump(a) }
 
-// want is what the ipcache is to say of a prefix; false: nothing.
+// want returns the expected entry of a prefix; false: there should be none.
 func (c *Cache) want(p netip.Prefix) (ipmap.Info, bool) {
 	if p.IsSingleIP() {
 		if id, ok := c.local[p.Addr()]; ok {
@@ -203,7 +197,7 @@ func (c *Cache) want(p netip.Prefix) (ipmap.Info, bool) {
 	return ipmap.Info{Identity: r.Identity, Node: r.Node, Flags: r.flags()}, true
 }
 
-// write makes the maps say of a prefix what they are to say.
+// write writes the expected entry of a prefix.
 func (c *Cache) write(p netip.Prefix) error {
 	info, ok := c.want(p)
 	var err error

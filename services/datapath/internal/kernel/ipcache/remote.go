@@ -11,16 +11,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 )
 
-// Remote is what the cluster says of a prefix.
+// Remote is the information of the cluster about a prefix.
 type Remote struct {
 	Identity identity.Numeric
-	// Node is the number of the node that has the prefix, 0 for one outside.
+	// Node is the ID of the node that has the prefix; 0: outside all nodes.
 	Node uint16
-	// ByStack: it is an address of the node itself, to which packets go by the
-	// host's stack.
+	// ByStack: an address of the node itself; packets to it go through the host's stack.
 	ByStack bool
-	// OfDevice: it is an address of a device of the node, from which packets come past
-	// the tunnel, too.
+	// OfDevice: a device address of the node; packets from it may arrive outside the tunnel.
 	OfDevice bool
 }
 
@@ -34,8 +32,8 @@ func (r Remote) flags() (f ipmap.Flags) {
 	return f
 }
 
-// SetRemote sets what the cluster says of a prefix. An identity that the tables
-// do not know is published as unknown-in-cluster until Known names it.
+// SetRemote sets the cluster's information about a prefix. While the policy tables do not know the identity,
+// the prefix is published as unknown-in-cluster; see Known.
 func (c *Cache) SetRemote(p netip.Prefix, r Remote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,8 +47,7 @@ func (c *Cache) SetRemote(p netip.Prefix, r Remote) error {
 	return c.write(p)
 }
 
-// RemoveRemote removes what the cluster says of a prefix. One of which it says
-// nothing is not an error.
+// RemoveRemote removes the cluster's information about a prefix. It is not an error if there is none.
 func (c *Cache) RemoveRemote(p netip.Prefix) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,7 +59,7 @@ func (c *Cache) RemoveRemote(p netip.Prefix) error {
 	return c.write(p)
 }
 
-// pending writes a prefix again of which the last write has failed.
+// pending repeats the last write of a prefix, if it has failed.
 func (c *Cache) pending(p netip.Prefix) error {
 	if _, ok := c.unwritten[p]; !ok {
 		return nil
@@ -70,7 +67,7 @@ func (c *Cache) pending(p netip.Prefix) error {
 	return c.write(p)
 }
 
-// forget ends what is counted of a prefix of the cluster.
+// forget removes a cluster prefix from the counters.
 func (c *Cache) forget(p netip.Prefix) {
 	r, ok := c.remote[p]
 	if !ok {
@@ -86,7 +83,7 @@ func (c *Cache) forget(p netip.Prefix) {
 	}
 }
 
-// hold notes a prefix whose identity the tables do not know.
+// hold records that a prefix waits until the tables know its identity.
 func (c *Cache) hold(p netip.Prefix, id identity.Numeric) {
 	if !c.unknown(id) {
 		return
@@ -97,8 +94,8 @@ func (c *Cache) hold(p netip.Prefix, id identity.Numeric) {
 	c.waiting[id][p] = struct{}{}
 }
 
-// unknown says whether no packet may be evaluated as of an identity yet. The
-// reserved ones mean the same to every table, known or not.
+// unknown reports whether the tables do not know an identity yet. Reserved identities are the same to every
+// table, so they are always known.
 func (c *Cache) unknown(id identity.Numeric) bool {
 	if c.known == nil || id <= identity.MaxReserved {
 		return false
@@ -107,8 +104,8 @@ func (c *Cache) unknown(id identity.Numeric) bool {
 	return !ok
 }
 
-// Keep removes what the cluster says of each prefix for which keep returns false.
-// Keep must not call the Cache.
+// Keep removes the cluster's information about each prefix for which keep returns false. keep must not call the
+// Cache.
 func (c *Cache) Keep(keep func(netip.Prefix) bool) error {
 	var gone []netip.Prefix
 	c.mu.Lock()
@@ -125,7 +122,7 @@ func (c *Cache) Keep(keep func(netip.Prefix) bool) error {
 	return errors.Join(errs...)
 }
 
-// Renumber gives all prefixes of one node's number another one.
+// Renumber moves all prefixes of one node ID to another.
 func (c *Cache) Renumber(from, to uint16) error {
 	var errs []error
 	moved := map[netip.Prefix]Remote{}
@@ -143,15 +140,15 @@ func (c *Cache) Renumber(from, to uint16) error {
 	return errors.Join(errs...)
 }
 
-// doubts reports whether the identity of a prefix is not believed: the prefix is the
-// address of an endpoint of a doubted node.
+// doubts reports whether the identity of a prefix must not be used: the prefix is the address of an endpoint on
+// a doubted node.
 func (c *Cache) doubts(p netip.Prefix, r Remote) bool {
 	_, ok := c.doubted[r.Node]
 	return ok && p.IsSingleIP() && r.Identity.Scope() == identity.ScopeCluster
 }
 
-// Doubt makes the addresses of endpoints of the given nodes unknown-in-cluster, until a
-// later call no longer names the node. Connections with them are evaluated again.
+// Doubt publishes the endpoint addresses of the given nodes as unknown-in-cluster, until a later call no longer
+// contains the node. Connections with them are evaluated again.
 func (c *Cache) Doubt(nodes map[uint16]struct{}) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,8 +165,8 @@ func (c *Cache) Doubt(nodes map[uint16]struct{}) error {
 	return errors.Join(errs...)
 }
 
-// Gate makes the prefixes of the cluster wait at unknown-in-cluster until the
-// tables know their identity: those of ids do so now, and no other.
+// Gate publishes cluster prefixes as unknown-in-cluster until the tables know their identity. The tables now
+// know exactly ids.
 func (c *Cache) Gate(ids []identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,7 +190,7 @@ func (c *Cache) Gate(ids []identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Known says that every table in use knows the identities from now on.
+// Known records that every table in use knows the identities from now on.
 func (c *Cache) Known(ids ...identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,8 +205,8 @@ func (c *Cache) Known(ids ...identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Unknown says that the tables will not know the identities any more. When it
-// returns without an error, no prefix of the cluster has one of them.
+// Unknown records that the tables are about to drop the identities. When it returns without an error, no
+// cluster prefix has one of them.
 func (c *Cache) Unknown(ids ...identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,13 +225,12 @@ func (c *Cache) Unknown(ids ...identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Counts say how much the cluster says.
+// Counts are the numbers of cluster prefixes.
 type Counts struct {
-	// Prefixes of the cluster, and those of them that wait for their identity.
+	// Prefixes is the number of all, Waiting the number of those whose identity the tables do not know.
 	Prefixes, Waiting int
 }
 
-// Counts of the prefixes of the cluster.
 func (c *Cache) Counts() (n Counts) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,7 +241,7 @@ func (c *Cache) Counts() (n Counts) {
 	return n
 }
 
-// InUse says whether a prefix has the number of a node.
+// InUse reports whether a prefix refers to a node ID.
 func (c *Cache) InUse(node uint16) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

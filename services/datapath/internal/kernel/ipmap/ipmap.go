@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package ipmap writes and reads the maps of addresses: the ipcache, which says
-// whose a prefix is, and the epochs of addresses, which make what was decided
-// about them stale. It does not know why a prefix is there.
+// Package ipmap reads and writes the maps of addresses: the ipcache, which maps prefixes to identities, and the
+// address epochs, which make cached verdicts stale. It does not know why a prefix has its entry.
 package ipmap
 
 import (
@@ -21,49 +20,46 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Info is what the ipcache knows about a prefix.
+// Info is the ipcache entry of a prefix.
 type Info struct {
 	Identity identity.Numeric
-	// Node is the number of the node that holds the prefix, 0 for this node or
-	// none.
+	// Node is the ID of the node that has the prefix; 0: the local node or none.
 	Node uint16
-	// Flags say what kind of prefix it is.
+	// Flags describe the kind of prefix.
 	Flags Flags
 }
 
 // Flags describe an ipcache entry.
 type Flags uint16
 
-// PodRange marks a range of which every address in use has an endpoint on
-// this node: what has none is dropped with the reason no-route.
+// PodRange marks a pod CIDR of the local node. Every address in use has an endpoint; packets to all others are
+// dropped with the reason no-route.
 const PodRange Flags = 1
 
-// Outside marks an address that the cluster knows and that is on no node, such
-// as that of an API server.
+// Outside marks an address that the cluster knows and that is on no node, such as the address of an API server.
 const Outside Flags = 2
 
-// ByStack marks an address of another node itself to which packets go by the
-// host's stack, and under the address that the stack gives them.
+// ByStack marks an address of another node. Packets to it go through the host's stack, with the source address
+// that the stack selects.
 const ByStack Flags = 4
 
-// OfDevice marks an address of a device of another node: packets that ask for a
-// service of this one come from it past the tunnel.
+// OfDevice marks a device address of another node. Requests from it to a local service arrive outside the
+// tunnel.
 const OfDevice Flags = 8
 
-// Entry is one entry of the ipcache.
 type Entry struct {
 	Prefix netip.Prefix
 	Info
 }
 
-// Maps are the maps of the ipcache, and the epochs of addresses.
+// Maps are the maps of the ipcache and of address epochs.
 type Maps struct {
 	gate       pin.Gate
 	ipc4, ipc6 *ebpf.Map
 	epochs     []byte // of sl_pgen
 }
 
-// Open finds the maps of addresses among all. It writes nothing.
+// Open returns the maps of addresses in the given maps. It writes nothing.
 func Open(pm *pin.Maps) *Maps {
 	return &Maps{
 		gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
@@ -71,11 +67,11 @@ func Open(pm *pin.Maps) *Maps {
 	}
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (as *Maps) Close() { as.gate.Close() }
 
-// Set sets what is known about a prefix: the longest matching prefix counts.
-// Connections with an address for which the answer changes are evaluated again.
+// Set sets the entry of a prefix; the longest matching prefix applies to an address. Connections with an
+// address whose entry changes are evaluated again.
 func (as *Maps) Set(p netip.Prefix, i Info) error {
 	if err := errors.Join(CheckPrefix(p), CheckIdentity(i.Identity)); err != nil {
 		return err
@@ -87,9 +83,8 @@ func (as *Maps) Set(p netip.Prefix, i Info) error {
 	})
 }
 
-// Remove removes a prefix: the next shorter one that matches counts from now
-// on, and what Set says of connections holds here too. One that is not there is
-// not an error.
+// Remove removes a prefix, so that the next shorter match applies. As with Set, affected connections are
+// evaluated again. It is not an error if the prefix is not there.
 func (as *Maps) Remove(p netip.Prefix) error {
 	if err := CheckPrefix(p); err != nil {
 		return err
@@ -97,11 +92,9 @@ func (as *Maps) Remove(p netip.Prefix) error {
 	return as.change(p, pin.DeleteKey)
 }
 
-// change writes a prefix, and bumps the epoch of every address for which the
-// longest matching prefix says another thing than before, after the write: a
-// verdict that was stored with an epoch from after the bump has seen the new
-// entry. Addresses that a longer prefix answers for are left alone, but in a
-// prefix of as many addresses as there are epochs, or more.
+// change writes a prefix. After the write it bumps the epoch of every address whose longest match has changed,
+// so that a verdict stored with the new epoch has used the new entry. Addresses that match a longer prefix are
+// not bumped, except if the prefix has at least as many addresses as there are epochs.
 func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) error {
 	if err := as.gate.Lock(); err != nil {
 		return err
@@ -117,7 +110,7 @@ func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) e
 	}
 	is, err := as.answers(p)
 	if err != nil {
-		is = nil // every address may have another answer
+		is = nil // assume that every address has changed
 	}
 	if large(p) {
 		if !slices.Equal(is, was) {
@@ -137,14 +130,14 @@ func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) e
 	return err
 }
 
-// buckets is how many epochs there are. Addresses share them.
+// buckets is the number of epochs. Addresses share them.
 const buckets = 4096
 
-// large says whether a prefix has as many addresses as there are epochs.
+// large reports whether a prefix has at least as many addresses as there are epochs.
 func large(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() >= 12 }
 
-// answers are what the ipcache says of each address of a prefix, in order. Of a
-// large one it is what counts for those that no longer prefix answers for.
+// answers returns the entry that applies to each address of a prefix, in order. For a large prefix it returns
+// one entry: the one that applies to addresses without a longer match.
 func (as *Maps) answers(p netip.Prefix) ([]bpf.MapsSlIpcache, error) {
 	if large(p) {
 		v, err := longest(as.trie(p))
@@ -161,8 +154,7 @@ func (as *Maps) answers(p netip.Prefix) ([]bpf.MapsSlIpcache, error) {
 	return answers, nil
 }
 
-// longest is what the longest prefix says that holds all of a key's; zero if
-// none does.
+// longest returns the entry of the longest prefix that contains the key; zero if there is none.
 func longest(m *ebpf.Map, key any) (v bpf.MapsSlIpcache, err error) {
 	if err := m.Lookup(key, &v); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return v, err
@@ -172,7 +164,7 @@ func longest(m *ebpf.Map, key any) (v bpf.MapsSlIpcache, err error) {
 
 func (as *Maps) bump(bucket int) { atomic.AddUint64(pin.Word(as.epochs, bucket*8), 1) }
 
-// Match is what the longest prefix that holds an address says.
+// Match returns the entry of the longest prefix that contains an address.
 func (as *Maps) Match(a netip.Addr) (Info, bool, error) {
 	if err := as.gate.RLock(); err != nil {
 		return Info{}, false, err
@@ -189,9 +181,9 @@ func (as *Maps) Match(a netip.Addr) (Info, bool, error) {
 	return infoOf(v), true, nil
 }
 
-// List lists all prefixes, sorted by prefix, IPv4 first. Changes go on meanwhile:
-// it takes some 3 µs for each entry, for which no creation of an endpoint is to
-// wait. Prefixes that come or go meanwhile may be missing.
+// List returns all prefixes, sorted by prefix, IPv4 first. Changes are allowed meanwhile: a listing takes some
+// 3 µs per entry, for which the creation of an endpoint must not wait. Prefixes that are added or removed
+// meanwhile may be missing.
 func (as *Maps) List() (es []Entry, err error) {
 	ipc4, ipc6, err := as.borrow()
 	if err != nil {
@@ -199,7 +191,7 @@ func (as *Maps) List() (es []Entry, err error) {
 	}
 	defer ipc4.Close()
 	defer ipc6.Close()
-	// a deletion may have the kernel begin again, so often that it gives up
+	// after a deletion the kernel may restart the iteration, and finally give up
 	for range listAttempts {
 		if es, err = list(ipc4, ipc6); !errors.Is(err, ebpf.ErrIterationAborted) {
 			break
@@ -211,7 +203,7 @@ func (as *Maps) List() (es []Entry, err error) {
 
 const listAttempts = 5
 
-// borrow gives handles of the maps that stay open over a Close.
+// borrow returns handles of the maps that stay open after Close.
 func (as *Maps) borrow() (ipc4, ipc6 *ebpf.Map, err error) {
 	if err := as.gate.RLock(); err != nil {
 		return nil, nil, err
@@ -252,8 +244,7 @@ func infoOf(v bpf.MapsSlIpcache) Info {
 	return Info{Identity: identity.Numeric(v.Identity), Node: v.Node, Flags: Flags(v.Flags)}
 }
 
-// CheckPrefix refuses prefixes that are not masked, or are IPv4-mapped, with
-// pin.ErrInvalid.
+// CheckPrefix rejects prefixes that are not masked, or are IPv4-mapped, with pin.ErrInvalid.
 func CheckPrefix(p netip.Prefix) error {
 	if !p.IsValid() || p.Addr().Is4In6() || p != p.Masked() {
 		return fmt.Errorf("%w: %v is not a masked prefix", pin.ErrInvalid, p)
@@ -261,7 +252,7 @@ func CheckPrefix(p netip.Prefix) error {
 	return nil
 }
 
-// CheckIdentity refuses what is no identity.
+// CheckIdentity rejects numbers that are not identities, with pin.ErrInvalid.
 func CheckIdentity(id identity.Numeric) error {
 	if id == 0 || id > identity.Max {
 		return fmt.Errorf("%w: Identity: %d is not between 1 and %d", pin.ErrInvalid, id, identity.Max)
@@ -269,7 +260,7 @@ func CheckIdentity(id identity.Numeric) error {
 	return nil
 }
 
-// HostPrefix is the prefix that holds a alone.
+// HostPrefix returns the prefix that contains only a.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
@@ -279,7 +270,7 @@ func (as *Maps) trie(p netip.Prefix) (*ebpf.Map, any) {
 	return as.ipc6, &bpf.MapsSlPrefix6{Bits: uint32(p.Bits()), Addr: p.Addr().As16()}
 }
 
-// Ranges lists the pod ranges of the node.
+// Ranges returns the pod CIDRs of the node.
 func (as *Maps) Ranges() ([]netip.Prefix, error) {
 	all, err := as.List()
 	var ranges []netip.Prefix
@@ -291,8 +282,7 @@ func (as *Maps) Ranges() ([]netip.Prefix, error) {
 	return ranges, err
 }
 
-// Bucket is the place of an address in sl_pgen, as address_epoch_bucket of
-// the programs computes it.
+// Bucket returns the index of an address in sl_pgen, as address_epoch_bucket of the programs computes it.
 func Bucket(a netip.Addr) int {
 	b := a.AsSlice()
 	h := uint32(0)
@@ -302,8 +292,7 @@ func Bucket(a netip.Addr) int {
 	return int(h >> 20)
 }
 
-// Bump makes every connection with an address, and with those that
-// share its bucket, be evaluated again.
+// Bump causes every connection with an address, or with one of the same bucket, to be evaluated again.
 func (as *Maps) Bump(a netip.Addr) error {
 	if !a.IsValid() || a.Is4In6() {
 		return fmt.Errorf("%w: %v is not an address", pin.ErrInvalid, a)
@@ -316,7 +305,7 @@ func (as *Maps) Bump(a netip.Addr) error {
 	return nil
 }
 
-// Epoch is the part of an address's epoch that connections remember.
+// Epoch returns the part of an address's epoch that connections store.
 func (as *Maps) Epoch(a netip.Addr) (uint16, error) {
 	if err := as.gate.RLock(); err != nil {
 		return 0, err

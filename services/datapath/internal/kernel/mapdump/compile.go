@@ -14,20 +14,20 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// phrases writes a value as "name text" for each of its fields that is to be written.
+// phrases renders a value as "name text" for each field that is shown.
 type phrases func(b []byte, c context) []string
 
 type context struct {
 	Names
 
-	zeros bool // fields that are zero are written too
+	zeros bool // show zero fields, too
 }
 
 type compiler struct {
 	types *btf.Spec
 }
 
-// key compiles a key. In a trie it ends in a prefix, whose length is the first field.
+// key compiles the format of a key. In an LPM trie the key ends in a prefix, whose length is its first field.
 func (c compiler) key(spec *ebpf.MapSpec) (phrases, error) {
 	t, ok := btf.UnderlyingType(spec.Key).(*btf.Struct)
 	if spec.Type != ebpf.LPMTrie || !ok || len(t.Members) < 2 {
@@ -45,7 +45,7 @@ func (c compiler) key(spec *ebpf.MapSpec) (phrases, error) {
 	}, nil
 }
 
-// of compiles a type. tags are those of the field or of what names the type.
+// of compiles the format of a type. tags are the tags of the field or of the typedef.
 func (c compiler) of(t btf.Type, label string, tags []string) (phrases, error) {
 	for {
 		td, ok := t.(*btf.Typedef)
@@ -63,9 +63,9 @@ func (c compiler) of(t btf.Type, label string, tags []string) (phrases, error) {
 	}
 	size, err := btf.Sizeof(t)
 	if t == nil || err != nil {
-		return func([]byte, context) []string { return nil }, nil // a ring has no keys
+		return func([]byte, context) []string { return nil }, nil // a ring buffer has no keys
 	}
-	for _, tag := range tags { // the first one: a field's goes before its type's
+	for _, tag := range tags { // the first tag applies: tags of a field precede the tags of its type
 		kind, text, _ := strings.Cut(tag, ":")
 		switch kind {
 		case "as":
@@ -103,8 +103,8 @@ func (c compiler) of(t btf.Type, label string, tags []string) (phrases, error) {
 	return nil, fmt.Errorf("%s: no format for %v", label, t)
 }
 
-// members compiles fields of a struct, without those that another one has as its port
-// or its family.
+// members compiles the format of a struct's fields. A field that is the port or the family of another field is
+// shown with that field.
 func (c compiler) members(s *btf.Struct, members []btf.Member) (phrases, error) {
 	at := func(name string) (part, error) {
 		for _, m := range s.Members {
@@ -162,7 +162,7 @@ func (c compiler) members(s *btf.Struct, members []btf.Member) (phrases, error) 
 	}, nil
 }
 
-// addresses compiles an address with its port. shown are the fields that it includes.
+// addresses compiles the format of an address with its port. shown are the fields that are included.
 func addresses(m btf.Member, text string, at func(name string) (part, error)) (_ phrases, shown []string, err error) {
 	var port, family *part
 	mixed := false
@@ -204,7 +204,6 @@ func addresses(m btf.Member, text string, at func(name string) (part, error)) (_
 	}, shown, nil
 }
 
-// as compiles one field.
 func (c compiler) as(label, how string, size int) (phrases, error) {
 	r, err := c.renderer(how)
 	if err != nil {
@@ -223,7 +222,7 @@ func shown(label string, r renderer, size int) phrases {
 	}
 }
 
-// part is a run of bits, counted from the lowest one.
+// part is a range of bits; first counts from the lowest bit.
 type part struct {
 	name        string
 	first, bits int
@@ -239,7 +238,7 @@ func (p part) of(b []byte) uint64 {
 	return v
 }
 
-// bits compiles the parts of a packed word.
+// bits compiles the format of a packed word.
 func (c compiler) bits(text string) (phrases, error) {
 	var parts []part
 	for _, field := range strings.Fields(text) {
@@ -284,7 +283,7 @@ func (c compiler) bits(text string) (phrases, error) {
 	}, nil
 }
 
-// labelled writes a name once, before all phrases, and nothing if there are none.
+// labelled puts a label before all phrases; without phrases it shows nothing.
 func labelled(label string, p phrases) phrases {
 	return func(b []byte, cx context) []string {
 		words := p(b, cx)
@@ -295,8 +294,8 @@ func labelled(label string, p phrases) phrases {
 	}
 }
 
-// list writes an array as "[a, b, c]". Equal elements at its end are written once, with
-// dots; an array that is all zero is left out.
+// list renders an array as "[a, b, c]". Equal elements at the end are shown once, followed by dots. An array of
+// zeros is not shown.
 func list(p phrases, a *btf.Array) (phrases, error) {
 	size := bytesize(a.Type)
 	if size == 0 {

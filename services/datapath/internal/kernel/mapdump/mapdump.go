@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package mapdump writes the entries of eBPF maps as text. What keys and values are is
-// read from the type information of the compiled maps, so that a new map, or a new
-// field, needs nothing here. bpf/include/sluice/describe.h says how C describes a
-// field that is more than a number or an address.
+// Package mapdump renders the entries of eBPF maps as text. The format of keys and values is derived from the
+// type information of the compiled maps, so that new maps and fields need no code here.
+// bpf/include/sluice/describe.h explains how C describes fields that are not plain numbers or addresses.
 //
-// A key has all its fields. In a value, fields that are zero are left out, unless
-// zero has a name. Fields whose name begins with "pad" are never written.
+// Keys are shown with all fields. In values, zero fields are omitted unless zero has a name. Fields whose name
+// begins with "pad" are never shown.
 package mapdump
 
 import (
@@ -23,21 +22,21 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Names are what the kernel does not say about numbers.
+// Names provides information that the maps do not contain.
 type Names struct {
-	// Node names a node by its ID; nil or "": its name is not known.
+	// Node returns the name of a node; nil or "": unknown.
 	Node func(id uint16) string
-	// Now is CLOCK_MONOTONIC in seconds. Times are written as what has passed since.
+	// Now is CLOCK_MONOTONIC in seconds. Times are shown relative to it.
 	Now uint32
 }
 
-// Format knows how to write the entries of one map.
+// Format renders the entries of one map.
 type Format struct {
 	spec       *ebpf.MapSpec
 	key, value phrases
 }
 
-// Of compiles the format of a map. types are those of the object that spec is of.
+// Of compiles the format of a map. types are the types of the object that spec is from.
 func Of(spec *ebpf.MapSpec, types *btf.Spec) (*Format, error) {
 	c := compiler{types: types}
 	f := &Format{spec: spec}
@@ -51,16 +50,15 @@ func Of(spec *ebpf.MapSpec, types *btf.Spec) (*Format, error) {
 	return f, nil
 }
 
-// Each hands the entries of a map to visit in the order in which the kernel lists
-// them, until visit returns an error. Elements of arrays that are all zero, or have
-// nothing to show, are left out. What each CPU counts is summed. Of a map whose entries
-// cannot be listed, it says so in one entry.
+// Each passes the entries of a map to visit, in the kernel's order, until visit returns an error. Array
+// elements that are all zero or show nothing are omitted. Per-CPU values are summed. If the entries of a map
+// cannot be listed, visit gets a single entry that explains it.
 func (f *Format) Each(m *ebpf.Map, names Names, visit func(key, value string) error) error {
 	switch f.spec.Type {
 	case ebpf.RingBuf:
-		return visit("ring", fmt.Sprintf("%d bytes; only the datapath reads it, see sluice observe", m.MaxEntries()))
+		return visit("ring", fmt.Sprintf("%d bytes; read by the datapath only, see sluice observe", m.MaxEntries()))
 	case ebpf.SkStorage:
-		return visit("sockets", "the kernel keeps values in the sockets, and cannot list them")
+		return visit("sockets", "the values are stored in the sockets; the kernel cannot list them")
 	case ebpf.PerCPUArray:
 		return f.perCPU(m, names, visit)
 	}
@@ -84,7 +82,7 @@ func (f *Format) Each(m *ebpf.Map, names Names, visit func(key, value string) er
 	}
 }
 
-// room is a slice of byte arrays, as the library wants it.
+// room makes a slice of byte arrays, as the library requires.
 func room(size uint32, n int) reflect.Value {
 	return reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(int(size), reflect.TypeFor[byte]())), n, n)
 }
@@ -108,7 +106,7 @@ func (f *Format) perCPU(m *ebpf.Map, names Names, visit func(key, value string) 
 	return nil
 }
 
-// sum adds the integers of a value.
+// sum adds the integer fields of a value to total.
 func sum(total, b []byte, t btf.Type) {
 	switch t := btf.UnderlyingType(t).(type) {
 	case *btf.Struct:
@@ -117,7 +115,7 @@ func sum(total, b []byte, t btf.Type) {
 			sum(total[at:], b[at:], m.Type)
 		}
 	case *btf.Array:
-		size, _ := btf.Sizeof(t.Type) // compiled
+		size, _ := btf.Sizeof(t.Type) // the type was compiled without error
 		for i := range int(t.Nelems) {
 			sum(total[i*size:], b[i*size:], t.Type)
 		}

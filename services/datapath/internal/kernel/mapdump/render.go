@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// renderer writes a field. It returns false if the field is not to be written.
+// renderer renders a field. It returns false if the field is not to be shown.
 type renderer func(b []byte, c context) (text string, ok bool)
 
-// renderer finds one by its name in bpf/include/sluice/describe.h.
+// renderer returns the renderer with a name of bpf/include/sluice/describe.h.
 func (c compiler) renderer(how string) (renderer, error) {
 	switch how {
 	case "hidden":
@@ -86,14 +86,14 @@ func (c compiler) renderer(how string) (renderer, error) {
 	return nil, fmt.Errorf("unknown renderer %q", how)
 }
 
-// nonzero leaves a field out that is zero.
+// nonzero omits a field that is zero.
 func nonzero(r func(b []byte, c context) string) renderer {
 	return func(b []byte, c context) (string, bool) {
 		return r(b, c), c.zeros || !zero(b)
 	}
 }
 
-// names writes a number that has one by its name; "-" is not written.
+// names renders numbers by name; "-" is not shown.
 func names(words map[uint64]string) renderer {
 	return func(b []byte, _ context) (string, bool) {
 		word, ok := words[number(b)]
@@ -104,8 +104,8 @@ func names(words map[uint64]string) renderer {
 	}
 }
 
-// enumerators are the names of an enumeration without what the most of them begin with: an
-// underscore less than the name of the type, or "SL_REASON_" of sl_reason.
+// enumerators returns the names of an enumeration without their common prefix, which is the type's name in
+// upper case and an underscore: "SL_REASON_" for sl_reason. Values without the prefix are omitted.
 func enumerators(e *btf.Enum) map[uint64]string {
 	words := map[uint64]string{}
 	prefix := strings.ToUpper(e.Name) + "_"
@@ -127,7 +127,7 @@ func node(b []byte, c context) string {
 	return fmt.Sprint(id)
 }
 
-// endpoint writes an endpoint ID. 0 is the host, and what has no endpoint is not written.
+// endpoint renders an endpoint ID. 0 is the host; NoID is not shown.
 func endpoint(b []byte, _ context) (string, bool) {
 	switch id := number(b); id {
 	case uint64(endpointmap.NoID):
@@ -139,7 +139,7 @@ func endpoint(b []byte, _ context) (string, bool) {
 	}
 }
 
-// address reads four or sixteen bytes; mixed ones are IPv4 if all but the first four are 0.
+// address reads four or sixteen bytes. With mixed, sixteen bytes are IPv4 if all but the first four are 0.
 func address(b []byte, mixed bool) netip.Addr {
 	if len(b) == 4 || mixed && zero(b[4:]) {
 		return netip.AddrFrom4([4]byte(b[:4]))
@@ -163,8 +163,8 @@ func zero(b []byte) bool {
 	return true
 }
 
-// number reads up to eight bytes in the order of the machine, which is little endian:
-// the objects are compiled for no other.
+// number reads up to eight bytes in little-endian order, the order of all machines that the objects are
+// compiled for.
 func number(b []byte) (n uint64) {
 	for i := len(b) - 1; i >= 0; i-- {
 		n = n<<8 | uint64(b[i])

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package netns opens network namespaces by path, proves that they are what
-// the caller claims, and runs code inside them.
+// Package netns opens network namespaces by path, verifies that a path is a network namespace, and runs code
+// inside namespaces.
 package netns
 
 import (
@@ -17,16 +17,16 @@ import (
 )
 
 var (
-	// ErrNotNetns: the path leads to something else.
+	// ErrNotNetns: the path is not a network namespace.
 	ErrNotNetns = errors.New("not a network namespace")
-	// ErrOwn: the path leads to the namespace that it was compared with.
+	// ErrOwn: the path is the host's network namespace.
 	ErrOwn = errors.New("the node's own network namespace")
 )
 
-// ID tells namespaces apart while they live: device and inode of the nsfs file.
+// ID identifies a namespace while it exists: device and inode of the nsfs file.
 type ID struct{ Dev, Inode uint64 }
 
-// Namespace is an open network namespace. It stays alive while it is open.
+// Namespace is an open network namespace. It exists at least while it is open.
 type Namespace struct {
 	file *os.File
 	id   ID
@@ -35,14 +35,14 @@ type Namespace struct {
 // Current opens the namespace of the calling thread.
 func Current() (*Namespace, error) { return Open(own) }
 
-// own leads to the namespace of the thread that opens it.
+// own is the namespace of the thread that opens it.
 const own = "/proc/thread-self/ns/net"
 
-// Open opens the namespace at path. A path at which there is nothing is
-// fs.ErrNotExist, anything but a network namespace ErrNotNetns.
+// Open opens the namespace at path. It returns fs.ErrNotExist if there is nothing at path, and ErrNotNetns if
+// it is not a network namespace.
 //
-// The path is looked at before it is opened for reading, because opening some
-// devices has effects and opening a pipe blocks.
+// The path is first opened with O_PATH only, because opening some devices has side effects and opening a pipe
+// blocks.
 func Open(path string) (*Namespace, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -51,15 +51,15 @@ func Open(path string) (*Namespace, error) {
 	defer unix.Close(fd)
 	var sfs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &sfs); err != nil {
-		return nil, fmt.Errorf("look at %s: %w", path, err)
+		return nil, fmt.Errorf("inspect %s: %w", path, err)
 	}
 	if sfs.Type != unix.NSFS_MAGIC {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == 0 {
-			return nil, fmt.Errorf("%s: %w: it is an empty file, on which the namespace is not mounted yet, "+
-				"or is mounted where this process does not see it (mount propagation)", path, ErrNotNetns)
+			return nil, fmt.Errorf("%s: %w: it is an empty file: the namespace is not mounted there yet, "+
+				"or this process does not see the mount (mount propagation)", path, ErrNotNetns)
 		}
-		return nil, fmt.Errorf("%s: %w: it is not a namespace at all", path, ErrNotNetns)
+		return nil, fmt.Errorf("%s: %w: it is not a namespace", path, ErrNotNetns)
 	}
 	file, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -83,27 +83,25 @@ func (n *Namespace) verify(path string) error {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(n.Fd(), &st); err != nil {
-		return fmt.Errorf("look at %s: %w", path, err)
+		return fmt.Errorf("inspect %s: %w", path, err)
 	}
 	n.id = ID{Dev: st.Dev, Inode: st.Ino}
 	return nil
 }
 
-// Fd is the descriptor of the namespace, valid until Close.
+// Fd returns the descriptor of the namespace, valid until Close.
 func (n *Namespace) Fd() int { return int(n.file.Fd()) }
 
-// ID identifies the namespace.
 func (n *Namespace) ID() ID { return n.id }
 
-// Close lets it go.
+// Close closes the descriptor.
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// Do runs fn on a thread inside the namespace and waits for it. fn must not
-// start goroutines that rely on where they run. Sockets that it opens stay
-// inside.
+// Do runs fn on a thread inside the namespace and waits for it. fn must not start goroutines that rely on the
+// namespace. Sockets that it opens stay inside.
 //
-// The thread goes back afterwards; if it cannot, it ends with its goroutine,
-// so that nothing else ever runs on a thread in the wrong namespace.
+// Afterwards the thread returns to its namespace. If that fails, the thread ends with its goroutine, so that no
+// other code ever runs on a thread in the wrong namespace.
 func (n *Namespace) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -117,11 +115,11 @@ func (n *Namespace) Do(fn func() error) error {
 	return <-done
 }
 
-// run is Do on the calling thread; home says that the thread is where it was.
+// run is Do on the calling thread; home reports whether the thread is in its original namespace again.
 func (n *Namespace) run(fn func() error) (home bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(own, &st); err != nil {
-		return true, &fs.PathError{Op: "look at the thread's network namespace", Path: own, Err: err}
+		return true, &fs.PathError{Op: "inspect the thread's network namespace", Path: own, Err: err}
 	}
 	if (ID{Dev: st.Dev, Inode: st.Ino}) == n.id {
 		return true, fn()
@@ -138,8 +136,7 @@ func (n *Namespace) run(fn func() error) (home bool, err error) {
 	return unix.Setns(back, unix.CLONE_NEWNET) == nil, err
 }
 
-// Cookie is the number by which eBPF programs know the namespace. It is not
-// given again while the machine runs.
+// Cookie returns the number by which eBPF programs identify the namespace. It is not reused until reboot.
 func (n *Namespace) Cookie() (cookie uint64, err error) {
 	err = n.Do(func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

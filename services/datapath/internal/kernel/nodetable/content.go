@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Limits of one table: what the programs can walk, and what the numbers in
-// their entries can say.
+// Limits of one table: what the programs can search, and what the numbers in map entries can represent.
 const (
 	MaxRules      = 65534
 	MaxAdminRules = 32766
@@ -24,8 +23,7 @@ const (
 	MaxPrefixes   = 2 * 16384
 )
 
-// Validate says whether the programs can be led astray by the table. The error
-// names the field.
+// Validate checks that the programs can safely use the table. The error names the field.
 func (c *Content) Validate() error {
 	switch {
 	case c.Hash == [32]byte{}:
@@ -71,10 +69,10 @@ func (c *Content) Validate() error {
 	return nil
 }
 
-// ValidatePrefix looks at a prefix and its classes.
+// ValidatePrefix checks a prefix and its classes.
 func (c *Content) ValidatePrefix(p netip.Prefix, classes policytable.PrefixClasses) error {
 	if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() || p.Addr().Zone() != "" {
-		return policytable.Invalid("prefix %v is no masked prefix", p)
+		return policytable.Invalid("prefix %v is not masked or not plain", p)
 	}
 	for i, class := range classes {
 		if int(class) >= len(c.Classes) {
@@ -84,11 +82,11 @@ func (c *Content) ValidatePrefix(p netip.Prefix, classes policytable.PrefixClass
 	return nil
 }
 
-// ValidateClasses looks at the classes from a number on.
+// ValidateClasses checks the classes from the given number on.
 func (c *Content) ValidateClasses(from int) error {
 	switch {
 	case len(c.Classes) == 0:
-		return policytable.Invalid("classes: there is none")
+		return policytable.Invalid("classes: empty")
 	case len(c.Classes) > MaxClasses:
 		return policytable.Invalid("classes: %d, at most %d", len(c.Classes), MaxClasses)
 	}
@@ -100,8 +98,8 @@ func (c *Content) ValidateClasses(from int) error {
 	return nil
 }
 
-// only says whether wherever class b says something else than class a, it names
-// a rule with that action in what differs.
+// only reports whether class b differs from class a only by rules of the given action: wherever they differ, b
+// has such a rule.
 func (c *Content) only(a, b policytable.Class, action policytable.Action) bool {
 	is := func(rule uint16) bool { return rule != 0 && c.Rules[rule-1].Action == action }
 	from, to := c.Classes[a], c.Classes[b]
@@ -116,7 +114,7 @@ func (c *Content) only(a, b policytable.Class, action policytable.Action) bool {
 	return true
 }
 
-// maxAddressClasses bounds the address classes that AtMost compares with.
+// maxAddressClasses limits how many address classes AtMost compares.
 const maxAddressClasses = 256
 
 // AtMost reports whether identities of class x may do no more than identities of class y,
@@ -199,9 +197,8 @@ func (c *Content) narrower(x, y uint16) bool {
 	return action(y) == policytable.Allow && (y != 0 || c.DefaultAllow)
 }
 
-// Grants says whether a new prefix only lets more pass than what held its
-// addresses before. The tree needs both families apart, so it is asked by the
-// longest prefix around.
+// Grants reports whether a new prefix only allows more than the entry that applied to its addresses before,
+// which is the next shorter prefix.
 func (c *Content) Grants(p netip.Prefix, classes policytable.PrefixClasses) bool {
 	before, ok := c.Prefixes[p]
 	if !ok {
@@ -223,7 +220,7 @@ func (c *Content) Grants(p netip.Prefix, classes policytable.PrefixClasses) bool
 	return true
 }
 
-// ClassOf is the class of an identity, on the identity side.
+// ClassOf returns the class of an identity, by identity only.
 func (c *Content) ClassOf(w Identity) uint16 {
 	if !w.Known {
 		return c.DefaultClasses[identity.KindUnknown]
@@ -234,7 +231,7 @@ func (c *Content) ClassOf(w Identity) uint16 {
 	return c.DefaultClasses[w.Kind]
 }
 
-// EvaluatesAlike says whether two identities mean the same to the table.
+// EvaluatesAlike reports whether the table treats two identities alike.
 func (c *Content) EvaluatesAlike(a, b Identity) bool {
 	x, y := c.ClassOf(a), c.ClassOf(b)
 	if x != y && !slices.Equal(c.Classes[x], c.Classes[y]) {
@@ -244,8 +241,8 @@ func (c *Content) EvaluatesAlike(a, b Identity) bool {
 		(!c.HostAllow || (a.Known && a.Kind == identity.KindHost) == (b.Known && b.Kind == identity.KindHost))
 }
 
-// NewContent returns the table without rows, and with room for so many. What changes in place
-// is copied, the rest is shared.
+// NewContent returns the table without peers, with capacity for rows of them. Parts that are changed in place
+// are copied, the rest is shared.
 func NewContent(t policytable.Table, rows int) Content {
 	t.Classes, t.Prefixes = slices.Clip(t.Classes), maps.Clone(t.Prefixes)
 	if t.Prefixes == nil {
@@ -254,7 +251,7 @@ func NewContent(t policytable.Table, rows int) Content {
 	return Content{Table: t, Peers: make(map[IdentityClass]policytable.Class, rows)}
 }
 
-// Clone copies what changes in place and shares the rest.
+// Clone copies the parts that are changed in place and shares the rest.
 func (c *Content) Clone() Content {
 	d := NewContent(c.Table, len(c.Peers))
 	maps.Copy(d.Peers, c.Peers)

@@ -10,18 +10,18 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Absent is a class that a table has not.
+// Absent stands for a class that a table does not have.
 const Absent = 0xFFFF
 
-// Match is how one table becomes another in place.
+// Match describes how one table can be changed into another in place.
 type Match struct {
-	Classes []uint16 // the wanted classes → those of the table, or Absent
-	Same    bool     // numbered alike
-	InUse   bool     // left to the caller
-	Rows    int      // that have to be written
+	Classes []uint16 // the wanted classes → the classes of the table, or Absent
+	Same    bool     // both number their classes alike
+	InUse   bool     // set by the caller: the table is in use
+	Rows    int      // number of entries to be written
 }
 
-// Better says whether m is to be preferred.
+// Better reports whether m is preferable to o.
 func (m *Match) Better(o *Match) bool {
 	switch {
 	case m.InUse != o.InUse:
@@ -32,7 +32,7 @@ func (m *Match) Better(o *Match) bool {
 	return m.Rows < o.Rows
 }
 
-// Meanings are the classes by what they say; of equal ones the first.
+// Meanings maps the meanings of the classes to class numbers; for equal classes to the first one.
 func (c *Content) Meanings() map[policytable.Meaning]uint16 {
 	meanings := make(map[policytable.Meaning]uint16, len(c.Classes))
 	for i, ranges := range c.Classes {
@@ -44,13 +44,13 @@ func (c *Content) Meanings() map[policytable.Meaning]uint16 {
 	return meanings
 }
 
-// Alike says whether two classes say the same.
+// Alike reports whether two classes have the same ranges.
 func (c *Content) Alike(a, b uint16) bool {
 	return a == b || c.Classes[a].Meaning() == c.Classes[b].Meaning()
 }
 
-// Match says how c becomes want without changing a verdict on the way; nil: it
-// cannot. known gives the Meanings of want.
+// Match returns how c can be changed into want without changing any verdict in between; nil if it cannot. known
+// returns the Meanings of c.
 func (c *Content) Match(want *Content, known func() map[policytable.Meaning]uint16) *Match {
 	if c.DefaultAllow != want.DefaultAllow || c.HostAllow != want.HostAllow ||
 		c.HasAddresses != want.HasAddresses || !slices.Equal(c.Rules, want.Rules) {
@@ -80,7 +80,7 @@ func (c *Content) Match(want *Content, known func() map[policytable.Meaning]uint
 	}
 	unknown := want.DefaultClasses[identity.KindUnknown]
 	for i, class := range want.DefaultClasses {
-		// A table without room for some rows treats peers without a row as unknown.
+		// A table without capacity for some peers treats peers without an entry as unknown.
 		if m.Classes[class] == Absent || !agree(c.DefaultClasses[i], class) && !agree(c.DefaultClasses[i], unknown) {
 			return nil
 		}

@@ -12,14 +12,12 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Order lists the rules of a table in the order in which they are admitted when there is no
-// room for all of them. Every part of the table that has the first rules of the list allows
-// nothing that the table denies.
+// Order lists the rules of a table in the order in which they are admitted when the maps have no capacity for
+// all of them. Every part of the table with the first rules of the list denies what the table denies.
 //
-// whole is the number of rules at the start of the list that are admitted only together.
-// Allow rules follow them, so that the namespaces take turns. Without room for them, the list is
-// in the order of evaluation.
-// namespace returns the namespace of the policy of a rule.
+// If together is set, whole is the number of rules at the start of the list that must be admitted together;
+// allow rules follow, and the namespaces take turns. Otherwise the list is in the order of evaluation, and
+// whole is 0. namespace returns the namespace of the policy of a rule.
 func (c *Content) Order(together bool, namespace func(rule int) string) (list []uint16, whole int) {
 	if !together {
 		list = make([]uint16, len(c.Rules))
@@ -28,7 +26,7 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 		}
 		return list, 0
 	}
-	// A connection that a deny, pass or redirect rule matches may be allowed by a later rule.
+	// A later rule may allow a connection that a deny, pass or redirect rule matches.
 	var may []uint16
 	turn := make(map[uint16]int)
 	used := make(map[string]int)
@@ -47,25 +45,25 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 	return append(list, may...), len(list)
 }
 
-// Part is a table with some of its rules. It denies the connections that the other rules
-// decide. A table that allows what no rule decides omits allow rules without a replacement.
+// Part is a table with some of its rules. It denies the connections that the other rules decide. If the table
+// allows by default, omitted allow rules need no replacement.
 type Part struct {
-	// Former are the numbers that the rules of the part have in the table, number 1 first.
-	// 0 is a deny rule in place of the rules that are left out.
+	// Former are the numbers of the part's rules in the table, rule 1 first. 0 stands for a deny rule that
+	// replaces the omitted rules.
 	Former []uint16
 
-	numbers []uint16             // by the number in the table - 1: the number in the part; 0: left out
-	actions []policytable.Action // of the rules of the table, by number - 1
-	denies  uint16               // number of the deny rule in place of the rules that are left out; 0: there is none
-	rest    uint16               // number of the rule that denies all peers but the local host; 0: there is none
-	always  bool                 // what no rule decides is allowed
+	numbers []uint16             // by number in the table - 1: the number in the part; 0: omitted
+	actions []policytable.Action // of the table's rules, by number - 1
+	denies  uint16               // number of the deny rule that replaces the omitted rules; 0: none
+	rest    uint16               // number of the rule that denies all peers except the local host; 0: none
+	always  bool                 // the default is to allow
 	spared  map[policytable.Class]struct{}
 	hash    [32]byte
 }
 
-// Part returns the part of the table that has the given rules: the first ones of a list of
-// Order. spared are classes in which the local host may be: a rule that allows becomes no
-// rule there, so that the host may do what no rule denies.
+// Part returns the part of the table with the given rules, which must be the first ones of a list of Order.
+// spared are classes that the local host may have: there, omitted allow rules are not replaced, so that the
+// host may do whatever no rule denies.
 func (c *Content) Part(rules []uint16, spared map[policytable.Class]struct{}) *Part {
 	p := &Part{
 		numbers: make([]uint16, len(c.Rules)), actions: make([]policytable.Action, len(c.Rules)),
@@ -75,7 +73,7 @@ func (c *Content) Part(rules []uint16, spared map[policytable.Class]struct{}) *P
 	for _, number := range rules {
 		admitted[number-1] = 1
 	}
-	restricts := false // a rule that is left out does not allow
+	restricts := false // an omitted rule does not allow
 	for i, r := range c.Rules {
 		p.actions[i] = r.Action
 		if admitted[i] == 0 {
@@ -92,7 +90,7 @@ func (c *Content) Part(rules []uint16, spared map[policytable.Class]struct{}) *P
 		p.Former = append(p.Former, 0)
 		p.denies = uint16(len(p.Former)) //nolint:gosec // at most MaxRules, since a rule is left out
 		if slices.ContainsFunc(c.Rules, func(r policytable.Rule) bool { return r.Action == policytable.Deny && r.Tier == policytable.Isolation }) {
-			p.rest = p.denies // unless it is admitted, and then the rules before it are, too
+			p.rest = p.denies // unless it is admitted; then the rules before it are, too
 		}
 	}
 	h := sha256.New()
@@ -110,7 +108,7 @@ func (p *Part) Rules() int {
 	return len(p.Former)
 }
 
-// Ranges returns what a class of the table is in the part.
+// Ranges converts a class of the table to the part.
 func (p *Part) Ranges(class policytable.Class, ranges policytable.Ranges) policytable.Ranges {
 	_, spared := p.spared[class]
 	out := make(policytable.Ranges, 0, len(ranges))
@@ -125,12 +123,11 @@ func (p *Part) Ranges(class policytable.Class, ranges policytable.Ranges) policy
 	return out
 }
 
-// number returns the number in the part of the rule that a class names.
+// number returns the part's number for a rule of a class.
 //
-// A rule that allows may become any deny rule, which denies more. Or it becomes no rule: then
-// the other rules of the point decide, and the left out rule allowed everything that they
-// allow. A rule that does not allow becomes the deny rule in place of it. If the table denies
-// what no rule decides, it becomes no rule.
+// An omitted allow rule may be replaced by any deny rule, which denies more. Or it is not replaced: then the
+// other rules of the point decide, and the omitted rule allowed everything that they allow. An omitted rule
+// with another action is replaced by the part's deny rule, or by no rule if the table denies by default.
 func (p *Part) number(former uint16, spared, admin bool) uint16 {
 	switch {
 	case former == 0:
@@ -144,11 +141,11 @@ func (p *Part) number(former uint16, spared, admin bool) uint16 {
 	case admin:
 		return p.denies
 	}
-	// The rule denies what is around, so that fewer ranges remain.
+	// This rule also denies the surroundings, so fewer ranges remain.
 	return p.rest
 }
 
-// Header returns the content of the part without classes, rows and prefixes.
+// Header returns the part without classes, peers and prefixes.
 func (p *Part) Header(c *Content) Content {
 	out := Content{Table: policytable.Table{
 		Hash: p.hash, DefaultAllow: c.DefaultAllow, HostAllow: c.HostAllow, HasAddresses: c.HasAddresses,
@@ -163,8 +160,8 @@ func (p *Part) Header(c *Content) Content {
 	return out
 }
 
-// HostClasses returns the classes of the table in which the local host may be. kinds returns
-// the kinds of the identities of an identity class, bit n for kind n.
+// HostClasses returns the classes of the table that the local host may have. kinds returns the kinds of the
+// identities in an identity class: bit n for kind n.
 func (c *Content) HostClasses(kinds func(IdentityClass) uint8) map[policytable.Class]struct{} {
 	out := map[policytable.Class]struct{}{c.DefaultClasses[identity.KindHost]: {}}
 	for ic, class := range c.Peers {

@@ -5,11 +5,11 @@ package nodetable
 
 import "github.com/sluice-net/sluice/model/identity"
 
-// ClusterWide is how many places of sl_id the reserved and cluster-wide numbers have;
-// those that mean something on this node only follow them.
+// ClusterWide is the number of indices of sl_id for reserved and cluster-wide identities; node-local identities
+// follow.
 const ClusterWide = int(identity.MaxCluster) + 1
 
-// IdentityPlace is the place of an identity's entry in sl_id, false if it can have none.
+// IdentityPlace returns the index of an identity in sl_id; false if it has none.
 func IdentityPlace(id identity.Numeric) (int, bool) {
 	switch id.Scope() {
 	case identity.ScopeReserved, identity.ScopeCluster:
@@ -20,7 +20,7 @@ func IdentityPlace(id identity.Numeric) (int, bool) {
 	return 0, false
 }
 
-// IdentityAt is the identity whose entry has a place in sl_id.
+// IdentityAt returns the identity at an index of sl_id.
 func IdentityAt(place int) identity.Numeric {
 	if place < ClusterWide {
 		return identity.Numeric(place)

@@ -5,14 +5,14 @@ package nodetable
 
 import "github.com/sluice-net/sluice/model/policytable"
 
-// validateRanges looks at a class of a table with so many rules.
+// validateRanges checks a class of a table with the given number of rules.
 func validateRanges(r policytable.Ranges, rules int) error {
 	for i, x := range r {
 		switch {
 		case x.First > x.Last:
-			return policytable.Invalid("ranges[%d]: begins at %#x behind its end %#x", i, x.First, x.Last)
+			return policytable.Invalid("ranges[%d]: begins at %#x, after its end %#x", i, x.First, x.Last)
 		case i > 0 && x.First <= r[i-1].Last:
-			return policytable.Invalid("ranges[%d]: begins at %#x, not behind the one before it", i, x.First)
+			return policytable.Invalid("ranges[%d]: begins at %#x, not after the end of the previous range", i, x.First)
 		case int(x.Admin) > min(rules, MaxAdminRules):
 			return policytable.Invalid("ranges[%d].admin: there is no rule %d", i, x.Admin)
 		case int(x.Rest) > min(rules, MaxRules):
@@ -24,7 +24,7 @@ func validateRanges(r policytable.Ranges, rules int) error {
 		n++
 	}
 	if n > MaxRanges {
-		return policytable.Invalid("ranges: %d with those between them, at most %d", n, MaxRanges)
+		return policytable.Invalid("ranges: %d including the gaps, at most %d", n, MaxRanges)
 	}
 	return nil
 }

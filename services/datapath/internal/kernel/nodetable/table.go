@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodetable has policy tables as the maps of the node hold them, with the node's own
-// numbers of tables and identity classes.
+// Package nodetable represents policy tables as the maps of the node hold them, with node-local numbers of
+// tables and identity classes.
 //
-// policysync makes them from the steps of model/policytable and keeps the kernel in step with
-// them; policymap stores them. The package reads and writes nothing.
+// Package policysync builds them from the steps of model/policytable and keeps the kernel in step with them;
+// policymap stores them. This package reads and writes no maps.
 package nodetable
 
 import (
@@ -19,34 +19,32 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// ID is the kernel's number of a table: one direction of one policy.
+// ID is the kernel's number of a policy table: one direction of one policy.
 type ID uint16
 
-// Tables with a fixed meaning.
+// Reserved tables.
 const (
-	// Deny denies everything. It is the zero value, so that an entry that was
-	// never written fails closed.
+	// Deny denies everything. It is the zero value, so that an entry that was never written fails closed.
 	Deny ID = 0
 	// Allow allows everything: nothing is enforced.
 	Allow ID = 1
-	// Pending stands for a policy that is not known yet: nothing may enter but
-	// from the local host, and nothing may leave but answers to it that cannot
-	// start a connection.
+	// Pending stands for a policy that is not known yet. It only allows ingress from the local host, and
+	// egress that answers it and cannot begin a connection.
 	Pending ID = 2
-	// First is the smallest number of a table made from policies.
+	// First is the smallest number of a table that is compiled from policies.
 	First ID = 16
 )
 
-// IdentityClass is the kernel's number of an identity class: identities that
-// every table of the node treats alike, 1 to MaxIdentityClass. It is stable over
-// restarts, because the maps hold the key of each number. 0 is none.
+// IdentityClass is the kernel's number of an identity class: identities that every table of the node treats
+// alike, 1 to MaxIdentityClass. It is stable over restarts, because the maps contain the key of each number. 0
+// means none.
 type IdentityClass uint16
 
 // MaxIdentityClass is the largest number of an identity class.
 const MaxIdentityClass IdentityClass = 32768 - 1
 
-// Identity is what the tables know of an identity: the kernel's packed entry
-// for it. The zero value is an identity that was never announced.
+// Identity describes an identity for the tables, as the kernel's packed entry does. The zero value is an
+// unknown identity.
 type Identity struct {
 	Class IdentityClass
 	Kind  identity.Kind
@@ -54,8 +52,8 @@ type Identity struct {
 	Known bool
 }
 
-// KeyBetween is the key of the identity class that has an identity while some tables
-// evaluate it as the old one and others as the new one.
+// KeyBetween returns the key of the identity class of an identity while some tables evaluate it as old and
+// others as to.
 func KeyBetween(old, to Identity) policytable.ClassKey {
 	b := []byte("between")
 	for _, w := range []Identity{old, to} {
@@ -72,10 +70,10 @@ func KeyBetween(old, to Identity) policytable.ClassKey {
 // Content is one direction of one policy.
 type Content struct {
 	policytable.Table
-	Peers map[IdentityClass]policytable.Class // the rows
+	Peers map[IdentityClass]policytable.Class // by identity class
 }
 
-// Info is a line about a table.
+// Info summarises a table.
 type Info struct {
 	ID                                     ID
 	Hash                                   [32]byte
@@ -85,7 +83,6 @@ type Info struct {
 // MapLimit is a map of the node, or a part of one, that tables share.
 type MapLimit int
 
-// The limits.
 const (
 	LimitTables MapLimit = iota
 	LimitRules
@@ -101,10 +98,10 @@ var mapLimitNames = [MapLimits]string{
 	"tables", "table-rules", "port-nodes", "peer-classes", "peer-rows", "prefixes-ipv4", "prefixes-ipv6",
 }
 
-// String is the name of the limit, as in docs/reference/bounds.md.
+// String returns the name of the limit, as in docs/reference/bounds.md.
 func (l MapLimit) String() string { return mapLimitNames[l] }
 
-// Size is how many units tables take of each limit.
+// Size is the usage of each limit, in units of that limit.
 type Size [MapLimits]int
 
 // Binding is an endpoint with the tables that evaluate its packets.
@@ -113,53 +110,45 @@ type Binding struct {
 	Identity        uint32
 	Addrs           []netip.Addr
 	Egress, Ingress ID
-	// Epoch is the epoch of the binding; it changes with every change of
-	// the tables.
+	// Epoch is the epoch of the binding; every change of the tables changes it.
 	Epoch uint32
 }
 
-// String names the tables.
 func (b Binding) String() string {
 	return fmt.Sprintf("egress table %d ingress table %d", b.Egress, b.Ingress)
 }
 
-// Blocked says whether the endpoint is denied everything, as it is while it is
-// removed.
+// Blocked reports whether the endpoint is denied everything, as it is during its removal.
 func (b Binding) Blocked() bool { return b.Egress == Deny && b.Ingress == Deny }
 
-// Sentinels that callers branch on.
+// Errors that callers distinguish.
 var (
-	// ErrNoCapacity says that a map of the kernel is too small; the text has the
-	// figures.
+	// ErrNoCapacity: a map of the kernel is too small; the text has the figures.
 	ErrNoCapacity = errors.New("no capacity")
-	// ErrNoTable says that no table has the number.
+	// ErrNoTable: there is no table with the number.
 	ErrNoTable = errors.New("no such table")
 )
 
-// NoCapacityError says that a table does not fit. Nothing of it was written. It
-// wraps ErrNoCapacity.
+// NoCapacityError reports that a table does not fit. None of it was written. It wraps ErrNoCapacity.
 type NoCapacityError struct {
 	// Map is the name of the map that is too small.
 	Map string
-	// Need is the number of entries that the table, or the change of it, takes;
-	// Free how many there are for it; Limit how many one table may have in all:
-	// a quarter of the map.
+	// Need is the number of entries that the table, or its change, needs. Free is the number of free
+	// entries. Limit is the maximum for one table: a quarter of the map.
 	Need, Free, Limit int
 }
 
-// PeerRows reports whether the rows of peers are what does not fit.
+// PeerRows reports whether the map of peers is too small.
 func (e *NoCapacityError) PeerRows() bool { return e.Map == PeerMap }
 
-// Names of maps that callers treat differently.
+// Names of maps that callers distinguish.
 const (
 	PeerMap = "sl_peer"
 	PortMap = "sl_ports"
 )
 
-// Error names the map and the figures.
 func (e *NoCapacityError) Error() string {
 	return fmt.Sprintf("map %s: %d entries needed, %d free, at most %d for one table", e.Map, e.Need, e.Free, e.Limit)
 }
 
-// Unwrap makes the error an ErrNoCapacity.
 func (e *NoCapacityError) Unwrap() error { return ErrNoCapacity }

@@ -13,24 +13,24 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Sentinels that a caller branches on.
+// Errors that callers distinguish.
 var (
-	// ErrExists says that a key already leads to something else.
+	// ErrExists: the key already has another value.
 	ErrExists = errors.New("already in use")
-	// ErrFull says that no slot is free, or that a map is full. It is what those
-	// who write policies know it as, too.
+	// ErrFull: there is no free endpoint ID, or a map is full. It is the same error as
+	// nodetable.ErrNoCapacity.
 	ErrFull = nodetable.ErrNoCapacity
-	// ErrValidateOnly answers every change of maps that were opened to look.
+	// ErrValidateOnly: a change of maps that were opened read-only, for validation.
 	ErrValidateOnly = errors.New("opened for validation only")
-	// ErrClosed says that Close was called.
+	// ErrClosed: Close was called.
 	ErrClosed = errors.New("closed")
-	// ErrNoMap says that no map has the name; the text lists those there are.
+	// ErrNoMap: there is no map with the name; the text lists the existing ones.
 	ErrNoMap = errors.New("no such map")
-	// ErrInvalid says that an argument is out of range; the text names it.
+	// ErrInvalid: an argument is out of range; the text names it.
 	ErrInvalid = errors.New("invalid argument")
 )
 
-// MapError adds the sentinels of this package to what the kernel answers.
+// MapError wraps errors of the kernel in the errors of this package.
 func MapError(err error) error {
 	switch {
 	case err == nil:

@@ -5,8 +5,8 @@ package pin
 
 import "sync"
 
-// Gate orders the calls of one package that has maps: changes one after the
-// other, looks beside each other, and none after its close.
+// Gate guards the maps of one package: changes are serialised, reads run concurrently with each other, and no
+// call is accepted after Close.
 type Gate struct {
 	ValidateOnly bool
 
@@ -14,7 +14,7 @@ type Gate struct {
 	closed bool // guarded by mu
 }
 
-// Lock begins a change. The caller unlocks if it returns nil.
+// Lock begins a change. If it returns nil, the caller must call Unlock.
 func (g *Gate) Lock() error {
 	if g.ValidateOnly {
 		return ErrValidateOnly
@@ -30,7 +30,7 @@ func (g *Gate) Lock() error {
 // Unlock ends a change.
 func (g *Gate) Unlock() { g.mu.Unlock() }
 
-// RLock begins a read. The caller unlocks if it returns nil.
+// RLock begins a read. If it returns nil, the caller must call RUnlock.
 func (g *Gate) RLock() error {
 	g.mu.RLock()
 	if g.closed {
@@ -43,7 +43,7 @@ func (g *Gate) RLock() error {
 // RUnlock ends a read.
 func (g *Gate) RUnlock() { g.mu.RUnlock() }
 
-// Read runs f with the gate open for reading: concurrently with other reads, and with no change.
+// Read runs f concurrently with other reads, but with no change.
 func (g *Gate) Read(f func() error) error {
 	if err := g.RLock(); err != nil {
 		return err
@@ -52,8 +52,7 @@ func (g *Gate) Read(f func() error) error {
 	return f()
 }
 
-// Close waits for the calls that are under way and refuses every later one. It
-// says whether it was the first to do so.
+// Close waits for running calls and makes every later call fail. It reports whether this was the first Close.
 func (g *Gate) Close() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -15,9 +15,9 @@ import (
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// GracePeriod returns after every program run that had begun has ended.
-// membarrier waits for an RCU grace period; a kernel with nohz_full CPUs
-// refuses it with EINVAL, and a change of a map of maps waits for one there.
+// GracePeriod returns after all program runs that had begun have ended. It uses membarrier, which waits for an
+// RCU grace period. Kernels with nohz_full CPUs reject it with EINVAL; there it changes a map of maps, which
+// also waits for one.
 func GracePeriod(ctx context.Context) error {
 	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
 	switch {
@@ -35,9 +35,8 @@ func GracePeriod(ctx context.Context) error {
 	return nil
 }
 
-// graceByMap waits as membarrier does. The kernel returns from a change of a map of maps when
-// no program can use the inner map from before: maybe_wait_bpf_programs of
-// kernel/bpf/syscall.c, since 4.18.
+// graceByMap waits for a grace period by changing a map of maps. The kernel returns from the change when no
+// program can use the previous inner map any more: maybe_wait_bpf_programs of kernel/bpf/syscall.c, since 4.18.
 func graceByMap() error {
 	inner := &ebpf.MapSpec{Name: "sluice_grace", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	m, err := ebpf.NewMap(inner)
@@ -52,7 +51,7 @@ func graceByMap() error {
 		return fmt.Errorf("make the outer map: %w", err)
 	}
 	defer outer.Close()
-	// in place: no program has the map
+	// in place: no program uses the map
 	if err := outer.Put(uint32(0), m); err != nil {
 		return fmt.Errorf("change the outer map: %w", err)
 	}

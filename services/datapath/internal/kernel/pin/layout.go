@@ -16,16 +16,14 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Name is the file name of a map's pin: its name, the schema version and a
-// hash of its layout, so that a build never takes another build's map for its
-// own. A bpffs refuses dots, hence the underscores.
+// Name returns the file name of a map's pin: the map's name, the schema version and a hash of its layout, so
+// that a build never adopts a map of another layout. A bpffs does not allow dots, hence the underscores.
 func Name(ms *ebpf.MapSpec) string {
 	return fmt.Sprintf("%s_v%d_%s", ms.Name, schemaVersion, Layout(ms))
 }
 
-// Layout covers the kind of the map, its size and flags, and every field
-// of key and value by place and type. The name of a field is not part of it: a
-// better word for the same bytes is no reason to begin with empty maps.
+// Layout returns a hash of the map's type, size and flags, and of the offset and type of every field of key and
+// value. Field names are not part of it, so that renaming a field does not discard the map's contents.
 func Layout(ms *ebpf.MapSpec) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "type %v key %d value %d entries %d flags %#x\n",
@@ -52,7 +50,7 @@ func writeLayout(w io.Writer, t btf.Type) {
 	case *btf.Int:
 		fmt.Fprintf(w, "%s %d bytes\n", t.Encoding, t.Size)
 	case *btf.Enum:
-		// values may be added without moving anything
+		// new values do not change the layout
 		fmt.Fprintf(w, "enum %d bytes\n", t.Size)
 	default:
 		fmt.Fprintf(w, "%T\n", t)

@@ -14,15 +14,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// LegacyPin is how a map was pinned while the names of fields were part of the
-// layout hash.
+// LegacyPin is the pin of a map from versions in which field names were part of the layout hash.
 type LegacyPin struct {
 	Pin    string
-	Layout string // layoutHash of what the pin leads to
+	Layout string // Layout of the map at the pin
 }
 
-// LegacyPins are the pins of that version, by map. A map whose layout is still
-// the same is adopted from there. Maps without fields have the names they had.
+// LegacyPins are the pins of those versions, by map. A map is adopted from there if its layout is still the
+// same. Maps without fields have kept their names.
 var LegacyPins = map[string]LegacyPin{
 	"sl_budget":    {"sl_budget_v1_d8c95a22", "0160a481"},
 	"sl_cidr4":     {"sl_cidr4_v1_98523794", "3d4a35b7"},
@@ -45,17 +44,15 @@ var LegacyPins = map[string]LegacyPin{
 	"sl_table_key": {"sl_table_key_v1_66f11d71", "76a841dd"},
 }
 
-// carries say what a new map takes over from the legacy pin of one with another
-// layout, before any program uses the new one. A map without a row begins
-// empty: what was in it is written anew, was read by nobody else, or is moved
-// by the programs (see previousMaps).
+// carries are functions that fill a new map from the legacy pin of a map with another layout, before any
+// program uses the new map. A map without such a function starts empty: its contents are written anew, only
+// this process reads them, or the programs move them (see PreviousMaps).
 var carries = map[string]func(from, to *ebpf.Map) error{
 	bpf.MapsMapSlIpc4: copyPrefixes[bpf.MapsSlPrefix4],
 	bpf.MapsMapSlIpc6: copyPrefixes[bpf.MapsSlPrefix6],
 }
 
-// carryOver fills the new map of a name from its legacy pin and says whether
-// there was one.
+// carryOver fills the new map of a name from its legacy pin, and reports whether there was one.
 func carryOver(dir, name string, to *ebpf.Map) (bool, error) {
 	carry, ok := carries[name]
 	if !ok {

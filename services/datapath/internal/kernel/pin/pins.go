@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pin owns the maps of one instance as the kernel keeps them: their pins
-// in the instance's bpffs directory, and their layouts. It adopts what an
-// earlier process or an earlier version has pinned, makes what is missing, and
-// says what the kernel must offer for that. What the entries of a map mean is
-// known to the packages that use it, each behind a Gate.
+// Package pin owns the maps of one instance: their pins in the instance's bpffs directory, and their layouts.
+// It adopts the maps that an earlier process or version has pinned, creates missing ones, and checks the kernel
+// features that this requires. The packages that use a map define the meaning of its entries; each guards its
+// access by a Gate.
 package pin
 
 import (
@@ -21,30 +20,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// schemaVersion changes when the meaning of a map changes but its layout does
-// not. The layout itself is in the pin's name by its hash.
+// schemaVersion changes when the meaning of a map changes but its layout does not. The hash of the layout
+// itself is part of the pin's name.
 const schemaVersion = 1
 
-// Options say where the maps are pinned.
+// Options select where the maps are pinned.
 type Options struct {
 	// Dir is the bpffs directory of this instance, for example
 	// /run/sluice/bpf. It is created with mode 0700 if it does not exist; a
 	// bpffs must be mounted at it or above it.
 	Dir string
-	// ValidateOnly opens what is there, has private maps for what is missing,
-	// and writes nothing below Dir.
+	// ValidateOnly opens existing maps, uses private maps for missing ones, and writes nothing below Dir.
 	ValidateOnly bool
-	// Log receives what was adopted and created.
+	// Log receives which maps were adopted and created.
 	Log *slog.Logger
 }
 
 // Maps are the maps of one instance.
 type Maps struct {
-	// Dir of the pins.
+	// Dir is the directory of the pins.
 	Dir string
-	// ValidateOnly says that the maps were opened to look.
+	// ValidateOnly reports that the maps were opened for validation only.
 	ValidateOnly bool
-	// Adopted is set if any map was there already.
+	// Adopted reports whether any map existed already.
 	Adopted bool
 
 	gate Gate
@@ -54,15 +52,14 @@ type Maps struct {
 	pins   map[string]string // name -> file name of its pin
 	specs  map[string]*ebpf.MapSpec
 
-	// previous are the maps of the version before that are still pinned, by the
-	// name under which the programs know them.
+	// previous are the maps of the previous version that are still pinned, by the names that the programs
+	// use.
 	previous map[string]*ebpf.Map
-	created  map[string]bool   // those that were not there
-	memory   map[string][]byte // of every map that can be mapped
+	created  map[string]bool   // maps that did not exist
+	memory   map[string][]byte // of every map with BPF_F_MMAPABLE
 }
 
-// Open opens the pinned maps of the compiled ones and creates the missing
-// ones.
+// Open opens the pinned maps of the specification and creates missing ones.
 func Open(o Options, spec *ebpf.CollectionSpec) (_ *Maps, err error) {
 	if !o.ValidateOnly {
 		if err := makePinDir(o.Dir); err != nil {
@@ -105,11 +102,10 @@ func Open(o Options, spec *ebpf.CollectionSpec) (_ *Maps, err error) {
 	return pm, nil
 }
 
-// Map is the map of a name that the compiled maps have.
+// Map returns the map with a name of the specification.
 func (pm *Maps) Map(name string) *ebpf.Map { return pm.byName[name] }
 
-// For are the maps that a compiled program declares, by name, in a map of the
-// caller's own.
+// For returns the maps that a compiled program declares, by name. The caller owns the Go map.
 func (pm *Maps) For(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	ms := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
@@ -120,30 +116,29 @@ func (pm *Maps) For(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	return ms
 }
 
-// Names lists the maps, sorted.
+// Names returns the names of the maps, sorted.
 func (pm *Maps) Names() []string { return sortedKeys(pm.byName) }
 
-// Memory is that of an array in shared memory, nil for another map.
+// Memory returns the mapped memory of an array with BPF_F_MMAPABLE; nil for other maps.
 func (pm *Maps) Memory(name string) []byte { return pm.memory[name] }
 
-// Created says that the map was not there before.
+// Created reports whether the map did not exist before.
 func (pm *Maps) Created(name string) bool { return pm.created[name] }
 
-// Pin is the path of a map's pin.
+// Pin returns the path of a map's pin.
 func (pm *Maps) Pin(name string) string { return filepath.Join(pm.Dir, pm.pins[name]) }
 
-// Spec is what a map was compiled as, one of the version before too.
+// Spec returns the specification of a map, also for a map of the previous version.
 func (pm *Maps) Spec(name string) *ebpf.MapSpec { return pm.specs[name] }
 
-// Previous is a map of the version before that is still pinned, by the name
-// under which the programs know it; nil: there is none.
+// Previous returns a map of the previous version that is still pinned, by the name that the programs use; nil
+// if there is none.
 func (pm *Maps) Previous(name string) *ebpf.Map { return pm.previous[name] }
 
-// PreviousNames lists the maps of the version before that are still pinned.
+// PreviousNames returns the names of the maps of the previous version that are still pinned.
 func (pm *Maps) PreviousNames() []string { return sortedKeys(pm.previous) }
 
-// openMap adopts the pinned map of this layout, under its name or the one that
-// it had before, or creates it.
+// openMap adopts the pinned map of this layout, from its current or its legacy pin, or creates it.
 func openMap(dir string, ms *ebpf.MapSpec, validateOnly bool, log *slog.Logger) (m *ebpf.Map, adopted bool, err error) {
 	pin := Name(ms)
 	path := filepath.Join(dir, pin)
@@ -174,15 +169,15 @@ func openMap(dir string, ms *ebpf.MapSpec, validateOnly bool, log *slog.Logger) 
 	return m, carried, nil
 }
 
-// adoptMap opens a pin. A map that is not what the pin's name says is an error:
-// somebody may be using it, so it is neither used nor replaced.
+// adoptMap opens a pin. If the map does not match the specification, it returns an error: the map may be in
+// use, so it is neither used nor replaced.
 func adoptMap(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	case err != nil:
-		// The kernel's answer to a directory or a program names no path.
+		// The kernel's error for a directory or a program contains no path.
 		return nil, fmt.Errorf("%s is not a map; remove it by hand if no program uses it: %w", path, err)
 	}
 	if err := ms.Compatible(m); err != nil {
@@ -192,10 +187,9 @@ func adoptMap(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// adoptLegacy opens the map under the name that it had when names of fields
-// were part of the hash, and pins it under its own name too. The old pin stays,
-// so that the earlier version finds the map if it comes back. It returns nil if
-// there is no such pin, or if the layout has changed since.
+// adoptLegacy opens the map at its legacy pin, and pins it under its current name, too. The legacy pin stays,
+// so that an earlier version finds the map after a rollback. It returns nil if there is no such pin, or if the
+// layout has changed since.
 func adoptLegacy(dir string, ms *ebpf.MapSpec, validateOnly bool) (*ebpf.Map, error) {
 	l, ok := LegacyPins[ms.Name]
 	if !ok || l.Layout != Layout(ms) {
@@ -215,8 +209,7 @@ func adoptLegacy(dir string, ms *ebpf.MapSpec, validateOnly bool) (*ebpf.Map, er
 	return m, nil
 }
 
-// createMap makes a map and fills it before it is pinned: a pin never leads to
-// a map that was filled in part.
+// createMap creates a map and fills it before it is pinned, so that a pinned map is never partially filled.
 func createMap(path string, ms *ebpf.MapSpec, private bool, fill func(*ebpf.Map) error) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(ms)
 	if err != nil {
@@ -236,15 +229,14 @@ func createMap(path string, ms *ebpf.MapSpec, private bool, fill func(*ebpf.Map)
 	return m, nil
 }
 
-// CheckMounted refuses a directory that lies on no bpffs. Mounting one takes
-// rights over the machine's files, so the command that prepares the start does
-// it.
+// CheckMounted returns an error if a directory is not on a bpffs. Mounting requires privileges on the host, so
+// `sluice prepare` does it.
 func CheckMounted(dir string) error {
 	const advice = "run `sluice prepare` as root before, " +
 		"or `mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf %s` and give it to this user"
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("look at %s: %w; "+advice, dir, err, dir)
+		return fmt.Errorf("inspect %s: %w; "+advice, dir, err, dir)
 	}
 	if uint32(st.Type) != unix.BPF_FS_MAGIC {
 		return fmt.Errorf("no bpffs is mounted at %s; "+advice, dir, dir)
@@ -252,14 +244,14 @@ func CheckMounted(dir string) error {
 	return nil
 }
 
-// makePinDir creates dir for root alone and checks that pins can live there.
+// makePinDir creates dir, accessible for root only, and checks that it is on a bpffs.
 func makePinDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("create the pin directory: %w", err)
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("look at the pin directory %s: %w", dir, err)
+		return fmt.Errorf("inspect the pin directory %s: %w", dir, err)
 	}
 	if uint32(st.Type) != unix.BPF_FS_MAGIC {
 		return fmt.Errorf("%w: Dir %s is not on a bpffs: mount one with `mount -t bpf bpf %s`", ErrInvalid, dir, dir)
@@ -267,8 +259,7 @@ func makePinDir(dir string) error {
 	return nil
 }
 
-// Stride is the distance of an array's elements in memory: the kernel rounds
-// it up to eight bytes.
+// Stride returns the distance of an array's elements in memory: the kernel rounds it up to eight bytes.
 func Stride(valueSize uint32) int { return int(valueSize+7) / 8 * 8 }
 
 // mapMemory maps the values of an array into this process.
@@ -302,7 +293,7 @@ func (pm *Maps) Close() error {
 	return errors.Join(errs...)
 }
 
-// Info is one map of the instance.
+// Info describes one map of the instance.
 type Info struct {
 	Name       string // "sl_ep"
 	Pin        string // file name below Options.Dir
@@ -311,7 +302,7 @@ type Info struct {
 	Bytes      uint64 // memory as the kernel accounts it, 0 if unknown
 }
 
-// Infos describes the maps of the instance, sorted by name, for status output.
+// Infos returns descriptions of all maps, sorted by name.
 func (pm *Maps) Infos() ([]Info, error) {
 	if err := pm.gate.RLock(); err != nil {
 		return nil, err
@@ -322,7 +313,7 @@ func (pm *Maps) Infos() ([]Info, error) {
 		m := pm.byName[name]
 		info, err := m.Info()
 		if err != nil {
-			return nil, fmt.Errorf("look at map %s: %w", name, err)
+			return nil, fmt.Errorf("inspect map %s: %w", name, err)
 		}
 		id, _ := info.ID()
 		bytes, _ := info.Memlock()
@@ -333,8 +324,7 @@ func (pm *Maps) Infos() ([]Info, error) {
 	return infos, nil
 }
 
-// Count counts the keys of a map that has them, all of an array, none of a
-// ring.
+// Count returns the number of entries of a map: all elements of an array, 0 for a ring buffer.
 func (pm *Maps) Count(name string) (int, error) {
 	if err := pm.gate.RLock(); err != nil {
 		return 0, err
@@ -347,7 +337,7 @@ func (pm *Maps) Count(name string) (int, error) {
 	return n, nil
 }
 
-// Borrow gives a handle of one's own, which Close leaves open.
+// Borrow returns a handle of a map that the caller owns and that stays open after Close.
 func (pm *Maps) Borrow(name string) (*ebpf.Map, error) {
 	if err := pm.gate.RLock(); err != nil {
 		return nil, err
@@ -364,10 +354,9 @@ func (pm *Maps) Borrow(name string) (*ebpf.Map, error) {
 	return c, nil
 }
 
-// Audit compares the pins with the maps that this process and the programs
-// use, and names each that is missing or leads elsewhere: the next start would
-// begin with other maps, or not at all. With repair the missing ones are pinned
-// again; one that leads elsewhere is left to the operator, because somebody put it there.
+// Audit compares the pins with the maps that this process and the programs use, and reports each pin that is
+// missing or is another map: the next start would then use other maps, or fail. With repair it restores missing
+// pins. A pin of another map is left to the operator, because somebody put it there.
 func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 	if err := pm.gate.Lock(); err != nil {
 		return nil, err
@@ -393,7 +382,7 @@ func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 	return differences, nil
 }
 
-// LeadsTo says whether the pin at path is the map.
+// LeadsTo reports whether the pin at path is the map.
 func LeadsTo(path string, m *ebpf.Map) (bool, error) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
@@ -413,8 +402,7 @@ func LeadsTo(path string, m *ebpf.Map) (bool, error) {
 	return a == b, nil
 }
 
-// pinAgain pins a copy of the handle: the original would look for the pin that
-// it had, to move it.
+// pinAgain pins a clone of the handle; with the original handle the library would move the former pin.
 func pinAgain(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {

@@ -17,34 +17,32 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// PreviousMap is a map of another layout in the version before.
+// PreviousMap is a map that has another layout in the previous version.
 type PreviousMap struct {
-	// Current is the name in this version and in that one, previous the one
-	// under which the programs of this version know it.
+	// Current is the map's name in both versions, Previous is the programs' name for the previous version's
+	// map.
 	Current, Previous string
-	bit               uint32 // in the constant
+	bit               uint32 // in previousConstant
 }
 
-// PreviousMaps are the maps with another layout in the version before: under
-// which name the programs know them, and their bit in the constant that says
-// which are there.
+// PreviousMaps are the maps that have another layout in the previous version.
 var PreviousMaps = []PreviousMap{
 	{bpf.MapsMapSlCt4, bpf.MapsMapSlPrev4, 1},
 	{bpf.MapsMapSlCt6, bpf.MapsMapSlPrev6, 2},
 }
 
-// previousConstant is set to the bits of the previous maps that are there.
+// previousConstant is set to the bits of the existing previous maps.
 const previousConstant = "cfg_previous"
 
 func isPrevious(name string) bool {
 	return slices.ContainsFunc(PreviousMaps, func(p PreviousMap) bool { return p.Previous == name })
 }
 
-// openPrevious opens the maps of the version before that are still pinned.
+// openPrevious opens the maps of the previous version that are still pinned.
 func (pm *Maps) openPrevious() error {
 	for _, p := range PreviousMaps {
 		ms := pm.specs[p.Previous].Copy()
-		ms.Name = p.Current // as that version called it
+		ms.Name = p.Current // that version's name
 		pins := []string{Name(ms)}
 		if l, ok := LegacyPins[p.Current]; ok && l.Layout == Layout(ms) {
 			pins = append(pins, l.Pin)
@@ -65,11 +63,10 @@ func (pm *Maps) openPrevious() error {
 	return nil
 }
 
-// Bind prepares a program for the maps of this instance and returns them. A
-// program whose version before left no map is loaded without the code that
-// asks it, but not without a reference to it: the kernel resolves maps before
-// it removes what a constant switches off. It is given the current map there. The
-// maps have the sizes of this instance, whatever the program was compiled with.
+// Bind prepares a program for the maps of this instance and returns them. If there is no previous map, a
+// constant disables the code that uses it. But the kernel resolves maps before it removes disabled code, so the
+// program still needs a map there and gets the current one. The maps have the sizes of this instance, whatever
+// the program was compiled with.
 func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	bound := pm.For(spec)
 	for name, m := range bound {
@@ -93,12 +90,11 @@ func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	return bound, nil
 }
 
-// mapPin is what pinName gives.
+// mapPin matches the results of Name.
 var mapPin = regexp.MustCompile(`^sl_\w+_v\d+_[0-9a-f]{8}$`)
 
-// DropOld removes the pins of maps that are not this build's. The programs
-// hold the previous maps, empty now, until the next start loads programs that do
-// not ask them.
+// DropOld removes the pins of maps that this build does not use. The programs keep the previous maps, which are
+// empty by then, until the next start loads programs that do not use them.
 func (pm *Maps) DropOld() error {
 	if err := pm.gate.Lock(); err != nil {
 		return err

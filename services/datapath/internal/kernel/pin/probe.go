@@ -16,17 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requirement is one thing that the programs need from the kernel or that the
-// process needs to be allowed.
+// Requirement is a feature of the kernel or a privilege of the process that the programs require.
 type Requirement struct {
 	Name string // "helper FnRedirectPeer", "capability CAP_BPF"
-	// Missing is why it is not there, nil if it is.
+	// Missing is why the requirement is not met; nil if it is.
 	Missing error
 	// Hint is what an operator can do about it.
 	Hint string
 }
 
-// Report is the outcome of Probe.
+// Report is the result of Probe.
 type Report struct {
 	// Kernel is the running kernel's release.
 	Kernel       string
@@ -42,9 +41,8 @@ const (
 	hintConfig = "use a kernel built with CONFIG_NET_CLS_BPF, CONFIG_NET_CLS_ACT and CONFIG_BPF_SYSCALL"
 )
 
-// Probe checks everything that Open needs of the kernel and of the process,
-// without changing anything. Without the capabilities, or if bpf() is forbidden,
-// the rest cannot be checked, and is not in the report.
+// Probe checks all requirements of Open without changing anything. Without the capabilities, or if bpf() is
+// forbidden, the rest cannot be checked and is missing from the report.
 func Probe(ctx context.Context) Report {
 	r := Report{Kernel: Release()}
 	caps, err := effectiveCapabilities()
@@ -63,8 +61,7 @@ func Probe(ctx context.Context) Report {
 		r.add("system call bpf", hintRefused, err)
 		return r
 	}
-	// Looked at, not read: the programs need nothing of it, and parsing it takes
-	// longer than the rest of this.
+	// Only its existence is checked, because parsing it would take longer than all other checks.
 	_, err = os.Stat("/sys/kernel/btf/vmlinux")
 	r.add("type information of the kernel (BTF)", hintBTF, err)
 	for _, t := range []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.RingBuf} {
@@ -91,7 +88,7 @@ func Probe(ctx context.Context) Report {
 	return r
 }
 
-// add notes one requirement. What is refused is not what the kernel lacks.
+// add records one requirement. A permission error does not mean that the kernel lacks the feature.
 func (r *Report) add(name, hint string, missing error) {
 	if errors.Is(missing, unix.EPERM) || errors.Is(missing, unix.EACCES) {
 		hint = hintRefused
@@ -99,8 +96,8 @@ func (r *Report) add(name, hint string, missing error) {
 	r.Requirements = append(r.Requirements, Requirement{Name: name, Missing: missing, Hint: hint})
 }
 
-// Err is nil if nothing is missing, else one readable message that lists
-// everything that is, each with its hint.
+// Err returns nil if nothing is missing; otherwise an error that lists all missing requirements with their
+// hints.
 func (r Report) Err() error {
 	var b strings.Builder
 	var missing int
@@ -121,8 +118,8 @@ type capability struct {
 	bit  uint
 }
 
-// requiredCapabilities for maps and programs. CAP_PERFMON is for the verifier:
-// without it the programs' arithmetic on map values is refused.
+// requiredCapabilities are the capabilities for maps and programs. Without CAP_PERFMON the verifier rejects the
+// programs' arithmetic on map values.
 var requiredCapabilities = []capability{
 	{"CAP_BPF", unix.CAP_BPF},
 	{"CAP_PERFMON", unix.CAP_PERFMON},
@@ -138,7 +135,7 @@ func effectiveCapabilities() (uint64, error) {
 	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32, nil
 }
 
-// Release is the release of the running kernel, as uname -r has it, or "".
+// Release returns the release of the running kernel, as `uname -r` does.
 func Release() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

@@ -13,11 +13,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// BatchSize is how many elements one call reads. A bucket of a hash that holds
-// more than that would be an error of the kernel's, not ours.
+// BatchSize is how many elements one system call reads. It exceeds the size of any bucket of a hash map.
 const BatchSize = 4096
 
-// EachElement calls f for all elements of a map. Nobody may write it meanwhile.
+// EachElement calls f for all elements of a map. There must be no concurrent writers.
 func EachElement[K, V any](m *ebpf.Map, f func(K, V)) error {
 	var cursor ebpf.MapBatchCursor
 	n := min(BatchSize, int(m.MaxEntries()))
@@ -36,15 +35,15 @@ func EachElement[K, V any](m *ebpf.Map, f func(K, V)) error {
 	}
 }
 
-// AllElements reads an array.
+// AllElements reads an array. There must be no concurrent writers.
 func AllElements[V any](m *ebpf.Map) ([]V, error) {
 	all := make([]V, m.MaxEntries())
 	err := EachElement(m, func(i uint32, v V) { all[i] = v })
 	return all, err
 }
 
-// EachEntry reads a hash by batches, as eachBatch does. Each batch is read and
-// visited within guard.
+// EachEntry reads a hash map in batches, whole buckets at a time, so that no stable entry is missed or read
+// twice. Each batch is read and visited within guard.
 func EachEntry[K, V any](m *ebpf.Map, guard func(func() error) error, visit func([]K, []V) error) error {
 	keys, values := make([]K, BatchSize), make([]V, BatchSize)
 	var cursor ebpf.MapBatchCursor
@@ -64,17 +63,17 @@ func EachEntry[K, V any](m *ebpf.Map, guard func(func() error) error, visit func
 	return nil
 }
 
-// Addr4 is an IPv4 address that the maps have in network order, as the machine loads it.
+// Addr4 converts an IPv4 address from a map: in network order, loaded as a native integer.
 func Addr4(v uint32) netip.Addr {
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], v)
 	return netip.AddrFrom4(b)
 }
 
-// Unguarded is for Open: nothing else uses the maps yet.
+// Unguarded is a guard for Open, while nothing else uses the maps.
 func Unguarded(f func() error) error { return f() }
 
-// EachPerCPU reads a whole array of cells per CPU with one call of the kernel.
+// EachPerCPU reads all elements of a per-CPU array with one system call.
 func EachPerCPU[V any](m *ebpf.Map, visit func(key uint32, perCPU []V)) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -93,12 +92,11 @@ func EachPerCPU[V any](m *ebpf.Map, visit func(key uint32, perCPU []V)) error {
 	return nil
 }
 
-// countSize is how many elements are counted by one call: a status counts those of
-// dozens of maps, most of which have few.
+// countSize is how many elements one system call counts. It is small, because a status counts dozens of maps,
+// most of which have few.
 const countSize = 512
 
-// countEntries counts the keys of a map that has them, all of an array, none
-// of a ring.
+// countEntries counts the entries of a map: all elements of an array, none of a ring buffer.
 func countEntries(m *ebpf.Map) (int, error) {
 	switch m.Type() {
 	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:

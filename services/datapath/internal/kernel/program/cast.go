@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// HasCast reports whether programs can read the kernel's packet directly, by a function that
-// Linux has since 6.2. Else they copy what they need, which takes longer.
+// HasCast reports whether programs can read the kernel's sk_buff directly, by a function that exists since
+// Linux 6.2. Otherwise they copy the fields, which takes longer.
 var HasCast = sync.OnceValues(func() (bool, error) {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {

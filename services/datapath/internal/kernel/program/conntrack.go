@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conntrackLookup is the kernel function by which programs find connections of nf_conntrack.
+// conntrackLookup is the kernel function for looking up connections in nf_conntrack.
 const conntrackLookup = "bpf_skb_ct_lookup"
 
-// conntrackModule describes the types of nf_conntrack where it is a module, while it is loaded.
+// conntrackModule is the type information of the module nf_conntrack, while it is loaded.
 const conntrackModule = "/sys/kernel/btf/nf_conntrack"
 
-// HasConntrack reports whether programs that are loaded now can look up connections of
-// nf_conntrack: it is part of the kernel, or a module that is loaded. Types of modules are
-// for CAP_SYS_ADMIN; without it a module counts as not loaded.
+// HasConntrack reports whether programs that are loaded now can look up connections in nf_conntrack: it is
+// built into the kernel, or a loaded module. Reading the types of modules requires CAP_SYS_ADMIN; without it a
+// module counts as not loaded.
 func HasConntrack() (bool, error) {
 	if found, err := builtIn(); found || err != nil {
 		return found, err
@@ -43,7 +43,7 @@ func HasConntrack() (bool, error) {
 	return hasFunction(module, conntrackLookup)
 }
 
-// builtIn reports whether nf_conntrack is part of the kernel.
+// builtIn reports whether nf_conntrack is built into the kernel.
 var builtIn = sync.OnceValues(func() (bool, error) {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -52,8 +52,8 @@ var builtIn = sync.OnceValues(func() (bool, error) {
 	return hasFunction(kernel, conntrackLookup)
 })
 
-// canOpenModules reports whether this process may open the types of modules, as loading a
-// program that calls a module needs it.
+// canOpenModules reports whether this process may open the types of modules, which loading a program that calls
+// a module's function requires.
 func canOpenModules() (bool, error) {
 	it := new(btf.HandleIterator)
 	defer it.Handle.Close()

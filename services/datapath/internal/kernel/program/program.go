@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package program loads the programs of the program table against the pinned
-// maps, pins them, and adopts those that an earlier process has pinned. It does
-// not attach them: who owns a device puts the programs of its row on it.
+// Package program loads the programs of the program table against the pinned maps, pins them, and adopts the
+// programs that an earlier process has pinned. It does not attach them: the owner of a device attaches the
+// programs for that kind of device.
 package program
 
 import (
@@ -25,17 +25,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// ErrNoProgram says that the program id is not, or no longer, loaded.
+// ErrNoProgram: no program with the ID is loaded.
 var ErrNoProgram = errors.New("no such program")
 
-// Options say what is loaded.
+// Options select what is loaded.
 type Options struct {
-	// Table of the programs.
+	// Table is the program table.
 	Table []Spec
-	// Constants are the values of the variables that config.h declares. A
-	// program that does not read a variable does not carry it.
+	// Constants are the values of the variables that config.h declares. A program that does not read a
+	// variable does not contain it.
 	Constants map[string]any
-	// Log receives what was adopted and loaded.
+	// Log receives which programs were adopted and loaded.
 	Log *slog.Logger
 }
 
@@ -47,33 +47,30 @@ type Programs struct {
 	log   *slog.Logger
 	table []Spec
 
-	mu   sync.Mutex // guards the following
-	all  []*Program // a row of the table each
-	left []*Program // that Reload has replaced, and others may still use
+	mu   sync.Mutex // guards the following fields
+	all  []*Program // one per row of the table
+	left []*Program // replaced by Reload, but possibly still in use
 }
 
-// Program is one loaded program.
+// Program is a loaded program.
 type Program struct {
 	Spec
-	// Prog is open until Close; a filter that holds it keeps it alive.
+	// Prog is open until Close; a filter keeps the program alive longer.
 	Prog *ebpf.Program
-	// ID and Tag as the kernel reports them. The tag covers the instructions
-	// only: neither the maps nor the constants.
+	// ID and Tag are as the kernel reports them. The tag covers only the instructions, not the maps and
+	// constants.
 	ID  ebpf.ProgramID
 	Tag string
-	// VerifiedInstructions is how many the verifier walked, 0 if the kernel
-	// does not say (before 5.16).
+	// VerifiedInstructions is how many instructions the verifier processed; 0 if unknown (before 5.16).
 	VerifiedInstructions uint32
 
-	maps    []ebpf.MapID // that it uses
+	maps    []ebpf.MapID // IDs of the maps that it uses
 	pin     string       // file name of its pin
 	adopted bool
 }
 
-// Open adopts the pinned programs that are what this build would load, or loads
-// them: with the same code, the same maps and the same constants. All are
-// verified, at the same time because that is most of a start, before any pin is
-// written.
+// Open adopts pinned programs with the same code, maps and constants as this build's, and loads the others. All
+// are verified before any pin is written, and in parallel, because verification is most of the start time.
 func Open(pm *pin.Maps, o Options) (*Programs, error) {
 	ps := &Programs{maps: pm, log: o.Log, table: o.Table}
 	if err := ps.Reload(o.Constants); err != nil {
@@ -82,9 +79,8 @@ func Open(pm *pin.Maps, o Options) (*Programs, error) {
 	return ps, nil
 }
 
-// Reload does what Open does, for other values of the constants. Get and On return the
-// programs that it has loaded; attaching them is up to the caller. If it fails, the programs
-// stay as they are.
+// Reload is Open with other constants. Afterwards Get and On return the new programs; the caller must attach
+// them. If it fails, the previous programs stay.
 func (ps *Programs) Reload(constants map[string]any) (err error) {
 	all, errs := make([]*Program, len(ps.table)), make([]error, len(ps.table))
 	defer func() {
@@ -114,7 +110,6 @@ func (ps *Programs) Reload(constants map[string]any) (err error) {
 	return nil
 }
 
-// open adopts or loads one program.
 func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
 	spec, err := s.Load()
 	if err != nil {
@@ -138,7 +133,7 @@ func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
 	p, err := describe(prog)
 	if err != nil {
 		prog.Close()
-		return nil, fmt.Errorf("look at program %s: %w", s.Name, err)
+		return nil, fmt.Errorf("inspect program %s: %w", s.Name, err)
 	}
 	p.Spec, p.pin, p.adopted = s, pinned, adopted
 	ps.log.Debug("program ready", "program", s.Name, "id", p.ID, "tag", p.Tag, "adopted", adopted,
@@ -146,9 +141,8 @@ func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
 	return p, nil
 }
 
-// SetConstants fixes the variables that a compiled program reads. It passes over constants
-// that the program does not have: TestEveryConstantIsOfAProgramAndHasAValue of package kernel
-// wants each in one of the programs.
+// SetConstants sets the variables of a compiled program. It ignores constants that the program does not have;
+// TestEveryConstantIsOfAProgramAndHasAValue of package kernel checks that some program has each of them.
 func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
 	for name, value := range constants {
 		v := spec.Variables[name]
@@ -162,12 +156,12 @@ func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
 	return nil
 }
 
-// On are the programs of a set of devices.
+// On returns the programs for a set of devices.
 func (ps *Programs) On(d Devices) []*Program {
 	return slices.DeleteFunc(ps.current(), func(p *Program) bool { return p.Devices != d })
 }
 
-// Get is the program of a name, nil if the table has no such row.
+// Get returns the program with a name; nil if the table has none.
 func (ps *Programs) Get(name string) *Program {
 	for _, p := range ps.current() {
 		if p.Name == name {
@@ -177,14 +171,14 @@ func (ps *Programs) Get(name string) *Program {
 	return nil
 }
 
-// current is a copy of the programs that were loaded last.
+// current returns a copy of the list of current programs.
 func (ps *Programs) current() []*Program {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return slices.Clone(ps.all)
 }
 
-// Close releases the handles. What is attached or pinned stays.
+// Close releases the handles. Attached and pinned programs stay.
 func (ps *Programs) Close() error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -201,11 +195,11 @@ func closeAll(programs []*Program) error {
 	return errors.Join(errs...)
 }
 
-// programPin is the name under which a program with the same instructions,
-// constants and maps is found again.
+// programPin returns the pin's name for a program; programs with the same instructions, constants and maps have
+// the same name.
 func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (string, error) {
 	h := sha256.New()
-	// It names our own pin and is never compared with what the kernel says.
+	// The tag is only part of our pin's name and is never compared with a tag from the kernel.
 	tag, err := spec.Programs[name].Tag() //nolint:staticcheck // see above
 	if err != nil {
 		return "", fmt.Errorf("tag: %w", err)
@@ -221,15 +215,15 @@ func programPin(name string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.M
 		}
 		id, ok := info.ID()
 		if !ok {
-			return "", fmt.Errorf("map %s: the kernel tells no id", m)
+			return "", fmt.Errorf("map %s: the kernel reports no id", m)
 		}
 		fmt.Fprintf(h, "%s %d\n", m, id)
 	}
 	return name + "_" + hex.EncodeToString(h.Sum(nil)[:6]), nil
 }
 
-// adoptOrLoad opens the pin, or loads the program for it. In a validation the
-// program is always loaded, and verified with it.
+// adoptOrLoad opens the pin, or loads the program. With ValidateOnly the program is always loaded, and so
+// verified.
 func (ps *Programs) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) (
 	_ *ebpf.Program, adopted bool, _ error,
 ) {
@@ -251,7 +245,7 @@ func (ps *Programs) adoptOrLoad(name, path string, spec *ebpf.CollectionSpec, bo
 	return coll.DetachProgram(name), false, nil
 }
 
-// describe asks the kernel what it has loaded.
+// describe reads the kernel's information about a program.
 func describe(prog *ebpf.Program) (*Program, error) {
 	info, err := prog.Info()
 	if err != nil {
@@ -260,18 +254,17 @@ func describe(prog *ebpf.Program) (*Program, error) {
 	p := &Program{Prog: prog, Tag: info.Tag}
 	var ok bool
 	if p.ID, ok = info.ID(); !ok {
-		return nil, errors.New("the kernel gives no program id")
+		return nil, errors.New("the kernel reports no program id")
 	}
 	p.VerifiedInstructions, _ = info.VerifiedInstructions()
 	if p.maps, ok = info.MapIDs(); !ok {
-		return nil, errors.New("the kernel gives no map ids")
+		return nil, errors.New("the kernel reports no map ids")
 	}
 	return p, nil
 }
 
-// DropOld removes the pins of programs that Open did not return. Call it when
-// every filter has been replaced: a filter that still holds an old program
-// keeps it alive, but the next start could not adopt it.
+// DropOld removes the pins of programs other than the current ones. Call it when every filter has been
+// replaced: a filter keeps an old program alive without its pin, but the next start could not adopt it.
 func (ps *Programs) DropOld() error {
 	if ps.maps.ValidateOnly {
 		return pin.ErrValidateOnly
@@ -306,7 +299,7 @@ func dropIfOld(all []*Program, path string) error {
 	}
 	id, ok := info.ID()
 	if !ok {
-		return fmt.Errorf("program %s: the kernel tells no id", path)
+		return fmt.Errorf("program %s: the kernel reports no id", path)
 	}
 	if slices.ContainsFunc(all, func(p *Program) bool { return p.ID == id }) {
 		return nil
@@ -314,7 +307,7 @@ func dropIfOld(all []*Program, path string) error {
 	return os.Remove(path)
 }
 
-// Audit is the difference between a program in a filter and ours.
+// Audit is the result of comparing a program in a filter with ours.
 type Audit struct {
 	// SameCode: both have the same instructions.
 	SameCode bool
@@ -322,16 +315,15 @@ type Audit struct {
 	SameMaps bool
 	// SameConfig: it was loaded with the same constants.
 	SameConfig bool
-	// Differences in words, for a log line. Empty if all are equal.
+	// Differences describes the differences for a log line. Empty if there are none.
 	Differences []string
 }
 
-// Current says that the filter need not be replaced.
+// Current reports whether the filter need not be replaced.
 func (a Audit) Current() bool { return a.SameCode && a.SameMaps && a.SameConfig }
 
-// Audit compares the program with the given id, as found in a filter, with
-// this one. A program that is gone is ErrNoProgram. The kernel wants
-// CAP_SYS_ADMIN for looking at a program other than this one.
+// Audit compares the program with the given ID, as found in a filter, with this one. It returns ErrNoProgram if
+// the program is gone. Reading another program than this one requires CAP_SYS_ADMIN.
 func (p *Program) Audit(id ebpf.ProgramID) (Audit, error) {
 	if id == p.ID {
 		return Audit{SameCode: true, SameMaps: true, SameConfig: true}, nil
@@ -361,17 +353,16 @@ func (p *Program) Audit(id ebpf.ProgramID) (Audit, error) {
 	return a, nil
 }
 
-// Current says that a filter which holds the program with the given id need not
-// be replaced.
+// Current reports whether a filter with the given program need not be replaced.
 func (p *Program) Current(id ebpf.ProgramID) bool {
 	a, err := p.Audit(id)
 	return err == nil && a.Current()
 }
 
-// inspection is a program's code, maps and constants as the kernel holds them.
+// inspection contains a program's code, maps and constants as the kernel holds them.
 type inspection struct {
 	tag       string
-	pinned    []ebpf.MapID // sorted, without the constants
+	pinned    []ebpf.MapID // sorted, without the map of constants
 	constants []byte
 }
 
@@ -390,7 +381,7 @@ func inspect(id ebpf.ProgramID) (i inspection, err error) {
 		err = i.readMaps(p.maps)
 	}
 	if err != nil {
-		return i, fmt.Errorf("look at program %d: %w", id, err)
+		return i, fmt.Errorf("inspect program %d: %w", id, err)
 	}
 	return i, nil
 }
@@ -409,7 +400,7 @@ func (i *inspection) readMaps(ids []ebpf.MapID) error {
 		}
 		m.Close()
 		if err != nil {
-			return fmt.Errorf("look at map %d: %w", id, err)
+			return fmt.Errorf("inspect map %d: %w", id, err)
 		}
 	}
 	slices.Sort(i.pinned)

@@ -13,42 +13,40 @@ import (
 
 // Spec is a row of the program table: a program, and where it is attached.
 type Spec struct {
-	// Name of the program in its object file, and of the tc filter.
+	// Name is the name of the program in its object file, and of the tc filter.
 	Name string
-	// Devices have the program at their Hook.
+	// Devices are the devices that the program is attached to, at Hook.
 	Devices Devices
 	Hook    Hook
 	// Load reads the compiled program.
 	Load func() (*ebpf.CollectionSpec, error)
 }
 
-// Devices is a set of devices of the node.
 type Devices string
 
 // Sets of devices.
 const (
 	// Endpoints are the host ends of endpoints' devices.
 	Endpoints Devices = "endpoints"
-	// Tunnel is the device of the overlay.
+	// Tunnel is the tunnel device of the overlay.
 	Tunnel Devices = "tunnel"
-	// Uplinks lead to other nodes.
+	// Uplinks are devices towards other nodes.
 	Uplinks Devices = "uplinks"
-	// Sockets are no devices: their programs run at a cgroup, see package sockets.
+	// Sockets are not devices: their programs are attached to a cgroup, see package sockets.
 	Sockets Devices = "sockets"
 )
 
-// Hook is where a device runs a program.
+// Hook is the attach point of a program at a device or cgroup.
 type Hook string
 
-// A device runs the program at Ingress on what it receives, at Egress on what
-// is sent out of it.
+// A device runs the program at Ingress for received packets, and at Egress for packets to be sent.
 const (
 	Ingress Hook = "ingress"
 	Egress  Hook = "egress"
 )
 
-// A cgroup runs the program when one of its sockets makes the call: connect and
-// send before the stack sees the address, the others before the caller does.
+// A cgroup runs the program when one of its sockets makes the call: for connect and sendmsg before the stack
+// sees the address, for the others before the caller sees it.
 const (
 	Connect4     Hook = "connect4"
 	Connect6     Hook = "connect6"
@@ -62,24 +60,24 @@ const (
 
 // Names of the programs.
 const (
-	// FromPod sees everything that a pod sends.
+	// FromPod handles packets from a pod.
 	FromPod = "sluice_from_pod"
-	// ToPod sees what the host's stack sends to a pod.
+	// ToPod handles packets from the host's stack to a pod.
 	ToPod = "sluice_to_pod"
-	// FromOverlay sees what other nodes send in the tunnel.
+	// FromOverlay handles packets from other nodes in the tunnel.
 	FromOverlay = "sluice_from_overlay"
-	// ToOverlay sees everything that leaves by the tunnel.
+	// ToOverlay handles packets into the tunnel.
 	ToOverlay = "sluice_to_overlay"
-	// FromUplink sees what comes from the network between the nodes.
+	// FromUplink handles packets from other nodes and from outside.
 	FromUplink = "sluice_from_uplink"
-	// ToUplink sees what goes there.
+	// ToUplink handles packets to other nodes and to the outside.
 	ToUplink = "sluice_to_uplink"
 )
 
-// SocketPrefix begins the names of the sockets' programs; the hook follows.
+// SocketPrefix is the prefix of the names of socket programs; the hook follows.
 const SocketPrefix = "sluice_"
 
-// Table lists the programs of a Sluice instance, one row each.
+// Table returns the program table of a Sluice instance.
 func Table() []Spec {
 	rows := []Spec{
 		{Name: FromPod, Devices: Endpoints, Hook: Ingress, Load: bpf.LoadFromPod},
@@ -96,8 +94,8 @@ func Table() []Spec {
 	return rows
 }
 
-// only loads one program of an object that has several: each is loaded, pinned and
-// adopted by itself.
+// only returns a loader for one program of an object with several, so that each is loaded, pinned and adopted
+// separately.
 func only(load func() (*ebpf.CollectionSpec, error), name string) func() (*ebpf.CollectionSpec, error) {
 	return func() (*ebpf.CollectionSpec, error) {
 		spec, err := load()

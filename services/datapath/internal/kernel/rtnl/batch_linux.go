@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rtnl speaks rtnetlink for what is done to every container: several
-// requests go to the kernel by one system call, which carries them out in order,
-// and what succeeds needs no answer. It knows the form of messages and no meaning
-// of any; what is seldom done goes through the netlink library.
+// Package rtnl implements rtnetlink for operations on every container: it sends several requests with one
+// system call, which the kernel executes in order, and needs no replies for successful ones. It only knows the
+// format of messages, not their meaning. Rare operations use the netlink library instead.
 package rtnl
 
 import (
@@ -13,21 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch is requests in the order in which the kernel carries them out. The zero
-// value is empty.
+// Batch is a list of requests, in the order in which the kernel executes them. The zero value is empty.
 type Batch struct {
 	b      []byte
-	starts []int // where each request begins
+	starts []int // offset of each request
 	goals  []goal
 }
 
-// goal is what a request is for; it is only put into words if it fails.
+// goal describes the purpose of a request; it is only formatted if the request fails.
 type goal struct {
 	format string
 	args   []any
 }
 
-// Offsets in struct nlmsghdr, and its size.
+// Offsets in struct nlmsghdr, and sizes.
 const (
 	offsetType  = 4
 	offsetFlags = 6
@@ -36,9 +34,9 @@ const (
 	sizeofAttr  = 4
 )
 
-// Add begins a request of a type with NLM_F flags and the structure that follows
-// the header, such as struct ifinfomsg, and returns its number in the batch. Attr
-// and its like add to it.
+// Add begins a request with a type, NLM_F flags, and the structure that follows the header, such as struct
+// ifinfomsg. It returns the index of the request in the batch. Attr, Uint32, String and Nest add attributes to
+// it.
 func (b *Batch) Add(kind, flags uint16, body []byte) int {
 	b.end()
 	b.starts = append(b.starts, len(b.b))
@@ -51,10 +49,10 @@ func (b *Batch) Add(kind, flags uint16, body []byte) int {
 	return len(b.starts) - 1
 }
 
-// For says what the last request is for, in the words of an error of Do.
+// For sets the description of the last request for errors of Do.
 func (b *Batch) For(format string, args ...any) { b.goals[len(b.goals)-1] = goal{format, args} }
 
-// end writes the length of the last request.
+// end sets the length of the last request.
 func (b *Batch) end() {
 	if n := len(b.starts); n > 0 {
 		s := b.starts[n-1]
@@ -62,7 +60,7 @@ func (b *Batch) end() {
 	}
 }
 
-// raw adds bytes, and zeros up to the next multiple of 4.
+// raw adds bytes, padded with zeros to a multiple of 4.
 func (b *Batch) raw(v []byte) {
 	b.b = append(b.b, v...)
 	for len(b.b)%4 != 0 {
@@ -70,7 +68,6 @@ func (b *Batch) raw(v []byte) {
 	}
 }
 
-// Attr adds an attribute to the last request.
 func (b *Batch) Attr(kind uint16, value []byte) {
 	b.attr(kind, sizeofAttr+len(value))
 	b.raw(value)
@@ -81,21 +78,20 @@ func (b *Batch) attr(kind uint16, size int) {
 	b.b = binary.NativeEndian.AppendUint16(b.b, kind)
 }
 
-// Uint32 adds an attribute with a number in host byte order.
+// Uint32 adds an attribute with a number in host byte order to the last request.
 func (b *Batch) Uint32(kind uint16, v uint32) {
 	b.attr(kind, sizeofAttr+4)
 	b.b = binary.NativeEndian.AppendUint32(b.b, v)
 }
 
-// String adds an attribute with a string that ends with a zero byte.
+// String adds an attribute with a zero-terminated string to the last request.
 func (b *Batch) String(kind uint16, s string) {
 	b.attr(kind, sizeofAttr+len(s)+1)
 	b.b = append(b.b, s...)
 	b.raw([]byte{0})
 }
 
-// Nest adds an attribute that has what fn adds, after a structure if body is not
-// empty.
+// Nest adds an attribute that contains an optional structure and the attributes that fn adds.
 func (b *Batch) Nest(kind uint16, body []byte, fn func()) {
 	at := len(b.b)
 	b.attr(kind, 0)
@@ -104,16 +100,14 @@ func (b *Batch) Nest(kind uint16, body []byte, fn func()) {
 	binary.NativeEndian.PutUint16(b.b[at:], uint16(len(b.b)-at)) //nolint:gosec // as above
 }
 
-// Len is how many requests there are.
+// Len returns the number of requests.
 func (b *Batch) Len() int { return len(b.starts) }
 
-// typeMask leaves out the bits of an attribute's type that say how its value is to be
-// read.
+// typeMask removes the flags from an attribute's type.
 const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
-// Attrs calls fn with the attributes after the first skip bytes of a message, or of
-// the value of a nested attribute with skip 0. What is cut off is left
-// out.
+// Attrs calls fn with the attributes after the first skip bytes of a message; use skip 0 for the value of a
+// nested attribute. It ignores a truncated attribute at the end.
 func Attrs(m []byte, skip int, fn func(kind uint16, value []byte)) {
 	if len(m) < skip {
 		return
@@ -128,7 +122,7 @@ func Attrs(m []byte, skip int, fn func(kind uint16, value []byte)) {
 	}
 }
 
-// Number is an attribute's number in host byte order, 0 if its value is too short.
+// Number returns an attribute's number in host byte order, 0 if its value is too short.
 func Number(value []byte) uint32 {
 	if len(value) < 4 {
 		return 0

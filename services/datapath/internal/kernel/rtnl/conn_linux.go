@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a socket in the network namespace in which it was opened. Its methods
-// may be called concurrently; they take turns.
+// Conn is an rtnetlink socket in the network namespace in which it was opened. Its methods may be called
+// concurrently; calls are serialised.
 type Conn struct {
 	mu  sync.Mutex
 	fd  int    // guarded by mu; -1 once closed
@@ -23,26 +23,23 @@ type Conn struct {
 
 // Sizes in bytes.
 const (
-	// receiveBuffer is what waits in the kernel: the answers of a batch. What does
-	// not fit is lost, and the batch fails.
+	// receiveBuffer limits the replies to a batch that the kernel queues. If they do not fit, they are lost
+	// and the batch fails.
 	receiveBuffer = 1 << 20
-	// maxMessage is the largest piece of a listing.
+	// maxMessage is the maximum size of a part of a listing.
 	maxMessage = 64 << 10
 )
 
-// buffers are for what is received. A connection into a container lives for
-// milliseconds.
+// buffers are receive buffers. They are pooled, because connections into containers are short-lived.
 var buffers = sync.Pool{New: func() any { return new([maxMessage]byte) }}
 
-// timeout bounds the wait for an answer, which the kernel gives before the request
-// returns.
+// timeout limits the wait for a reply. The kernel normally queues the reply before the request returns.
 var timeout = unix.Timeval{Sec: 60}
 
-// ErrInterrupted says that what was listed changed meanwhile, so that the pieces of
-// the listing may not fit together.
-var ErrInterrupted = errors.New("changed while it was listed")
+// ErrInterrupted: the listed objects changed during the listing, so that its parts may be inconsistent.
+var ErrInterrupted = errors.New("changed during the listing")
 
-// ErrClosed says that the connection was closed.
+// ErrClosed: the connection was closed.
 var ErrClosed = errors.New("rtnetlink connection closed")
 
 // Open opens a socket in the namespace of the calling thread.
@@ -54,7 +51,7 @@ func Open() (*Conn, error) {
 	err = errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer),
-		// An error says what the kernel did not like, and does not repeat the request.
+		// Errors contain the kernel's explanation and do not repeat the request.
 		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1),
 		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
 	)
@@ -65,16 +62,16 @@ func Open() (*Conn, error) {
 	return &Conn{fd: fd}, nil
 }
 
-// Strict has the kernel read all of what a listing asks for, so that it lists only
-// what matches, and refuse what it does not know.
+// Strict makes the kernel evaluate all fields of a listing request: it only lists matching objects, and rejects
+// unknown attributes.
 func (c *Conn) Strict() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 }
 
-// Cookie is the number of the network namespace in which the socket was opened. It
-// is not given again while the machine runs.
+// Cookie returns the number of the network namespace in which the socket was opened. It is not reused until
+// reboot.
 func (c *Conn) Cookie() (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,24 +97,24 @@ func (c *Conn) Close() error {
 	return unix.Close(fd)
 }
 
-// Reply is what the kernel has answered to one request.
+// Reply is the kernel's reply to one request.
 type Reply struct {
-	// Data of the message after its header; nil if there is none.
+	// Data is the message after its header; nil if there is none.
 	Data []byte
 	// Err wraps a unix.Errno if the request failed.
 	Err error
 }
 
-// Exchange has the kernel carry out all requests, also those after one that fails,
-// and returns the reply to each. Its own error says that the outcome is not known.
+// Exchange sends all requests and returns the reply to each. The kernel executes them all, even after one has
+// failed. If Exchange itself returns an error, the result is unknown.
 func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
 	if b.Len() == 0 {
 		return nil, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Requests are carried out in order and a failure is always answered, so the
-	// last one's acknowledgement says that all were.
+	// Requests are executed in order and failures are always reported, so the acknowledgement of the last
+	// request confirms that all were executed.
 	b.end()
 	last := b.starts[len(b.starts)-1]
 	flags := binary.NativeEndian.Uint16(b.b[last+offsetFlags:])
@@ -129,9 +126,9 @@ func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
 	}
 	replies := make([]Reply, b.Len())
 	err := c.talk(b.b, func(m message) (done bool, err error) {
-		i := m.seq - first // wraps around as the numbers do
+		i := m.seq - first // wraps around as the sequence numbers do
 		if i >= uint32(len(replies)) {
-			return false, nil // of an exchange that was given up
+			return false, nil // reply of an abandoned exchange
 		}
 		if m.kind != unix.NLMSG_ERROR {
 			replies[i].Data = slices.Clone(m.data)
@@ -143,8 +140,8 @@ func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
 	return replies, err
 }
 
-// Do is Exchange for requests that give no data. Its error is that of the first
-// request that failed, after what it was for, unless it is in but.
+// Do is Exchange for requests without replies. It returns the error of the first failed request with the
+// request's description, except for errors in but.
 func (c *Conn) Do(b *Batch, but ...error) error {
 	replies, err := c.Exchange(b)
 	if err != nil {
@@ -159,8 +156,8 @@ func (c *Conn) Do(b *Batch, but ...error) error {
 	return nil
 }
 
-// Dump lists what the batch's one request asks for: fn is called with the data of
-// every message, which is valid until it returns. ErrInterrupted comes after all.
+// Dump executes the batch's only request, a listing: it calls fn with the data of every message, which is valid
+// until fn returns. It returns ErrInterrupted after the complete listing.
 func (c *Conn) Dump(b *Batch, fn func(data []byte)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,7 +192,7 @@ type message struct {
 	data        []byte
 }
 
-// err is what a message of the kinds ERROR and DONE says.
+// err returns the error in a message of type NLMSG_ERROR or NLMSG_DONE.
 func (m message) err() error {
 	if len(m.data) < 4 {
 		return nil
@@ -220,8 +217,7 @@ func (m message) err() error {
 	return err
 }
 
-// talk sends and then hands each message that comes to take until it is done. The
-// lock is held.
+// talk sends a request and passes each received message to take until that is done. The caller holds the lock.
 func (c *Conn) talk(request []byte, take func(message) (done bool, err error)) error {
 	if c.fd < 0 {
 		return ErrClosed

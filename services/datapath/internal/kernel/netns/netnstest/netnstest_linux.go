@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package netnstest makes network namespaces for tests.
+// Package netnstest creates network namespaces for tests.
 package netnstest
 
 import (
@@ -15,10 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 )
 
-// New makes a network namespace that lives as long as its descriptor, with its
-// loopback device up. Tests of a package that calls it must not run on the main
-// thread: the new namespace's thread ends with its goroutine, and the main thread
-// cannot.
+// New creates a network namespace that exists as long as its descriptor, with its loopback device up. Tests of
+// a package that calls it must not run on the main thread: the thread of the new namespace ends with its
+// goroutine, and the main thread cannot end.
 func New(t testing.TB) *netns.Namespace {
 	t.Helper()
 	var ns *netns.Namespace

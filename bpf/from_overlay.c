@@ -2,8 +2,8 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What other nodes send in the tunnel, to pods of this node and to the node
- * itself. Runs at the ingress hook of the tunnel device.
+ * Packets from other nodes through the tunnel, to pods of this node and to the node itself. Runs
+ * at the ingress hook of the tunnel device.
  */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_OVERLAY
@@ -18,7 +18,9 @@
 #include <sluice/observe.h>
 #include <sluice/outside.h>
 
-/* The node with the address, which the packet carries so far for an event. */
+/* Finds the node with the outer source address. The packet has that address until it is parsed,
+ * for events.
+ */
 static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 family)
 {
 	struct sl_node_addr key = { .family = family };
@@ -34,8 +36,8 @@ static __always_inline enum sl_reason find_outer_node(struct sl_packet *p, __u8 
 }
 
 /*
- * Which node has sent the packet, and whom its key names as the sender. The
- * kernel gives the key for the family of the outer addresses only.
+ * Finds the node that sent the packet, and the identity in the tunnel key. The kernel returns the
+ * key only for the family of the outer addresses.
  */
 static __noinline enum sl_reason find_sending_node(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -53,7 +55,7 @@ static __noinline enum sl_reason find_sending_node(struct __sk_buff *skb, struct
 	return find_outer_node(p, 6);
 }
 
-/* Who of this node the packet is for. */
+/* Finds the local endpoint or host that the packet is for. */
 static __always_inline enum sl_reason find_target(struct sl_packet *p)
 {
 	struct sl_endpoint *dst;
@@ -72,7 +74,7 @@ static __always_inline enum sl_reason find_target(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* No policy speaks of the host yet; its senders are known all the same. */
+/* Passes a packet to the host. No policy applies to the host yet, but its senders are verified. */
 static __always_inline enum sl_reason pass_to_host(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;

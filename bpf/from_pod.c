@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /* Copyright 2026 The Sluice Authors */
 
-/*
- * Everything that a pod sends. Runs at the ingress hook of the pod's host end.
- */
+/* All packets from a pod. Runs at the ingress hook of the host end of the pod's device. */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_POD
 
@@ -22,7 +20,7 @@
 #include <sluice/refuse.h>
 #include <sluice/remote.h>
 
-/* The device says which pod this is, and the pod has one Ethernet address. */
+/* The device identifies the pod; the source MAC address must be the pod's. */
 static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct sl_packet *p,
 						  struct sl_endpoint **src)
 {
@@ -40,7 +38,7 @@ static __always_inline enum sl_reason check_addresses4(struct sl_packet *p,
 {
 	enum sl_reason reason = check_ip4_destination(p);
 
-	/* before the source: DHCP and IGMP have none, and are no attack */
+	/* before the source check: DHCP and IGMP may have no source, which is not spoofing */
 	if (reason)
 		return reason;
 	if (ip4_src(p) != src->ip4 || !src->ip4)
@@ -57,7 +55,7 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 
 	if (reason)
 		return reason;
-	/* the pod's link-local addresses speak to the gateway's NDP only */
+	/* the pod may use link-local addresses only for NDP with the gateway */
 	if (is_link_local6(p->src) || is_link_local6(p->dst))
 		return SL_REASON_LINK_LOCAL;
 	if (!equal16(p->src, src->ip6) || zero16(src->ip6))
@@ -67,7 +65,7 @@ static __always_inline enum sl_reason check_addresses6(struct sl_packet *p,
 	return SL_CONTINUE;
 }
 
-/* Through the stack, with the backend as its destination. */
+/* Forwards through the stack, with the backend as destination. */
 static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (cfg_services && p->translated && rewrite(skb, p))
@@ -77,8 +75,8 @@ static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, st
 }
 
 /*
- * What the stack has forwarded must come back through it: it may have changed
- * the addresses.
+ * Forwards an allowed packet. Packets of connections that the stack has forwarded must go through
+ * it, because it may have changed addresses.
  */
 static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,
 					      __u32 *ifindex)
@@ -91,7 +89,9 @@ static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_p
 	return deliver_to(skb, p, ifindex);
 }
 
-/* The stack, which knows no service, would not find the way too narrow. */
+/* Answers with packet too big. The stack would not, because it does not know the service and its
+ * path's MTU.
+ */
 __noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_endpoint *dst;
@@ -114,7 +114,7 @@ __noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet
 							: SL_REASON_ANSWERED_TOO_BIG;
 }
 
-/* A packet to a service that is too big for the way to its backend. */
+/* Handles a packet to a service that exceeds the MTU of the path to its backend. */
 static __always_inline enum sl_reason fit(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (p->translated != SL_TRANSLATED_DESTINATION || !may_be_cut(skb, p))

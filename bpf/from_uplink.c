@@ -2,10 +2,9 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What comes from the network. Where packets of pods travel between the nodes as
- * they are, those to pods of this node are evaluated here and delivered. Packets
- * that ask for a service from outside are led to its backend, by the stack.
- * Everything else is the stack's. Runs at the ingress hook of an uplink.
+ * Packets from the network. With native routing, packets to pods of this node are evaluated here
+ * and delivered. Requests from outside for a service are redirected to its backend, through the
+ * stack. All other packets are left to the stack. Runs at the ingress hook of an uplink.
  */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_UPLINK
@@ -18,7 +17,7 @@
 #include <sluice/observe.h>
 #include <sluice/outside.h>
 
-/* Reads the destination alone: most of what comes is for no pod. */
+/* Reads only the destination, because most packets are not for a pod. */
 static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_endpoint *dst;
@@ -49,8 +48,8 @@ static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *
 }
 
 /*
- * Fragments of other senders are the stack's from the first one on: none of
- * them may be missed here because the ports were left behind elsewhere.
+ * Leaves the fragments of other senders to the stack, starting with the first one. Otherwise
+ * later fragments would be dropped here, because the ports were recorded elsewhere.
  */
 static __always_inline enum sl_reason check_fragment(const struct sl_packet *p)
 {
@@ -79,7 +78,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 {
 	enum sl_reason reason;
 
-	/* sluice_to_pod evaluates what the stack forwards */
+	/* sluice_to_pod evaluates packets that the stack forwards */
 	if (is_native_by_stack())
 		return SL_REASON_FORWARDED_TO_STACK;
 	reason = check_fragment(p);
@@ -96,9 +95,9 @@ static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_pac
 	return p->ethertype == ETH_P_IP ? parse_ip4(skb, p) : parse_ip6(skb, p);
 }
 
-/* What is left to the stack has been looked at: the node's firewall stops pods'
- * addresses that have not, where packets of pods come this way. Others' programs on
- * the device run after this one.
+/* Marks packets that are left to the stack as seen: with native routing, the node's firewall
+ * drops unmarked packets with pod addresses. TC_ACT_UNSPEC lets other programs on the device run
+ * after this one.
  */
 static __always_inline int leave_to_stack(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -107,7 +106,7 @@ static __always_inline int leave_to_stack(struct __sk_buff *skb, const struct sl
 	return TC_ACT_UNSPEC;
 }
 
-/* Gives the packet to the stack, and counts it where that gives it to the pod. */
+/* Leaves the packet to the stack. It is counted where the stack delivers it to the pod. */
 static __always_inline int give_away(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	if (p->translated)
@@ -124,13 +123,13 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 
 	if (!cfg_native && is_outer(skb))
 		return TC_ACT_UNSPEC;
-	/* sent to another machine, or to all: a router forwards neither, and answers neither */
+	/* for another host, broadcast or multicast: routers neither forward nor answer these */
 	if (skb->pkt_type != SL_PACKET_HOST)
 		return TC_ACT_UNSPEC;
 	p = new_packet(SL_INGRESS);
 	if (!p)
 		return TC_ACT_SHOT;
-	/* tagged frames are those of devices above this one */
+	/* tagged frames belong to VLAN devices on top of this one */
 	if (parse_ethernet(skb, p) || p->ethertype == ETH_P_ARP)
 		return TC_ACT_UNSPEC;
 	pod = cfg_native && is_for_pod(skb, p);

@@ -2,9 +2,9 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * Asks one table one question. Never attached: a test runs it on packets that
- * hold a question behind an Ethernet header and get the answer behind that, so
- * that subjects which no program of a pod evaluates can be asked about as well.
+ * Evaluates one table for one question. It is never attached. A test runs it on packets that
+ * contain a question after the Ethernet header, and it writes the answer after the question. So
+ * subjects that no pod's program evaluates can be tested, too.
  */
 
 #include <linux/if_ether.h>

@@ -2,9 +2,9 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * Lists the connected UDP sockets of a network namespace that a service has led to a
- * backend. Runs when its iterator is read, once for each UDP socket of the namespace
- * that the iterator was opened in.
+ * Lists the connected UDP sockets of a network namespace that a service has translated to a
+ * backend. It runs when its iterator is read, once for each UDP socket of the namespace in which
+ * the iterator was opened.
  */
 
 #include <linux/bpf.h>

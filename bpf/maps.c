@@ -2,8 +2,8 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * The maps and types that programs and Go share. Loaded by no one: the Go side
- * takes the specifications and the generated types from here.
+ * The maps and types that programs and Go share. This object is never loaded: the Go side
+ * generates specifications and types from it.
  */
 
 #define SL_DESCRIBED
@@ -12,26 +12,26 @@
 #include <sluice/previous_maps.h>
 #include <sluice/service_maps.h>
 
-/* Never called: puts the enumerations into the type information. */
+/* Never called: adds the enumerations to the type information. */
 __noinline int sl_types(enum sl_kind kind, enum sl_scope scope, enum sl_action action,
 			enum sl_by by, enum sl_ct_stat stat)
 {
 	return (int)kind + (int)scope + (int)action + (int)by + (int)stat;
 }
 
-/* For sluice_judge, which is given these in packets. */
+/* Adds the types that sluice_judge exchanges in packets. */
 __noinline int sl_judge_types(const struct sl_question *question, const struct sl_answer *answer)
 {
 	return question && answer;
 }
 
-/* For the replicas, whose cells are read. */
+/* Adds the types of the cells in sl_run, which dry runs of programs read. */
 __noinline int sl_cell_types(const struct sl_packet *packet, enum sl_program program)
 {
 	return packet != 0 && program;
 }
 
-/* For the listing of sockets. */
+/* Adds the type for listing sockets. */
 __noinline int sl_socket_types(const struct sl_socket *socket)
 {
 	return socket != 0;

@@ -2,11 +2,10 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * Services for whatever has a socket. A call that names the address of a service
- * is given that of a backend before the stack sees it: no packet to the service
- * exists, and nothing is translated per packet. Calls that tell a peer's address
- * tell the one that was asked for. They run at a cgroup, for the sockets that
- * processes in it have opened.
+ * Services for sockets. The service address of a call is replaced by a backend address before the
+ * stack sees it: no packet to the service address exists, and no packet is translated. Calls that
+ * return a peer's address return the requested one. The programs are attached to a cgroup and run
+ * for the sockets that its processes have opened.
  */
 
 #include <sluice/socket.h>

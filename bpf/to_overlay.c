@@ -2,9 +2,9 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What leaves by the tunnel: what sluice_from_pod has sent there has its key; the
- * rest comes from the host's stack, and gets one here. The device drops what has
- * none. Runs at the egress hook of the tunnel device.
+ * Packets that leave through the tunnel. Packets that sluice_from_pod has sent there have their
+ * key already; packets from the host's stack get one here. The device drops packets without a
+ * key. Runs at the egress hook of the tunnel device.
  */
 
 #define SL_PROGRAM SL_PROGRAM_TO_OVERLAY
@@ -21,9 +21,9 @@
 #include <sluice/remote.h>
 
 /*
- * A sender that a service has led to a pod of another node: under the node's address
- * from here on, and so is the answer to a pod of another node that has asked for one.
- * Nobody else is let in from outside.
+ * An outside client's request that a service forwards to a pod of another node; it gets an
+ * address of this node as source. Or an answer to another node's pod that has requested such a
+ * service. All other packets from outside are dropped.
  */
 static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
 							  struct sl_packet *p, __u32 *identity)
@@ -44,7 +44,7 @@ static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
 	return SL_CONTINUE;
 }
 
-/* The answer of a pod to one of another node, which has asked a service of this one. */
+/* A local pod's answer to a pod of another node that has requested a service of this node. */
 static __always_inline enum sl_reason find_service_sender(struct __sk_buff *skb,
 							  struct sl_packet *p, __u32 *identity)
 {
@@ -56,7 +56,9 @@ static __always_inline enum sl_reason find_service_sender(struct __sk_buff *skb,
 	return SL_CONTINUE;
 }
 
-/* A datagram of the host comes from what the pod has asked; its later fragments too. */
+/* Replaces the source of a host's datagram, and of its later fragments, by the address that the
+ * pod had requested.
+ */
 static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (p->proto != SL_UDP || follow_fragments(p) || !may_answer_pod(skb, p))
@@ -70,8 +72,8 @@ static __always_inline enum sl_reason answer_pod(struct __sk_buff *skb, struct s
 }
 
 /*
- * Who sends the packet: a pod of this node, whose packet has entered by its own device;
- * the node itself; or the world, under an address of the node.
+ * Identifies the sender: a local pod, whose packet has entered by its own device; the host; or
+ * the world, masqueraded behind an address of the node.
  */
 static __always_inline enum sl_reason find_sender(struct __sk_buff *skb, struct sl_packet *p,
 						  __u32 *identity)
@@ -159,7 +161,7 @@ SEC("tc") int sluice_to_overlay(struct __sk_buff *skb)
 	enum sl_reason reason;
 	struct sl_packet *p;
 
-	/* a mark without a key is of no use */
+	/* the mark has served its purpose */
 	if (skb->mark == SL_MARK_KEYED) {
 		skb->mark = 0;
 		return TC_ACT_OK;

@@ -2,8 +2,8 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What the host's stack sends to a pod: the host's own traffic, and what it
- * forwards from elsewhere. Runs at the egress hook of the pod's host end.
+ * Packets from the host's stack to a pod: the host's own traffic, and forwarded traffic. Runs at
+ * the egress hook of the host end of the pod's device.
  */
 
 #define SL_PROGRAM SL_PROGRAM_TO_POD
@@ -28,7 +28,7 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-/* An answer of what the stack has led to, or of the host itself, as what the pod has asked. */
+/* Admits the packet. The source of an answer becomes the address that the pod had requested. */
 static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason = admit_behind_stack(skb, p);

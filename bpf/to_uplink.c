@@ -2,11 +2,10 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * What the host's stack sends out for pods of this node. Answers to senders outside
- * that have asked for a service come from that. Where packets of pods travel between
- * the nodes as they are, those to pods of other nodes are evaluated as what they are
- * by now: the stack may have translated where to. Everything else passes. Runs at the
- * egress hook of an uplink.
+ * Packets that the host's stack sends out for local pods. Answers to outside clients of a service
+ * get the service's address as source. With native routing, packets to pods of other nodes are
+ * evaluated with their current addresses, because the stack may have translated the destination.
+ * All other packets pass. Runs at the egress hook of an uplink.
  */
 
 #define SL_PROGRAM SL_PROGRAM_TO_UPLINK
@@ -22,8 +21,8 @@
 #include <sluice/outside.h>
 
 /*
- * A packet that sluice_from_pod has marked: under an address of the node if the stack has
- * translated its source, else under the address of the pod that sent it.
+ * A packet with the mark of sluice_from_pod: it has an address of the node if the stack has
+ * translated its source, otherwise the address of the sending pod.
  */
 static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -49,8 +48,8 @@ static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct 
 	return reason ? reason : SL_REASON_FORWARDED_NATIVE;
 }
 
-/* Whether the packet may be in transit: of a sender outside, of a backend, or of a
- * socket of the node that is one.
+/* Whether the packet may be in transit: from an outside client, from a backend, or from a socket
+ * of the node that is a backend.
  */
 static __always_inline bool may_be_in_transit(const struct sl_packet *p)
 {
@@ -81,12 +80,12 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	enum sl_reason reason;
 	struct sl_packet *p;
 
-	/* else from a pod, past the programs of its device */
+	/* packets without this mark are not from a pod that sluice_from_pod has seen */
 	if (!cfg_services && likely((skb->mark & SL_MARK_MASK) != SL_MARK_POD))
 		return TC_ACT_UNSPEC;
 	if (!cfg_native && !(skb->mark & SL_MARK_MASK) && is_outer(skb))
 		return TC_ACT_UNSPEC;
-	/* our own answer to a packet that came by this device */
+	/* our own answer to a packet that came in by this device */
 	if (skb->mark == mark_evaluated(skb->ifindex))
 		return TC_ACT_UNSPEC;
 	p = new_packet(SL_EGRESS);
@@ -104,7 +103,7 @@ SEC("tc") int sluice_to_uplink(struct __sk_buff *skb)
 	default:
 		return TC_ACT_UNSPEC;
 	}
-	/* what the stack makes of its own is no concern of ours */
+	/* malformed packets of the host itself are not our concern */
 	if (reason && (skb->mark & SL_MARK_MASK) != SL_MARK_POD)
 		return TC_ACT_UNSPEC;
 	if (!reason)

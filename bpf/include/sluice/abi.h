@@ -4,11 +4,10 @@
 #define SLUICE_ABI_H
 
 /*
- * What the programs and the Go side share: the values of maps, the events and
- * the numbers in them. The Go types are generated from here. Every field has a
- * fixed width, padding is written out, sizes are asserted. A change of a map's
- * key or value changes the name of its pin, and with it the map; another name
- * of a field does not.
+ * Types shared by the programs and the Go side: keys and values of maps, events and their
+ * constants. The Go types are generated from this file. Every field has a fixed width, padding is
+ * explicit, and sizes are asserted. Changing the layout of a key or value changes the name of the
+ * map's pin, and so makes a new map; renaming a field does not.
  */
 
 #include <linux/types.h>
@@ -29,11 +28,11 @@
 #define SL_MAX_PEERS 262144
 #define SL_MAX_BLOCKS 65536
 #define SL_MAX_NODE_CLASSES 32768
-/* cluster-wide numbers, then the node-local ones from 0xff0000 on */
+/* cluster-wide identities, then node-local identities from 0xff0000 on */
 #define SL_MAX_IDENTITIES (65536 + 4096)
 #define SL_MAX_CT4 131072
 #define SL_MAX_CT6 65536
-#define SL_MAX_REVOKED 12288 /* of each family; both maps take 3 MiB */
+#define SL_MAX_REVOKED 12288 /* per family; both maps together take 3 MiB */
 #define SL_MAX_FRAGMENTS 8192
 #define SL_MAX_POD_FRAGMENTS 4096
 #define SL_ADDRESS_EPOCHS 4096
@@ -42,61 +41,62 @@
 #define SL_MAX_NODES 16384
 #define SL_MAX_NODE_ADDRESSES 16384
 
-/* Slot 0 is the host. */
+/* Slot 0 is the local host. */
 #define SL_SLOT_HOST 0
 #define SL_SLOT_NONE 0xffff
 
-/* Identities that the programs know by number. */
+/* Well-known identities that the programs test for. */
 #define SL_ID_HOST 1
 #define SL_ID_REMOTE_NODE 6
 #define SL_ID_KUBE_APISERVER 7 /* a remote node too */
-#define SL_NODE_LOCAL 0xff0000 /* the first identity that means something here only */
+#define SL_NODE_LOCAL 0xff0000 /* the first node-local identity */
 
-/* Policy tables with a fixed meaning. A zeroed word denies everything. */
+/* Reserved policy tables. An all-zero policy word selects SL_TABLE_DENY. */
 #define SL_TABLE_DENY 0
 #define SL_TABLE_ALLOW 1
 #define SL_TABLE_PENDING 2
-#define SL_TABLE_FIRST 16 /* the first that is made from a policy */
+#define SL_TABLE_FIRST 16 /* the first table that is compiled from a policy */
 
-/* How a packet from another local pod reaches the endpoint. */
+/* How a packet from another local pod is delivered to the endpoint. */
 #define SL_DELIVER_PEER 1
 #define SL_DELIVER_REDIRECT 2
 
-/* sl_ipcache.flags: the node's own pod range, of which every address that is
- * in use has an endpoint.
+/* sl_ipcache.flags: the prefix is the local node's pod CIDR. Every address in use in it has an
+ * endpoint.
  */
 #define SL_IP_POD_RANGE 0x1
-/* an address that the cluster knows, on no node; no program reads it */
+/* an address outside every node, known to the cluster; no program reads this flag */
 #define SL_IP_OUTSIDE 0x2
-/* an address of another node itself, to which packets go by the host's stack */
+/* an address of another node; packets to it go through the host's stack */
 #define SL_IP_BY_STACK 0x4
-/* an address of a device of another node: what asks for a service may come from it
- * past the tunnel
- */
+/* a device address of another node; requests for a service may arrive from it outside the tunnel */
 #define SL_IP_OF_DEVICE 0x8
 
-/* In the upper 16 bits of sl_node.way4 and way6 */
-#define SL_WAY_OVERLAY 0x1 /* in the tunnel */
-#define SL_WAY_UNDERLAY6 0x2 /* whose packets are IPv6 */
-#define SL_WAY_HOP 0x4 /* as they are; the node is the next hop */
-#define SL_WAY_LOOKUP 0x8 /* as they are; the kernel's routes name the next hop */
-#define SL_WAY_NATIVE 0x10 /* of element 0, without SL_WAY_OVERLAY */
-#define SL_WAY_PIECES 0x20 /* packets of the tunnel may be cut on their way */
-/* of element 0, with SL_WAY_NATIVE: packets between pods of two nodes go by the stack */
+/* Flags in the upper 16 bits of sl_node.way4 and way6 */
+#define SL_WAY_OVERLAY 0x1 /* through the tunnel */
+#define SL_WAY_UNDERLAY6 0x2 /* the tunnel's outer packets are IPv6 */
+#define SL_WAY_HOP 0x4 /* native routing; the node itself is the next hop */
+#define SL_WAY_LOOKUP 0x8 /* native routing; the kernel's routing table gives the next hop */
+/* element 0 only, without SL_WAY_OVERLAY: the cluster uses native routing */
+#define SL_WAY_NATIVE 0x10
+#define SL_WAY_PIECES 0x20 /* routers may fragment the tunnel's outer packets */
+/* element 0 only, with SL_WAY_NATIVE: packets between pods of two nodes go through the stack */
 #define SL_WAY_STACK 0x40
 
-/* Quarters of way6 of element 0 of sl_node, from the lowest; IPv6 is one more. */
-#define SL_SOURCE_OVERLAY 0 /* of packets into the tunnel */
-#define SL_SOURCE_UPLINK 2 /* of packets as they are */
+/* 16-bit fields of way6 of element 0 of sl_node, from the lowest; the IPv6 address follows the
+ * IPv4 address.
+ */
+#define SL_SOURCE_OVERLAY 0 /* source of packets into the tunnel */
+#define SL_SOURCE_UPLINK 2 /* source of natively routed packets */
 
 /* sl_endpoint.flags */
-#define SL_EP_AUDIT 0x1 /* what the policy denies passes, and is reported */
+#define SL_EP_AUDIT 0x1 /* audit mode: packets that policy would deny pass and are reported */
 
 /* sl_endpoint.state, changed by atomic OR and AND */
-#define SL_EP_NO_PICK_UP 0x1 /* a revoked connection of it may be forgotten */
+#define SL_EP_NO_PICK_UP 0x1 /* the endpoint's revoked connections may be forgotten */
 
-/* Numbers of "no rule" in an interval's value: bits 30..16 the Admin rule,
- * bits 15..0 the best of the other tiers; bit 31 marks a child node.
+/* Rule numbers that mean "no rule" in the value of a port interval: bits 30..16 hold the Admin
+ * rule, bits 15..0 the best rule of the other tiers; bit 31 marks a child node.
  */
 #define SL_NO_ADMIN 0x7fff
 #define SL_NO_REST 0xffff
@@ -105,9 +105,9 @@
 #define SL_DEPTH 3
 
 /* sl_table.flags */
-#define SL_TF_DEFAULT_ALLOW 0x1 /* what no rule decides is allowed */
-#define SL_TF_HOST_ALLOW 0x2 /* the local node is, at least */
-#define SL_TF_ADDRESSES 0x4 /* the address side has to be asked */
+#define SL_TF_DEFAULT_ALLOW 0x1 /* allow peers that no rule matches */
+#define SL_TF_HOST_ALLOW 0x2 /* allow the local node unless a rule denies it */
+#define SL_TF_ADDRESSES 0x4 /* the table has prefix rules: look the peer's address up, too */
 
 /* Kinds of peers: indices of sl_table.def_class. */
 enum sl_kind {
@@ -122,7 +122,7 @@ enum sl_kind {
 	SL_KINDS = 8,
 };
 
-/* Scopes of peers: indices of address classes. */
+/* Scopes of peers: indices of the address classes. */
 enum sl_scope {
 	SL_SCOPE_CLUSTER = 0,
 	SL_SCOPE_NODE = 1,
@@ -131,14 +131,15 @@ enum sl_scope {
 };
 
 /*
- * Value of sl_id, one word: node class in bits 15..0, kind in bits 18..16,
- * scope in bits 25..24, SL_ID_KNOWN. 0 is an identity that nobody announced.
+ * Value of sl_id, one 32-bit entry: identity class in bits 15..0, kind in bits 18..16, scope in
+ * bits 25..24, SL_ID_KNOWN in bit 31. An entry of 0 means that the identity is unknown to this
+ * node.
  */
 #define SL_ID_KIND_SHIFT 16
 #define SL_ID_SCOPE_SHIFT 24
 #define SL_ID_KNOWN 0x80000000
 
-/* What a rule does: sl_rule.action. */
+/* Action of a rule: sl_rule.action. */
 enum sl_action {
 	SL_ACTION_DENY = 0,
 	SL_ACTION_REDIRECT = 1,
@@ -146,17 +147,17 @@ enum sl_action {
 	SL_ACTION_PASS = 3,
 };
 
-/* What a side's verdict comes from. */
+/* The source of one side's verdict. */
 enum sl_by {
-	SL_BY_NOBODY = 0, /* the side was not asked */
+	SL_BY_NOBODY = 0, /* the side was not evaluated */
 	SL_BY_RULE = 1,
 	SL_BY_DEFAULT = 2,
 	SL_BY_HOST_ALLOW = 3,
 	SL_BY_UNKNOWN_IDENTITY = 4,
-	SL_BY_TABLE = 5, /* one of the tables with a fixed meaning */
+	SL_BY_TABLE = 5, /* a reserved table */
 };
 
-/* What an event is about. */
+/* Type of an event. */
 enum sl_event_type {
 	SL_EVENT_DROP = 1,
 	SL_EVENT_VERDICT = 2, /* a connection was evaluated */
@@ -164,18 +165,18 @@ enum sl_event_type {
 };
 
 enum sl_direction {
-	SL_EGRESS = 1, /* what an endpoint sends */
-	SL_INGRESS = 2, /* what an endpoint receives */
+	SL_EGRESS = 1, /* sent by the endpoint */
+	SL_INGRESS = 2, /* received by the endpoint */
 };
 
 _Static_assert(SL_REASONS <= SL_MAX_REASONS, "each reason has its cells");
 
-/* sl_endpoint.pol: the identity is the second one. So one store changes who the
- * endpoint is together with what evaluates it.
+/* In sl_endpoint.pol: the endpoint's identity is the field "second". A single store so changes
+ * the identity together with the tables and the epoch.
  */
 #define SL_POL_SECOND 0x8000
 
-/* Keys and values that are one word each. */
+/* Keys and values of a single word. */
 typedef __u32 sl_endpoint_id SL_BITS("endpoint@0:32=endpoint"); /* the slot */
 typedef __u32 sl_ifindex SL_BITS("device@0:32");
 typedef __u32 sl_node_id SL_BITS("node@0:32=node");
@@ -205,8 +206,8 @@ struct sl_endpoint {
 	__u16 mtu;
 	__u8 deliver SL_AS("-|peer|redirect");
 	__u8 flags SL_BITS("audit@0");
-	__u8 mac[6]; /* the pod's */
-	__u8 hmac[6]; /* the host end's */
+	__u8 mac[6]; /* of the pod's device */
+	__u8 hmac[6]; /* of the host end */
 	__u8 second[4] SL_AS("number"); /* identity while SL_POL_SECOND is set */
 	__u8 ip6[16]; /* zero: none */
 	__u64 state SL_BITS("no-pick-up@0"); /* SL_EP_NO_PICK_UP */
@@ -242,37 +243,38 @@ _Static_assert(sizeof(struct sl_ipcache) == 8, "replaced in one piece");
 		"lookup@51 native@52 pieces@53 stack@54")
 
 /*
- * Value of sl_node, at the number of another node. A way is 0 (there is none), or
- * in one aligned 64-bit store the device that packets for the node's pods leave
- * by, the largest of them << 32, SL_WAY_... << 48. Addresses are written before
- * anything names the number, and stay. Element 0 is this node: its way4 has the
- * tunnel device, and how its own packets travel; its way6 has the places in sl_own,
- * plus 1, of the addresses that packets to backends elsewhere come from, 16 bits each:
- * SL_SOURCE_....
+ * Value of sl_node, at the node ID of another node. A way is 0 if there is no route to the node.
+ * Otherwise one aligned 64-bit store writes the device that packets to the node's pods leave by,
+ * the MTU << 32 and the SL_WAY_ flags << 48. The node's addresses are written before anything
+ * refers to the node ID, and stay.
+ *
+ * Element 0 is the local node. Its way4 holds the tunnel device and how the node's own packets
+ * travel. Its way6 holds indices into sl_own, plus 1, of the source addresses for packets to
+ * backends on other nodes, 16 bits each: SL_SOURCE_....
  */
 struct sl_node {
-	__u64 way4 SL_WAY_BITS; /* of IPv4 packets */
+	__u64 way4 SL_WAY_BITS; /* for IPv4 packets */
 	__u64 way6 SL_WAY_BITS;
-	__u8 ip6[16]; /* where the node is reached; zero: nowhere */
-	__be32 ip4; /* 0: nowhere */
+	__u8 ip6[16]; /* where the node is reached; zero: no IPv6 address */
+	__be32 ip4; /* where the node is reached; 0: no IPv4 address */
 	__u8 pad[28];
 };
 _Static_assert(sizeof(struct sl_node) == 64, "one cache line");
 
-/* Key of sl_node_addr; its value is the number of the node. */
+/* Key of sl_node_addr; the value is the node ID. */
 struct sl_node_addr {
 	__u8 addr[16] SL_ADDR("family=family"); /* IPv4: the first four bytes */
 	__u32 family; /* 4 or 6 */
 };
 _Static_assert(sizeof(struct sl_node_addr) == 20, "no padding");
 
-/* Value of sl_metrics, at reason << 1 | (direction - 1). */
+/* Value of sl_metrics, at index reason << 1 | (direction - 1). */
 struct sl_counter {
 	__u64 packets;
 	__u64 bytes; /* with Ethernet headers */
 };
 
-/* Value of sl_limits, at the reason. */
+/* Value of sl_limits, at index reason. */
 struct sl_limit {
 	__u64 since SL_AS("hidden"); /* start of the window, ns */
 	__u64 lost_total;
@@ -291,48 +293,48 @@ struct sl_rate {
 	__u64 since SL_AS("hidden"); /* start of the window, ns */
 	__u64 refused; /* since the map was made */
 	__u32 given SL_AS("hidden"); /* in this window */
-	__u32 common SL_AS("hidden"); /* of these beyond guarantees */
-	__u32 takers SL_AS("hidden"); /* endpoints that have taken some in this window */
-	__u32 last_takers SL_AS("hidden"); /* and in the one before */
+	__u32 common SL_AS("hidden"); /* part of given, beyond the guarantees */
+	__u32 takers SL_AS("hidden"); /* endpoints that were given some in this window */
+	__u32 last_takers SL_AS("hidden"); /* endpoints that were given some in the window before */
 };
 _Static_assert(sizeof(struct sl_rate) == 32, "no padding");
 
 #define SL_LIMIT_KINDS 8
 
 /*
- * Value of sl_ep_limits, at the slot: what an endpoint has sent of each kind of
- * events in a second, whose number is in the upper half. Reasons that are the
- * same modulo SL_LIMIT_KINDS are one kind.
+ * Value of sl_ep_limits, at the slot: how many events of each kind the endpoint has caused in the
+ * current second. The upper half holds the second. Reasons that are equal modulo SL_LIMIT_KINDS
+ * count as one kind.
  */
 struct sl_ep_limit {
 	__u64 sent[SL_LIMIT_KINDS] SL_BITS("@0:32 second@32:32");
 };
 _Static_assert(sizeof(struct sl_ep_limit) == 64, "one cache line");
 
-/* As many times what one endpoint may send, all of a CPU may. */
+/* Each CPU may send this many times the events of one endpoint. */
 #define SL_EVENT_SHARERS 16
 
 /*
- * Value of sl_table: one direction of one policy. Written whole before any
- * word of an endpoint names it; afterwards its three words of bases and counts
- * may change as the table grows, each in one aligned 64-bit store.
+ * Value of sl_table: one direction of one policy. The whole element is written before any
+ * endpoint refers to the table. Afterwards only the three words of bases and counts may change,
+ * when the table grows, each by one aligned 64-bit store.
  */
 struct sl_table {
-	__u32 peer_set; /* in the keys of sl_peer */
-	__u32 cidr_set; /* in the keys of sl_cidr4 and sl_cidr6; 0: none */
-	__u32 class_base; /* sl_class of class 0 */
-	__u32 rule_base; /* sl_rule of rule 1 */
+	__u32 peer_set; /* selects the table's keys in sl_peer */
+	__u32 cidr_set; /* selects the table's keys in sl_cidr4 and sl_cidr6; 0: none */
+	__u32 class_base; /* index in sl_class of class 0 */
+	__u32 rule_base; /* index in sl_rule of rule 1 */
 	__u16 n_class;
 	__u16 n_rule;
 	__u16 flags SL_BITS("default-allow@0 host-allow@1 addresses@2"); /* SL_TF_... */
 	__u16 pad;
-	__u16 def_class[SL_KINDS]; /* of peers without a row */
-	__u16 addr_def[SL_SCOPES]; /* of addresses in no prefix */
+	__u16 def_class[SL_KINDS]; /* class of peers without an entry in sl_peer */
+	__u16 addr_def[SL_SCOPES]; /* class of addresses in no prefix */
 	__u16 pad2[9];
 };
 _Static_assert(sizeof(struct sl_table) == 64, "one cache line");
 
-/* Key of sl_peer; its value is the class. */
+/* Key of sl_peer; the value is the peer class. */
 struct sl_peer_key {
 	__u32 peer_set;
 	__u32 node_class;
@@ -340,7 +342,7 @@ struct sl_peer_key {
 
 /* Keys of sl_cidr4 and sl_cidr6. */
 struct sl_cidr_key4 {
-	__u32 bits; /* 32 for the set, and those of the prefix */
+	__u32 bits; /* 32 for the set, plus the length of the prefix */
 	__be32 set SL_AS("be32");
 	__u8 addr[4];
 };
@@ -358,8 +360,8 @@ struct sl_cidr {
 };
 _Static_assert(sizeof(struct sl_cidr) == 8, "replaced in one piece");
 
-/* Value of sl_ports: the first entry whose hi is not below the point counts;
- * unused entries repeat the last.
+/* Value of sl_ports: the first interval whose hi is not below the point applies. Unused intervals
+ * repeat the last one.
  */
 struct sl_port_node {
 	__u32 hi[SL_FANOUT] SL_BITS("proto@16:16 port@0:16");
@@ -367,7 +369,7 @@ struct sl_port_node {
 };
 _Static_assert(sizeof(struct sl_port_node) == 128, "two cache lines");
 
-/* Value of sl_rule, at rule_base + number - 1. */
+/* Value of sl_rule, at index rule_base + number - 1. */
 struct sl_rule {
 	__u8 action SL_AS("enum:sl_action"); /* enum sl_action */
 	__u8 tier SL_AS("admin|normal|isolation|baseline");
@@ -376,8 +378,8 @@ struct sl_rule {
 };
 _Static_assert(sizeof(struct sl_rule) == 8, "one word");
 
-/* Values of sl_class_key and sl_table_key, which no program reads: what node
- * classes and tables are, for the process that adopts them.
+/* Values of sl_class_key and sl_table_key, which no program reads. They identify the identity
+ * classes and tables for a restarted datapath process that adopts the maps.
  */
 struct sl_class_key {
 	__u8 key[16] SL_AS("hex"); /* zero: the number is free */
@@ -388,8 +390,8 @@ struct sl_table_key {
 };
 
 /*
- * Keys of sl_ct4 and sl_ct6. The lower address comes first; with equal
- * addresses, the lower port. ICMP echo has its identifier in both ports.
+ * Keys of sl_ct4 and sl_ct6. The lower address comes first; if the addresses are equal, the lower
+ * port comes first. For ICMP echo both ports hold the identifier.
  */
 struct sl_ct_key4 {
 	__be32 lo SL_ADDR("port=plo");
@@ -413,44 +415,47 @@ struct sl_ct_key6 {
 };
 _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 
-#define SL_ZONE_POD 0 /* of a pod of this node */
-/* Of a sender outside and a backend elsewhere, whom a service of this node has brought
- * together; no policy of this node is asked.
+#define SL_ZONE_POD 0 /* connection of a local pod or the local host */
+/* A connection between an outside client and a backend on another node, which a service of this
+ * node has translated. No policy of this node applies.
  */
 #define SL_ZONE_TRANSIT 1
-/* Which address of the host a pod has asked by UDP: asked.h. The host has the address 0. */
+/* Record of the host address that a pod has sent a UDP request to: asked.h. The host has the
+ * address 0.
+ */
 #define SL_ZONE_ASKED 2
 
 /* sl_ct.flags */
-#define SL_CT_ORIG_LO 0x0001 /* the lower address began it */
+#define SL_CT_ORIG_LO 0x0001 /* the end with the lower address is the initiator */
 #define SL_CT_SEEN_REPLY 0x0002
 #define SL_CT_FIN_I 0x0004 /* the initiator has sent FIN (SCTP: SHUTDOWN) */
 #define SL_CT_FIN_R 0x0008
-#define SL_CT_RST 0x0010 /* either has sent RST (SCTP: ABORT), and nothing after it */
+#define SL_CT_RST 0x0010 /* either end has sent RST (SCTP: ABORT), and nothing after it */
 #define SL_CT_VIA_STACK 0x0020 /* the host's stack forwards its packets */
 #define SL_CT_PROXY 0x0040
 #define SL_CT_HAIRPIN 0x0080
-#define SL_CT_PICKED_UP 0x0100 /* found again in mid-flow */
+#define SL_CT_PICKED_UP 0x0100 /* picked up in mid-flow */
 #define SL_CT_CLOSED_SENT 0x0200 /* its end was reported */
-#define SL_CT_BY_RESPONDER 0x0400 /* a packet of the responder's was picked up */
-#define SL_CT_UNORIENTED 0x0800 /* picked up; either end may have begun it */
-#define SL_CT_ESTABLISHED 0x1000 /* both ends take part: see establishes() */
+#define SL_CT_BY_RESPONDER 0x0400 /* it was picked up from a packet of the responder */
+#define SL_CT_UNORIENTED 0x0800 /* picked up; either end may be the initiator */
+#define SL_CT_ESTABLISHED 0x1000 /* both ends have taken part: see establishes() */
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
-#define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder */
-#define SL_CT_ASKS 0x8000 /* the record of SL_ZONE_ASKED names its responder: see asked.h */
-#define SL_CT_IN_RING 0x10000 /* from outside, and gives way to the next: see ring.h */
-#define SL_CT_RETURNED 0x20000 /* it has ended and is not counted: see answers.h, budget.h */
+#define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder sent it */
+#define SL_CT_ASKS 0x8000 /* the record of SL_ZONE_ASKED has its responder: see asked.h */
+/* from outside; the ring may replace it by a later connection: see ring.h */
+#define SL_CT_IN_RING 0x10000
+/* it has ended, and its share was given back: see answers.h, budget.h */
+#define SL_CT_RETURNED 0x20000
 
 /* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
 #define SL_EPOCHS_BUSY 0xffffffff
-/* Instead of an epoch, for an entry that was copied while a CPU was changing it. */
+/* Replaces the epoch of an entry that was copied while a CPU was changing it. */
 #define SL_EPOCH_NONE 0xfffffffe
 
 /*
- * There are two layouts of connections: that of this version, and that of the
- * version before, from which the programs take entries over (previous.h). A
- * test compiles the programs with the roles exchanged, so that it can upgrade
- * and go back.
+ * There are two layouts of connection entries: the current one, and the one of the previous
+ * version, from which the programs migrate entries (previous.h). A test compiles the programs
+ * with the layouts swapped to test an upgrade and a downgrade.
  */
 #ifdef SL_SWAP_LAYOUTS
 #define SL_LAYOUT_NOW sl_ct_prev
@@ -470,10 +475,10 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 		"established@12 revoked@13 reset-by-responder@14 asks@15 in-ring@16 returned@17")
 
 /*
- * Value of sl_ct4 and sl_ct6. The map may recycle an element for another
- * connection while a program holds it, so that in place only last_s is stored,
- * flags change by atomic OR and AND, and the words of epochs and identities only
- * by the CPU whose number stands in epochs meanwhile: see restamp.
+ * Value of sl_ct4 and sl_ct6. The map may recycle an element for another connection while a
+ * program holds a pointer to it. Programs therefore store only last_s in place and change flags
+ * by atomic OR and AND. The words of epochs and identities are changed only by the CPU whose
+ * number epochs holds meanwhile: see restamp.
  */
 struct SL_LAYOUT_NOW {
 	/* initiator's epoch << 32 | responder's; 0: not local */
@@ -482,20 +487,20 @@ struct SL_LAYOUT_NOW {
 	__u64 where SL_WHERE_BITS;
 	__u32 id_init; /* identity of the initiator */
 	__u32 id_resp;
-	__u16 rule_eg; /* that let it out; 0: a default */
+	__u16 rule_eg; /* the rule that allowed egress; 0: a default */
 	__u16 rule_in;
-	__u32 front; /* of the service that it began with; 0: of none */
-	__u16 nat_port; /* of SL_ZONE_TRANSIT: the source that the backend sees; 0: none yet */
-	__u16 nat_address; /* its place in sl_own, plus 1 */
-	/* of a node port, and with SL_ZONE_ASKED: the place of what was asked, plus 1 */
+	__u32 front; /* the service front that it began with; 0: none */
+	__u16 nat_port; /* SL_ZONE_TRANSIT: the source port that the backend sees; 0: none yet */
+	__u16 nat_address; /* SL_ZONE_TRANSIT: index of the source address in sl_own, plus 1 */
+	/* node port or SL_ZONE_ASKED: index in sl_own of the requested address, plus 1 */
 	__u16 asked_address;
-	__u16 node; /* of the far end, past whose stack packets travel; 0: none */
+	__u16 node; /* node of the remote end, if packets bypass its host stack; 0: none */
 	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds */
 	__u32 flags SL_CT_FLAG_BITS; /* SL_CT_... */
 };
 _Static_assert(sizeof(struct SL_LAYOUT_NOW) == 48, "six words");
 
-/* Value of sl_prev4 and sl_prev6: the layout before that. */
+/* Value of sl_prev4 and sl_prev6: the layout of the previous version. */
 struct SL_LAYOUT_BEFORE {
 	__u64 epochs SL_BITS("initiator-epoch@32:32 responder-epoch@0:32");
 	__u64 where SL_WHERE_BITS;
@@ -512,13 +517,14 @@ struct SL_LAYOUT_BEFORE {
 _Static_assert(sizeof(struct SL_LAYOUT_BEFORE) == 48, "six words");
 
 /*
- * Values of sl_ring4 and sl_ring6, at a position of a ring: the connection that has it.
- * The ring of UDP stands behind the one of TCP.
+ * Values of sl_ring4 and sl_ring6: the connection at one position of a ring. The ring of UDP
+ * follows the ring of TCP.
  */
 struct sl_ring4 {
 	struct sl_ct_key4 key; /* zero: none */
-	__u32 seen SL_AS("seconds"); /* last_s of its entry when the ring last came by */
-	__u32 skips; /* how often it was passed over */
+	/* last_s of its entry when the ring last passed this position */
+	__u32 seen SL_AS("seconds");
+	__u32 skips; /* how often the ring has spared it */
 };
 _Static_assert(sizeof(struct sl_ring4) == 24, "no padding");
 
@@ -529,8 +535,8 @@ struct sl_ring6 {
 };
 _Static_assert(sizeof(struct sl_ring6) == 48, "no padding");
 
-/* A quarter of what senders outside have, which is half of a map, and the half for TCP that
- * is proven.
+/* Each ring is a quarter of the share of outside senders, which is half of a connection map.
+ * Proven TCP connections get half of that share.
  */
 #define SL_RING4 (SL_MAX_CT4 / 8)
 #define SL_RING6 (SL_MAX_CT6 / 8)
@@ -540,9 +546,9 @@ _Static_assert(!(SL_RING4 & (SL_RING4 - 1)) && !(SL_RING6 & (SL_RING6 - 1)), "po
 #define SL_RING_SKIPS 4
 
 /*
- * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has
- * terminated, whose entry may be evicted. Without it a segment of the responder
- * could not be told from one of a connection that it began itself.
+ * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has terminated and whose
+ * entry may have been evicted. Without this record a segment of the responder would look like the
+ * first segment of a connection that the responder began.
  */
 struct sl_revoked {
 	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds; of the last denied packet */
@@ -551,16 +557,15 @@ struct sl_revoked {
 _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
 
 /*
- * Value of sl_budget, at the slot << 1, plus 1 for IPv6; what comes from outside
- * has SL_BUDGET_OUTSIDE for a slot. The collector stores a limit (0: as many as
- * it likes) and begins a new count at each of its passes. While nobody does, a
- * program renews a part of a budget that was used up for SL_BUDGET_WAIT
- * seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it. Connections that
- * have ended come back earlier: see budget.h.
+ * Value of sl_budget, at index slot << 1, plus 1 for IPv6. Connections from outside use
+ * SL_BUDGET_OUTSIDE as slot. The collector stores a limit (0: unlimited) and restarts the count
+ * at each pass. If the collector does not run, a program renews part of a budget that has been
+ * used up for SL_BUDGET_WAIT seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it.
+ * Connections that have ended are returned earlier: see budget.h.
  */
 struct sl_budget {
-	/* connections; upper half: when it was used up, or ended ones came back, in seconds of
-	 * CLOCK_MONOTONIC, 0: it was not
+	/* connections; upper half: when the budget was used up or ended connections were
+	 * returned, in seconds of CLOCK_MONOTONIC; 0: never
 	 */
 	__u64 begun SL_BITS("begun@0:32 used-up@32:32=seconds");
 	/* upper half: connections that have ended since the last pass, signed */
@@ -572,37 +577,37 @@ struct sl_budget {
 #define SL_BUDGET_WAIT 10
 #define SL_BUDGET_LEAST 128
 
-/* Bounds that endpoints share; see bound.h. */
-#define SL_BOUND_XL4 0 /* translations of IPv4, way backs of hairpins and records of answers */
+/* Bounds that the endpoints share; see bound.h. */
+#define SL_BOUND_XL4 0 /* IPv4 translations, return entries of hairpins and answer records */
 #define SL_BOUND_XL6 1
-#define SL_BOUND_FRAGMENTS 2 /* datagrams in pieces */
+#define SL_BOUND_FRAGMENTS 2 /* fragmented datagrams */
 #define SL_BOUND_AFFINITY4 3
 #define SL_BOUND_AFFINITY6 4
-#define SL_BOUND_EVENTS 5 /* events that wait in the ring */
+#define SL_BOUND_EVENTS 5 /* events that wait in the ring buffer */
 #define SL_BOUND_ANSWERS 6 /* a rate; see rate.h */
-#define SL_BOUND_TOO_BIG 7 /* likewise */
+#define SL_BOUND_TOO_BIG 7 /* a rate; see rate.h */
 #define SL_BOUNDS 8
 
 /*
- * Value of sl_bound, at the bound. The datapath writes guarantee and common when it opens the
- * map, and all of it at each pass of the collector.
+ * Value of sl_bound, at index bound. The datapath writes guarantee and common when it opens the
+ * map, and the whole element at each pass of the collector.
  */
 struct sl_bound {
-	__u32 guarantee; /* entries that each endpoint may have; 0: the bound limits nothing */
-	__u32 common; /* entries that endpoints may have together beyond their guarantees */
-	__u32 used; /* of these */
+	__u32 guarantee; /* entries that each endpoint may have; 0: unlimited */
+	__u32 common; /* entries that all endpoints together may have beyond their guarantees */
+	__u32 used; /* part of common that is in use */
 	/* first refusal since the last pass, CLOCK_MONOTONIC, seconds; 0: none */
 	__u32 refused_s SL_AS("seconds");
 };
 _Static_assert(sizeof(struct sl_bound) == 16, "no padding");
 
-/* Value of sl_held, at the slot: what the endpoint has of each bound. */
+/* Value of sl_held, at the slot: how many entries of each bound the endpoint has. */
 struct sl_held {
 	__u32 n[SL_BOUNDS];
 };
 _Static_assert(sizeof(struct sl_held) == 32, "half a cache line");
 
-/* Counters of sl_refused: the bounds as above, and connections beyond the budget. */
+/* Counters of sl_refused: the bounds above, then connections beyond the budget. */
 #define SL_REFUSED_CONNECTION4 8
 #define SL_REFUSED_CONNECTION6 9
 #define SL_REFUSED 10
@@ -624,15 +629,15 @@ enum sl_ct_stat {
 	SL_CT_STAT_PICKED_UP = 3,
 	SL_CT_STAT_REDECIDED = 4,
 	SL_CT_STAT_RELATED = 5, /* ICMP errors about a connection */
-	SL_CT_STAT_UNREMEMBERED = 6, /* revoked, with sl_revoked4 or 6 full */
-	SL_CT_STAT_EXPIRED = 7, /* by the collector; no program counts it */
+	SL_CT_STAT_UNREMEMBERED = 6, /* revoked, but sl_revoked4 or sl_revoked6 was full */
+	SL_CT_STAT_EXPIRED = 7, /* removed by the collector; no program counts it */
 	SL_CT_STATS = 8,
 };
 
 /*
- * Key of sl_frag and sl_pod_frag; its value are the ports, sport << 16 | dport. A datagram has one
- * element: with SL_FRAGMENT_BY_STACK if its first fragment went to the host's stack, so
- * that the later ones follow it there.
+ * Key of sl_frag and sl_pod_frag; the value holds the ports, sport << 16 | dport. A datagram has
+ * one element. Its key has SL_FRAGMENT_BY_STACK if the first fragment went to the host's stack,
+ * so that later fragments follow it there.
  */
 #define SL_FRAGMENT_BY_STACK 0x80
 
@@ -642,37 +647,37 @@ struct sl_fragment {
 	__u32 id;
 	__u8 proto;
 	__u8 family SL_BITS("by-stack@7"); /* 4 or 6, and SL_FRAGMENT_BY_STACK */
-	/* whose device it came from; SL_SLOT_NONE less the node whose tunnel it was */
+	/* the endpoint whose device it came from; from a tunnel: SL_SLOT_NONE minus the node ID */
 	__u16 slot SL_AS("endpoint");
 };
 _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 
-/* What one side said. */
+/* The verdict of one side. */
 struct sl_side {
 	__u32 epoch;
 	__u16 table;
-	__u16 rule; /* 0: none decided */
+	__u16 rule; /* 0: no rule decided */
 	__u8 by; /* enum sl_by */
 	__u8 action; /* enum sl_action */
-	__u8 audited; /* it was denied, and passed */
+	__u8 audited; /* policy denied it, and audit mode let it pass */
 	__u8 pad;
 };
 _Static_assert(sizeof(struct sl_side) == 12, "part of an event");
 
-/* What is asked of one table about one connection. */
+/* Input for the evaluation of a table: the properties of the connection. */
 struct sl_question {
-	__u8 addr[16]; /* the other end's; IPv4: the first four bytes */
-	__u32 identity; /* the other end's */
-	__u32 point; /* proto << 16 | port, as intervals have it */
+	__u8 addr[16]; /* of the peer; IPv4: the first four bytes */
+	__u32 identity; /* of the peer */
+	__u32 point; /* proto << 16 | port, as in the port intervals */
 	__u16 table;
 	__u8 family;
 	__u8 direction; /* enum sl_direction */
-	__u8 flags; /* SL_EP_... of the endpoint whose table it is */
+	__u8 flags; /* SL_EP_... of the endpoint that the table belongs to */
 	__u8 pad[3];
 };
 _Static_assert(sizeof(struct sl_question) == 32, "half a cache line");
 
-/* What sluice_judge writes behind the question in its packet. */
+/* sluice_judge writes this answer behind the question in its packet. */
 struct sl_answer {
 	enum sl_reason reason;
 	struct sl_side side;
@@ -680,16 +685,16 @@ struct sl_answer {
 _Static_assert(sizeof(struct sl_answer) == 16, "two words");
 
 /*
- * Value of sl_run: memory of one program on one CPU, in which a run keeps its
- * struct sl_packet. Its size alone is part of the map, so that a new program
- * finds the cell of an old one.
+ * Value of sl_run: scratch memory of one program on one CPU. A run keeps its struct sl_packet
+ * there. Only the size is part of the map's layout, so that a new program can share the map with
+ * an old one.
  */
 struct sl_run_cell {
 	__u64 word[64] SL_AS("hidden");
 };
 _Static_assert(sizeof(struct sl_run_cell) == 512, "eight cache lines");
 
-/* Elements of sl_run: no two programs share one. */
+/* Elements of sl_run, one for each program. */
 enum sl_program {
 	SL_PROGRAM_FROM_POD = 0,
 	SL_PROGRAM_TO_POD = 1,
@@ -699,107 +704,116 @@ enum sl_program {
 	SL_PROGRAM_TO_UPLINK = 5,
 };
 
-/* What a search for a port of the node knows; see nat_port.h. */
+/* State of a search for a free port of the node; see nat_port.h. */
 struct sl_search {
-	__u64 hash; /* of the next port */
-	__u64 word; /* of the claim that was looked at */
-	__u32 best; /* how good the best port so far is; 0: none is */
-	__u32 sender; /* in shares */
-	__u32 loser; /* the sender of the claim that was looked at */
-	__u16 port; /* the best so far */
-	__u8 over; /* 1: the sender has all that it may have */
-	__u8 midway; /* 1: the connection began before */
-	__u32 unclaimed; /* ports that nobody has, among those looked at */
+	__u64 hash; /* gives the next port */
+	__u64 word; /* of the claim that was examined */
+	__u32 best; /* rank of the best port so far; 0: none */
+	__u32 sender; /* number of the sender in shares */
+	__u32 loser; /* the sender of the claim that was examined */
+	__u16 port; /* the best port so far */
+	__u8 over; /* 1: the sender has used up its share */
+	__u8 midway; /* 1: the connection began earlier */
+	__u32 unclaimed; /* ports without a claim among the examined ones */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct sl_search) == 40, "no padding");
 
-/* What one run of a program knows about its packet; packet.h says where it lies. */
+/* The state of a packet in one run of a program; packet.h describes where it is stored. */
 struct sl_packet {
 	__u8 src[16]; /* IPv4: the first four bytes */
 	__u8 dst[16];
-	__u8 dst_mac[6]; /* the two as they stand in the frame */
+	__u8 dst_mac[6]; /* both as in the frame */
 	__u8 src_mac[6];
 	__u16 ethertype; /* host order */
 	__u16 sport;
 	__u16 dport;
-	__u8 family; /* 4, 6, or 0 before the IP header was read */
+	__u8 family; /* 4, 6, or 0 before the IP header was parsed */
 	__u8 proto; /* after extension headers */
 	__u8 hops; /* TTL or hop limit */
 	__u8 tcp_flags;
-	_Bool fragment; /* any but the first: has no transport header */
-	_Bool more_fragments; /* the first of several */
+	_Bool fragment; /* a later fragment, without a transport header */
+	_Bool more_fragments; /* the first fragment */
 	__u16 src_slot;
 	__u16 dst_slot;
 	__u32 l4; /* offset of the header after the IP headers */
-	__u32 end; /* offset behind the IP packet */
+	__u32 end; /* offset of the end of the IP packet */
 	__u32 src_identity;
 	__u32 dst_identity;
-	enum sl_direction hook; /* of the program: egress from a pod */
-	enum sl_direction direction; /* for counters: whose side it is about */
-	__u32 fragment_id; /* of the whole packet that this is a part of */
+	enum sl_direction hook; /* hook of the program; egress: packets from a pod */
+	enum sl_direction direction; /* for counters: the direction that is counted */
+	__u32 fragment_id; /* identification of the datagram that this fragment belongs to */
 	__u16 echo; /* identifier of an ICMP echo, host order */
-	__u8 chunk; /* type of the first chunk of SCTP */
+	__u8 chunk; /* type of the first SCTP chunk */
 	__u8 news; /* SL_NEWS_... */
-	/* Numbers: the compiler takes a bool in memory for 0 or 1 and computes
-	 * addresses with it, and the verifier takes it for any byte.
+	/* Plain integers instead of bool: the compiler assumes that a bool in memory is 0 or 1
+	 * and computes addresses with it, but the verifier assumes any byte.
 	 */
-	__u8 reply; /* 1: of a connection that the other end began */
-	__u8 via_stack; /* 1: the host's stack must see it */
-	__u8 low; /* 1: its sender is the lower end of its connection's key */
-	__u8 sides; /* SL_SIDE_...: that were evaluated for it */
+	__u8 reply; /* 1: the packet goes to the initiator of its connection */
+	__u8 via_stack; /* 1: it must pass through the host's stack */
+	__u8 low; /* 1: the sender is the lower end in the connection's key */
+	__u8 sides; /* SL_SIDE_...: the sides that were evaluated for it */
 	__u16 ct_flags; /* SL_CT_... of its connection */
-	__u16 node; /* that it came from or goes to, past the stack of this one; 0: none */
-	struct sl_side egress; /* of the connection that it belongs to */
+	__u16 node; /* node ID of the peer, if the packet bypasses the host stack there; 0: none */
+	struct sl_side egress; /* sides of the connection that it belongs to */
 	struct sl_side ingress;
-	__u32 vni; /* identity that the tunnel names; 0: it came in none */
-	__u32 front; /* of the service that its connection began with; 0: of none */
-	__u16 asked_port; /* with translated: dport as it arrived */
-	__u16 asked_at; /* of a node port: which address of the node, plus 1 */
-	/* with translated: dst as it arrived; with readdressed: src */
+	__u32 vni; /* identity in the tunnel key; 0: it did not come from a tunnel */
+	__u32 front; /* front of the service that its connection began with; 0: none */
+	__u16 asked_port; /* with translated: dport before translation */
+	__u16 asked_at; /* node port: index in sl_own of the requested address, plus 1 */
+	/* with translated: dst before translation; with readdressed: src in the frame */
 	__u8 asked[16] __attribute__((aligned(8)));
-	__u16 answer_mtu; /* what the answer "too big" says */
+	__u16 answer_mtu; /* MTU to report in a "too big" error */
 	__u8 translated; /* SL_TRANSLATED_... */
-	__u8 untold; /* SL_UNTOLD_..., if the translation is not in its map yet */
+	__u8 untold; /* SL_UNTOLD_..., while the translation is not stored in its map */
 	__u8 zone; /* SL_ZONE_... of its connection's key */
-	__u8 answers; /* 1: it is known to answer, although its connection is not known */
-	__u8 readdressed; /* 1: src is what a pod has asked, asked what the frame has */
-	__u8 by_stack; /* 1: a later fragment whose first one went to the host's stack */
-	__u8 unknown; /* 1: a connection with its key was looked for, and there is none */
-	__u8 renews; /* 1: what its translation was counted for has ended, or is not known */
-	__u8 first_in_second; /* 1: no other packet of its connection has passed in this second */
-	__u8 pad4[5];
-	/* What follows is not cleared: each is written whole before it is read.
-	 * Aligned, so that addresses are copied in two words and not in bytes.
+	__u8 answers; /* 1: it is an answer, although its connection is unknown */
+	/* 1: src was replaced by the address that the pod had asked; asked holds the frame's
+	 * address
 	 */
-	struct sl_question question __attribute__((aligned(8))); /* of evaluate() */
-	struct sl_side side; /* its answer */
-	__u8 in_ring; /* 1: its connection begins in a ring; within_budget writes it */
-	__u8 last_fragment; /* 1: the last fragment of several; the parser writes it */
+	__u8 readdressed;
+	/* 1: a later fragment of a datagram whose first fragment went to the host's stack */
+	__u8 by_stack;
+	__u8 unknown; /* 1: a lookup found no connection with its key */
+	/* 1: the connection that its translation was counted for has ended or is unknown */
+	__u8 renews;
+	__u8 first_in_second; /* 1: the first packet of its connection in this second */
+	__u8 pad4[5];
+	/* The fields below are not cleared: each is fully written before it is read. They are
+	 * aligned so that addresses are copied as two words instead of bytes.
+	 */
+	struct sl_question question __attribute__((aligned(8))); /* input of evaluate() */
+	struct sl_side side; /* result of evaluate() */
+	__u8 in_ring; /* 1: its connection starts in a ring; written by within_budget() */
+	__u8 last_fragment; /* 1: the last fragment of a datagram; written by the parser */
 	__u8 pad3[2];
-	__u64 src_pol; /* of both ends, as evaluate_sides() has read them */
+	__u64 src_pol; /* policy words of both ends, as evaluate_sides() has read them */
 	__u64 dst_pol;
-	struct sl_ct_key4 key4 __attribute__((aligned(8))); /* its connection's, of its family */
+	/* key of its connection, for its family */
+	struct sl_ct_key4 key4 __attribute__((aligned(8)));
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));
-	struct sl_ct entry; /* of a connection that begins */
-	struct sl_revoked revoked; /* of one that a policy terminates */
-	struct sl_xl xl; /* of one that begins with a service */
-	struct sl_xl_key4 xl4; /* of its translation, of its family: as it arrived */
+	struct sl_ct entry; /* entry of a new connection */
+	struct sl_revoked revoked; /* record of a connection that a policy terminates */
+	struct sl_xl xl; /* translation of a connection to a service */
+	/* key of its translation, for its family: the packet before translation */
+	struct sl_xl_key4 xl4;
 	struct sl_xl_key6 xl6;
 	struct sl_search search; /* for a port of the node */
 } __attribute__((aligned(8)));
 
 /* sl_packet.translated */
-#define SL_TRANSLATED_DESTINATION 1 /* dst and dport are a backend's */
-#define SL_TRANSLATED_HAIRPIN 2 /* and the backend is the sender itself */
-#define SL_TRANSLATED_BACK 3 /* the answer to that: dst and dport are the service's */
-#define SL_TRANSLATED_RESTORED 4 /* dst and dport are a sender's whose source was translated */
+#define SL_TRANSLATED_DESTINATION 1 /* dst and dport belong to a backend */
+#define SL_TRANSLATED_HAIRPIN 2 /* as above, and the backend is the sender itself */
+/* answer of a hairpin connection: dst and dport belong to the service */
+#define SL_TRANSLATED_BACK 3
+/* dst and dport belong to a client whose source had been translated */
+#define SL_TRANSLATED_RESTORED 4
 
 /* sl_packet.untold */
 #define SL_UNTOLD 1
-#define SL_UNTOLD_AFFINITY 2 /* and the sender may keep the backend */
+#define SL_UNTOLD_AFFINITY 2 /* as above, and the client may keep the backend */
 
-/* sl_packet.news: what there is to tell besides what became of the packet. */
+/* sl_packet.news: events to send in addition to the verdict on the packet. */
 #define SL_NEWS_VERDICT 0x1 /* a connection was evaluated */
 #define SL_NEWS_CLOSED 0x2 /* a connection has ended */
 
@@ -811,30 +825,30 @@ struct sl_event {
 	enum sl_reason reason;
 	enum sl_direction direction;
 	enum sl_event_type type;
-	__u32 lost; /* events of this reason and CPU left out before this one */
+	__u32 lost; /* events of this reason that were suppressed on this CPU before this one */
 	__u32 ifindex;
 	__u32 length;
-	__u32 src_identity; /* 0: not determined, as for the next */
+	__u32 src_identity; /* 0: not determined; the same for dst_identity */
 	__u32 dst_identity;
 	struct sl_side egress;
 	struct sl_side ingress;
 	__u16 src_slot; /* SL_SLOT_NONE: not local or not determined */
 	__u16 dst_slot;
-	__u16 ethertype; /* host order, as the ports */
+	__u16 ethertype; /* host order, as are the ports */
 	__u16 sport;
 	__u16 dport; /* ICMP: type << 8 | code */
 	__u16 ct_flags; /* SL_CT_... of its connection */
 	__u8 src_mac[6];
-	__u8 family; /* 0: addresses were not read; 4; 6 */
+	__u8 family; /* 0: the addresses were not parsed; 4; 6 */
 	__u8 proto;
 	__u8 tcp_flags;
-	__u8 reply; /* of a connection that began in the other direction */
-	__u16 node; /* that it came from or goes to; 0: this one */
+	__u8 reply; /* 1: it goes to the initiator of its connection */
+	__u16 node; /* node ID of the peer; 0: the local node */
 	__u8 src[16]; /* IPv4: the first four bytes */
 	__u8 dst[16];
-	__u8 orig_dst[16]; /* before a service's address was translated; zero: it was not */
+	__u8 orig_dst[16]; /* destination before service translation; zero: not translated */
 	__u16 orig_dport;
-	/* two bytes: the slot that the event counts for, 0: none; then zeros */
+	/* bytes 0 and 1: the slot that the event is charged to, 0: none; the rest is zero */
 	__u8 charged[6];
 };
 _Static_assert(sizeof(struct sl_event) == 144, "read from the ring in Go");

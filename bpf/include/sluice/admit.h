@@ -4,8 +4,8 @@
 #define SLUICE_ADMIT_H
 
 /*
- * Whether a packet may pass: as part of a connection that was allowed, as the
- * first packet of one that is, or by itself.
+ * Decides whether a packet may pass: as part of an allowed connection, as the first packet of a
+ * new connection, or on its own.
  */
 
 #include <sluice/answers.h>
@@ -18,10 +18,10 @@
 #include <sluice/revoked.h>
 #include <sluice/translate.h>
 
-/* Whether the program leads packets to the backends of services. */
+/* Whether the program translates packets to services. */
 #define SL_TRANSLATES (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_services)
 
-/* Evaluates one packet that begins nothing and belongs to nothing. */
+/* Evaluates a packet on its own, without a connection. */
 __noinline enum sl_reason admit_once(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason = find_peer(skb, p, 0);
@@ -37,7 +37,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 
 	if (reason || !p)
 		return reason;
-	/* errors are short: a pod cuts one to hide what it quotes */
+	/* errors are short: a pod would only fragment one to hide the quoted packet */
 	if (p->hook == SL_EGRESS && p->more_fragments)
 		return SL_REASON_CONNECTION_INVALID;
 	switch (relation_of(skb, p)) {
@@ -46,7 +46,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 			return SL_REASON_CONNECTION_INVALID;
 		return evaluate_sides(p, SL_BOTH_SIDES);
 	case SL_RELATED_VIA_STACK:
-		/* which must translate the quotation back, too */
+		/* the stack has to translate the quoted packet back, too */
 		p->via_stack = 1;
 		break;
 	case SL_RELATED:
@@ -62,8 +62,8 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 }
 
 /*
- * Whether the connection would be allowed the other way round, too. What the
- * packet knows of its own direction stays, unless the other is denied.
+ * Whether the connection would be allowed in the reverse direction, too. If it is, the sides that
+ * the packet already has stay; otherwise the packet has the sides that denied it.
  */
 static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 {
@@ -83,14 +83,14 @@ static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 }
 
 /*
- * A segment in the middle of a TCP connection whose entry was evicted. It is
- * evaluated in its own direction: that the reverse is allowed lets nothing
- * pass, or a port that policy closes could be scanned with anything but a SYN.
- * A server that speaks to a silent client waits for the client.
+ * Picks up a TCP connection in mid-stream after its entry was evicted. The segment is evaluated
+ * in its own direction. That the reverse direction is allowed is not enough: otherwise a port
+ * that policy closes could be scanned with any segment but a SYN. A server that sends to a silent
+ * client must wait until the client sends.
  *
- * If both directions are allowed it is not known which end began. The entry
- * says so, and the connection lives as long as both stay allowed. *flags are
- * the entry's.
+ * If both directions are allowed, the initiator is unknown. The entry records that, and the
+ * connection lives as long as both directions stay allowed. *flags receives the flags of the
+ * entry.
  */
 static __always_inline enum sl_reason pick_up(struct sl_packet *p, __u32 *flags)
 {
@@ -117,8 +117,8 @@ static __always_inline enum sl_reason pick_up(struct sl_packet *p, __u32 *flags)
 }
 
 /*
- * A segment of a connection that a policy has terminated and whose entry was
- * evicted: evaluated as that connection.
+ * A segment of a connection that a policy has terminated and whose entry was evicted: evaluated
+ * as part of that connection.
  */
 static __always_inline enum sl_reason pick_up_revoked(struct sl_packet *p,
 						      struct sl_revoked *revoked, __u32 *flags)
@@ -139,7 +139,7 @@ static __always_inline enum sl_reason pick_up_revoked(struct sl_packet *p,
 	return SL_CONTINUE;
 }
 
-/* An answer of a connection by a service that has lost its entry. */
+/* An answer of a service connection whose entry was lost. */
 static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 *flags)
 {
 	p->reply = 1;
@@ -147,14 +147,14 @@ static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 
 	return evaluate_sides(p, SL_BOTH_SIDES);
 }
 
-/* Whether a packet without an entry may be an answer. */
+/* Whether a packet without an entry may be such an answer. */
 static __always_inline bool may_answer(const struct sl_packet *p, bool midway)
 {
 	return cfg_services && !p->translated &&
 	       (midway || p->proto == SL_UDP || (p->proto == SL_SCTP && !begins(p)));
 }
 
-/* The first packet that we see of a connection. */
+/* Admits the first packet that we see of a connection. */
 __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_revoked *revoked = NULL;
@@ -169,7 +169,7 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	midway = p->proto == SL_TCP && !begins(p);
 	if (midway && (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
 		return SL_REASON_CONNECTION_INVALID;
-	/* before the peer is looked up: what changes meanwhile is seen later */
+	/* read before the peer is looked up, so that later changes are noticed */
 	addr_epochs = address_epochs(p);
 	reason = find_peer(skb, p, 0);
 	if (reason)
@@ -188,11 +188,12 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 			reason = pick_up_answer(p, &flags);
 		else
 			reason = pick_up(p, &flags);
-		/* a reset ends what we know nothing of */
+		/* a RST of an unknown connection ends it, so there is no entry to create */
 		if (reason || p->tcp_flags & SL_TCP_RST)
 			return reason;
-		/* What the entry knew of a translation is lost with it. The stack
-		 * forwards both, but only the stack can translate.
+		/* Any translation in the lost entry is unknown now. Send the packet through the
+		 * stack, which can translate; if there was no translation, the stack forwards the
+		 * packet as well.
 		 */
 		if (p->hook == SL_EGRESS && !p->answers)
 			flags |= SL_CT_VIA_STACK;
@@ -210,7 +211,9 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	return reason;
 }
 
-/* Finds the node that a packet from the stack is from; 0: none, or not believed. */
+/* Finds the node that a packet from the stack came from. Returns 0 if there is none or if it
+ * cannot be verified.
+ */
 __noinline int recall_node(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_ipcache where;
@@ -225,9 +228,9 @@ __noinline int recall_node(struct __sk_buff *skb, struct sl_packet *p)
 }
 
 /*
- * Whether the packet comes from the node that its connection knows. A tunnel
- * says from where, and of what an uplink receives nothing does. A packet from the
- * stack was counted as of this node before; what it is, is looked up.
+ * Whether the packet comes from the node that its connection records. A tunnel identifies the
+ * sending node; packets on an uplink carry no node. A packet from the stack was so far treated as
+ * local, so its node is looked up here.
  */
 static __always_inline bool is_from_node(struct __sk_buff *skb, struct sl_packet *p,
 					 const struct sl_ct *ct)
@@ -242,8 +245,8 @@ static __always_inline bool is_from_node(struct __sk_buff *skb, struct sl_packet
 }
 
 /*
- * Whether the packet can be from the end of the connection that it claims to be.
- * If the address of that end has moved, what counts is who has it now.
+ * Whether the packet can be from the end of the connection that its addresses claim. If the
+ * address of that end has moved, its current owner counts.
  */
 static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 				   const struct sl_ct *ct, __u64 where, __u32 addr_epochs)
@@ -270,9 +273,9 @@ static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 }
 
 /*
- * What the answers of the connection have to come from: what its initiator has asked last.
- * The entry may have been made by an answer after it was lost, or by an earlier socket with
- * this port, which asked another way.
+ * Restores the translation for the connection's answers: what its initiator has requested last.
+ * The entry may be outdated: an answer may have created it after an eviction, or an earlier
+ * socket with this port may have made another request.
  */
 static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct)
 {
@@ -295,8 +298,8 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 }
 
 /*
- * The connection has ended: it counts no longer for the pod that began it, neither in the pod's
- * budget nor in its share of translations.
+ * The connection has ended: it is no longer charged to the pod that began it, neither to the
+ * pod's budget nor to its share of translations.
  */
 static __always_inline void return_share(struct sl_packet *p, struct sl_ct *ct, __u64 where)
 {
@@ -312,10 +315,9 @@ static __always_inline void return_share(struct sl_packet *p, struct sl_ct *ct, 
 }
 
 /*
- * A connection that begins where there is one. It is evaluated in its own
- * direction, whatever the other was allowed: from the same end it is the same
- * packet again, or a port that is used again; from the other end only after
- * the end of the first.
+ * A first packet of a connection that already has an entry. It is evaluated in its own direction,
+ * regardless of the verdict on the other direction. From the same end it is a retransmission or a
+ * reused port. From the other end it is accepted only after the first connection has ended.
  */
 __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -341,15 +343,15 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 
 	opposite = is_reply(p, ct);
 	flags = READ_ONCE(ct->flags);
-	/* of one that was picked up, either end may be the one that began it, and begins again */
+	/* if it was picked up, the other end may have been the initiator and may begin again */
 	if (opposite && !has_ended(flags) &&
 	    (flags & (SL_CT_UNORIENTED | SL_CT_REVOKED)) != SL_CT_UNORIENTED)
 		return SL_REASON_CONNECTION_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
-		/* of another sender, with the ports of this connection */
+		/* from another sender with the same addresses and ports */
 		if (!agrees(skb, p, ct, READ_ONCE(ct->where), addr_epochs))
 			return SL_CONTINUE;
-		/* a port that was used directly before: answers go back the new way */
+		/* the port was used directly before: answers have to take the new path */
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
 		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);
@@ -362,17 +364,16 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 }
 
 /*
- * The policy has taken the connection's permission. A TCP connection keeps its
- * entry, so that its next segment is evaluated as the connection again, and is
- * remembered beside it, because the entry may be evicted; its packets keep both
- * alive.
+ * The policy no longer allows the connection. A TCP connection keeps its entry, so that its next
+ * segments are evaluated as part of it. It is also recorded in sl_revoked4 or sl_revoked6,
+ * because the entry may be evicted. Further packets keep both alive.
  */
 static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 now = now_seconds(), flags;
 
-	/* The map has recycled the element, and what it knew is lost: both
-	 * directions must be allowed before the connection goes on.
+	/* The map has recycled the element, and the direction of the connection is lost. Both
+	 * directions must be allowed before it can continue.
 	 */
 	if (find_connection(p) != ct) {
 		if (p->proto == SL_TCP)
@@ -392,13 +393,13 @@ static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
 	remember_revoked(p, flags);
 }
 
-/* The far end of the device is the responder. */
+/* Whether the responder is the remote end, the one that is not at this device. */
 static __always_inline bool responder_is_far(const struct sl_packet *p)
 {
 	return (p->hook == SL_EGRESS) != p->reply;
 }
 
-/* The identity of the far end, which counts while its address does; or 0. */
+/* The identity of the remote end, or 0 if the identity of its address has changed. */
 static __always_inline __u32 known_peer(const struct sl_packet *p, const struct sl_ct *ct,
 					__u64 where, __u32 addr_epochs)
 {
@@ -409,7 +410,7 @@ static __always_inline __u32 known_peer(const struct sl_packet *p, const struct 
 	return differ >> 16 ? 0 : ct->id_init;
 }
 
-/* A client that the host has translated to its own address stays outside. */
+/* A client that the host masquerades keeps the world's identity. */
 static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
 {
 	bool responder = responder_is_far(p);
@@ -421,11 +422,10 @@ static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct
 }
 
 /*
- * Something by which a connection was evaluated has changed. It is evaluated again
- * as the connection: only where something has moved, with the ports with which
- * it began, whichever way this packet goes; as one either end may have begun,
- * both ways. SL_REASON_CONNECTION_INVALID says that it has lost its entry since the caller
- * looked.
+ * Re-evaluates a connection after something that its verdict depends on has changed. Only the
+ * affected sides are evaluated, with the ports of the connection, whatever the direction of this
+ * packet. If the initiator is unknown, both directions are evaluated.
+ * SL_REASON_CONNECTION_INVALID means that the entry was evicted since the caller found it.
  */
 __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -445,7 +445,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	where = READ_ONCE(ct->where);
 	addr_epochs = address_epochs(p);
 
-	/* a packet that goes nowhere, or is forged, says nothing of its connection */
+	/* an undeliverable or forged packet must not affect its connection */
 	reason = find_peer(skb, p, known_peer(p, ct, where, addr_epochs));
 	if (reason)
 		return reason;
@@ -454,7 +454,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	now_where = evaluated_where(p, addr_epochs);
 	if (now_where >> 32 != where >> 32)
 		moved = SL_BOTH_SIDES;
-	/* another pod, or one with other labels: the other side's question */
+	/* another pod, or changed labels, concern the policy of the other side */
 	if ((p->reply ? p->src_identity : p->dst_identity) != ct->id_resp)
 		moved |= SL_SIDE_EGRESS;
 	if ((p->reply ? p->dst_identity : p->src_identity) != ct->id_init)
@@ -476,7 +476,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* Whether a tunnel names another sender than the one that was evaluated. */
+/* Whether the tunnel key has another identity than the one that was evaluated. */
 static __always_inline bool was_relabelled(const struct sl_packet *p, const struct sl_ct *ct)
 {
 	if (SL_PROGRAM != SL_PROGRAM_FROM_OVERLAY)
@@ -484,7 +484,7 @@ static __always_inline bool was_relabelled(const struct sl_packet *p, const stru
 	return !vni_names(p, p->reply ? READ_ONCE(ct->id_resp) : READ_ONCE(ct->id_init));
 }
 
-/* Takes what is known of the far end from the entry. */
+/* Sets the packet's remote end from the entry. */
 static __always_inline void recall_peer(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
 {
 	__u16 slot_i = initiator_slot(where), slot_r = responder_slot(where);
@@ -499,7 +499,7 @@ static __always_inline void recall_peer(struct sl_packet *p, const struct sl_ct 
 	}
 }
 
-/* Whether the entry's near end is the pod at this device. */
+/* Whether the local end of the entry is the pod at this device. */
 static __always_inline bool is_own(const struct sl_packet *p, __u64 where)
 {
 	__u16 slot_i = initiator_slot(where), slot_r = responder_slot(where);
@@ -514,7 +514,7 @@ static __always_inline bool is_request(const struct sl_packet *p)
 	return is_echo(p) && p->dport >> 8 == (p->family == 4 ? 8 : 128);
 }
 
-/* An answer begins nothing. */
+/* An echo reply does not begin a connection. */
 static __always_inline enum sl_reason admit_unknown(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (is_echo(p) && !is_request(p))
@@ -523,10 +523,10 @@ static __always_inline enum sl_reason admit_unknown(struct __sk_buff *skb, struc
 }
 
 /*
- * Nothing that was found out about the packet is kept in a register across the
- * call of find_known. With a flag "is a request" kept so, the branch that
- * it guards was never taken on Linux 6.1, as if its verifier had walked one
- * value and removed the other; newer kernels took it.
+ * Do not keep anything known about the packet in a register across the call of find_known. On
+ * Linux 6.1, with a flag "is a request" kept in a register, the branch on the flag was never
+ * taken, as if the verifier had explored only one value and removed the other; newer kernels took
+ * it.
  */
 __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -545,7 +545,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		if (!is_echo(p))
 			return admit_once(skb, p);
 	}
-	/* no end of a connection sends both, or none */
+	/* no TCP stack combines SYN with FIN or RST */
 	if (p->proto == SL_TCP && !p->fragment && p->tcp_flags & SL_TCP_SYN &&
 	    p->tcp_flags & (SL_TCP_FIN | SL_TCP_RST))
 		return SL_REASON_CONNECTION_INVALID;
@@ -561,7 +561,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return SL_ASK_SERVICE;
 	if (!ct)
 		return admit_unknown(skb, p);
-	/* of no other node: the stack forwards it, and may translate it */
+	/* without a remote node, the stack forwards the packet and may translate it */
 	if (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK && !node_of_connection(ct) && !p->translated) {
 		if (!is_reply(p, ct))
 			recall_service(p, ct);
@@ -570,14 +570,14 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	if (begins(p))
 		return admit_again(skb, p);
 	p->reply = is_reply(p, ct);
-	/* only questions of the one and answers of the other belong together */
+	/* only requests of the initiator and replies of the responder belong to the connection */
 	if (is_echo(p) && READ_ONCE(p->reply) == is_request(p)) {
 		p->reply = 0;
 		return admit_once(skb, p);
 	}
 	where = READ_ONCE(ct->where);
 	addr_epochs = address_epochs(p);
-	/* of another sender: the connection stays as it is */
+	/* from another sender: leave the connection unchanged */
 	if (unlikely(!agrees(skb, p, ct, where, addr_epochs))) {
 		p->reply = 0;
 		return admit_once(skb, p);
@@ -600,8 +600,8 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 }
 
 /*
- * A packet of no connection that is known may ask for a service. It is looked for
- * here and not in admit, below which the stack has no room left.
+ * A packet of an unknown connection may be a request to a service. The lookup is here and not in
+ * admit, because the call stack below admit is exhausted.
  */
 static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -611,14 +611,14 @@ static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, st
 		return reason;
 	if (!p->translated)
 		return admit_unknown(skb, p);
-	/* to itself: no policy is asked, and there is no connection */
+	/* a hairpin: no policy applies, and there is no connection entry */
 	if (p->translated > SL_TRANSLATED_DESTINATION)
 		return SL_CONTINUE;
 	return p->unknown ? admit_first(skb, p) : admit(skb, p);
 }
 
-/* Whether a packet, or a fragment of one, may pass. The caller has a first fragment lead
- * the later ones when its path is known.
+/* Decides whether a packet or fragment may pass. If it is a first fragment, the caller records
+ * its path for the later fragments once the path is known.
  */
 static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -634,7 +634,7 @@ static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct 
 	return reason;
 }
 
-/* Whether a packet, or a fragment of one, that comes from the stack may pass. */
+/* Decides whether a packet or fragment from the stack may pass. */
 static __always_inline enum sl_reason admit_behind_stack(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason = admit_piece(skb, p);

@@ -3,15 +3,15 @@
 #ifndef SLUICE_AFFINITY_H
 #define SLUICE_AFFINITY_H
 
-/* The backend that a client keeps, for as long as it is in the list. */
+/* Session affinity: a client keeps its backend while the backend is in the list. */
 
 #include <sluice/bound.h>
 #include <sluice/clock.h>
 #include <sluice/service.h>
 
 /*
- * Is the backend one of the list's members? A function of its own, verified once
- * and not for each path that leads here: the loop is long.
+ * Whether the backend is a member of the list. A global function, so that the verifier checks the
+ * long loop once and not on every path that calls it.
  */
 __noinline int is_member(__u64 list, __u32 backend)
 {
@@ -37,12 +37,12 @@ static __always_inline __u64 affinity_word(__u32 backend, __u8 gen, __u32 now)
 	return (backend & 0xffffff) | (__u64)gen << 24 | (__u64)now << 32;
 }
 
-/* Is what was remembered still valid? Then c has the backend. */
+/* Whether the remembered backend is still valid. If it is, c has the backend. */
 static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64 list,
 					  __u32 timeout, __u32 now)
 {
 	__u32 backend = word & 0xffffff;
-	/* what was stored by a clock that is ahead of the coarse one is as of now */
+	/* a time that is ahead of the coarse clock counts as now */
 	__s32 idle = (__s32)(now - (__u32)(word >> 32));
 
 	if (idle > 0 && (__u32)idle > timeout)
@@ -53,8 +53,8 @@ static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64
 }
 
 /*
- * Pods of the node and its sockets have maps of their own, which clients outside cannot fill. The
- * programs of sockets have no number.
+ * Local pods and sockets have maps of their own, which outside clients cannot fill. Socket
+ * programs have no SL_PROGRAM.
  */
 #ifdef SL_PROGRAM
 #define SL_LOCAL_CLIENT (SL_PROGRAM == SL_PROGRAM_FROM_POD)
@@ -62,7 +62,7 @@ static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64
 #define SL_LOCAL_CLIENT 1
 #endif
 
-/* What is remembered of the client, NULL: nothing. */
+/* The client's affinity entry, or NULL. */
 static __always_inline __u64 *find_affinity(const struct sl_choice *c, __u16 group)
 {
 	struct sl_aff_key4 key4 = { .client = *(__be32 *)c->client, .group = group };
@@ -76,8 +76,8 @@ static __always_inline __u64 *find_affinity(const struct sl_choice *c, __u16 gro
 			       : bpf_map_lookup_elem(&sl_aff6, &key6);
 }
 
-/* Whether a client has room in its share: the pod of a slot, or the host. Clients outside replace
- * each other.
+/* Whether the share of a pod (by slot) or the host allows another entry. Outside clients have no
+ * shares: they evict each other's entries.
  */
 static __always_inline int take_affinity(__u32 slot, __u8 family)
 {
@@ -86,7 +86,9 @@ static __always_inline int take_affinity(__u32 slot, __u8 family)
 	return take_of_bound(SL_BOUND_AFFINITY4 + (family == 6), slot, 1);
 }
 
-/* Stores what a client has from now on. Beyond its share, each of its connections chooses anew. */
+/* Stores the client's backend. Over its share the client has no entry, and each of its
+ * connections chooses again.
+ */
 static __always_inline long insert_affinity(const struct sl_choice *c, __u16 group, __u64 word,
 					    __u32 slot)
 {
@@ -105,15 +107,15 @@ static __always_inline long insert_affinity(const struct sl_choice *c, __u16 gro
 	return bpf_map_update_elem(&sl_aff6, &key6, &word, BPF_NOEXIST);
 }
 
-/* Whether a front with such a list has affinity. */
+/* Whether a front with this list has affinity. */
 static __always_inline bool has_affinity(const struct sl_front *front, __u64 list)
 {
 	return front->timeout && list_count(list) <= SL_AFFINITY_MEMBERS;
 }
 
 /*
- * Chooses the backend that the client has, for a packet of which it is not known yet
- * whether it may pass: nothing is stored. False: it has none.
+ * Chooses the backend that the client keeps, before the packet is evaluated; stores nothing.
+ * False: the client has none.
  */
 static __always_inline bool recall_affinity(struct sl_choice *c, const struct sl_front *front,
 					    __u64 list)
@@ -123,7 +125,7 @@ static __always_inline bool recall_affinity(struct sl_choice *c, const struct sl
 	return at && read_affinity(c, READ_ONCE(*at), list, front->timeout, now_seconds());
 }
 
-/* The client of a packet that may pass, a pod of a slot, has the backend from now on. */
+/* Stores the backend of the client, a pod at slot, after its packet was allowed. */
 static __always_inline void keep_affinity(const struct sl_choice *c, const struct sl_front *front,
 					  __u32 slot)
 {
@@ -140,9 +142,9 @@ static __always_inline void keep_affinity(const struct sl_choice *c, const struc
 }
 
 /*
- * Chooses by affinity for a socket: what the client has, or the backend "fresh", which it
- * has from then on. Of two sockets of one client that choose at the same time the later one
- * takes what the earlier one has stored.
+ * Chooses a backend for a socket by affinity: the one that the client keeps, or else "fresh",
+ * which the client keeps from then on. If two sockets of one client choose at the same time, the
+ * later one uses the backend that the earlier one has stored.
  */
 static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct sl_front *front,
 					       __u64 list, __u32 fresh, __u32 slot)

@@ -4,14 +4,14 @@
 #define SLUICE_ANSWER_H
 
 /*
- * Packets to a frontend that answer a connection of the node, and ask for no service: the
- * local port of a socket of the host, or the port that the host's masquerading has chosen,
- * is also the port of a frontend at the same address. Two tables of the kernel know such
- * connections: the connected sockets, and nf_conntrack.
+ * Packets to a frontend that are answers to a connection of the node and not requests for a
+ * service: the local port of a host socket, or the port that the host's masquerading has chosen,
+ * equals the port of a frontend at the same address. Two kernel tables know such connections: the
+ * connected sockets, and nf_conntrack.
  *
- * A listening or unconnected socket excludes nothing, nor does the original direction of
- * an entry of nf_conntrack: no process of the node can take a frontend from its service.
- * A SYN is never an answer.
+ * A listening or unconnected socket does not count, nor does the original direction of an
+ * nf_conntrack entry, so no process of the node can take a frontend away from its service. A SYN
+ * is never an answer.
  */
 
 #include <linux/bpf.h>
@@ -25,16 +25,16 @@
 #define SL_SK_ESTABLISHED 1 /* UDP: connected */
 #define SL_SK_CLOSE 7
 #define SL_SK_LISTEN 10
-#define SL_SK_NEW_SYN_RECV 12 /* a handshake that the other end began */
+#define SL_SK_NEW_SYN_RECV 12 /* a handshake that the peer began */
 
 #define SL_CT_DIR_REPLY 1 /* IP_CT_DIR_REPLY */
 
-/* Only pointers to it are used; its type alone is compared with the kernel's. */
+/* Only used as a pointer; the verifier compares the type with the kernel's. */
 struct nf_conn {
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
-/* As far as every kernel has them. */
+/* The fields that all kernels have. */
 struct bpf_ct_opts {
 	__s32 netns_id;
 	__s32 error;
@@ -44,14 +44,14 @@ struct bpf_ct_opts {
 };
 _Static_assert(sizeof(struct bpf_ct_opts) == 12, "the length that every kernel takes");
 
-/* Of nf_conntrack, which may be a module that is not loaded: see cfg_conntrack. */
+/* Functions of nf_conntrack, which may be a module that is not loaded: see cfg_conntrack. */
 extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
 					 __u32 tuple__sz, struct bpf_ct_opts *opts,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-/* Writes what a socket, or nf_conntrack, knows packets from remote to local by; returns the
- * length.
+/* Writes the tuple by which sockets and nf_conntrack identify packets from remote to local.
+ * Returns its length.
  */
 static __always_inline __u32 write_tuple(struct bpf_sock_tuple *tuple, __u8 family,
 					 const __u8 *remote, __u16 remote_port, const __u8 *local,
@@ -71,7 +71,7 @@ static __always_inline __u32 write_tuple(struct bpf_sock_tuple *tuple, __u8 fami
 	return sizeof(tuple->ipv6);
 }
 
-/* Whether a socket of the host is connected to the packet's sender, from where it goes. */
+/* Whether a host socket at the packet's destination is connected to the packet's source. */
 static __noinline bool is_of_connected_socket(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -95,7 +95,7 @@ static __noinline bool is_of_connected_socket(struct __sk_buff *skb, const struc
 	return connected;
 }
 
-/* Whether nf_conntrack has the packet in the reply direction of a connection. */
+/* Whether the packet is in the reply direction of an nf_conntrack entry. */
 static __noinline bool is_tracked_reply(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct bpf_ct_opts opts = { .netns_id = BPF_F_CURRENT_NETNS, .l4proto = p->proto };
@@ -114,8 +114,8 @@ static __noinline bool is_tracked_reply(struct __sk_buff *skb, const struct sl_p
 }
 
 /*
- * Whether the packet can be an answer to the node. What a pod asks of a service is one only
- * at an address of the node; later fragments have no ports.
+ * Whether the packet can be an answer to the node. A pod's packet can be one only if its
+ * destination is an address of the node. Later fragments have no ports.
  */
 static __always_inline bool may_be_answer(const struct sl_packet *p)
 {
@@ -124,8 +124,8 @@ static __always_inline bool may_be_answer(const struct sl_packet *p)
 	return SL_FROM_OUTSIDE || slot_of_address(p->dst, p->family) == SL_SLOT_HOST;
 }
 
-/* Whether a packet that asks for a frontend, and of which no translation is known, answers
- * a connection of the node instead.
+/* Whether a packet to a frontend without a known translation is an answer to a connection of the
+ * node.
  */
 static __always_inline bool is_answer(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -135,9 +135,9 @@ static __always_inline bool is_answer(struct __sk_buff *skb, const struct sl_pac
 }
 
 /*
- * The same where a translation is known, which packets of an earlier sender may have left
- * at these ports: no client sends a SYN with an ACK, and a UDP socket of the host takes
- * the packets of the peer that it is connected to. It is looked for once a second.
+ * As is_answer, for a packet with a known translation, which packets of an earlier client with
+ * these ports may have left behind. No client sends SYN+ACK. A connected UDP socket of the host
+ * receives the packets of its peer; this is checked once a second.
  */
 static __always_inline bool is_answer_by_now(struct __sk_buff *skb, const struct sl_packet *p,
 					     bool fresh)

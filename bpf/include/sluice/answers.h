@@ -4,18 +4,19 @@
 #define SLUICE_ANSWERS_H
 
 /*
- * What the answers of a service's connection have to come from is in the connection's entry,
- * which the map may evict and an operator may flush. A server may speak next. So the first
- * answer stores the same in sl_answers4 or sl_answers6, under the answer as it arrives: which
- * end has asked, and for what. A record is no verdict: the packet is evaluated as an answer of
- * that connection, by the policy as it is now.
+ * The entry of a service connection records which address its answers must come from. The map may
+ * evict the entry and an operator may flush it, and the server may be the next to send. Therefore
+ * the first answer stores the same information in sl_answers4 or sl_answers6, with the
+ * untranslated answer as key: which end began the connection, and what it had requested. A record
+ * is not a verdict: the packet is evaluated as an answer of that connection, under the current
+ * policy.
  */
 
 #include <sluice/conntrack.h>
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* The key of the connection's answers, whichever way the packet goes. */
+/* Writes the key of the connection's answers, for a packet of either direction. */
 static __always_inline void write_answers_key(struct sl_packet *p)
 {
 	bool reply = READ_ONCE(p->reply);
@@ -39,8 +40,8 @@ static __always_inline void write_answers_key(struct sl_packet *p)
 	p->xl6.pad = 0;
 }
 
-/* Whether the end that has asked, if it is a pod, has room for the record in its share. Without
- * a record the connection goes on, for as long as its entry does.
+/* Whether the share of the initiator, if it is a pod, allows another record. Without a record the
+ * connection works until its entry is evicted.
  */
 static __always_inline bool may_remember(const struct sl_packet *p)
 {
@@ -51,7 +52,7 @@ static __always_inline bool may_remember(const struct sl_packet *p)
 	return take_translations(p, slot, 1);
 }
 
-/* Stores what the answer that the packet is has to come from. */
+/* Records the translation that this answer and later ones need. */
 __noinline int remember_answers(struct sl_packet *p)
 {
 	struct sl_xl *xl;
@@ -76,9 +77,10 @@ __noinline int remember_answers(struct sl_packet *p)
 }
 
 /*
- * A connection of a pod that has ended counts for the pod no longer: else short connections would
- * exceed its share until the collector passes. Its translation stays for the last packets. The
- * record is not needed, because nothing evicts the entry of the connection at once.
+ * A pod's connection that has ended is no longer charged to the pod; otherwise short connections
+ * would exceed its share until the next pass of the collector. The translation stays for late
+ * packets. The record is deleted: it is only needed if the connection's entry is evicted, which
+ * is unlikely so soon.
  */
 __noinline int return_translation(struct sl_packet *p, __u32 slot)
 {
@@ -93,14 +95,14 @@ __noinline int return_translation(struct sl_packet *p, __u32 slot)
 	return 0;
 }
 
-/* The initiator has asked for something else: what was stored is not true any more. */
+/* The initiator has requested something else, so the record is no longer true. */
 __noinline int forget_answers(struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
 
 	if (!p || !own)
 		return 0;
-	/* a packet that begins with a service has what it stores in the same place */
+	/* a packet that begins a service connection keeps its new translation in the same fields */
 	if (p->untold)
 		return 0;
 	p->reply = 0;
@@ -109,8 +111,8 @@ __noinline int forget_answers(struct sl_packet *p)
 	return 0;
 }
 
-/* The key under which an answer in transit arrives, at an address of this node, and the
- * sender that it is for.
+/* Writes the key of an answer in transit, which arrives at an address of this node, and its
+ * value: the client that the answer is for.
  */
 static __always_inline void write_claimed_key(struct sl_packet *p, const struct sl_end *at)
 {
@@ -136,7 +138,7 @@ static __always_inline void write_claimed_key(struct sl_packet *p, const struct 
 	p->xl.last_s = now_seconds();
 }
 
-/* Whether the packet, whose connection is not known, is an answer of a service's. */
+/* Whether the packet, whose connection is unknown, is an answer of a service connection. */
 __noinline int find_answers(struct sl_packet *p)
 {
 	struct sl_xl *xl;

@@ -28,7 +28,7 @@ static __always_inline __be32 arp_ip(const __u8 *ip)
 	return v;
 }
 
-/* Answers "who has 169.254.1.1" on the wire it came from. */
+/* Answers an ARP request for 169.254.1.1 on the device that it came from. */
 static __always_inline enum sl_reason answer_arp(struct __sk_buff *skb, const struct sl_packet *p,
 						 const struct sl_endpoint *src)
 {

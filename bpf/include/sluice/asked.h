@@ -4,19 +4,20 @@
 #define SLUICE_ASKED_H
 
 /*
- * A UDP socket of the host that is bound to every address answers from the address that
- * the route to the pod names, and not from the one that the pod has asked. The kernel of the
- * pod delivers such an answer to no connected socket. So each datagram of a pod to the host
- * records which address it asks, in an entry of sl_ct4 or sl_ct6 in SL_ZONE_ASKED; the host's
- * datagrams to that port of the pod get it as their source, where they leave the host.
+ * A UDP socket of the host that is bound to the wildcard address answers from the address that
+ * the route to the pod selects. If the pod had sent its request to another address of the host,
+ * the pod's kernel delivers the answer to no connected socket. Therefore each datagram from a pod
+ * to the host records its destination address, in an entry of sl_ct4 or sl_ct6 in SL_ZONE_ASKED.
+ * When the host sends a datagram to that port of the pod, the recorded address becomes its
+ * source, where the datagram leaves the host.
  *
- * The key has 0 for the address of the host, which the answer does not tell. The last
- * address that was asked counts. A connection of a pod of this node whose address stands in the
- * record has SL_CT_ASKS, so that its packets look at the record once a second: it may have been
- * evicted.
+ * The key has 0 as the host's address, because the answer does not contain the requested one. The
+ * latest requested address applies. If the record holds the host address of a local pod's
+ * connection, that connection has SL_CT_ASKS: its packets check the record only once a second, in
+ * case it was evicted.
  *
- * A port of the host that no pod has asked has no record, so that other datagrams of the host
- * look for none: see SL_COUNT_ASKED.
+ * A host port that no pod has sent to has no record, and datagrams from it skip the lookup: see
+ * SL_COUNT_ASKED.
  */
 
 #include <sluice/claim.h>
@@ -27,7 +28,7 @@
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* The key of the address that a port of a pod has asked at a port of the host. */
+/* Writes the key of the record for a port of a pod and a port of the host. */
 static __always_inline void write_asked_key(struct sl_packet *p, const __u8 *pod, __u16 pod_port,
 					    __u16 host_port)
 {
@@ -54,7 +55,7 @@ static __always_inline void insert_asked(struct sl_packet *p, __u16 place)
 {
 	struct sl_ct *ct = &p->entry;
 
-	/* without room the answer comes from whatever address the host chooses */
+	/* over budget: answers come from whatever address the host selects */
 	if (!within_budget(p))
 		return;
 	__builtin_memset(ct, 0, sizeof(*ct));
@@ -68,7 +69,7 @@ static __always_inline void insert_asked(struct sl_packet *p, __u16 place)
 	insert_connection(p);
 }
 
-/* Whether an address of the node stands at a place. */
+/* Whether sl_own has addr at index place - 1. */
 static __always_inline bool is_at_place(__u16 place, const __u8 *addr, __u8 family)
 {
 	__u32 at = place - 1;
@@ -77,7 +78,9 @@ static __always_inline bool is_at_place(__u16 place, const __u8 *addr, __u8 fami
 	return own && own->family == family && equal16(own->addr, addr);
 }
 
-/* The connection of the packet's sender and ports with an address of the node. */
+/* The connection between the packet's sender and addr, an address of the node, with the packet's
+ * ports.
+ */
 static __always_inline struct sl_ct *connection_with(struct sl_packet *p, const __u8 *addr)
 {
 	if (p->family == 4) {
@@ -92,7 +95,7 @@ static __always_inline struct sl_ct *connection_with(struct sl_packet *p, const 
 	return look_up_connection(p);
 }
 
-/* The record names the packet's destination: its connection need not look for a while. */
+/* The record has the packet's destination, so the connection can skip the lookup for a while. */
 static __always_inline void mark_asking(struct sl_packet *p)
 {
 	struct sl_ct *ct;
@@ -104,7 +107,7 @@ static __always_inline void mark_asking(struct sl_packet *p)
 		__sync_fetch_and_or(&ct->flags, SL_CT_ASKS);
 }
 
-/* The record no longer names the address at a place. */
+/* The record no longer has the address at this place of sl_own. */
 static __always_inline void unmark_asking(struct sl_packet *p, __u16 place)
 {
 	struct sl_end former = {};
@@ -117,7 +120,7 @@ static __always_inline void unmark_asking(struct sl_packet *p, __u16 place)
 		__sync_fetch_and_and(&ct->flags, ~SL_CT_ASKS);
 }
 
-/* Stores another address in the record ct, or makes the record. */
+/* Stores the packet's destination in the record ct, or creates the record if ct is NULL. */
 static __noinline void change_asked(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 place = own_address_at(p);
@@ -135,14 +138,14 @@ static __noinline void change_asked(struct sl_packet *p, struct sl_ct *ct)
 	}
 	word = (__u64 *)&ct->SL_CT_NODE_WORD;
 	old = READ_ONCE(*word);
-	/* the map may have given the element to a connection since it was found */
+	/* the map may have reassigned the element to a connection since the lookup */
 	if (look_up_connection(p) != ct)
 		return;
 	__sync_val_compare_and_swap(word, old, (old & ~(0xffffULL << 32)) | (__u64)place << 32);
 	unmark_asking(p, (__u16)(old >> 32));
 }
 
-/* Records the address of the host that a pod's datagram asks. */
+/* Records the host address that a pod's datagram is sent to. */
 __noinline int record_asked(struct sl_packet *p)
 {
 	struct sl_ct *ct;
@@ -166,8 +169,8 @@ __noinline int record_asked(struct sl_packet *p)
 	return 0;
 }
 
-/* Whether the packet is a datagram of a pod that asks the host, and the record may name another
- * address.
+/* Whether the packet is a request datagram from a pod to the host for which the record may hold
+ * another address.
  */
 static __always_inline bool asks_host(const struct sl_packet *p)
 {
@@ -176,8 +179,8 @@ static __always_inline bool asks_host(const struct sl_packet *p)
 	return !(p->ct_flags & SL_CT_ASKS) || p->first_in_second;
 }
 
-/* Whether the source is one that the route has chosen: a socket that is bound to another
- * address answers from that.
+/* Whether the source address was selected by the route. A socket bound to another address keeps
+ * its own source.
  */
 static __always_inline bool is_route_source(struct sl_packet *p)
 {
@@ -195,8 +198,8 @@ static __always_inline bool is_route_source(struct sl_packet *p)
 }
 
 /*
- * Has a datagram of the host come from the address that the pod has asked: p->src is that
- * address afterwards, and p->asked the one in the frame.
+ * Replaces the source of a host datagram by the address that the pod had requested. Afterwards
+ * p->src is that address and p->asked is the source in the frame.
  */
 __noinline int answer_from_asked(struct sl_packet *p)
 {
@@ -220,8 +223,8 @@ __noinline int answer_from_asked(struct sl_packet *p)
 	return 0;
 }
 
-/* Whether the packet is a datagram that the host itself has sent, from a port that a pod may
- * have asked.
+/* Whether the packet is a datagram sent by the host itself, from a port that a pod may have sent
+ * a request to.
  */
 static __always_inline bool may_answer_pod(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -229,8 +232,8 @@ static __always_inline bool may_answer_pod(struct __sk_buff *skb, const struct s
 	       !is_forwarded(skb, p);
 }
 
-/* Whether the host's answer, whose connection is ct or not known, may have to come from another
- * address. What the pod has asked of this one is answered from this one.
+/* Whether the source of the host's answer may have to be replaced; ct is its connection or NULL.
+ * If the packet is a reply of a known connection, its source is already the requested address.
  */
 static __always_inline bool may_be_readdressed(struct __sk_buff *skb, const struct sl_packet *p,
 					       const struct sl_ct *ct)
@@ -238,7 +241,7 @@ static __always_inline bool may_be_readdressed(struct __sk_buff *skb, const stru
 	return may_answer_pod(skb, p) && !(ct && is_reply(p, ct));
 }
 
-/* Writes the source into the frame. */
+/* Writes the replaced source to the frame. */
 static __always_inline long rewrite_readdressed(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1, .port = p->sport };

@@ -4,16 +4,16 @@
 #define SLUICE_BOUND_H
 
 /*
- * Bounds that all endpoints of the node share. One half of a bound is common: first come, first
- * served. The other half is divided: with n endpoints that have entries, each is guaranteed
- * 1/n of that half. When the common half is used up, only endpoints above their guarantee are
- * refused.
+ * Bounds that all endpoints of the node share. One half of a bound is common and given out first
+ * come, first served. The other half is guaranteed: with n endpoints that have entries, each is
+ * guaranteed 1/n of that half. When the common half is used up, only endpoints above their
+ * guarantee are refused.
  *
- * sl_held counts the entries of each endpoint: what the collector found at its last pass, plus
- * what the programs have made since. Programs add when they make an entry, never per packet. Maps
- * of the LRU kind report no eviction, so only the collector lowers a count. While no collector
- * passes, each endpoint gets another eighth of its guarantee every SL_BUDGET_WAIT seconds, from
- * the first refusal on.
+ * sl_held counts the entries of each endpoint: the result of the collector's last pass, plus
+ * entries that programs have created since. Programs count when they create an entry, never per
+ * packet. LRU maps do not report evictions, so only the collector lowers a count. While no
+ * collector runs, each guarantee grows by an eighth every SL_BUDGET_WAIT seconds after the first
+ * refusal.
  */
 
 #include <sluice/clock.h>
@@ -27,7 +27,7 @@ static __always_inline __u32 held(__u32 bound, __u32 slot)
 	return counts ? READ_ONCE(counts->n[bound & (SL_BOUNDS - 1)]) : 0;
 }
 
-/* Adds to what an endpoint has of a bound; n may be negative modulo 2^32. */
+/* Adds n to an endpoint's count of a bound; n may be negative modulo 2^32. */
 static __always_inline void hold(__u32 bound, __u32 slot, __u32 n)
 {
 	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);
@@ -36,7 +36,7 @@ static __always_inline void hold(__u32 bound, __u32 slot, __u32 n)
 		__sync_fetch_and_add(&counts->n[bound & (SL_BOUNDS - 1)], n);
 }
 
-/* What an endpoint may have whatever the others have. */
+/* How many entries of a bound each endpoint may have, regardless of the others. */
 static __always_inline __u32 guaranteed(const struct sl_bound *b)
 {
 	__u32 guarantee = READ_ONCE(b->guarantee), refused = READ_ONCE(b->refused_s);
@@ -47,8 +47,8 @@ static __always_inline __u32 guaranteed(const struct sl_bound *b)
 }
 
 /*
- * Takes n entries of a bound for an endpoint, which makes them next. 0: they would exceed its
- * share. A bound that the datapath has not set up limits nothing.
+ * Reserves n entries of a bound for an endpoint that is about to create them. Returns 0 if they
+ * would exceed its share. A bound that the datapath has not configured limits nothing.
  */
 __noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
 {
@@ -69,7 +69,7 @@ __noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
 	return 1;
 }
 
-/* Whether an endpoint has its guarantee of a bound, or more. */
+/* Whether an endpoint has reached its guarantee of a bound. */
 static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 {
 	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &bound);
@@ -78,8 +78,8 @@ static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 }
 
 /*
- * Gives back n entries that a program has removed, that it has taken and does not make, or that
- * are not counted any longer. A pass of the collector may have left them out already.
+ * Returns n entries of a bound: entries that a program has removed, has reserved but not created,
+ * or that are no longer charged. The collector may already have left them out of its count.
  */
 static __always_inline void give_back(__u32 bound, __u32 slot, __u32 n)
 {

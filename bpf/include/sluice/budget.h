@@ -4,21 +4,21 @@
 #define SLUICE_BUDGET_H
 
 /*
- * How many connections an endpoint may begin: see struct sl_budget. A connection that has ended
- * leaves an entry that nothing needs. So while no collector passes, a pod that makes short
- * connections has more of its budget back than one that keeps them: what has ended, at most a
- * quarter of the limit in SL_BUDGET_WAIT seconds. The rest is an eighth. Both are bounded because
- * each new entry may evict one of another endpoint.
+ * How many connections an endpoint may begin: see struct sl_budget. The entry of an ended
+ * connection is no longer needed. Therefore, while no collector runs, a pod with short
+ * connections regains more of its budget than a pod with long ones: as many as have ended, at
+ * most a quarter of the limit in SL_BUDGET_WAIT seconds, and otherwise an eighth. Both are
+ * limited, because each new entry may evict an entry of another endpoint.
  */
 
 #include <sluice/clock.h>
 #include <sluice/compiler.h>
 #include <sluice/refused.h>
 
-/* How often a budget is read again that other CPUs change. */
+/* How often a budget is read again if other CPUs change it. */
 #define SL_BUDGET_TRIES 4
 
-/* Counts n connections of an endpoint that have ended, or -1: one that goes on. */
+/* Counts n ended connections of an endpoint; -1: an ended connection that continues. */
 static __always_inline void count_ended(__u32 slot, __u8 family, __s32 n)
 {
 	__u32 at = slot << 1 | (family == 6);
@@ -28,7 +28,7 @@ static __always_inline void count_ended(__u32 slot, __u8 family, __s32 n)
 		__sync_fetch_and_add(&budget->limit, (__u64)n << 32);
 }
 
-/* How much of a budget comes back because of connections that have ended. */
+/* The part of a budget that is returned because connections have ended. */
 static __always_inline __u32 returned_of(__u32 limit, __s32 ended)
 {
 	if (ended <= 0)
@@ -36,7 +36,7 @@ static __always_inline __u32 returned_of(__u32 limit, __s32 ended)
 	return (__u32)ended < limit / 4 ? (__u32)ended : limit / 4;
 }
 
-/* How much comes back after SL_BUDGET_WAIT seconds in any case. */
+/* The part that is returned after SL_BUDGET_WAIT seconds in any case. */
 static __always_inline __u32 renewed_of(__u32 limit)
 {
 	__u32 part = limit / 8;
@@ -46,7 +46,7 @@ static __always_inline __u32 renewed_of(__u32 limit)
 	return part < limit ? part : limit;
 }
 
-/* Renews a part of a budget that is used up. Whether the packet's connection may begin. */
+/* Renews part of a budget that is used up. Returns whether the packet's connection may begin. */
 __noinline int renew_budget(__u32 at)
 {
 	struct sl_budget *budget = bpf_map_lookup_elem(&sl_budget, &at);
@@ -77,7 +77,7 @@ __noinline int renew_budget(__u32 at)
 							    (__u64)now << 32 | (__u32)begun);
 			break;
 		}
-		/* this connection included */
+		/* plus this connection */
 		stamp = returned ? now : 0;
 		if (__sync_val_compare_and_swap(&budget->begun, begun,
 						(__u64)stamp << 32 | (limit - part + 1)) == begun) {

@@ -4,42 +4,41 @@
 #define SLUICE_CLAIM_H
 
 /*
- * Who may have sent a packet, by what only the kernel can say. Every packet is
- * held against it, the first of a connection and every later one:
+ * Which sender a packet can be from, by facts that only the kernel provides. Every packet is
+ * checked, the first of a connection and all later ones:
  *
- *   at the ingress hook of a pod's device   that pod: the device says so
- *   from the stack, entered by no device    the local host, or whom its source
- *                                           address names, but never a local pod
+ *   at the ingress hook of a pod's device   that pod: the device identifies it
+ *   from the stack, entered by no device    the local host, or the owner of its source
+ *                                           address, but never a local pod
  *   from the stack, entered by a device     a local pod only by the pod's own
  *                                           device, never the local host; a pod
  *                                           of another node as node.h has it
- *   from the stack, a copied fragment       as the mark of the firewall says by
- *                                           which kind of device it entered;
+ *   from the stack, a copied fragment       by the firewall's mark, which gives the
+ *                                           kind of device that it entered by;
  *                                           without that mark the world
- *   from a tunnel                           whom its key names, of the node that
+ *   from a tunnel                           the identity in its key, of the node that
  *                                           sent it: see node.h
- *   from an uplink                          whom its source address names, but
- *                                           nobody of this node
+ *   from an uplink                          the owner of its source address, but never
+ *                                           a pod or host of this node
  *
- * The mark of a packet names no sender. Any process with CAP_NET_RAW in the node's
- * namespace can set it (SO_MARK), rules that restore connection marks replace
- * it, and a pair of devices within one namespace carries it along. It says that
- * a program of ours has seen the packet, to the rules that stop what none has,
- * and that the stack has forwarded it: a process that sets SL_MARK_FORWARDED itself
- * only loses the identity of the host.
+ * A packet's mark never identifies a sender. Any process with CAP_NET_RAW in the host's namespace
+ * can set it (SO_MARK), rules that restore connection marks overwrite it, and a veth pair within
+ * one namespace keeps it. The mark tells only two things: to the firewall rules that stop unseen
+ * packets, that one of our programs has seen the packet; and to the programs, that the stack has
+ * forwarded it. A process that sets SL_MARK_FORWARDED itself only loses the host's identity.
  *
- * Copied fragments: when the stack cuts a packet into new fragments, ip6_fragment (and
- * ip_fragment before Linux 5.1) leaves skb_iif out, so ingress_ifindex is 0. Such a
- * fragment has no socket either, because the stack takes the socket off every packet
- * that it receives, and fragments of a local socket's packet keep the socket. The mark
- * counts only for these: a whole packet never loses its device.
+ * Copied fragments: when the stack refragments a packet, ip6_fragment (and ip_fragment before
+ * Linux 5.1) does not copy skb_iif, so ingress_ifindex is 0. Such a fragment has no socket
+ * either, because the stack removes the socket from every packet that it receives; fragments of a
+ * local socket's packet keep the socket. The mark counts only for copied fragments, because a
+ * whole packet never loses its device.
  */
 
 #include <sluice/endpoint.h>
 #include <sluice/mark.h>
 #include <sluice/packet.h>
 
-/* The endpoint by whose device a packet that the stack sends has entered. */
+/* The endpoint by whose device a packet from the stack entered the node. */
 static __always_inline __u16 entered_by(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ingress_ifindex;
@@ -57,8 +56,7 @@ static __always_inline bool is_copied(struct __sk_buff *skb, const struct sl_pac
 	return !skb->ingress_ifindex && (p->fragment || p->more_fragments) && !skb->sk;
 }
 
-/* Whether nothing says where a copied fragment came from: its mark was not written, or
- * was removed.
+/* Whether the origin of a copied fragment is unknown: its mark was never written, or was removed.
  */
 static __always_inline bool is_of_unknown_origin(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -66,9 +64,9 @@ static __always_inline bool is_of_unknown_origin(struct __sk_buff *skb, const st
 }
 
 /*
- * Whether the stack has forwarded the packet. A copied fragment was forwarded whatever
- * its mark is. A whole packet without a device is the host's also without a socket: the
- * kernel sends resets and SYN cookies by itself.
+ * Whether the stack has forwarded the packet. A copied fragment was always forwarded, whatever
+ * its mark. A whole packet without a device is from the host even without a socket: the kernel
+ * itself sends resets and SYN cookies.
  */
 static __always_inline bool is_forwarded(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -77,9 +75,9 @@ static __always_inline bool is_forwarded(struct __sk_buff *skb, const struct sl_
 }
 
 /*
- * Whether a packet from the stack entered by the device of the endpoint at slot. The
- * mark of a copied fragment says that it entered by the device of some pod, and
- * sluice_from_pod has held its source address against that device.
+ * Whether a packet from the stack entered by the device of the endpoint at slot. The mark of a
+ * copied fragment tells only that it entered by some pod's device; sluice_from_pod has verified
+ * its source address against that device.
  */
 static __always_inline bool is_from_pod(struct __sk_buff *skb, const struct sl_packet *p,
 					__u16 slot)
@@ -91,16 +89,15 @@ static __always_inline bool is_from_pod(struct __sk_buff *skb, const struct sl_p
 	return (mark == SL_MARK_POD || mark == SL_MARK_LOCAL) && is_copied(skb, p);
 }
 
-/* What the stack forwards under an address of the local host is the world's. */
+/* The identity of forwarded packets whose source is an address of the local host: the world. */
 static __always_inline __u32 world_of(__u8 family)
 {
 	return family == 4 ? cfg_world4 : cfg_world6;
 }
 
 /*
- * Whether the packet can be from the sender that its connection knows: an
- * endpoint, the local host or, with the identity of the world, a sender that the
- * host translated to its own address.
+ * Whether the packet can be from the sender that its connection records: an endpoint, the local
+ * host or, with the identity of the world, an outside sender whose packets the host masquerades.
  */
 static __always_inline bool may_be_from(struct __sk_buff *skb, const struct sl_packet *p,
 					__u16 slot, __u32 identity)

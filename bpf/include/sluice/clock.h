@@ -7,7 +7,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-/* Seconds of CLOCK_MONOTONIC, as maps have them. */
+/* CLOCK_MONOTONIC in seconds, as stored in maps. */
 static __always_inline __u32 now_seconds(void)
 {
 	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000000);

@@ -13,25 +13,25 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* One load that the compiler neither splits nor repeats. */
+/* A single load that the compiler neither splits nor repeats. */
 #define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
 
 /*
- * Keeps an argument of a function that only some programs read: clang leaves it
- * out of the call elsewhere, and the verifier refuses a function that takes a
- * context and is given none.
+ * Keeps a function argument that only some programs use. Otherwise clang would omit it from the
+ * call in the other programs, and the verifier rejects a call of a function with a context
+ * argument without a context.
  */
 #define use_argument(x) asm volatile("" : : "r"(x))
 
-/* a if first is 1, b if it is 0. Without a branch, of which the verifier would walk both ways
- * to the end.
+/* Returns a if first is 1, b if it is 0, without a branch: the verifier would follow both ways of
+ * a branch to the end.
  */
 static __always_inline __u64 pick(__u64 first, __u64 a, __u64 b)
 {
 	return b ^ ((a ^ b) & -first);
 }
 
-/* Equality of two 16-byte values at addresses that are multiples of 8. */
+/* Compares two 16-byte values, aligned to 8 bytes. */
 static __always_inline bool equal16(const void *a, const void *b)
 {
 	const __u64 *x = a, *y = b;
@@ -46,7 +46,7 @@ static __always_inline bool zero16(const void *a)
 	return (x[0] | x[1]) == 0;
 }
 
-/* Equality of two Ethernet addresses at addresses that are multiples of 2. */
+/* Compares two Ethernet addresses, aligned to 2 bytes. */
 static __always_inline bool equal_mac(const void *a, const void *b)
 {
 	const __u16 *x = a, *y = b;

@@ -4,46 +4,46 @@
 #define SLUICE_CONFIG_H
 
 /*
- * Constants of one load. The verifier knows their values and removes what they
- * switch off. None of them may be read from a map instead: they are part of
- * the key under which a loaded program is found again.
+ * Constants of one load. The verifier knows their values and removes the code that they disable.
+ * They must not be read from a map instead: they are part of the key by which a loaded program is
+ * found again.
  */
 
 #include <linux/types.h>
 
 #define SL_TUNNEL_PORTS 4
 
-/* UDP ports that no pod may reach on a node, host order, 0: unused */
+/* UDP ports of nodes that no pod may send to, host order, 0: unused */
 volatile const __u16 cfg_tunnel_ports[SL_TUNNEL_PORTS];
 
-/* identity of an address that the ipcache does not know */
+/* identity of addresses that are not in the ipcache */
 volatile const __u32 cfg_world4 = 2;
 volatile const __u32 cfg_world6 = 2;
 
-/* events per endpoint, kind and second; SL_EVENT_SHARERS times as many per CPU
- * and reason
+/* events per second, endpoint and kind; each CPU may send SL_EVENT_SHARERS times as many per
+ * reason
  */
 volatile const __u32 cfg_event_rate = 64;
 
-/* 0: no events about connections that are allowed or end */
+/* 0: do not report allowed or ended connections */
 volatile const __u32 cfg_connection_events = 1;
 
-/* 1: the packet around one in a tunnel has its DSCP */
+/* 1: copy the DSCP of the inner packet to the tunnel's outer packet */
 volatile const __u32 cfg_tunnel_dscp = 0;
 
-/* 1: addresses of services lead to backends */
+/* 1: translate service addresses to backends */
 volatile const __u32 cfg_services = 0;
 
-/* 1: packets of pods travel between the nodes as they are */
+/* 1: native routing: pod packets travel between nodes without a tunnel */
 volatile const __u32 cfg_native = 0;
 
-/* 1: the kernel can be asked for connections that nf_conntrack tracks */
+/* 1: the kernel offers lookups of nf_conntrack connections */
 volatile const __u32 cfg_conntrack = 0;
 
 /* 1: the kernel has bpf_cast_to_kern_ctx */
 volatile const __u32 cfg_cast = 0;
 
-/* SL_PREVIOUS_...: the maps of the version before that still hold connections */
+/* SL_PREVIOUS_...: the maps of the previous version that still hold connections */
 #define SL_PREVIOUS_4 0x1
 #define SL_PREVIOUS_6 0x2
 volatile const __u32 cfg_previous = 0;

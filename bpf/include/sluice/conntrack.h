@@ -4,15 +4,15 @@
 #define SLUICE_CONNTRACK_H
 
 /*
- * Connections: one entry for both directions, found by a key that puts the
- * lower address first. An entry says who began, and under which epochs each
- * local end and under which address epochs each address was evaluated. While none
- * of them has moved, a packet of either direction passes; else the sides that
- * have moved are evaluated anew, as the connection and not as the packet.
+ * Connection tracking: one entry for both directions, found by a key that puts the lower address
+ * first. An entry records the initiator, the policy epoch under which each local end was
+ * evaluated, and the address epoch under which each address was. While no epoch has changed,
+ * packets of both directions pass. If an epoch has changed, the affected sides are evaluated
+ * again, for the connection and not for the packet.
  *
- * The map may recycle an element while a program holds it. So in place only
- * last_s is stored, flags change by atomic OR and AND, and the other words by
- * compare and exchange.
+ * The map may recycle an element while a program holds a pointer to it. Programs therefore store
+ * only last_s in place, change flags by atomic OR and AND, and change the other words by
+ * compare-and-exchange.
  */
 
 #include <sluice/bound.h>
@@ -28,14 +28,14 @@
 
 #define SL_EEXIST 17
 
-/* Where an entry has its node, and the word in whose upper quarter that is: in the
- * layout of this version, and in the one that a test compiles in its place.
+/* Field of the node ID in an entry, and the 64-bit word whose upper quarter it is: in the layout
+ * of this version, and in the swapped layout of a test.
  */
 #ifdef SL_SWAP_LAYOUTS
 #define SL_CT_NODE pad
 #define SL_CT_NODE_WORD rule_eg
 #define SL_CT_FRONT rev_nat
-#define SL_CT_ASKED rev_nat /* which has room for one of the two */
+#define SL_CT_ASKED rev_nat /* the old layout has one field for both */
 #else
 #define SL_CT_NODE node
 #define SL_CT_NODE_WORD nat_port
@@ -43,7 +43,7 @@
 #define SL_CT_ASKED asked_address
 #endif
 
-/* Whether the program is where senders outside of the node ask for services. */
+/* Whether the program runs where outside clients send requests to services. */
 #define SL_FROM_OUTSIDE \
 	(SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
 
@@ -59,8 +59,8 @@ static __always_inline __u16 node_of_connection(const struct sl_ct *ct)
 	return READ_ONCE(ct->SL_CT_NODE);
 }
 
-/* The service that the connection began with, and which of the node's addresses was
- * asked for it.
+/* The service front that the connection began with, and which of the node's addresses the client
+ * had requested.
  */
 static __always_inline __u32 front_of_connection(const struct sl_ct *ct)
 {
@@ -72,11 +72,11 @@ static __always_inline __u16 asked_of_connection(const struct sl_ct *ct)
 	return READ_ONCE(ct->SL_CT_ASKED);
 }
 
-/* Whether the program sees what initiators ask for, before it is translated. */
+/* Whether the program sees the requested addresses before they are translated. */
 #define SL_SEES_ASKED (SL_PROGRAM == SL_PROGRAM_FROM_POD || SL_FROM_OUTSIDE)
 
-/* The initiator asks for what the packet says now. Each store is whole, and one that comes
- * between a load and a compare-and-exchange of the word makes that fail.
+/* The initiator now requests another service or address. Each field is stored whole. A store
+ * between the load and the compare-and-exchange of the word makes the exchange fail.
  */
 static __always_inline void ask_otherwise(const struct sl_packet *p, struct sl_ct *ct)
 {
@@ -84,14 +84,14 @@ static __always_inline void ask_otherwise(const struct sl_packet *p, struct sl_c
 		(__typeof__(ct->SL_CT_FRONT))p->front;
 	*(volatile __typeof__(ct->SL_CT_ASKED) *)&ct->SL_CT_ASKED =
 		(__typeof__(ct->SL_CT_ASKED))p->asked_at;
-	/* the next answer is the first one again */
+	/* treat the next answer as the first one */
 	__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
 }
 
 /*
- * The place of an address in sl_pgen: with h = 0, for each 32-bit word of the
- * address in network order h = (h ^ word) * 0x9e3779b1 modulo 2^32; the upper
- * twelve bits of h.
+ * The bucket of an address in sl_pgen: start with h = 0; for each 32-bit word of the address in
+ * network order, h = (h ^ word) * 0x9e3779b1 modulo 2^32. The bucket is the upper twelve bits of
+ * h.
  */
 static __always_inline __u32 address_epoch_bucket(const __u8 *addr, __u8 family)
 {
@@ -116,7 +116,7 @@ static __always_inline __u16 address_epoch(const __u8 *addr, __u8 family)
 	return epoch ? (__u16)READ_ONCE(*epoch) : 0;
 }
 
-/* Whether the sender is the lower end. */
+/* is_low4 and is_low6 tell whether the sender is the lower end of the key. */
 
 static __always_inline bool is_low4(const __u8 *src, const __u8 *dst, __u16 sport, __u16 dport)
 {
@@ -137,9 +137,9 @@ static __always_inline bool is_low6(const __u8 *src, const __u8 *dst, __u16 spor
 }
 
 /*
- * What both keys end with, as one word: the kernel reads a key in larger pieces
- * than its fields, and a load of bytes that several stores have just written
- * waits until they are in the cache.
+ * The common tail of both kinds of keys, as one word. The kernel reads a key in larger units than
+ * its fields, and a load that spans several recent stores stalls until they have reached the
+ * cache.
  */
 static __always_inline __u64 key_tail(__u64 low, __u16 sport, __u16 dport, __u8 proto)
 {
@@ -182,15 +182,17 @@ static __always_inline void connection_key6(struct sl_ct_key6 *key, __u64 low, c
 	word[4] = key_tail(low, sport, dport, proto);
 }
 
-/* Ports in keys: the identifier of an echo twice. Without ports they are 0. */
+/* The port for a key; for an echo, its identifier is used as both ports. Without ports they are
+ * 0.
+ */
 static __always_inline __u16 key_port(const struct sl_packet *p, __u16 port)
 {
 	return p->proto == SL_ICMP || p->proto == SL_ICMPV6 ? p->echo : port;
 }
 
 /*
- * Writes the key of the packet's connection where all but find_known take it
- * from. Sets p->low.
+ * Writes the key of the packet's connection to the packet, for all functions but find_known. Sets
+ * p->low.
  */
 __noinline int write_key(struct sl_packet *p)
 {
@@ -228,8 +230,8 @@ static __always_inline struct sl_ct *look_up_connection(const struct sl_packet *
 }
 
 /*
- * The entry of the packet's connection, whose key is written already. Where a
- * map of the version before is left, a miss overwrites p->entry.
+ * Looks up the packet's connection, whose key must be written. If a map of the previous version
+ * still exists, a miss overwrites p->entry.
  */
 static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 {
@@ -238,14 +240,13 @@ static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 	if (ct || !cfg_previous)
 		return ct;
 	take_over_connection(p);
-	/* also if there was none: another CPU may have taken it over since */
+	/* even if nothing was taken over: another CPU may have done it since */
 	return look_up_connection(p);
 }
 
 /*
- * The same for every packet, of which most need no more than this look-up. The
- * key lies on the stack, which is faster, and is not written to the cell. Sets
- * p->low.
+ * Looks up the connection of any packet; for most packets this is the only lookup. The key is on
+ * the stack, which is faster, and is not written to the cell. Sets p->low.
  */
 static __noinline struct sl_ct *find_known(struct sl_packet *p)
 {
@@ -296,14 +297,14 @@ static __always_inline bool is_reply(const struct sl_packet *p, const struct sl_
 	return low_began ? !p->low : p->low != 0;
 }
 
-/* Nothing but late packets is to come. */
+/* Only late packets can follow. */
 static __always_inline bool has_ended(__u32 flags)
 {
 	return flags & (SL_CT_RST | SL_CT_CLOSED_SENT) ||
 	       (flags & SL_CT_ENDED) == (SL_CT_FIN_I | SL_CT_FIN_R);
 }
 
-/* A packet with which a connection can only begin. */
+/* Whether only the first packet of a connection can look like this. */
 static __always_inline bool begins(const struct sl_packet *p)
 {
 	if (p->fragment)
@@ -313,7 +314,7 @@ static __always_inline bool begins(const struct sl_packet *p)
 	return p->proto == SL_SCTP && p->chunk == SL_SCTP_INIT;
 }
 
-/* The steps towards the end that this packet takes, as flags of the entry. */
+/* The flags of the entry that this packet sets on the way to the connection's end. */
 static __always_inline __u32 steps_of(const struct sl_packet *p)
 {
 	__u32 fin = p->reply ? SL_CT_FIN_R : SL_CT_FIN_I, steps = 0;
@@ -345,7 +346,7 @@ static __always_inline __u16 responder_slot(__u64 where)
 	return (__u16)(where >> 32);
 }
 
-/* The lower half of the word: address epochs of initiator and responder. */
+/* The lower half of the where word: address epochs of initiator and responder. */
 static __always_inline __u32 address_epochs(const struct sl_packet *p)
 {
 	__u32 src = address_epoch(p->src, p->family), dst = address_epoch(p->dst, p->family);
@@ -363,12 +364,12 @@ static __always_inline bool epoch_moved(__u32 epoch, __u16 slot)
 	return !e || epoch_of(policy_of(e)) != epoch;
 }
 
-/* The sides whose verdict may be another by now. */
+/* The sides whose verdict may have changed. */
 static __always_inline __u32 moved_sides(__u64 epochs, __u64 where, __u32 addr_epochs)
 {
 	__u32 differ = (__u32)where ^ addr_epochs, moved = 0;
 
-	/* who the peer is, is the other side's question */
+	/* a changed identity of one end affects the policy of the other end */
 	if (epoch_moved((__u32)(epochs >> 32), initiator_slot(where)) || differ & 0xffff)
 		moved |= SL_SIDE_EGRESS;
 	if (epoch_moved((__u32)epochs, responder_slot(where)) || differ >> 16)
@@ -376,7 +377,7 @@ static __always_inline __u32 moved_sides(__u64 epochs, __u64 where, __u32 addr_e
 	return moved;
 }
 
-/* The slots of p's connection, and the address epochs, as the entry holds them. */
+/* The where word of p's connection: both slots and the address epochs. */
 static __always_inline __u64 evaluated_where(const struct sl_packet *p, __u32 addr_epochs)
 {
 	__u16 slot_i = p->reply ? p->dst_slot : p->src_slot;
@@ -385,7 +386,7 @@ static __always_inline __u64 evaluated_where(const struct sl_packet *p, __u32 ad
 	return (__u64)slot_i << 48 | (__u64)slot_r << 32 | addr_epochs;
 }
 
-/* The epochs under which it was evaluated; a side that was not keeps its old one. */
+/* The epochs of this evaluation; a side that was not evaluated keeps its old epoch. */
 static __always_inline __u64 evaluated_epochs(const struct sl_packet *p, __u64 old, __u64 where)
 {
 	__u32 initiator = (__u32)(old >> 32), responder = (__u32)old;
@@ -398,9 +399,9 @@ static __always_inline __u64 evaluated_epochs(const struct sl_packet *p, __u64 o
 }
 
 /*
- * Takes a connection out of the budget of the sender whose packet makes the
- * entry, so that no endpoint uses up another's. What the host forwards under its
- * own address comes from outside. TCP and UDP from outside have rings, not a budget.
+ * Charges a new connection to the budget of the endpoint whose packet creates the entry, so that
+ * no endpoint uses up the budget of another. Forwarded packets with an address of the host count
+ * as outside. TCP and UDP connections from outside use rings instead of a budget.
  */
 static __always_inline bool within_budget(struct sl_packet *p)
 {
@@ -442,9 +443,9 @@ static __always_inline long insert_connection(const struct sl_packet *p)
 }
 
 /*
- * Whether the stack carries what begins a connection, and may translate it: what
- * comes from it, what goes to it, what goes on from it to another node, and what
- * comes from outside for a service.
+ * Whether the host's stack carries the connection and may translate it: packets from the stack,
+ * packets to the host, packets that leave the node through the stack, and outside requests for
+ * services.
  */
 static __always_inline bool begins_in_stack(const struct sl_packet *p)
 {
@@ -455,7 +456,7 @@ static __always_inline bool begins_in_stack(const struct sl_packet *p)
 	return true;
 }
 
-/* Makes the entry of a connection whose two sides have agreed. */
+/* Creates the entry of a connection that both sides allow. */
 __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs, __u32 flags)
 {
 	struct sl_ct *ct, *other;
@@ -487,7 +488,8 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 
 	err = insert_connection(p);
 	if (err == -SL_EEXIST) {
-		/* another CPU was faster: with the same, or from the other end */
+		/* another CPU was faster, with the same connection or with one from the other end
+		 */
 		other = find_connection(p);
 		if (other && begins(p) && is_reply(p, other))
 			return SL_REASON_CONNECTION_INVALID;
@@ -501,7 +503,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	return SL_CONTINUE;
 }
 
-/* What is known of a side that let a connection through; its table is not. */
+/* Reconstructs a side that allowed the connection; its table is not recorded. */
 static __always_inline struct sl_side recalled_side(__u32 epoch, __u16 rule)
 {
 	struct sl_side side = {};
@@ -515,7 +517,7 @@ static __always_inline struct sl_side recalled_side(__u32 epoch, __u16 rule)
 	return side;
 }
 
-/* What the event about the end of a connection says of its sides. */
+/* Fills in the sides for the event about the connection's end. */
 static __always_inline void recall_sides(struct sl_packet *p, const struct sl_ct *ct)
 {
 	__u64 epochs = READ_ONCE(ct->epochs);
@@ -526,7 +528,7 @@ static __always_inline void recall_sides(struct sl_packet *p, const struct sl_ct
 		p->ingress = recalled_side((__u32)epochs, ct->rule_in);
 }
 
-/* Says once that a connection has ended. */
+/* Reports the end of a connection, once. */
 static __always_inline bool report_end(struct sl_packet *p, struct sl_ct *ct)
 {
 	if (__sync_fetch_and_or(&ct->flags, SL_CT_CLOSED_SENT) & SL_CT_CLOSED_SENT)
@@ -537,28 +539,28 @@ static __always_inline bool report_end(struct sl_packet *p, struct sl_ct *ct)
 }
 
 /*
- * Whether the stack forwards the packet, which may have to translate it. Of a
- * connection that was picked up it is not known which end the stack stands
- * for.
+ * Whether the packet must go through the stack, because the stack may have to translate it. If
+ * the connection was picked up, the direction that the stack translates is unknown, so both
+ * directions go there.
  */
 static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flags)
 {
 	return flags & SL_CT_VIA_STACK && (p->reply || flags & SL_CT_PICKED_UP);
 }
 
-/* Chunks of SCTP that an end also sends without an association: RFC 9260 5.1 and 8.4. */
+/* SCTP chunks that an end may send without an association: RFC 9260, 5.1 and 8.4. */
 #define SL_SCTP_WITHOUT                                                                            \
 	(1U << SL_SCTP_INIT | 1U << SL_SCTP_INIT_ACK | 1U << SL_SCTP_ABORT | 1U << SL_SCTP_ERROR | \
 	 1U << SL_SCTP_SHUTDOWN_COMPLETE)
 
 /*
- * Whether the packet shows that both ends take part. Of TCP: the initiator goes on after
- * an answer. An answer to a SYN alone does not: SYNs with forged sources would fill the
- * map with connections that no end holds. A responder resets what goes on with a wrong
- * number. A connection that was picked up counts from the first answer.
+ * Whether the packet proves that both ends take part. For TCP: the initiator continues after an
+ * answer; a responder resets a segment with a wrong acknowledgement number. An answer to a SYN
+ * alone is no proof: SYNs with forged sources would fill the map with connections that no end
+ * holds. For a connection that was picked up the first answer is enough.
  *
- * A responder ignores a wrong cookie of SCTP, so the association counts from the first
- * answer that needs one.
+ * An SCTP responder ignores a wrong cookie, so the first answer that requires an association is
+ * enough.
  */
 static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
 {
@@ -573,8 +575,8 @@ static __always_inline bool establishes(const struct sl_packet *p, __u32 flags)
 }
 
 /*
- * Whether the segment has none of the flags that every segment has. An end with a half-open
- * connection ignores it or acknowledges it, whatever its numbers are.
+ * Whether the segment has none of the flags SYN, ACK and RST. An end with a half-open connection
+ * ignores or acknowledges such a segment, whatever its sequence numbers.
  */
 static __always_inline bool lacks_flags(const struct sl_packet *p)
 {
@@ -583,9 +585,8 @@ static __always_inline bool lacks_flags(const struct sl_packet *p)
 }
 
 /*
- * Whether the end that has reset the connection goes on all the same: the reset
- * was forged, or so made that the other end ignores it. One that is meant is
- * the last that an end sends, but for more of them.
+ * Whether the end goes on after its own RST: the RST was forged, or was crafted so
+ * that the other end ignores it. After a genuine RST an end sends nothing but further RSTs.
  */
 static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)
 {
@@ -595,10 +596,10 @@ static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)
 	       !(p->tcp_flags & (SL_TCP_RST | SL_TCP_SYN)) && (by_responder ? p->reply : !p->reply);
 }
 
-/* What is not true of a connection that goes on after a reset. */
+/* Flags that a connection loses if it continues after a RST. */
 #define SL_CT_BELIED (SL_CT_RST | SL_CT_RST_R | SL_CT_CLOSED_SENT | SL_CT_RETURNED)
 
-/* The connection goes on: it counts for the pod that began it. */
+/* The connection continues, so it is charged again to the pod that began it. */
 static __always_inline void count_again(const struct sl_packet *p, const struct sl_ct *ct)
 {
 	__u16 slot = initiator_slot(READ_ONCE(ct->where));
@@ -608,7 +609,7 @@ static __always_inline void count_again(const struct sl_packet *p, const struct 
 		hold(SL_BOUND_XL4 + (p->family == 6), slot, 1);
 }
 
-/* What a packet that passes changes in its connection. */
+/* Updates the connection for a packet that passes. */
 static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 flags = READ_ONCE(ct->flags), set, now = now_seconds();
@@ -623,7 +624,7 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 	if (establishes(p, flags))
 		set |= SL_CT_ESTABLISHED;
 	set &= ~flags;
-	/* the end of another connection, if the map has recycled the element */
+	/* do not mark the end of another connection, if the map has recycled the element */
 	if (set & SL_CT_ENDED) {
 		write_key(p);
 		if (find_connection(p) != ct)
@@ -646,9 +647,9 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 }
 
 /*
- * A policy that had terminated the connection allows it again: it can be
- * terminated, and said to have ended, once more. What is remembered of it does
- * not matter while its entry is there, and says the same.
+ * A policy that had terminated the connection allows it again: it can be terminated, and its end
+ * reported, once more. The record of the revoked connection can stay, because the entry takes
+ * precedence while it exists.
  */
 static __always_inline void revive(struct sl_ct *ct)
 {
@@ -662,12 +663,11 @@ static __always_inline void revive(struct sl_ct *ct)
 }
 
 /*
- * Stores under what a connection was evaluated now. The words belong together: the
- * address epochs of one evaluation beside the epochs of another would vouch for
- * what nobody has evaluated. So a CPU claims the entry first (SL_EPOCHS_BUSY), and
- * only if all is as it was when it evaluated. If another CPU was faster, its words
- * count. No epoch of an endpoint is ever SL_EPOCHS_BUSY, so that other CPUs
- * evaluate the policy for their packets meanwhile.
+ * Stores the epochs of the current evaluation. The words must stay consistent: address epochs of
+ * one evaluation with policy epochs of another would confirm a combination that was never
+ * evaluated. Therefore a CPU first claims the entry (SL_EPOCHS_BUSY), and only if the entry has
+ * not changed since the evaluation. If another CPU was faster, its words stay. No endpoint ever
+ * has the epoch SL_EPOCHS_BUSY, so meanwhile other CPUs evaluate the policy for their packets.
  */
 static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u64 where,
 			       __u32 addr_epochs)
@@ -700,8 +700,8 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 	if (epochs >> 32 == SL_EPOCHS_BUSY ||
 	    __sync_val_compare_and_swap(&ct->epochs, epochs, busy) != epochs)
 		return;
-	/* The map may have given the element to another connection of the same
-	 * ends, evaluated under the same epochs, since it was found.
+	/* Since the lookup, the map may have reassigned the element to another connection of the
+	 * same ends that was evaluated under the same epochs.
 	 */
 	if (find_connection(p) != ct ||
 	    __sync_val_compare_and_swap(&ct->where, where, new_where) != where) {

@@ -4,9 +4,9 @@
 #define SLUICE_COUNT_H
 
 /*
- * Counts by which bounds are shared: plain arrays of 32-bit counters in sl_count, changed
- * by atomic additions when an entry is made, never per packet. The collector writes what
- * it has found at each pass. Hashes use a random seed, which the datapath writes into the
+ * Counters behind shared bounds: plain arrays of 32-bit counters in sl_count. Atomic additions
+ * change them when an entry is created, never per packet. The collector overwrites them with
+ * recounted values at each pass. The hashes use a random seed, which the datapath writes into the
  * first cells, so that no sender can choose whose counter it shares.
  */
 
@@ -46,13 +46,13 @@ static __always_inline void add_to_count(__u32 at, __u32 n)
 		__sync_fetch_and_add(count, n);
 }
 
-/* Whether a record of a kind, SL_COUNT_ANSWERED and so on, may have the port. */
+/* Whether any record of the kind (SL_COUNT_ANSWERED and so on) may have the port. */
 static __always_inline bool may_have_port(__u32 kind, __u16 port)
 {
 	return counted(kind + port / 32) >> (port % 32) & 1;
 }
 
-/* A record of the kind that is stored next has the port. */
+/* Marks the port before a record of the kind is stored. */
 static __always_inline void keep_port(__u32 kind, __u16 port)
 {
 	__u32 *word = count_at(kind + port / 32), bit = 1U << (port % 32);
@@ -66,15 +66,15 @@ static __always_inline __u64 count_seed(void)
 	return (__u64)counted(SL_COUNT_SEED + 1) << 32 | counted(SL_COUNT_SEED);
 }
 
-/* Whether a collector has written the counts lately. Without one, evictions that no
- * program sees make them too large.
+/* Whether the collector has recounted recently. Without it, counts grow too large, because no
+ * program sees evictions.
  */
 static __always_inline bool is_recounted(void)
 {
 	return now_seconds() - counted(SL_COUNT_TIME) < SL_COUNT_LIFE;
 }
 
-/* The number of a sender outside in shares: that of its address, or of its /64. Never 0. */
+/* The number of an outside sender in shares: a hash of its IPv4 address or its /64. Never 0. */
 static __always_inline __u32 sender_number(const __u8 *addr, __u8 family, __u64 seed)
 {
 	__u64 a = family == 4 ? *(const __u32 *)addr : *(const __u64 *)addr;

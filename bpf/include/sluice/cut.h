@@ -3,7 +3,7 @@
 #ifndef SLUICE_CUT_H
 #define SLUICE_CUT_H
 
-/* Packets that are too big for their way, and that the stack may cut. */
+/* Packets that exceed the MTU of their path and that the stack may fragment. */
 
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -13,8 +13,9 @@
 #define SL_IP4_DONT_FRAGMENT 0x4000
 
 /*
- * Whether the stack decides about the packet: it cuts IPv4 that allows it, and drops later
- * fragments that do not without an answer, because their first one was answered.
+ * Whether the stack handles a packet that exceeds the MTU. It fragments IPv4 packets without DF.
+ * It silently drops later fragments with DF, because the first fragment was already answered with
+ * an error.
  */
 static __always_inline bool may_be_cut(struct __sk_buff *skb, const struct sl_packet *p)
 {

@@ -3,7 +3,7 @@
 #ifndef SLUICE_DELIVER_H
 #define SLUICE_DELIVER_H
 
-/* The ways out of a program. */
+/* How packets leave a program: delivery to a pod, to the stack, or out of a device. */
 
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -19,9 +19,9 @@
 #define SL_PACKET_HOST 0 /* PACKET_HOST of linux/if_packet.h */
 
 /*
- * Whether the packet must go through the stack, which answers time exceeded or
- * packet too big with the node's address and at its rate: redirecting checks
- * neither hops nor sizes.
+ * Whether the packet must go through the stack, which answers with time exceeded or packet too
+ * big, from the node's address and at its rate limit. A redirect checks neither the hop limit nor
+ * the size.
  */
 static __always_inline enum sl_reason needs_stack(struct __sk_buff *skb, const struct sl_packet *p,
 						  const struct sl_endpoint *dst)
@@ -32,7 +32,7 @@ static __always_inline enum sl_reason needs_stack(struct __sk_buff *skb, const s
 		return SL_REASON_STACK_TIME_EXCEEDED;
 	if (likely(skb->len - ETH_HLEN <= dst->mtu))
 		return SL_CONTINUE;
-	/* the segments of a GSO packet count, and only the kernel knows them */
+	/* for GSO, the size of the segments counts, which only the kernel knows */
 	if (skb->gso_size && !bpf_check_mtu(skb, dst->ifindex, &len, 0, BPF_MTU_CHK_SEGS))
 		return SL_CONTINUE;
 	return SL_REASON_STACK_TOO_BIG;
@@ -49,9 +49,9 @@ struct sl_head4 {
 _Static_assert(sizeof(struct sl_head4) == 26, "as on the wire");
 
 /*
- * One hop less, to another Ethernet address. The sum over an IPv4 header stays
- * what it was, and with it a checksum of the whole packet that the hardware
- * has found; for IPv6 the kernel must be told.
+ * Decrements the hop limit and replaces the Ethernet addresses. For IPv4 the sum over the header
+ * does not change, so a hardware checksum over the whole packet (CHECKSUM_COMPLETE) stays valid.
+ * For IPv6 the kernel has to recompute it.
  */
 static __always_inline long forward4(struct __sk_buff *skb, const struct sl_endpoint *dst)
 {
@@ -62,7 +62,7 @@ static __always_inline long forward4(struct __sk_buff *skb, const struct sl_endp
 		return -1;
 	__builtin_memcpy(head.eth.dst, dst->mac, ETH_ALEN);
 	__builtin_memcpy(head.eth.src, dst->hmac, ETH_ALEN);
-	/* RFC 1624, for the high byte of a word that is one less */
+	/* RFC 1624: the high byte of the word is decremented */
 	check = head.check;
 	check += bpf_htons(0x0100);
 	head.check = (__be16)(check + (check >= 0xffff));
@@ -85,7 +85,7 @@ static __always_inline long forward6(struct __sk_buff *skb, const struct sl_pack
 	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* Into another local pod, as a router would do it. */
+/* Routes the packet to another local pod. */
 static __always_inline enum sl_reason
 deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_endpoint *dst)
 {
@@ -102,9 +102,9 @@ deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_
 }
 
 /*
- * Whether a program has sent the packet to this device, after it was evaluated
- * and counted. It came by a device of an endpoint or by the tunnel, and the mark
- * carries the number of this one.
+ * Whether one of our programs has redirected the packet to this device, after evaluation and
+ * counting. It then entered by an endpoint's device or by the tunnel, and its mark contains the
+ * index of this device.
  */
 static __always_inline bool is_delivered(struct __sk_buff *skb)
 {
@@ -113,7 +113,7 @@ static __always_inline bool is_delivered(struct __sk_buff *skb)
 	return entered_by(skb) != SL_SLOT_NONE || is_tunnel(skb->ingress_ifindex);
 }
 
-/* To the local pod dst, or to the stack if that has to see it. */
+/* Delivers to the local pod dst, or to the stack if the stack has to see the packet. */
 static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct sl_packet *p,
 						 __u32 *ifindex)
 {
@@ -132,9 +132,9 @@ static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct s
 }
 
 /*
- * Gives a packet that another node has sent to the stack: to this node itself, or
- * to a pod whose packets the stack has to see. Its frame may be addressed to a
- * device of the other node, and it has the mark of the packet that was around it.
+ * Passes a packet from another node to the stack: to the local host, or to a pod whose packets
+ * the stack has to see. The frame may have the address of a device of the other node, and the
+ * packet has the mark of its outer packet.
  */
 static __always_inline int give_to_stack(struct __sk_buff *skb)
 {
@@ -144,9 +144,8 @@ static __always_inline int give_to_stack(struct __sk_buff *skb)
 }
 
 /*
- * What the kernel shall do with a packet for this reason. Marks, priorities
- * and timestamps of one pod mean nothing in another, and older kernels carry
- * them across.
+ * Turns the reason into the action for the kernel. A pod's marks, priorities and timestamps have
+ * no meaning in another pod, but older kernels preserve them.
  */
 static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u32 ifindex)
 {

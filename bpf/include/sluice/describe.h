@@ -4,18 +4,18 @@
 #define SLUICE_DESCRIBE_H
 
 /*
- * How `sluice map dump` writes a field whose C type does not say it. A field without any of
- * these is a number, __be32 and 4 or 16 bytes are an address, 6 bytes are a MAC. The text
- * becomes part of the type information of maps.o, which package mapdump reads; programs are
- * compiled without it.
+ * Directives that tell `sluice map dump` how to render a field if its C type is not enough. By
+ * default a field is a number, __be32 and fields of 4 or 16 bytes are addresses, and fields of 6
+ * bytes are MAC addresses. The directives become BTF declaration tags of maps.o, which package
+ * mapdump reads; programs are compiled without them.
  *
  *   SL_AS("R")      the field as R, which is one of "seconds" (of CLOCK_MONOTONIC), "endpoint",
  *                   "node", "identity-index", "address", "number", "signed", "be32", "hex",
  *                   "enum:E", "unless:N" (a number; N is not written), "a|b|c" (names of
  *                   values from 0 on; "-" is not written) and "hidden"
  *   SL_BITS("…")    a packed word: name@FIRST for a flag, name@FIRST:COUNT=R for a part
- *   SL_PART("…")    the same, behind the name of the field
- *   SL_ADDR("…")    an address; port=F: field F is its port; family=F: field F says 4 or 6;
+ *   SL_PART("…")    the same, with the field's name as prefix
+ *   SL_ADDR("…")    an address; port=F: field F is its port; family=F: field F is 4 or 6;
  *                   mixed: IPv4 if all but the first four bytes are 0
  */
 #ifdef SL_DESCRIBED

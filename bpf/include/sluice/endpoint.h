@@ -3,7 +3,7 @@
 #ifndef SLUICE_ENDPOINT_H
 #define SLUICE_ENDPOINT_H
 
-/* From devices and addresses to slots and identities. */
+/* Lookups from devices and addresses to slots and identities. */
 
 #include <sluice/compiler.h>
 #include <sluice/config.h>
@@ -29,7 +29,7 @@ static __always_inline __u64 policy_of(const struct sl_endpoint *e)
 	return READ_ONCE(e->pol);
 }
 
-/* Who the endpoint is under that policy. */
+/* The endpoint's identity under this policy word. */
 static __always_inline __u32 identity_under(const struct sl_endpoint *e, __u64 pol)
 {
 	if (unlikely(pol & SL_POL_SECOND))
@@ -42,7 +42,7 @@ static __always_inline __u32 identity_of(const struct sl_endpoint *e)
 	return identity_under(e, policy_of(e));
 }
 
-/* The local endpoint with this address, SL_SLOT_HOST for the host's own. */
+/* The slot of the local endpoint with this address; SL_SLOT_HOST for an address of the host. */
 static __always_inline __u16 slot_of_address(const __u8 *addr, __u8 family)
 {
 	struct sl_addr6 addr6;
@@ -59,7 +59,9 @@ static __always_inline __u16 slot_of_address(const __u8 *addr, __u8 family)
 	return slot ? (__u16)*slot : SL_SLOT_NONE;
 }
 
-/* Never fails: an address that is not in the ipcache is the world's. */
+/* Looks up an address. It never fails: an address that is not in the ipcache belongs to the
+ * world.
+ */
 static __always_inline struct sl_ipcache ipcache_of(const __u8 *addr, __u8 family)
 {
 	struct sl_ipcache world = { .identity = family == 4 ? cfg_world4 : cfg_world6 };

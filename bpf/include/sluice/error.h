@@ -4,18 +4,18 @@
 #define SLUICE_ERROR_H
 
 /*
- * ICMP errors to a pod about packets that it has sent to a service. They quote the backend,
- * of which the pod's kernel knows nothing: without translation it finds no socket, so that no
- * call fails with ECONNREFUSED, and no path MTU is learned.
+ * ICMP errors to a pod about packets that it has sent to a service. They quote the backend's
+ * address, which the pod's kernel does not know. Untranslated, the error would match no socket:
+ * no call would fail with ECONNREFUSED, and the path MTU would not be learned.
  */
 
 #include <sluice/quote.h>
 #include <sluice/rewrite.h>
 
 /*
- * Has the error quote the address that the pod has asked, and come from it where the backend
- * has sent it. Returns 0 on success. If the service has gone meanwhile, the error stays as
- * it is.
+ * Rewrites the error so that it quotes the address that the pod had requested; if the backend
+ * itself sent the error, its source becomes that address, too. Returns 0 on success. If the
+ * service has been removed meanwhile, the error is not changed.
  */
 __noinline int rewrite_error(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -32,7 +32,7 @@ __noinline int rewrite_error(struct __sk_buff *skb, struct sl_packet *p)
 	return (int)rewrite_end(skb, p, &to);
 }
 
-/* What a frame needs before it is delivered to a pod. */
+/* Rewrites a frame before it is delivered to a pod. */
 static __always_inline int rewrite_for_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	return is_error(p) ? rewrite_error(skb, p) : rewrite(skb, p);

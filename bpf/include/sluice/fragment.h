@@ -4,20 +4,18 @@
 #define SLUICE_FRAGMENT_H
 
 /*
- * Fragments but the first have no ports, and are never evaluated without them:
- * the first one leaves them behind. Protocols without ports need none, but
- * what follows the fragment header of IPv6 may be another extension header:
- * such fragments are not followed. Ports that one local pod, or one node, leaves
- * behind serve its own fragments only.
+ * Later fragments have no ports, and are never evaluated without ports: the first fragment
+ * records them. Protocols without ports need no record. After an IPv6 fragment header, however,
+ * another extension header may follow; such fragments are not tracked. Ports that one local pod,
+ * or one node, has recorded apply only to its own fragments.
  *
- * Later fragments take the path of the first one. A stack that tracks connections waits
- * for all fragments of a datagram, so those that a program delivers past it would be
- * missing there. A later fragment that arrives before its first one has no ports and is
- * dropped on either path.
+ * Later fragments take the path of the first fragment. A stack that tracks connections waits for
+ * all fragments of a datagram, and would miss fragments that a program delivers past it. A later
+ * fragment that arrives before the first one has no ports and is dropped on either path.
  *
- * The pods of the node share the datagrams that are remembered; see bound.h. Those of a pod above
- * its guarantee are forgotten with their last fragment, so that a pod that sends fragments in
- * their order is never refused.
+ * The pods of the node share the map of tracked datagrams; see bound.h. A datagram of a pod above
+ * its guarantee is removed with its last fragment, so that a pod that sends fragments in order is
+ * never refused.
  */
 
 #include <sluice/bound.h>
@@ -55,8 +53,8 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 }
 
 /*
- * What pods of the node send is in a map of its own, which what comes from the stack, other nodes
- * or outside cannot fill.
+ * Datagrams of local pods have a map of their own, which packets from the stack, other nodes or
+ * outside cannot fill.
  */
 static __always_inline __u32 *find_fragment(const struct sl_fragment *key)
 {
@@ -80,7 +78,7 @@ static __always_inline void insert_fragment(const struct sl_fragment *key, const
 		bpf_map_update_elem(&sl_frag, key, ports, BPF_NOEXIST);
 }
 
-/* Forgets a datagram of a pod above its guarantee, all of whose fragments have come. */
+/* Removes the record of a complete datagram if the pod is above its guarantee. */
 static __always_inline void end_datagram(const struct sl_packet *p, const struct sl_fragment *key)
 {
 	if (SL_PROGRAM != SL_PROGRAM_FROM_POD || !p->last_fragment ||
@@ -90,7 +88,7 @@ static __always_inline void end_datagram(const struct sl_packet *p, const struct
 		give_back(SL_BOUND_FRAGMENTS, p->src_slot, 1);
 }
 
-/* Finds the ports of a later fragment, and the path of its datagram. */
+/* Looks up the ports of a later fragment, and the path of its datagram. */
 __noinline enum sl_reason find_ports(struct sl_packet *p)
 {
 	struct sl_fragment key;
@@ -119,15 +117,15 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* What a first fragment leaves behind for the later ones. */
+/* The record that a first fragment leaves for the later ones. */
 enum sl_lead {
-	SL_LEAD_NONE = 0, /* nothing: it is dropped */
-	SL_LEAD_ON = 1, /* its ports; the path, if one is known, stays */
+	SL_LEAD_NONE = 0, /* nothing, because it is dropped */
+	SL_LEAD_ON = 1, /* its ports; a path that is already recorded stays */
 	SL_LEAD_PAST_STACK = 2,
 	SL_LEAD_BY_STACK = 3,
 };
 
-/* What a first fragment leaves behind that a program chooses a path for. */
+/* The record of a first fragment, by the path that a program has chosen for it. */
 static __always_inline enum sl_lead lead_of(enum sl_reason reason)
 {
 	switch (reason) {
@@ -142,15 +140,15 @@ static __always_inline enum sl_lead lead_of(enum sl_reason reason)
 	case SL_REASON_STACK_TIME_EXCEEDED:
 	case SL_REASON_STACK_TOO_BIG:
 		return SL_LEAD_BY_STACK;
-	case SL_REASON_ANSWERED_TOO_BIG: /* so are the later ones */
+	case SL_REASON_ANSWERED_TOO_BIG: /* the later ones are dropped, too */
 		return SL_LEAD_ON;
 	default:
 		return SL_LEAD_NONE;
 	}
 }
 
-/* Whether an element is what the first fragment leaves behind; another one of
- * its datagram's key is deleted.
+/* Whether the element has the values that the first fragment would record. If not, the element is
+ * deleted.
  */
 static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 ports, bool wanted)
 {
@@ -160,15 +158,15 @@ static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 p
 		return false;
 	if (wanted && *found == ports)
 		return true;
-	/* an identification that is used again: values are written once */
+	/* the identification is reused, and values are written only once */
 	delete_fragment(key);
 	return false;
 }
 
 /*
- * Remembers the ports and the path of a first fragment that passes. One that is denied
- * takes no room from those of others, and leaves its later ones none. 1: the datagram exceeds the
- * share of the pod that sends it.
+ * Records the ports and the path of a first fragment that passes. A denied fragment records
+ * nothing, so it takes no space from others and its later fragments are dropped. Returns 1 if the
+ * datagram exceeds the share of the sending pod.
  */
 __noinline int lead_fragments(struct sl_packet *p, __u32 lead)
 {

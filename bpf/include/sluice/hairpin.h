@@ -4,9 +4,10 @@
 #define SLUICE_HAIRPIN_H
 
 /*
- * A service that leads a pod to itself. The pod would answer its own address inside
- * its namespace, past every translation, so it sees the packets from an address that
- * nobody has, and answers that. No policy is asked: the packets never leave the pod.
+ * Hairpins: a service whose backend is the requesting pod itself. If the pod saw its own address
+ * as source, it would answer inside its namespace, where nothing translates the answer. Therefore
+ * the pod sees a reserved source address, and answers to that. No policy applies, because the
+ * packets never leave the pod.
  */
 
 #include <linux/in6.h>
@@ -17,7 +18,7 @@
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* What the pod sees instead of itself; the first is also its gateway's. */
+/* The source address that the pod sees; the first is also its gateway's. */
 #define SL_HAIRPIN4 SL_GATEWAY4 /* 169.254.1.1 */
 #define SL_HAIRPIN6_0 bpf_htonl(0xfd736c75) /* fd73:6c75:6963:6500::1 */
 #define SL_HAIRPIN6_1 bpf_htonl(0x69636500)
@@ -34,8 +35,8 @@ static __always_inline void hairpin_address(__u8 *addr, __u8 family)
 }
 
 /*
- * Stores what the pod's answers are led to: the service. False if another service
- * has them already, which the same port has been used for.
+ * Stores the translation for the pod's answers back to the service. False if the port already has
+ * a translation back to another service.
  */
 static __noinline bool store_way_back(struct sl_packet *p)
 {
@@ -62,7 +63,7 @@ static __noinline bool store_way_back(struct sl_packet *p)
 	return !insert_translation(p->family);
 }
 
-/* Gives the packet back to the pod. */
+/* Sends the packet back to the pod. */
 __noinline enum sl_reason return_to_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 }, to = {};
@@ -107,8 +108,8 @@ static __always_inline bool is_hairpin_address(const __u8 *addr, __u8 family)
 }
 
 /*
- * Gives an error about such a packet back to the pod, from the service and about the packet
- * that the pod has sent. SL_CONTINUE: it is about none.
+ * Returns an ICMP error about a hairpin packet to the pod: it appears to come from the service
+ * and quotes the packet that the pod had sent. SL_CONTINUE: the error is about another packet.
  */
 __noinline enum sl_reason return_error(struct __sk_buff *skb, struct sl_packet *p)
 {

@@ -17,8 +17,8 @@
 #define SL_IP4_OPT_BYTES 40
 
 /*
- * With a source route, what we evaluate as a packet to the host would be one that
- * the host's stack forwards to wherever the pod likes.
+ * Rejects source routes: a packet that we would evaluate as sent to the host would be forwarded
+ * by the host's stack to any address that the pod chooses.
  */
 __noinline enum sl_reason check_ip4_options(struct __sk_buff *skb, __u32 ihl)
 {
@@ -57,7 +57,7 @@ static __always_inline enum sl_reason parse_ip4(struct __sk_buff *skb, struct sl
 
 	ihl = ip.ihl * 4;
 	total = bpf_ntohs(ip.tot_len);
-	/* a segmented packet above 64 KiB (BIG TCP) says 0 */
+	/* a GSO packet above 64 KiB (BIG TCP) has length 0 */
 	if (total == 0 && skb->gso_size)
 		total = skb->len - ETH_HLEN;
 	if (ip.version != 4 || ihl < sizeof(ip) || total < ihl || ETH_HLEN + total > skb->len)
@@ -96,7 +96,7 @@ static __always_inline __be32 ip4_dst(const struct sl_packet *p)
 	return *(const __be32 *)p->dst;
 }
 
-/* Destinations that no unicast packet has. */
+/* Rejects destinations that no unicast packet has. */
 static __always_inline enum sl_reason check_ip4_destination(const struct sl_packet *p)
 {
 	__u32 dst = bpf_ntohl(ip4_dst(p));

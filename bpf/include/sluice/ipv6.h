@@ -35,20 +35,20 @@ static __always_inline bool is_ext_header(__u8 proto)
 }
 
 /*
- * Walks the extension headers up to the transport header, or up to what a
- * fragment hides. Sets proto and l4. A routing header is a source route.
+ * Walks the extension headers up to the transport header, or up to the end of what a fragment
+ * contains. Sets proto and l4. Rejects routing headers, which are source routes.
  */
 __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_packet *p)
 {
-	/* next header, length, or offset and identification of a fragment */
+	/* next header and length; of a fragment header also the offset */
 	__u8 ext[4];
 	__be32 id;
 
 	if (!p)
 		return SL_REASON_MALFORMED;
 
-	/* unrolled: a loop may begin in its middle, and Linux 6.1 refuses one that
-	 * comes back without a jump
+	/* unrolled: Linux 6.1 rejects a loop whose back edge is not a jump, which clang may
+	 * generate
 	 */
 #pragma unroll
 	for (int i = 0; i <= SL_IP6_MAX_EXT; i++) {
@@ -93,7 +93,7 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 			p->more_fragments = !p->fragment && ext[3] & 1;
 			p->last_fragment = p->fragment && !(ext[3] & 1);
 			p->fragment_id = bpf_ntohl(id);
-			/* later pieces could lie about what is behind, and write over it */
+			/* later fragments could forge and overwrite the headers that follow */
 			if (p->more_fragments && is_ext_header(ext[0]))
 				return SL_REASON_EXTENSION_HEADERS;
 		}
@@ -105,7 +105,7 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 	return SL_REASON_EXTENSION_HEADERS;
 }
 
-/* struct ipv6hdr with addresses as words: they are copied in two loads each. */
+/* struct ipv6hdr with addresses as 64-bit words, so that each is copied by two loads. */
 struct sl_ip6 {
 	__u8 version; /* upper half */
 	__u8 flow[3];
@@ -127,7 +127,7 @@ static __always_inline enum sl_reason parse_ip6(struct __sk_buff *skb, struct sl
 		return SL_REASON_MALFORMED;
 
 	payload = bpf_ntohs(ip.payload_len);
-	/* a segmented packet above 64 KiB (BIG TCP) says 0 */
+	/* a GSO packet above 64 KiB (BIG TCP) has length 0 */
 	if (payload == 0 && skb->gso_size)
 		payload = skb->len - ETH_HLEN - sizeof(ip);
 	if (ip.version >> 4 != 6 || ETH_HLEN + sizeof(ip) + payload > skb->len)
@@ -154,7 +154,7 @@ static __always_inline bool is_link_local6(const __u8 *addr)
 	return addr[0] == 0xfe && (addr[1] & 0xc0) == 0x80;
 }
 
-/* ::, ::1 and ::ffff:0:0/96 are never on the wire. */
+/* ::, ::1 and ::ffff:0:0/96 must not appear on the wire. */
 static __always_inline bool is_martian6(const __u8 *addr)
 {
 	const __u64 *half = (const __u64 *)addr;
@@ -163,7 +163,7 @@ static __always_inline bool is_martian6(const __u8 *addr)
 	return half[0] == 0 && (low <= 1 || low >> 32 == 0xffff);
 }
 
-/* Destinations that no unicast packet has. */
+/* Rejects destinations that no unicast packet has. */
 static __always_inline enum sl_reason check_ip6_destination(const struct sl_packet *p)
 {
 	if (p->dst[0] == 0xff)

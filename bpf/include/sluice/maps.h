@@ -4,14 +4,13 @@
 #define SLUICE_MAPS_H
 
 /*
- * How each map is written is part of its meaning, because a hash value that is
- * replaced in place can be missed, or read as another key's, by a program that
- * looks it up at that moment:
+ * How each type of map may be written. A program that looks a hash value up while it is replaced
+ * in place may miss it, or may read the value of another key. Therefore:
  *
- *   array        changes in one aligned 64-bit word at a time
- *   hash         values are written once and deleted
+ *   array        one aligned 64-bit word is changed at a time
+ *   hash         values are written once, and deleted
  *   LPM trie     values of at most 8 bytes may be replaced
- *   per-CPU      written by the programs only
+ *   per-CPU      only programs write
  */
 
 #include <linux/bpf.h>
@@ -28,7 +27,7 @@ struct {
 	__type(value, struct sl_endpoint);
 } sl_ep SEC(".maps");
 
-/* the node-wide counter behind every epoch; no program reads it */
+/* the node-wide counter from which all epochs are taken; no program reads it */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -63,7 +62,7 @@ struct {
 	__type(value, sl_endpoint_id);
 } sl_ip6 SEC(".maps");
 
-/* prefix -> who lives there */
+/* prefix -> identity and node */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, SL_MAX_IPCACHE);
@@ -80,7 +79,7 @@ struct {
 	__type(value, struct sl_ipcache);
 } sl_ipc6 SEC(".maps");
 
-/* number of a node -> how it is reached */
+/* node ID -> how the node is reached */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -89,7 +88,7 @@ struct {
 	__type(value, struct sl_node);
 } sl_node SEC(".maps");
 
-/* address of another node -> its number */
+/* address of another node -> node ID */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_NODE_ADDRESSES);
@@ -98,7 +97,7 @@ struct {
 	__type(value, sl_node_id);
 } sl_node_addr SEC(".maps");
 
-/* table -> one direction of a policy */
+/* table number -> one direction of a policy */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_TABLES);
@@ -107,7 +106,7 @@ struct {
 	__type(value, struct sl_table);
 } sl_table SEC(".maps");
 
-/* identity -> what it is, one word; see SL_ID_KNOWN */
+/* identity -> class, kind and scope, one word; see SL_ID_KNOWN */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_IDENTITIES);
@@ -116,7 +115,7 @@ struct {
 	__type(value, sl_identity_word);
 } sl_id SEC(".maps");
 
-/* peer set and node class -> class */
+/* peer set and identity class -> peer class */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_PEERS);
@@ -125,7 +124,7 @@ struct {
 	__type(value, sl_class_nr);
 } sl_peer SEC(".maps");
 
-/* address set and address -> classes */
+/* address set and address -> address classes */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, SL_MAX_BLOCKS);
@@ -142,7 +141,7 @@ struct {
 	__type(value, struct sl_cidr);
 } sl_cidr6 SEC(".maps");
 
-/* class_base + class -> root in sl_ports */
+/* class_base + peer class -> root in sl_ports */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_CLASSES);
@@ -165,7 +164,7 @@ struct {
 	__type(value, struct sl_rule);
 } sl_rule SEC(".maps");
 
-/* what node classes and tables are; no program reads them */
+/* number -> key of an identity class, hash of a table; no program reads them */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_NODE_CLASSES);
@@ -180,7 +179,7 @@ struct {
 	__type(value, struct sl_table_key);
 } sl_table_key SEC(".maps");
 
-/* connections; an element may be recycled while a program holds it */
+/* connections; an element may be recycled while a program holds a pointer to it */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_CT4);
@@ -195,7 +194,7 @@ struct {
 	__type(value, struct sl_ct);
 } sl_ct6 SEC(".maps");
 
-/* revoked TCP connections; elements go only when they are deleted */
+/* terminated TCP connections; elements are never evicted */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_REVOKED);
@@ -210,7 +209,7 @@ struct {
 	__type(value, struct sl_revoked);
 } sl_revoked6 SEC(".maps");
 
-/* position of a ring -> connection from outside that has it */
+/* ring position -> connection from outside */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * SL_RING4);
@@ -225,7 +224,7 @@ struct {
 	__type(value, struct sl_ring6);
 } sl_ring6 SEC(".maps");
 
-/* slot and family -> connections begun, and how many may be */
+/* slot and family -> connections begun, and their limit */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_BUDGETS);
@@ -234,7 +233,7 @@ struct {
 	__type(value, struct sl_budget);
 } sl_budget SEC(".maps");
 
-/* bound -> how endpoints share it */
+/* bound -> how the endpoints share it */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_BOUNDS);
@@ -243,7 +242,7 @@ struct {
 	__type(value, struct sl_bound);
 } sl_bound SEC(".maps");
 
-/* slot -> entries of each bound */
+/* slot -> number of entries of each bound */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS);
@@ -252,7 +251,7 @@ struct {
 	__type(value, struct sl_held);
 } sl_held SEC(".maps");
 
-/* slot or outside -> what was refused because of its share */
+/* slot or outside -> refusals because the share was exceeded */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS + 1);
@@ -261,7 +260,7 @@ struct {
 	__type(value, struct sl_refused);
 } sl_refused SEC(".maps");
 
-/* hash of an address -> changes whenever the address goes to another identity */
+/* hash of an address -> epoch, bumped whenever the address gets another identity */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_ADDRESS_EPOCHS);
@@ -277,7 +276,7 @@ struct {
 	__type(value, __u64);
 } sl_ct_stats SEC(".maps");
 
-/* first fragments that pods of the node send -> ports of the others */
+/* first fragment from a local pod -> ports of its datagram */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_POD_FRAGMENTS);
@@ -285,7 +284,7 @@ struct {
 	__type(value, sl_ports_word);
 } sl_pod_frag SEC(".maps");
 
-/* the same of what comes from the stack, other nodes or outside */
+/* the same for fragments from the stack, other nodes or outside */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_FRAGMENTS);
@@ -307,7 +306,7 @@ struct {
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");
 
-/* rate -> what this CPU has done in this second */
+/* rate -> what this CPU has given in this second */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SL_MAX_RATES);
@@ -315,7 +314,7 @@ struct {
 	__type(value, struct sl_rate);
 } sl_rate SEC(".maps");
 
-/* slot -> events of an endpoint */
+/* slot -> events of the endpoint */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS);
@@ -323,7 +322,7 @@ struct {
 	__type(value, struct sl_ep_limit);
 } sl_ep_limits SEC(".maps");
 
-/* program -> what it knows about the packet of its run; see packet.h */
+/* program -> state of the packet of its run; see packet.h */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SL_MAX_PROGRAMS);

@@ -4,26 +4,25 @@
 #define SLUICE_NAT_PORT_H
 
 /*
- * Ports of the node for connections of senders outside to backends elsewhere. A port is
- * claimed by an element of sl_xl under the answer as it arrives. For each backend and
- * protocol there are SL_NAT_PORTS, which a search visits in an order that the hash of the
- * connection gives:
+ * Source ports of the node for connections from outside clients to backends on other nodes. A
+ * port is claimed by an element of sl_xl4 or sl_xl6 whose key is the answer as it arrives. For
+ * each backend and protocol there are SL_NAT_PORTS ports. A search visits them in an order that
+ * the connection's hash determines:
  *
- *   the connection's own   is taken: the entry of the connection was evicted, and the
- *                          claim was not
- *   not claimed            is taken
+ *   the connection's own   is taken: the connection's entry was evicted, its claim was not
+ *   unclaimed              is taken
  *   ended                  is taken: FIN of both ends or RST was seen, the entry is gone,
- *                          or has been idle for its life. Claims that have rested for
- *                          some seconds come first.
- *   half-open TCP, UDP     gives way if the first SL_PORT_CHOICES ports offer nothing
- *                          else: the oldest half-open one, the longest idle one of UDP
+ *                          or has been idle for its lifetime. Claims in quarantine for
+ *                          some seconds already are preferred.
+ *   half-open TCP, UDP     is replaced if the first SL_PORT_CHOICES ports offer nothing
+ *                          better: the oldest half-open one; for UDP the longest idle one
  *   open TCP               stays
  *
- * So senders that do not answer, or that forge their addresses, replace each other.
- * A sender that has more than SL_SHARE_SMALL ports to a backend is counted, and has a
- * share: while half of the ports are in use, it may have one part in 2 * (n + 1) of them,
- * n being the number of counted senders. Beyond that it only takes ports of connections
- * that have ended, and of its own that give way.
+ * Senders that do not answer, or that forge their addresses, so replace each other's claims. A
+ * sender with more than SL_SHARE_SMALL ports to a backend is counted and gets a share: while half
+ * of the ports are in use, each of n counted senders may have one part in 2 * (n + 1) of the
+ * ports. Beyond its share a sender only gets ports of ended connections, and its own replaceable
+ * ports.
  */
 
 #include <sluice/conntrack.h>
@@ -32,30 +31,30 @@
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* Ports that are looked at before the claim fails: enough for one of 50 free ones. */
+/* Ports that a search examines before it fails: enough if one in 50 is free. */
 #define SL_PORT_TRIES 256
-/* Ports among which the best is chosen, unless one is free. */
+/* Ports among which the best is chosen, if none is free. */
 #define SL_PORT_CHOICES 32
-/* With so many free ones among them, less than half are in use, and the counts are wrong. */
+/* If so many of them are free, less than half of the ports are in use, and the counts are wrong. */
 #define SL_PORT_MOSTLY_FREE (SL_PORT_CHOICES * 3 / 4)
 
-/* Seconds for which an ended connection's port rests, while there are others. */
+/* Quarantine in seconds of an ended connection's port, while other ports are available. */
 #define SL_PORT_REST 2
-/* Seconds after which a claim without an entry is nobody's. */
+/* Seconds after which a claim without a connection entry is lost. */
 #define SL_PORT_LOST 10
 
-/* How good a port is for a connection that looks for one. */
+/* How suitable a port is for a connection. */
 #define SL_PORT_TAKEN 0
-#define SL_PORT_GIVES_WAY 1 /* and how long it has waited, below the next */
+#define SL_PORT_GIVES_WAY 1 /* plus how long it has been unused, below SL_PORT_ENDED */
 #define SL_PORT_ENDED 0x40000000
 #define SL_PORT_RESTED 0x40000001
 #define SL_PORT_FREE 0x40000002
 #define SL_PORT_OWN 0x40000003
 
-/* The least that a counted sender may have while no collector counts. */
+/* The minimum share of a counted sender while no collector runs. */
 #define SL_SHARE_UNCOUNTED (4 * SL_SHARE_SMALL)
 
-/* In sl_xl.born: another CPU replaces the claim. */
+/* In sl_xl.born: another CPU is replacing the claim. */
 #define SL_CLAIM_BUSY 0xffffffff
 
 _Static_assert(offsetof(struct sl_xl, last_s) % 8 == 0 &&
@@ -68,9 +67,9 @@ static __always_inline __u32 now_milliseconds(void)
 	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000);
 }
 
-/* Whether a socket of the node is connected to the backend from the port: it would lose
- * its packets. Sockets that listen or are not connected lose nothing, because answers of
- * the backend are looked up as claims first.
+/* Whether a socket of the node is connected to the backend from the port, and would lose its
+ * packets. Listening and unconnected sockets lose none, because answers of the backend match
+ * claims first.
  */
 __noinline int is_port_of_host(struct __sk_buff *skb, struct sl_packet *p,
 			       const struct sl_end *from)
@@ -89,7 +88,9 @@ __noinline int is_port_of_host(struct __sk_buff *skb, struct sl_packet *p,
 	return state != SL_SOCKET_NONE && state != SL_SOCKET_LISTENS;
 }
 
-/* The key of the answers to a source, and whom they are for. */
+/* Writes the claim of a source: the key matches the answers, the value is the client that they
+ * are for.
+ */
 static __always_inline void write_claim(struct sl_packet *p, const struct sl_end *from)
 {
 	if (p->family == 4) {
@@ -127,8 +128,8 @@ static __always_inline void write_zone(struct sl_packet *p, __u8 zone)
 		p->xl6.zone = zone;
 }
 
-/* The claim under the key in the cell, or what was stored about its answers, if the map has
- * evicted the claim: the port is as much the connection's as before.
+/* Finds the claim under the key in the cell. If the map has evicted the claim, its answer record
+ * in sl_answers4 or sl_answers6 counts as well.
  */
 static __always_inline struct sl_xl *find_claim(struct sl_packet *p, __u16 port)
 {
@@ -141,13 +142,13 @@ static __always_inline struct sl_xl *find_claim(struct sl_packet *p, __u16 port)
 	return xl;
 }
 
-/* Whether answers to the source are the connection's, if they are anybody's. */
+/* Whether the claim, if there is one, belongs to the packet's connection. */
 static __always_inline bool is_own_claim(const struct sl_packet *p, const struct sl_xl *xl)
 {
 	return xl && xl->port == p->sport && equal16(xl->addr, p->src);
 }
 
-/* Whether the claim is of the same sender as the connection. */
+/* Whether the claim belongs to the sender of the packet's connection. */
 static __always_inline bool is_of_sender(const struct sl_packet *p, const struct sl_xl *xl)
 {
 	if (p->family == 4)
@@ -155,7 +156,7 @@ static __always_inline bool is_of_sender(const struct sl_packet *p, const struct
 	return *(const __u64 *)xl->addr == *(const __u64 *)p->src;
 }
 
-/* The entry of the connection that has the claim. Writes over the key in the cell. */
+/* Finds the entry of the connection that owns the claim. Overwrites the key in the cell. */
 static __always_inline struct sl_ct *connection_of_claim(struct sl_packet *p,
 							 const struct sl_xl *xl)
 {
@@ -180,7 +181,7 @@ static __always_inline __u32 worth_of_ended(__u32 idle)
 	return idle < SL_PORT_REST ? SL_PORT_ENDED : SL_PORT_RESTED;
 }
 
-/* How long a claim that gives way has been worth nothing, in a scale of its protocol. */
+/* Ranks a replaceable claim by how long it has been unused; the scale depends on the protocol. */
 static __always_inline __u32 worth_of_rival(__u8 proto, __u32 age, __u32 idle)
 {
 	__u32 worth;
@@ -192,11 +193,11 @@ static __always_inline __u32 worth_of_rival(__u8 proto, __u32 age, __u32 idle)
 	if (idle >= SL_PORT_ENDED / 4)
 		idle = SL_PORT_ENDED / 4 - 1;
 	worth = SL_PORT_GIVES_WAY + 2 * idle;
-	/* what was never used again after its first second goes before what was */
+	/* a claim that was only used in its first second ranks above one that was used later */
 	return age < (idle + 1) * 1000 ? worth + 1 : worth;
 }
 
-/* How good the port of another connection's claim is, by the connection's entry. */
+/* Ranks the port of another connection's claim, by that connection's entry. */
 static __always_inline __u32 worth_of_claim(struct sl_packet *p, const struct sl_xl *xl, __u16 port,
 					    __u64 word)
 {
@@ -221,8 +222,8 @@ static __always_inline __u32 worth_of_claim(struct sl_packet *p, const struct sl
 }
 
 /*
- * How good a port is for the packet's connection. The word of the claim, last_s and born,
- * is kept in p->search: only who changes it may replace the claim.
+ * Ranks a port for the packet's connection. The claim's word of last_s and born is kept in
+ * p->search: only the CPU that exchanges this word may replace the claim.
  */
 static __always_inline __u32 worth_of_port(struct sl_packet *p, const struct sl_end *from)
 {
@@ -252,7 +253,7 @@ static __always_inline __u64 hash_of_backend(const struct sl_packet *p, __u64 se
 	return scramble(scramble(d[0] ^ seed) ^ d[1] ^ (__u64)p->dport << 16 ^ p->proto);
 }
 
-/* Cells of sl_count: of the backend, and of a sender that uses it. */
+/* Cells of sl_count: of the backend, and of a sender to that backend. */
 static __always_inline __u32 count_of_backend(const struct sl_packet *p, __u64 seed)
 {
 	return SL_COUNT_BACKENDS + (hash_of_backend(p, seed) & (SL_COUNTED_BACKENDS - 1));
@@ -265,7 +266,7 @@ static __always_inline __u32 count_of_sender(const struct sl_packet *p, __u64 se
 	return SL_COUNT_SENDERS + (hash & (SL_COUNTED_SENDERS - 1));
 }
 
-/* The share of a sender of the packet's backend; sender 0: what all have in common. */
+/* The share of a sender to the packet's backend; sender 0: the totals of all senders. */
 static __always_inline struct sl_share *find_share(const struct sl_packet *p, __u32 sender,
 						   bool make, __u32 count)
 {
@@ -282,7 +283,7 @@ static __always_inline struct sl_share *find_share(const struct sl_packet *p, __
 	return bpf_map_lookup_elem(&sl_share, &key);
 }
 
-/* Counts a port that a sender has claimed, or lost. */
+/* Counts a port that a sender has claimed; n = -1: lost. */
 __noinline int count_port(struct sl_packet *p, __u32 sender, __u32 n)
 {
 	struct sl_share *share;
@@ -299,7 +300,7 @@ __noinline int count_port(struct sl_packet *p, __u32 sender, __u32 n)
 	return 0;
 }
 
-/* Whether the sender has all the ports to the backend that it may have. */
+/* Whether the sender has used up its share of ports to the backend. */
 __noinline int exceeds_share(struct sl_packet *p, __u32 sender)
 {
 	struct sl_share *share, *all;
@@ -324,20 +325,20 @@ __noinline int exceeds_share(struct sl_packet *p, __u32 sender)
 		return 0;
 	all = find_share(p, 0, false, 0);
 	part = SL_NAT_PORTS / 2 / (1 + (all ? READ_ONCE(all->senders) : 1));
-	/* too many may be counted */
+	/* without a recent recount the number of senders may be too large */
 	if (part < SL_SHARE_UNCOUNTED && !is_recounted())
 		part = SL_SHARE_UNCOUNTED;
 	return READ_ONCE(share->ports) >= part;
 }
 
-/* Takes the claim of another connection out of the map, unless it has changed since it was
- * looked at.
+/* Removes the claim of another connection from the map, unless it has changed since it was
+ * examined.
  */
 static __always_inline bool unseat(struct sl_packet *p, __u16 port, __u64 word)
 {
 	struct sl_xl *xl = find_claim(p, port);
 
-	/* the map may have given the element to another key, with another word */
+	/* if the map has reassigned the element to another key, its word differs */
 	if (!xl || __sync_val_compare_and_swap((__u64 *)&xl->last_s, word,
 					       (__u64)SL_CLAIM_BUSY << 32 | (__u32)word) != word)
 		return false;
@@ -347,7 +348,7 @@ static __always_inline bool unseat(struct sl_packet *p, __u16 port, __u64 word)
 	return true;
 }
 
-/* Claims the port that the search has chosen; whether it is the connection's now. */
+/* Claims the port that the search has chosen. Returns whether the connection has it now. */
 __noinline int take_port(struct sl_packet *p, const struct sl_end *from)
 {
 	__u32 worth, loser;
@@ -358,7 +359,7 @@ __noinline int take_port(struct sl_packet *p, const struct sl_end *from)
 	if (!worth)
 		return 0;
 	if (worth == SL_PORT_OWN) {
-		insert_translation(p->family); /* the map may have evicted it */
+		insert_translation(p->family); /* the map may have evicted the claim */
 		return 1;
 	}
 	if (worth != SL_PORT_FREE) {
@@ -374,8 +375,8 @@ __noinline int take_port(struct sl_packet *p, const struct sl_end *from)
 }
 
 /*
- * One step of the search: looks at the next port. Whether it is time to claim one, which
- * is in "from" then: this port, or the best so far.
+ * One step of the search: examines the next port. Returns whether to claim the port that "from"
+ * then has: this one, or the best one so far.
  */
 __noinline int try_port(struct sl_packet *p, struct sl_end *from, __u32 i)
 {
@@ -397,7 +398,7 @@ __noinline int try_port(struct sl_packet *p, struct sl_end *from, __u32 i)
 		s->best = worth;
 		s->port = from->port;
 	}
-	/* in mid-flow, the connection's own port may be one of the next */
+	/* in mid-flow, one of the next ports may be the connection's own */
 	if (s->best < (s->midway ? SL_PORT_OWN : SL_PORT_RESTED) &&
 	    (i < SL_PORT_CHOICES - 1 || !s->best))
 		return 0;
@@ -406,8 +407,8 @@ __noinline int try_port(struct sl_packet *p, struct sl_end *from, __u32 i)
 	return 1;
 }
 
-/* SCTP keeps the port of the sender, because no checksum could follow. It has it unless an
- * open association of another sender does.
+/* SCTP keeps the client's port, because its checksum would have to be recomputed. The port is
+ * available unless an open association of another client uses it.
  */
 static __always_inline enum sl_reason claim_own_port(struct sl_packet *p, struct sl_end *from)
 {
@@ -417,7 +418,7 @@ static __always_inline enum sl_reason claim_own_port(struct sl_packet *p, struct
 	return take_port(p, from) ? SL_CONTINUE : SL_REASON_NAT_EXHAUSTED;
 }
 
-/* Finds a port of the node for the connection, from an address of the node. */
+/* Finds a source port for the connection, at the node's address in "from". */
 __noinline enum sl_reason find_port(struct __sk_buff *skb, struct sl_packet *p, struct sl_end *from)
 {
 	__u32 i;

@@ -36,7 +36,7 @@ struct sl_nd_advert {
 };
 _Static_assert(sizeof(struct sl_nd_advert) == 32, "as on the wire");
 
-/* What the checksum of ICMPv6 covers besides the message. */
+/* The pseudo-header that the ICMPv6 checksum covers in addition to the message. */
 struct sl_pseudo6 {
 	__u8 src[16];
 	__u8 dst[16];
@@ -112,8 +112,8 @@ static __always_inline enum sl_reason advertise(struct __sk_buff *skb, struct sl
 }
 
 /*
- * Answers solicitations for fe80::1. Everything else that discovers or
- * redirects ends here: there is nobody on this wire but the gateway.
+ * Answers solicitations for fe80::1. All other neighbour discovery and redirect messages are
+ * dropped: the gateway is the only neighbour on this link.
  */
 __noinline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
 				     const struct sl_endpoint *src)
@@ -125,7 +125,9 @@ __noinline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
 		return SL_REASON_MALFORMED;
 	if (p->dport != SL_ND_SOLICIT << 8)
 		return SL_REASON_NDP;
-	/* RFC 4861 7.1.1: anything else was routed here, or is not one */
+	/* RFC 4861, 7.1.1: any other hop limit means that it was routed; with extension headers
+	 * it is invalid
+	 */
 	if (p->hops != 255 || p->l4 != ETH_HLEN + sizeof(struct ipv6hdr))
 		return SL_REASON_MALFORMED;
 	if (!room_for(p, sizeof(ns)) ||
@@ -133,7 +135,7 @@ __noinline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
 		return SL_REASON_MALFORMED;
 
 	__builtin_memcpy(target, ns.target, sizeof(target));
-	/* a source of :: asks whether the address is free */
+	/* a source of :: means duplicate address detection */
 	if (!is_gateway6(target) || zero16(p->src))
 		return SL_REASON_NDP;
 	if (!is_link_local6(p->src) && !equal16(p->src, src->ip6))

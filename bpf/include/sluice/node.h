@@ -4,12 +4,11 @@
 #define SLUICE_NODE_H
 
 /*
- * Other nodes: how they are reached, and which of them a packet is from.
+ * Other nodes: how to reach them, and which node a packet came from.
  *
- * A packet that travels past the stacks of both nodes has the number of the far
- * one in p->node, and so has its connection. What the stack of this node
- * forwards for its own reasons has 0 there, although its address may be on
- * another node.
+ * If a packet bypasses the host stacks of both nodes, p->node and its connection have the ID of
+ * the remote node. If the stack of this node forwards a packet, p->node is 0, even if the address
+ * belongs to another node.
  */
 
 #include <sluice/claim.h>
@@ -37,13 +36,13 @@ static __always_inline __u32 way_flags(__u64 way)
 	return (__u32)(way >> 48);
 }
 
-/* How packets of a family travel to the node; 0: not at all. */
+/* How packets of a family travel to the node; 0: there is no route. */
 static __always_inline __u64 way_to(const struct sl_node *node, __u8 family)
 {
 	return family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
 }
 
-/* How this node's own packets travel, and its tunnel device; 0: to no other node. */
+/* How this node's own packets travel, and its tunnel device; 0: there are no other nodes. */
 static __always_inline __u64 local_way(void)
 {
 	struct sl_node *local = node_at(0);
@@ -52,8 +51,8 @@ static __always_inline __u64 local_way(void)
 }
 
 /*
- * Whether packets between pods of two nodes have to go by the stack, which applies the
- * operator's IPsec policies to them.
+ * Whether packets between pods of two nodes must go through the stack, so that the operator's
+ * IPsec policies apply.
  */
 static __always_inline bool is_native_by_stack(void)
 {
@@ -67,7 +66,7 @@ static __always_inline bool is_tunnel(__u32 ifindex)
 	return way_flags(way) & SL_WAY_OVERLAY && way_device(way) == ifindex;
 }
 
-/* The node that has the address, if packets travel past the stack to it. */
+/* The node that has the address, if packets to it bypass the stack. */
 static __always_inline __u16 node_past_stack(const struct sl_ipcache *where)
 {
 	if (!where->node || where->flags & SL_IP_BY_STACK)
@@ -76,8 +75,8 @@ static __always_inline __u16 node_past_stack(const struct sl_ipcache *where)
 }
 
 /*
- * Whether an address on a node is one of the node itself: of its devices, or in its
- * range. The label set of a node has a number of this node only.
+ * Whether an address of a node belongs to the node itself rather than to a pod. The identity of a
+ * node's label set is node-local.
  */
 static __always_inline bool is_node_identity(__u32 identity)
 {
@@ -86,8 +85,8 @@ static __always_inline bool is_node_identity(__u32 identity)
 }
 
 /*
- * Whether the mark of a copied fragment says that it entered where packets of other
- * nodes' pods do: by the tunnel or, without one, by any device but those of pods.
+ * Whether the mark of a copied fragment shows that it entered where packets of other nodes' pods
+ * enter: by the tunnel or, without a tunnel, by any device except the pods' devices.
  */
 static __always_inline bool came_from_node(struct __sk_buff *skb, const struct sl_packet *p,
 					   __u64 way)
@@ -101,10 +100,9 @@ static __always_inline bool came_from_node(struct __sk_buff *skb, const struct s
 }
 
 /*
- * The node that a packet from the stack is from. An address of its pods is
- * believed only if the packet came in where those of the node do: by the tunnel
- * or, without one, by any device. The firewall of this node stops such
- * addresses elsewhere.
+ * Finds the node that a packet from the stack came from. A source address of that node's pods is
+ * only accepted from the tunnel or, without a tunnel, from any device. The node's firewall drops
+ * such source addresses elsewhere.
  */
 static __always_inline enum sl_reason
 find_node_behind_stack(struct __sk_buff *skb, struct sl_packet *p, const struct sl_ipcache *where)
@@ -122,17 +120,17 @@ find_node_behind_stack(struct __sk_buff *skb, struct sl_packet *p, const struct 
 	return SL_CONTINUE;
 }
 
-/* Identities that a tunnel may name, besides those of reserved meaning. */
+/* Identities that a tunnel key may have, in addition to the reserved ones. */
 #define SL_VNI_FIRST 256
 #define SL_VNI_LAST 65535
 #define SL_VNI_WORLD4 9
 #define SL_VNI_WORLD6 10
 
 /*
- * Who sent what came in a tunnel: whom the VNI names, if the node that sent it
- * has the source address. The address need not be known yet: it lies in a range
- * of the node. Addresses of the node itself send as the node, or as the world
- * that it has translated; no pod does.
+ * Identifies the sender of a packet from a tunnel: the identity in the VNI, if the source address
+ * belongs to the sending node. The address need not be in the ipcache, because it is in a prefix
+ * of the node. Addresses of the node itself send with the identity of the node, or of the world
+ * if the node masquerades; pods cannot use these identities.
  */
 static __always_inline enum sl_reason find_tunnel_source(struct sl_packet *p)
 {
@@ -159,7 +157,7 @@ static __always_inline enum sl_reason find_tunnel_source(struct sl_packet *p)
 	return SL_REASON_SPOOFED_IDENTITY;
 }
 
-/* Whether the VNI names the identity that the sender was evaluated as. */
+/* Whether the VNI matches the identity that the sender was evaluated as. */
 static __always_inline bool vni_names(const struct sl_packet *p, __u32 identity)
 {
 	switch (p->vni) {

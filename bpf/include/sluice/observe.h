@@ -4,9 +4,9 @@
 #define SLUICE_OBSERVE_H
 
 /*
- * Every packet is counted once. Every drop that is not quiet sends an event, and
- * so does a connection when it is evaluated and when it ends. What passes although
- * the policy denies it always does.
+ * Every packet is counted once. A drop sends an event, unless its reason is quiet; a connection
+ * sends one when it is evaluated and when it ends. A packet that passes in audit mode although
+ * policy denies it always sends an event.
  */
 
 #include <sluice/bound.h>
@@ -28,19 +28,19 @@ static __always_inline void count(struct __sk_buff *skb, const struct sl_packet 
 	counter->bytes += skb->len;
 }
 
-/* Ends of connections have no reason of their own: they are limited under this. */
+/* Ended connections have no reason of their own; this is their index in the limits. */
 #define SL_LIMIT_CLOSED SL_CONTINUE
 
 /*
- * Whether the endpoint at whose device this happens may send another event of
- * the kind in this second. Two CPUs may both take the last one.
+ * Whether the endpoint of the event may send another event of this kind in this second. Two CPUs
+ * may both take the last one.
  */
 static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
 {
 	struct sl_ep_limit *own = bpf_map_lookup_elem(&sl_ep_limits, &slot);
 	__u64 second = now / SL_SECOND << 32, sent;
 
-	if (!own) /* not of an endpoint */
+	if (!own) /* not caused by an endpoint */
 		return true;
 	at &= SL_LIMIT_KINDS - 1;
 	sent = READ_ONCE(own->sent[at]);
@@ -53,9 +53,9 @@ static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
 }
 
 /*
- * Whether another event of the endpoint may wait in the ring. One half of the ring is common; while
- * that is full, endpoints that have their guarantee in the ring are refused. So an endpoint cannot
- * hide the events of others while the datapath does not read.
+ * Whether another event of the endpoint may be queued in the ring buffer. One half of the ring is
+ * common. While it is full, endpoints that have used up their guarantee are refused. So while the
+ * datapath does not read, an endpoint cannot crowd out the events of others.
  */
 static __always_inline bool may_wait(__u32 slot)
 {
@@ -67,9 +67,9 @@ static __always_inline bool may_wait(__u32 slot)
 }
 
 /*
- * The event, or NULL if the endpoint or this CPU has sent enough of them in this
- * second or the reader is behind. What is left out is counted, and told by the
- * next event.
+ * Reserves an event. NULL if the endpoint or this CPU has reached its limit for this second, or
+ * if the reader is too slow. Suppressed events are counted, and the next event reports their
+ * number.
  */
 static __always_inline struct sl_event *reserve_event(__u32 slot, __u32 at, __u64 now)
 {
@@ -148,7 +148,7 @@ __noinline int report(struct __sk_buff *skb, const struct sl_packet *p, enum sl_
 	return 0;
 }
 
-/* The events of a packet. */
+/* Sends the events of a packet. */
 static __always_inline void tell(struct __sk_buff *skb, const struct sl_packet *p,
 				 enum sl_reason reason)
 {

@@ -4,12 +4,12 @@
 #define SLUICE_OFFLOAD_H
 
 /*
- * Checksums that a packet leaves to the device. The packet says where the device writes the
- * sum, and a packet socket (PACKET_VNET_HDR) lets its owner choose the place: also one that
- * the programs have evaluated, such as the destination port. The device, or the kernel for
- * one that cannot do it, writes there after the last program has run.
+ * Checksums that the device computes. The packet tells the device where to write the checksum,
+ * and a packet socket (PACKET_VNET_HDR) lets its owner choose that place: for example over the
+ * destination port, which the programs have evaluated. The device, or the kernel on behalf of a
+ * device without checksum offload, writes there after the last program has run.
  *
- * A sum further inside is that of a packet in a tunnel of the pod's own.
+ * A checksum at a later offset belongs to the inner packet of the pod's own tunnel.
  */
 
 #include <bpf/bpf_helpers.h>
@@ -21,26 +21,26 @@
 
 #define SL_CHECKSUM_PARTIAL 3 /* CHECKSUM_PARTIAL of linux/skbuff.h */
 
-/* Of enum bpf_field_info_kind, which compilers and loaders share. */
+/* Values of enum bpf_field_info_kind, which compilers and loaders share. */
 #define SL_FIELD_BYTE_OFFSET 0
 #define SL_FIELD_LSHIFT_U64 4
 #define SL_FIELD_RSHIFT_U64 5
 
-/* The parts of the kernel's packets that are read here. The loader finds where the running
- * kernel has them.
+/* The fields of the kernel's sk_buff that are read here. The loader relocates them to the running
+ * kernel's layout.
  */
 struct sk_buff {
 	__u8 ip_summed : 2;
-	__u16 csum_start; /* from head on */
+	__u16 csum_start; /* relative to head */
 	__u16 csum_offset;
 	unsigned char *head;
 	unsigned char *data;
 } __attribute__((preserve_access_index));
 
-/* Since Linux 6.2, see cfg_cast: the packet of a program as the kernel's. */
+/* Available since Linux 6.2, see cfg_cast: converts a program's packet to the kernel's sk_buff. */
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* Reads a field of the kernel's packet. */
+/* Reads a field of the kernel's sk_buff. */
 #define read_kernel(to, from)                                           \
 	({                                                              \
 		if (cfg_cast)                                           \
@@ -49,13 +49,13 @@ extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 			bpf_probe_read_kernel(&(to), sizeof(to), from); \
 	})
 
-/* The packet as the kernel's, where it can be read. */
+/* The packet as sk_buff, to be accessed by read_kernel. */
 static __always_inline struct sk_buff *as_kernel(struct __sk_buff *skb)
 {
 	return cfg_cast ? bpf_cast_to_kern_ctx(skb) : (void *)skb;
 }
 
-/* Whether a device has still to write the checksum of the packet. */
+/* Whether a device still has to write the checksum of the packet. */
 static __always_inline bool leaves_checksum(struct __sk_buff *skb)
 {
 	struct sk_buff *k = as_kernel(skb);
@@ -69,7 +69,7 @@ static __always_inline bool leaves_checksum(struct __sk_buff *skb)
 	return bits == SL_CHECKSUM_PARTIAL;
 }
 
-/* Where a device writes the checksum of such a packet, from the beginning of the frame on. */
+/* Offset in the frame at which a device writes the checksum. */
 static __noinline __s32 checksum_place(struct __sk_buff *skb)
 {
 	struct sk_buff *k = as_kernel(skb);
@@ -83,7 +83,7 @@ static __noinline __s32 checksum_place(struct __sk_buff *skb)
 	return start + offset - (__s32)(data - head);
 }
 
-/* Whether a device would write the checksum over something that was evaluated. */
+/* Whether the device would write the checksum over an evaluated field. */
 static __always_inline bool is_checksum_misplaced(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	__s32 at;

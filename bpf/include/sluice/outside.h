@@ -4,16 +4,14 @@
 #define SLUICE_OUTSIDE_H
 
 /*
- * Services that are asked from outside of the node: by node ports, external
- * addresses and those of load balancers. Pods of other nodes come in the tunnel where
- * their packets are not masqueraded.
+ * Services for clients outside the node: node ports, external addresses and load balancer
+ * addresses. Packets of other nodes' pods arrive through the tunnel if they are not masqueraded.
  *
- * The uplink's ingress hook changes destinations and its egress hook changes sources,
- * so that the stack between them sees the two ends that speak to each other: the sender
- * and the backend. It takes neither for an address of its own, and a firewall that
- * tracks connections sees a plain one. A packet goes from the ingress hook by the
- * stack, and so do the answers: SL_CT_VIA_STACK. transit.h has what is done besides where
- * the backend is no pod of this node.
+ * The uplink's ingress hook changes destinations, and its egress hook changes sources. The stack
+ * between them sees the real ends, the client and the backend, so it takes neither for a local
+ * address, and a firewall with connection tracking sees an ordinary connection. Packets go from
+ * the ingress hook through the stack, and so do the answers: SL_CT_VIA_STACK. transit.h adds what
+ * is needed if the backend is not a pod of this node.
  */
 
 #include <sluice/admit.h>
@@ -26,15 +24,15 @@
 #include <sluice/transit.h>
 
 /*
- * The stack's own errors would quote the backend, of which the sender knows nothing:
- * they are sent here, in the service's name. SL_CONTINUE: the packet goes on.
+ * Sends ICMP errors on behalf of the service. The stack's own errors would quote the backend,
+ * which the client does not know. SL_CONTINUE: no error is needed.
  */
 static __always_inline enum sl_reason
 answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason reason)
 {
 	__u32 kind = SL_ANSWER_TIME_EXCEEDED;
 
-	/* what came in a tunnel cannot be sent back: the stack answers */
+	/* a packet from a tunnel cannot be sent back: the stack answers */
 	if (!reason || SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
 		return SL_CONTINUE;
 	if (reason == SL_REASON_STACK_TOO_BIG) {
@@ -46,8 +44,8 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
 }
 
 /*
- * A packet of which was found out whether it may pass ("reason") goes on to its backend,
- * unless something keeps it from the way there ("obstacle").
+ * Sends an already evaluated packet ("reason") on to its backend, unless the path requires an
+ * error ("obstacle").
  */
 static __always_inline enum sl_reason forward_to_backend(struct __sk_buff *skb, struct sl_packet *p,
 							 enum sl_reason reason,
@@ -65,7 +63,7 @@ static __always_inline enum sl_reason forward_to_backend(struct __sk_buff *skb, 
 	return rewrite(skb, p) ? SL_REASON_REWRITE_FAILED : SL_REASON_FORWARDED_TO_STACK;
 }
 
-/* To a backend that is a pod of this node. */
+/* Forwards to a backend that is a pod of this node. */
 static __always_inline enum sl_reason forward_to_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_endpoint *dst = endpoint_at(p->dst_slot);
@@ -79,9 +77,7 @@ static __always_inline enum sl_reason forward_to_pod(struct __sk_buff *skb, stru
 	return forward_to_backend(skb, p, reason, needs_stack(skb, p, dst));
 }
 
-/* What keeps the packet from the way to its backend, as far as the stack's routes do not
- * say it.
- */
+/* Why the packet cannot reach its backend, as far as the stack's routes do not tell. */
 static __always_inline enum sl_reason obstacle_to_node(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_node *node = p->node ? node_at(p->node) : NULL;
@@ -95,7 +91,9 @@ static __always_inline enum sl_reason obstacle_to_node(struct __sk_buff *skb, st
 	return remote_needs_stack(skb, p, way);
 }
 
-/* To a backend that is no pod of this node: another node's, or a socket of this one. */
+/* Forwards to a backend that is not a pod of this node: on another node, or a socket of this
+ * node.
+ */
 static __always_inline enum sl_reason forward_to_remote_backend(struct __sk_buff *skb,
 								struct sl_packet *p)
 {
@@ -105,7 +103,9 @@ static __always_inline enum sl_reason forward_to_remote_backend(struct __sk_buff
 	if (where.flags & SL_IP_POD_RANGE && p->dst_slot == SL_SLOT_NONE)
 		return SL_REASON_NO_ROUTE;
 	p->dst_identity = p->dst_slot == SL_SLOT_HOST ? SL_ID_HOST : where.identity;
-	/* whoever may name backends could have this node send what others believe */
+	/* otherwise any user who may define backends could make this node send tunnel packets
+	 * that others trust
+	 */
 	if (is_tunnel_packet(p))
 		return SL_REASON_TUNNEL_PORT;
 	reason = find_source(skb, p, 0);
@@ -116,7 +116,7 @@ static __always_inline enum sl_reason forward_to_remote_backend(struct __sk_buff
 	return forward_to_backend(skb, p, reason, obstacle_to_node(skb, p));
 }
 
-/* The first headers of a UDP packet without options. */
+/* The first headers of a UDP packet without IP options. */
 struct sl_udp4 {
 	struct sl_ethernet eth;
 	struct iphdr ip;
@@ -134,9 +134,9 @@ struct sl_udp6 {
 _Static_assert(sizeof(struct sl_udp6) == 58, "as on the wire");
 
 /*
- * Whether the frame has a packet of the tunnel, which is of no service. Most packets
- * between nodes are: they are not looked at any further. One whose headers are longer, or
- * lie elsewhere, is found by is_of_tunnel.
+ * Whether the frame contains an outer packet of the tunnel, which never belongs to a service.
+ * This fast check covers most packets between nodes. Outer packets with longer headers, or with
+ * headers outside the linear part, are found by is_of_tunnel.
  */
 static __always_inline bool is_outer(struct __sk_buff *skb)
 {
@@ -160,15 +160,15 @@ static __always_inline bool is_of_tunnel(const struct sl_packet *p)
 }
 
 /*
- * What becomes of a packet that asks for no service. Neighbours may look for an address
- * of services, which this or another machine has announced.
+ * Handles a packet that is not a request to a service. Neighbours may resolve a service address
+ * that this or another machine announces.
  */
 static __always_inline enum sl_reason forward_non_service(struct __sk_buff *skb,
 							  struct sl_packet *p)
 {
 	struct sl_ipcache where;
 
-	/* a node port may lie among those that answers come to */
+	/* a node port may be in the range of ports for answers */
 	if (has_no_nat_entry(skb, p))
 		return SL_REASON_CONNECTION_INVALID;
 	if (p->dst_slot != SL_SLOT_NONE || is_ndp(p) || !is_of_services(p->dst, p->family))
@@ -178,16 +178,16 @@ static __always_inline enum sl_reason forward_non_service(struct __sk_buff *skb,
 }
 
 /*
- * Leads a packet that comes from outside to the backend of the service that it asks
- * for. SL_REASON_FORWARDED_TO_STACK with p->translated says that it was led there, and without,
- * that it asks for none.
+ * Redirects a packet from outside to the backend of the service that it requests.
+ * SL_REASON_FORWARDED_TO_STACK with p->translated: it was redirected. Without p->translated: it
+ * does not request a service.
  */
 static __always_inline enum sl_reason handle_nodeport(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;
 
-	/* The tunnel's own packets are most of all, and are never a service's. A piece
-	 * follows its first one.
+	/* The tunnel's outer packets are the majority, and never belong to a service. A later
+	 * fragment takes the path of the first one.
 	 */
 	if (is_of_tunnel(p) || follow_fragments(p))
 		return SL_REASON_FORWARDED_TO_STACK;
@@ -200,7 +200,7 @@ static __always_inline enum sl_reason handle_nodeport(struct __sk_buff *skb, str
 		return forward_non_service(skb, p);
 	if (reason)
 		return reason;
-	if (!p->unknown) /* else zone_to_backend has looked */
+	if (!p->unknown) /* otherwise set by zone_to_backend */
 		p->dst_slot = slot_of_address(p->dst, p->family);
 	if (p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST)
 		return forward_to_remote_backend(skb, p);
@@ -208,8 +208,8 @@ static __always_inline enum sl_reason handle_nodeport(struct __sk_buff *skb, str
 }
 
 /*
- * Has the answer of a pod to a sender outside come from what that has asked for, where
- * it leaves the node. SL_CONTINUE: it is none.
+ * Translates the source of a pod's answer to an outside client, where it leaves the node, to the
+ * address that the client had requested. SL_CONTINUE: the packet is not such an answer.
  */
 static __always_inline enum sl_reason answer_outside(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -233,10 +233,10 @@ static __always_inline enum sl_reason answer_outside(struct __sk_buff *skb, stru
 }
 
 /*
- * Tells the sender of a packet in transit that there is no source for the way to its
- * backend, where the packet leaves for that; returns what the kernel shall do. The frame
- * asks for the service again, is turned round, and goes out by the device that it has come
- * by. What came in a tunnel cannot be sent back, and an error is not answered.
+ * Refuses a packet in transit, where it leaves the node, because there is no source address or
+ * port for the path to its backend. Returns the action for the kernel. The original destination
+ * is restored, the frame is turned into an answer, and goes out by the device that it came from.
+ * A packet from a tunnel cannot be sent back, and an error is not answered.
  */
 static __always_inline int refuse_in_transit(struct __sk_buff *skb, struct sl_packet *p)
 {

@@ -4,15 +4,14 @@
 #define SLUICE_PACKET_H
 
 /*
- * What one run of a program knows about its packet (struct sl_packet). It lies in
- * memory of the CPU (sl_run) and not on the stack, of which all functions of a
- * program together have 512 bytes.
+ * The state of a packet in one run of a program (struct sl_packet). It is stored in per-CPU
+ * memory (sl_run), because the stack is limited to 512 bytes for all functions of a program
+ * together.
  *
- * A run is alone with its cell: both hooks run with bottom halves disabled, so
- * that no run begins on a CPU before the last one has returned, and a redirect
- * happens after the return. What an earlier packet has left there is cleared
- * first. Programs that run in the context of a process must not use it: they
- * can be interrupted by those that do.
+ * A run has its cell to itself: both hooks run with bottom halves disabled, so no other run of
+ * the program starts on the CPU before this one returns, and a redirect takes effect after the
+ * return. The contents left by the previous packet are cleared first. Programs that run in
+ * process context must not use the cell, because programs at these hooks can interrupt them.
  */
 
 #include <linux/bpf.h>
@@ -24,8 +23,8 @@
 #include <sluice/maps.h>
 
 /*
- * The packet of a program's run, empty. It is never NULL, but the verifier of
- * older kernels does not know that the element exists.
+ * The cleared packet of this run. It is never NULL, but the verifiers of older kernels do not
+ * know that the element exists.
  */
 static __always_inline struct sl_packet *new_packet(enum sl_direction direction)
 {
@@ -43,9 +42,9 @@ static __always_inline struct sl_packet *new_packet(enum sl_direction direction)
 }
 
 /*
- * The packet of this run by its own lookup. Keys and values of maps are taken
- * from there: Linux 6.1 refuses memory that a global function was given as an
- * argument. The file of a program defines SL_PROGRAM.
+ * The packet of this run, from a lookup of its own. Use it for keys and values of maps: Linux 6.1
+ * rejects memory that a global function received as an argument. The file of each program defines
+ * SL_PROGRAM.
  */
 static __always_inline struct sl_packet *own_packet(void)
 {
@@ -55,8 +54,8 @@ static __always_inline struct sl_packet *own_packet(void)
 }
 
 /*
- * Copies what "to" points at from an offset in the packet, 0 on success. Nearly
- * always the bytes lie in the linear part and cost no call.
+ * Copies sizeof(*to) bytes at an offset of the packet; 0 on success. The bytes are nearly always
+ * in the linear part, and then no helper call is needed.
  */
 #define read_packet(skb, off, to)                                                \
 	({                                                                       \
@@ -71,7 +70,7 @@ static __always_inline struct sl_packet *own_packet(void)
 		_err;                                                            \
 	})
 
-/* Beyond it an offset into the packet is checked by the kernel, not here. */
+/* For offsets beyond this limit the kernel checks the bounds, not this macro. */
 #define SL_NEAR 256
 
 struct sl_ethernet {
@@ -81,9 +80,8 @@ struct sl_ethernet {
 } __attribute__((aligned(2)));
 
 /*
- * Only untagged IPv4, IPv6 and ARP exist for pods: a tag, in the frame or
- * already taken out of it by the kernel, would reach a VLAN device of the host
- * unevaluated.
+ * Pods may only send untagged IPv4, IPv6 and ARP. A tagged frame, even if the kernel has already
+ * removed the tag, would reach a VLAN device of the host without evaluation.
  */
 static __always_inline enum sl_reason parse_ethernet(struct __sk_buff *skb, struct sl_packet *p)
 {

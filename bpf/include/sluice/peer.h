@@ -4,10 +4,9 @@
 #define SLUICE_PEER_H
 
 /*
- * Who is at the end of a packet that is not the device's pod: where it goes,
- * for what a pod sends; where it comes from, for what a pod gets. "known" is
- * the identity that an earlier packet of the connection has found, while its
- * address still has it; 0: none.
+ * Finds the peer of the device's pod: the destination of a packet from the pod, the source of a
+ * packet to it. "known" is the identity that an earlier packet of the connection has found, while
+ * its address still has it; 0: none.
  */
 
 #include <sluice/arp.h>
@@ -45,15 +44,15 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 	if (!cfg_services || SL_PROGRAM != SL_PROGRAM_FROM_POD || where.node || p->translated ||
 	    !is_of_services(p->dst, p->family))
 		return SL_CONTINUE;
-	/* whom the answer comes from */
+	/* the source of the answer */
 	__builtin_memcpy(p->asked, p->dst, sizeof(p->asked));
 	return SL_REASON_NO_SERVICE_PORT;
 }
 
 /*
- * Whether the uplink's program has led the packet here for a service, from a device of
- * another node: what it changed is known by the connection. The caller has written the
- * key.
+ * Whether the uplink's program has redirected the packet here for a service, from a device
+ * address of another node: then the connection of the translated packet has a front. The caller
+ * must have written the key.
  */
 static __always_inline bool was_led(const struct sl_packet *p, const struct sl_ipcache *where)
 {
@@ -66,9 +65,9 @@ static __always_inline bool was_led(const struct sl_packet *p, const struct sl_i
 }
 
 /*
- * Who sent what the stack gives us, as far as claim.h lets its address say so.
- * A local pod is known by its device and has its endpoint's identity. A packet
- * under its address that came otherwise is forged.
+ * Identifies the sender of a packet from the stack, within the limits of claim.h. A local pod is
+ * identified by its device and has its endpoint's identity. A packet with its address from any
+ * other device is forged.
  */
 static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, struct sl_packet *p,
 							__u32 known)
@@ -100,8 +99,8 @@ static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, s
 }
 
 /*
- * Who sent what an uplink gives us, if it is a pod of another node, or such a
- * node. All others are the stack's: their packets may need translation.
+ * Identifies the sender of a packet from an uplink, if it is a pod of another node, or another
+ * node. All other packets are left to the stack, because they may need translation.
  */
 static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 known)
 {
@@ -111,11 +110,11 @@ static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 k
 		return SL_REASON_SPOOFED_IP;
 	p->node = node_past_stack(&where);
 	if (p->translated) {
-		/* answers go by the stack, also those to another node's pod */
+		/* answers go through the stack, even answers to pods of other nodes */
 		p->src_identity = known ? known : where.identity;
 		if (cfg_native || !p->node)
 			return SL_CONTINUE;
-		/* its pods, and itself by its overlay address, send in the tunnel */
+		/* the node's pods, and its overlay address, must use the tunnel */
 		if (!(where.flags & SL_IP_OF_DEVICE))
 			return SL_REASON_SPOOFED_NODE;
 		p->node = 0;
@@ -133,7 +132,7 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 	p->src_slot = slot_of_address(p->src, p->family);
 	if (SL_PROGRAM == SL_PROGRAM_TO_POD)
 		return find_stack_source(skb, p, known);
-	/* from elsewhere, under an address of this node */
+	/* a packet from elsewhere with an address of this node */
 	if (p->src_slot != SL_SLOT_NONE)
 		return SL_REASON_SPOOFED_IP;
 	if (SL_PROGRAM == SL_PROGRAM_FROM_OVERLAY)
@@ -149,8 +148,8 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 	use_argument(skb);
 	if (!p)
 		return SL_REASON_MALFORMED;
-	/* its identity anew: what the caller read may be older than its address
-	 * epochs, which tell of a change only if they are read first
+	/* Read its identity again: the caller's value may be older than the address epochs, and
+	 * epochs reveal a change only if they are read before the identity.
 	 */
 	near = endpoint_at(p->hook == SL_EGRESS ? p->src_slot : p->dst_slot);
 	if (!near)

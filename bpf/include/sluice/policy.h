@@ -4,18 +4,18 @@
 #define SLUICE_POLICY_H
 
 /*
- * Both sides of a connection, each by the table that its endpoint's word names.
- * The word of each end is read once, so that table, epoch and identity belong
- * together: no packet is evaluated by the tables of one identity and as another. A
- * packet is evaluated as its connection, in the direction in which that began:
- * p->reply says that the packet goes the other way.
+ * Evaluates both sides of a connection, each by the policy table of its local endpoint. The
+ * policy word of each end is read once, so that table, epoch and identity are consistent: no
+ * packet is evaluated by the tables of one identity and with another. A packet is evaluated as
+ * its connection, in the direction of the connection: p->reply tells that the packet goes in the
+ * other direction.
  */
 
 #include <sluice/endpoint.h>
 #include <sluice/transport.h>
 #include <sluice/verdict.h>
 
-#define SL_SIDE_EGRESS 0x1 /* of the end that began the connection */
+#define SL_SIDE_EGRESS 0x1 /* of the initiator */
 #define SL_SIDE_INGRESS 0x2
 #define SL_BOTH_SIDES 0x3
 
@@ -34,8 +34,8 @@ static __always_inline __u32 epoch_of(__u64 pol)
 	return (__u32)(pol >> 32);
 }
 
-/* With another code it is not one: nobody answers it, and a rule may tell them
- * apart.
+/* Echo requests and replies. With a non-zero code a message is not an echo: no host answers it,
+ * and a rule may distinguish codes.
  */
 static __always_inline bool is_echo(const struct sl_packet *p)
 {
@@ -47,7 +47,7 @@ static __always_inline bool is_echo(const struct sl_packet *p)
 	       (p->proto == SL_ICMPV6 && p->family == 6 && (type == 128 || type == 129));
 }
 
-/* Protocol and port as the connection's first packet had them. */
+/* Protocol and port of the connection's first packet. */
 static __always_inline __u32 point_of(const struct sl_packet *p)
 {
 	__u16 port = p->dport;
@@ -60,11 +60,11 @@ static __always_inline __u32 point_of(const struct sl_packet *p)
 	return (__u32)p->proto << 16 | port;
 }
 
-/* One side of the connection, if its end is local. */
+/* Evaluates one side of the connection, if its end is local. */
 static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_direction direction)
 {
 	bool egress = direction == SL_EGRESS;
-	bool from_source = egress != p->reply; /* the end is this packet's source */
+	bool from_source = egress != p->reply; /* the end of this side is the packet's source */
 	__u16 slot = from_source ? p->src_slot : p->dst_slot;
 	struct sl_question *q = &p->question;
 	struct sl_side *side = &p->side;
@@ -101,12 +101,12 @@ static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_dire
 }
 
 /*
- * Reads the word of an end into *pol. Whether it is another pod's identity by now
- * than *identity: then it is that, and both sides have to be asked.
+ * Reads the policy word of an end into *pol. Returns true if the pod's identity is no longer
+ * *identity; then *identity is updated, and both sides must be evaluated.
  */
 static __always_inline bool read_end(__u16 slot, __u64 *pol, __u32 *identity)
 {
-	struct sl_endpoint *e = endpoint_at(slot); /* SL_SLOT_NONE is none */
+	struct sl_endpoint *e = endpoint_at(slot); /* SL_SLOT_NONE has no endpoint */
 	__u32 known = *identity, now;
 
 	if (!e)
@@ -134,14 +134,14 @@ __noinline enum sl_reason evaluate_sides(struct sl_packet *p, __u32 sides)
 		reason = evaluate(p, SL_EGRESS);
 	if (!reason && sides & SL_SIDE_INGRESS)
 		reason = evaluate(p, SL_INGRESS);
-	/* what passes is counted at the program's own side */
+	/* a packet that passes is counted on the program's own side */
 	if (!reason)
 		p->direction = p->hook;
 	return reason;
 }
 
-/* Protocols whose payload a tunnel device of a node would take for a packet of
- * its own: IPv4, IPv6, GRE, IP within IP, L2TP, MPLS. ESP and AH need a key.
+/* IP protocols whose payload a node's tunnel device would decapsulate: IPv4, IPv6, GRE, IP in IP,
+ * L2TP, MPLS. ESP and AH require a key.
  */
 static __always_inline bool is_tunnel_protocol(__u8 proto)
 {
@@ -157,7 +157,7 @@ static __always_inline bool is_tunnel_protocol(__u8 proto)
 	return false;
 }
 
-/* Whether UDP packets to the port are those of a tunnel. */
+/* Whether the UDP port belongs to a tunnel. */
 static __always_inline bool is_tunnel_port(__u16 port)
 {
 	for (int i = 0; i < SL_TUNNEL_PORTS; i++)
@@ -167,10 +167,10 @@ static __always_inline bool is_tunnel_port(__u16 port)
 }
 
 /*
- * Whoever may send to a tunnel port of a node can forge the packets of any
- * pod: outer headers say which node sent them, and masquerading gives a pod
- * its node's address. A tunnel device without a port delivers what is inside
- * with the mark of the packet around it.
+ * Rejects tunnel packets to nodes. A sender that can reach a node's tunnel port can forge packets
+ * of any pod: the outer source identifies the sending node, and masquerading gives a pod its
+ * node's address. A tunnel device without a port would deliver the inner packet with the mark of
+ * the outer packet.
  */
 static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 {
@@ -178,7 +178,7 @@ static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 
 	if (likely(!ports && !is_tunnel_protocol(p->proto)))
 		return false;
-	/* Numbers of this node are those of label sets of nodes and of API servers. */
+	/* Node-local identities belong to the label sets of nodes and API servers. */
 	if (p->dst_identity != SL_ID_HOST && p->dst_identity != SL_ID_REMOTE_NODE &&
 	    p->dst_identity != SL_ID_KUBE_APISERVER && p->dst_identity < SL_NODE_LOCAL &&
 	    p->dst_slot != SL_SLOT_HOST)

@@ -4,27 +4,25 @@
 #define SLUICE_PREVIOUS_H
 
 /*
- * Connections of a version with another layout of sl_ct. Its maps stay pinned
- * after an upgrade until every entry in them has been idle for too long. While
- * they are there (cfg_previous), a packet whose connection is not in the map of
- * this version takes it over from the previous one. Keys are the same in both.
+ * Migrates connections of the previous version, if that had another layout of sl_ct. After an
+ * upgrade its maps stay pinned until all their entries have been idle for too long. While they
+ * exist (cfg_previous), a packet whose connection is not in the current map takes the entry over
+ * from the previous map. Both maps have the same keys.
  *
- * While filters are replaced one after the other, programs of both versions
- * run side by side, each with its own map:
+ * While the filters are replaced one by one, programs of both versions run side by side, each
+ * with its own map:
  *
- * - The entry is inserted before the previous one is deleted, so that a packet
- *   of this version never finds neither. Of two CPUs that take the same entry
- *   over, one inserts it. A CPU that comes after the deletion looks into its
- *   own map once more.
- * - What a program of the previous version changes in the entry between the copy
- *   and the deletion is lost: a verdict under new epochs, which is then made
- *   again; a FIN, so that the entry lives on as an open one until it is idle.
- * - A program of the previous version that sees the connection afterwards finds
- *   nothing, and evaluates the policy for the packet: TCP is picked up, another
- *   protocol may be denied in the direction of its replies, until the device
- *   has the program of this version. It may create the entry again. This
- *   version never reads that one while it has its own, deletes both together,
- *   and the collector removes what both maps hold.
+ * - The entry is inserted before the previous one is deleted, so that a packet of this version
+ * always finds one of them. If two CPUs take over the same entry, only one inserts it. A CPU that
+ * comes after the deletion looks into the current map once more.
+ * - A change that a program of the previous version makes between the copy and the deletion is
+ * lost. If it was a verdict under new epochs, the connection is evaluated again; if it was a FIN,
+ * the entry stays open until it is idle.
+ * - A program of the previous version that sees the connection afterwards finds no entry, and
+ * evaluates the policy for the packet: TCP is picked up; another protocol may be denied in the
+ * reply direction until the device has the program of this version. The old program may create
+ * the entry again. This version ignores such an entry while it has its own, deletes both
+ * together, and the collector removes entries that are in both maps.
  */
 
 #include <linux/bpf.h>
@@ -61,10 +59,9 @@ static __always_inline bool delete_previous(const struct sl_packet *p)
 }
 
 /*
- * Writes the entry in this version's layout. Epochs, slots, address epochs and
- * identities stay, so that nothing is evaluated again for it. The copy of an
- * entry that a CPU is changing would stay claimed for ever: its epochs become
- * none, and the next packet has the policy evaluated.
+ * Converts the entry to the current layout. Epochs, slots, address epochs and identities stay, so
+ * the connection is not evaluated again. If a CPU is just changing the entry, the copy would stay
+ * claimed for ever; its epochs are set to SL_EPOCH_NONE, so that the next packet is evaluated.
  */
 static __always_inline void convert(struct sl_ct *ct, const struct sl_ct_prev *prev, __u8 proto)
 {
@@ -81,8 +78,8 @@ static __always_inline void convert(struct sl_ct *ct, const struct sl_ct_prev *p
 	ct->rule_in = prev->rule_in;
 	ct->last_s = READ_ONCE(prev->last_s);
 	ct->flags = READ_ONCE(prev->flags);
-	/* What a policy had terminated was said to have ended, and that alone. It
-	 * is remembered with the next packet that is denied.
+	/* In the previous version a terminated connection had only SL_CT_CLOSED_SENT. The next
+	 * denied packet creates its record.
 	 */
 	if (proto == SL_TCP && ct->flags & SL_CT_CLOSED_SENT &&
 	    !(ct->flags & (SL_CT_RST | SL_CT_REVOKED)) &&
@@ -90,12 +87,12 @@ static __always_inline void convert(struct sl_ct *ct, const struct sl_ct_prev *p
 		ct->flags |= SL_CT_REVOKED;
 		ct->last_s--;
 	}
-	/* the previous version did not watch the handshake */
+	/* the previous version did not track the handshake */
 	if ((proto == SL_TCP || proto == SL_SCTP) && ct->flags & SL_CT_SEEN_REPLY)
 		ct->flags |= SL_CT_ESTABLISHED;
 }
 
-/* Moves the packet's connection out of the previous map, if it is there. */
+/* Moves the packet's connection from the previous map, if it is there. */
 __noinline int take_over_connection(const struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
@@ -108,7 +105,7 @@ __noinline int take_over_connection(const struct sl_packet *p)
 	if (!prev)
 		return 0;
 	convert(&own->entry, prev, p->proto);
-	/* recycled meanwhile, the element may hold another connection */
+	/* if the element was recycled meanwhile, it may hold another connection */
 	if (find_previous(p) != prev)
 		return 0;
 	if (p->family == 4)

@@ -8,7 +8,7 @@
 #include <bpf/bpf_helpers.h>
 #include <sluice/abi.h>
 
-/* connections of the version before, while there are any; see previous.h */
+/* connections of the previous version, while there are any; see previous.h */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_CT4);

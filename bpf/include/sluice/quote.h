@@ -4,12 +4,12 @@
 #define SLUICE_QUOTE_H
 
 /*
- * ICMP errors about packets whose addresses a service has changed. What they quote
- * becomes what their receiver has sent, hook by hook as the packets themselves do:
- * ingress changes the error's destination and the source that it quotes, egress the
- * destination that it quotes, and the error's source where that is the quoted
- * destination or unknown beyond the hook. The quoted checksum of TCP or UDP stays as it
- * is: a quotation is cut, so that nobody can compare it.
+ * ICMP errors about packets whose addresses a service has changed. The quoted packet is changed
+ * back to what the error's receiver had sent, in the same steps as packets: the ingress hook
+ * changes the error's destination and the quoted source. The egress hook changes the quoted
+ * destination; it also changes the error's source if that is the quoted destination, or if the
+ * receiver does not know it. The quoted checksum of TCP or UDP is not changed: the quoted packet
+ * is truncated, so the checksum cannot be verified.
  */
 
 #include <linux/in6.h>
@@ -68,7 +68,9 @@ static __always_inline bool read_quote6(struct __sk_buff *skb, const struct sl_p
 	return true;
 }
 
-/* Reads what the error quotes, if its receiver has sent it, and it has ports. */
+/* Reads the quoted packet. False if the error's receiver did not send it, or if its protocol has
+ * no ports.
+ */
 static __always_inline bool read_quote(struct __sk_buff *skb, const struct sl_packet *p,
 				       struct sl_quote *q)
 {
@@ -88,7 +90,8 @@ static __always_inline long rewrite_quoted4(struct __sk_buff *skb, const struct 
 		   (to->source ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
 	__be32 new = *(const __be32 *)to->addr, old;
 
-	/* the two changes cancel each other out in the sum over both */
+	/* in the ICMP checksum, the new address and the new header checksum cancel each other out
+	 */
 	if (bpf_skb_load_bytes(skb, at, &old, sizeof(old)) ||
 	    bpf_l3_csum_replace(skb, q->at + offsetof(struct iphdr, check), old, new, sizeof(new)))
 		return -1;
@@ -112,7 +115,7 @@ static __always_inline long rewrite_quoted6(struct __sk_buff *skb, const struct 
 	return bpf_skb_store_bytes(skb, at, new, sizeof(new), 0);
 }
 
-/* Writes one end of the quoted packet, 0 on success. */
+/* Writes one end of the quoted packet; 0 on success. */
 static __noinline long rewrite_quoted(struct __sk_buff *skb, const struct sl_packet *p,
 				      const struct sl_quote *q, const struct sl_end *to)
 {
@@ -127,7 +130,7 @@ static __noinline long rewrite_quoted(struct __sk_buff *skb, const struct sl_pac
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
-/* The key of the packets that the quoted one answers. */
+/* Writes the key of packets that the quoted packet is an answer to. */
 static __always_inline void write_quoted_key(struct sl_packet *p, const struct sl_quote *q,
 					     __u8 zone)
 {
@@ -151,8 +154,8 @@ static __always_inline void write_quoted_key(struct sl_packet *p, const struct s
 }
 
 /*
- * Whether a packet whose destination was restored may come from its source this way: from an
- * uplink, as any other packet to a service. A tunnel was asked before.
+ * Whether a packet with a restored destination may come from its source through this device: for
+ * an uplink, checked as for other packets to services. For a tunnel it has already been checked.
  */
 static __always_inline enum sl_reason check_origin(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -160,8 +163,9 @@ static __always_inline enum sl_reason check_origin(struct __sk_buff *skb, struct
 }
 
 /*
- * Leads an error to whom the quoted packet came from before its source was changed.
- * SL_CONTINUE: it is about none, else the packet is the stack's.
+ * Sends an error to the original source of the quoted packet, before that was translated.
+ * SL_CONTINUE: the error is not about a translated packet. On success the packet is left to the
+ * stack.
  */
 __noinline enum sl_reason restore_error(struct __sk_buff *skb, struct sl_packet *p)
 {

@@ -4,11 +4,10 @@
 #define SLUICE_RATE_H
 
 /*
- * What a CPU does at most so many times in a second: answers, and ICMP errors that pass. The
- * endpoints of the node share a rate as they share a bound (bound.h): one half is common; of the
- * other half, each of the n endpoints that take some in this second or took some in the last one
- * is guaranteed 1/n. Endpoints that take their first in a second are guaranteed some, too, up to
- * twice the rate.
+ * Limits per CPU and second: answers, and ICMP errors that pass. The endpoints of the node share
+ * a rate as they share a bound (bound.h): one half is common. Of the other half, each of the n
+ * endpoints that were given some in this second or in the last one is guaranteed 1/n. An endpoint
+ * that is new in this second is guaranteed some, too, up to twice the rate in total.
  */
 
 #include <sluice/bound.h>
@@ -21,7 +20,7 @@ static __always_inline struct sl_rate *rate_at(__u32 at, __u64 now)
 	struct sl_rate *rate = bpf_map_lookup_elem(&sl_rate, &at);
 
 	if (rate && now - rate->since >= SL_RATE_WINDOW) {
-		/* nobody took any in a window that was left out */
+		/* in a skipped window no endpoint took any */
 		rate->last_takers = now - rate->since < 2ULL * SL_RATE_WINDOW ? rate->takers : 0;
 		rate->since = now;
 		rate->given = 0;
@@ -31,7 +30,7 @@ static __always_inline struct sl_rate *rate_at(__u32 at, __u64 now)
 	return rate;
 }
 
-/* Whether this CPU may do another one in this second, whoever it is for. */
+/* Whether this CPU may do another one in this second, for any receiver. */
 static __always_inline bool within_rate(__u32 at, __u32 limit)
 {
 	struct sl_rate *rate = rate_at(at, bpf_ktime_get_ns());
@@ -46,13 +45,13 @@ static __always_inline bool within_rate(__u32 at, __u32 limit)
 	return true;
 }
 
-/* What an endpoint has taken in a second, whose number is in the upper half. */
+/* The endpoint's count for this second: the upper half of the count holds the second. */
 static __always_inline __u32 taken_in(__u32 count, __u32 second)
 {
 	return count >> 16 == (second & 0xffff) ? count : second << 16;
 }
 
-/* Whether this CPU may do another one for an endpoint in this second. */
+/* Whether this CPU may do another one for the endpoint in this second. */
 static __always_inline bool within_rate_of(__u32 at, __u32 limit, __u32 bound, __u32 slot)
 {
 	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);

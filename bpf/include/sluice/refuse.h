@@ -4,14 +4,14 @@
 #define SLUICE_REFUSE_H
 
 /*
- * Answers a packet to a service from the address that was asked: TCP is reset, which
- * makes a connect() fail at once; everything else is told that the port is
- * unreachable. An ICMP error about a SYN would come while the connect() that has sent
- * it still holds its socket, and count only after the second SYN. What is too big for
- * the way to the backend is told so.
+ * Answers a refused packet to a service, with the requested address as source. For TCP the answer
+ * is a RST, which makes connect() fail at once; for other protocols it is an ICMP port
+ * unreachable. An ICMP error about a SYN would arrive while connect() still holds the socket, and
+ * would take effect only after the second SYN. A packet that exceeds the MTU on the way to the
+ * backend is answered with packet too big.
  *
- * The frame is turned round. What an ICMP error quotes is the header of IP and that of
- * the protocol up to its checksum, because the kernel may still have to fill that in.
+ * The frame itself is turned into the answer. An ICMP error quotes the IP header and the
+ * transport header up to its checksum only, because the kernel may still have to fill that in.
  */
 
 #include <linux/if_ether.h>
@@ -25,7 +25,7 @@
 
 #define SL_ANSWER_TTL 64
 
-/* How many answers a CPU gives in a second to pods, which share them, and to what is outside. */
+/* Answers per CPU and second: to pods, which share them, and separately to senders outside. */
 #define SL_ANSWER_RATE 1000
 
 static __always_inline bool may_answer_now(const struct sl_packet *p)
@@ -42,20 +42,20 @@ enum sl_answer_kind {
 	SL_ANSWER_TIME_EXCEEDED = 2,
 };
 
-/* RFC 792, RFC 4443 2: of either family. */
+/* RFC 792; RFC 4443, section 2: the layout for both families. */
 struct sl_icmp_error {
 	__u8 type;
 	__u8 code;
 	__be16 check;
-	__be16 upper; /* of the MTU, of IPv6; else 0 */
+	__be16 upper; /* of the MTU of IPv6; else 0 */
 	__be16 mtu;
 };
 _Static_assert(sizeof(struct sl_icmp_error) == SL_ICMP_HEADER, "as on the wire");
 
-/* The most that is quoted: IPv6 and TCP. */
+/* Maximum length of a quoted packet: IPv6 and TCP headers. */
 #define SL_QUOTE 60
 
-/* What is quoted of the header after IP's. */
+/* How much of the transport header is quoted. */
 static __always_inline __u32 quoted_transport(const struct sl_packet *p)
 {
 	if (p->fragment)
@@ -69,7 +69,7 @@ static __always_inline __u32 quoted_transport(const struct sl_packet *p)
 	return SL_SCTP_COMMON;
 }
 
-/* How much is quoted from the header of IP on, 0: there is no room for its headers. */
+/* How many bytes are quoted, from the IP header on; 0: the headers are too long. */
 static __always_inline __u32 quoted_bytes(const struct sl_packet *p)
 {
 	__u32 headers = p->l4 - ETH_HLEN, quote = headers + quoted_transport(p);
@@ -129,8 +129,8 @@ static __always_inline long store_head6(struct __sk_buff *skb, const struct sl_p
 }
 
 /*
- * The sum over what the answer's checksum covers besides itself; RFC 8200 8.1. The
- * words of IPv4's, RFC 9293 3.1, are the same ones, and the rest is 0.
+ * The checksum over the pseudo-header of the answer; RFC 8200, 8.1. The IPv4 pseudo-header, RFC
+ * 9293, 3.1, has the same non-zero words.
  */
 static __noinline __s64 pseudo_sum(const struct sl_packet *p, __u32 proto, __u32 len)
 {
@@ -141,7 +141,7 @@ static __noinline __s64 pseudo_sum(const struct sl_packet *p, __u32 proto, __u32
 	return bpf_csum_diff(NULL, 0, (__be32 *)&pseudo, sizeof(pseudo), 0);
 }
 
-/* The checksum of the error over "quote" bytes behind the Ethernet header. */
+/* The checksum of the error; it quotes "quote" bytes from behind the Ethernet header. */
 static __noinline __be16 error_checksum(struct __sk_buff *skb, const struct sl_packet *p,
 					struct sl_icmp_error *icmp, __u32 quote)
 {
@@ -154,11 +154,11 @@ static __noinline __be16 error_checksum(struct __sk_buff *skb, const struct sl_p
 	if (p->family == 6)
 		sum = pseudo_sum(p, SL_ICMPV6, sizeof(*icmp) + quote);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)icmp, sizeof(*icmp), (__wsum)sum);
-	/* what is not quoted is 0 */
+	/* bytes beyond the quote are 0 */
 	return fold(bpf_csum_diff(NULL, 0, (__be32 *)bytes, sizeof(bytes), (__wsum)sum));
 }
 
-/* The headers before the one that is answered with, whose length is given. */
+/* Writes the Ethernet and IP headers of the answer, whose remaining length is len. */
 static __always_inline long store_heads(struct __sk_buff *skb, const struct sl_packet *p,
 					__u8 proto, __u32 len)
 {
@@ -178,7 +178,7 @@ static __always_inline __u32 ip_header(const struct sl_packet *p)
 	return p->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
-/* Turns the frame into the error, 0 on success. */
+/* Turns the frame into the ICMP error; 0 on success. */
 static __always_inline int answer_error(struct __sk_buff *skb, struct sl_packet *p,
 					enum sl_answer_kind kind)
 {
@@ -209,7 +209,7 @@ struct sl_tcp_header {
 };
 _Static_assert(sizeof(struct sl_tcp_header) == 20, "as on the wire");
 
-/* Turns the frame into a reset, 0 on success; RFC 9293 3.10.7.1. */
+/* Turns the frame into a RST; 0 on success; RFC 9293, 3.10.7.1. */
 static __always_inline int answer_reset(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_tcp_header tcp;
@@ -243,8 +243,8 @@ static __always_inline int answer_reset(struct __sk_buff *skb, struct sl_packet 
 }
 
 /*
- * Whether a piece of a packet is answered: only that it is too big, which of IPv6 each
- * piece may be; RFC 1122 3.2.2.
+ * Whether a fragment may be answered. A later fragment is only answered with packet too big, for
+ * IPv6, because each of its fragments may exceed the MTU; RFC 1122, 3.2.2.
  */
 static __always_inline bool may_answer_piece(const struct sl_packet *p, __u32 kind)
 {
@@ -252,8 +252,8 @@ static __always_inline bool may_answer_piece(const struct sl_packet *p, __u32 ki
 }
 
 /*
- * Turns the frame into an answer to its sender, 0 on success. What comes too often is
- * dropped without one.
+ * Turns the frame into an answer to its sender; 0 on success. Over the rate limit the packet is
+ * dropped without an answer.
  */
 __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 kind)
 {
@@ -264,7 +264,7 @@ __noinline int answer_sender(struct __sk_buff *skb, struct sl_packet *p, __u32 k
 	return answer_error(skb, p, kind);
 }
 
-/* Whether the sender is told that its packet was dropped. */
+/* Whether the sender gets an answer if its packet was dropped for this reason. */
 static __always_inline bool is_refusal(enum sl_reason reason)
 {
 	switch (reason) {

@@ -3,12 +3,13 @@
 #ifndef SLUICE_REFUSED_H
 #define SLUICE_REFUSED_H
 
-/* What each endpoint was refused because of its share of a bound, for operators. */
+/* Counts, for operators, what each endpoint was refused because it exceeded its share of a bound.
+ */
 
 #include <sluice/compiler.h>
 #include <sluice/maps.h>
 
-/* Counts a refusal of a bound, or of SL_REFUSED_CONNECTION4 or 6; slot: also outside. */
+/* Counts a refusal of a bound, or of SL_REFUSED_CONNECTION4 or 6; slot may be SL_BUDGET_OUTSIDE. */
 static __always_inline void count_refused(__u32 what, __u32 slot)
 {
 	struct sl_refused *counts = bpf_map_lookup_elem(&sl_refused, &slot);

@@ -4,12 +4,11 @@
 #define SLUICE_RELATED_H
 
 /*
- * ICMP errors quote the packet that they are about. One about a connection of
- * the receiver's belongs to it. Any router may send it, but no local pod is
- * one: a pod speaks of packets that were sent to itself, and every other error
- * of a pod is dropped, whatever its policy says. The receiver would believe it:
- * a quotation of the node's own packet lowers the path MTU of the node and of
- * all that it forwards.
+ * An ICMP error quotes the packet that it is about. An error about a connection of its receiver
+ * is related to that connection. Any router may send one, but a local pod is not a router: it may
+ * only send errors about packets that were sent to itself. All other errors from pods are
+ * dropped, whatever their policy. Otherwise the receiver would trust them: by quoting a packet of
+ * the node, a pod could lower the path MTU of the node and of all packets that it forwards.
  */
 
 #include <linux/ip.h>
@@ -20,7 +19,7 @@
 
 #define SL_ICMP_HEADER 8
 
-/* The first bytes of a quoted transport header: ports, or type and identifier. */
+/* The first bytes of a quoted transport header: ports, or ICMP type and identifier. */
 struct sl_quoted {
 	__be16 word[4];
 };
@@ -36,7 +35,7 @@ static __always_inline bool is_error(const struct sl_packet *p)
 	return p->proto == SL_ICMPV6 && p->family == 6 && type >= 1 && type <= 4;
 }
 
-/* What a router says to hosts. Of IPv6 all of it is neighbour discovery. */
+/* Messages from routers to hosts. The IPv6 counterparts are all neighbour discovery. */
 static __always_inline bool is_router_message(const struct sl_packet *p)
 {
 	__u8 type = (__u8)(p->dport >> 8);
@@ -44,21 +43,20 @@ static __always_inline bool is_router_message(const struct sl_packet *p)
 	return p->proto == SL_ICMP && p->family == 4 && (type == 5 || type == 9 || type == 10);
 }
 
-/* Path MTU discovery of IPv6 must work whatever the policy is. */
+/* Path MTU discovery for IPv6 must work under any policy. */
 static __always_inline bool is_too_big(const struct sl_packet *p)
 {
 	return p->proto == SL_ICMPV6 && p->family == 6 && p->dport >> 8 == 2;
 }
 
-/* How many of those about no connection a CPU lets through in a second, under
- * SL_RATE_TOO_BIG: any sender can make them up. The pods that receive them share the rate.
+/* How many packet-too-big errors about unknown connections each CPU passes per second, under
+ * SL_RATE_TOO_BIG: any sender can forge them. The receiving pods share the rate.
  */
 #define SL_TOO_BIG_RATE 100
 
 /*
- * Copies a part of the quotation. What lies behind the end of the IP packet in
- * its frame is none: the receiver never sees it, and of a fragmented error the
- * next piece brings another.
+ * Copies a part of the quoted packet. Bytes after the end of the IP packet do not count: the
+ * receiver never sees them, and in a fragmented error the next fragment supplies others.
  */
 static __always_inline bool quoted(struct __sk_buff *skb, const struct sl_packet *p, __u32 at,
 				   void *to, __u32 bytes)
@@ -97,7 +95,7 @@ static __always_inline bool quoted_ports(struct __sk_buff *skb, const struct sl_
 	return true;
 }
 
-/* The address epochs of the quoted packet's ends, as the entry has them. */
+/* The address epochs of the quoted packet's ends, in the order of the entry. */
 static __always_inline __u32 quoted_epochs(const struct sl_ct *ct, const __u8 *src, const __u8 *dst,
 					   __u8 family, bool low)
 {
@@ -108,10 +106,10 @@ static __always_inline __u32 quoted_epochs(const struct sl_ct *ct, const __u8 *s
 }
 
 /*
- * The connection that the error quotes, and the address epochs of its ends. Its
- * key takes the place of the error's own. Forged says that the quoted packet
- * was not sent by the receiver of the error, or not to the pod that sends the
- * error, or that the quotation does not say so.
+ * Finds the quoted connection, and the address epochs of its ends. Its key replaces the error's
+ * own key in the cell. *forged is set if the receiver of the error did not send the quoted
+ * packet, or if a pod sends the error and did not receive that packet. It is also set if the
+ * quoted packet is too short to tell.
  */
 static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_packet *p,
 					     __u32 *addr_epochs, bool *forged)
@@ -165,7 +163,7 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 		return NULL;
 	*forged = false;
 	at += sizeof(struct ipv6hdr);
-	/* a packet that was too big for the next link may have been a fragment */
+	/* a packet that exceeded the MTU of the next link may have been a fragment */
 	if (next == SL_EXT_FRAGMENT) {
 		if (!quoted(skb, p, at, ext, sizeof(ext)) || ext[2] || ext[3] & 0xf8)
 			return NULL;
@@ -186,15 +184,16 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 	return ct;
 }
 
-/* What an ICMP error is about. */
+/* The relation of an ICMP error to known connections. */
 enum sl_relation {
-	SL_UNRELATED = 0, /* nothing that is known, or no longer allowed */
-	SL_RELATED = 1, /* a connection of its receiver's */
-	SL_RELATED_VIA_STACK = 2, /* one that the host's stack forwards */
-	SL_FORGED = 3, /* what the receiver has not sent, or a pod not received */
+	SL_UNRELATED = 0, /* an unknown connection, or one that is no longer allowed */
+	SL_RELATED = 1, /* a connection of its receiver */
+	SL_RELATED_VIA_STACK = 2, /* a connection that the host's stack forwards */
+	/* a packet that its receiver did not send, or that the pod did not receive */
+	SL_FORGED = 3,
 };
 
-/* A connection that was evaluated under an older policy relates nothing. */
+/* A connection that was evaluated under an older policy does not count as related. */
 __noinline enum sl_relation relation_of(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u32 addr_epochs = 0;
@@ -209,7 +208,7 @@ __noinline enum sl_relation relation_of(struct __sk_buff *skb, struct sl_packet 
 		return forged ? SL_FORGED : SL_UNRELATED;
 	if (moved_sides(READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs))
 		return SL_UNRELATED;
-	/* about a packet of the initiator's, which knows the address that it has asked */
+	/* about a packet of the initiator, which only knows the address that it had requested */
 	if (cfg_services && p->low == !!(READ_ONCE(ct->flags) & SL_CT_ORIG_LO)) {
 		p->front = front_of_connection(ct);
 		p->asked_at = asked_of_connection(ct);

@@ -4,8 +4,8 @@
 #define SLUICE_REMOTE_H
 
 /*
- * The way to pods of other nodes: in a tunnel, whose key names the sender's
- * identity, or as they are.
+ * Sends packets to pods of other nodes: through a tunnel whose key contains the sender's
+ * identity, or natively routed.
  */
 
 #include <linux/if_ether.h>
@@ -22,10 +22,10 @@
 #define SL_AF_INET 2
 #define SL_AF_INET6 10
 
-/* Of the packet around it: what Linux gives to its own. */
+/* TTL of outer packets: Linux's default. */
 #define SL_OUTER_TTL 64
 
-/* Length of the part of a TCP or UDP packet that each of its segments repeats. */
+/* Length of the IP and transport headers, which each segment of a GSO packet repeats. */
 static __always_inline __u32 segment_headers(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	__u32 bytes = p->l4 - ETH_HLEN;
@@ -39,9 +39,8 @@ static __always_inline __u32 segment_headers(struct __sk_buff *skb, const struct
 }
 
 /*
- * Whether the packet must go through the stack, which answers time exceeded or
- * too big by its routes: they lead the same way. The way may be narrower than
- * its device.
+ * Whether the packet must go through the stack, which answers with time exceeded or packet too
+ * big by its own routes; they lead the same way. The path MTU may be lower than the device's MTU.
  */
 static __always_inline enum sl_reason remote_needs_stack(struct __sk_buff *skb,
 							 const struct sl_packet *p, __u64 way)
@@ -62,7 +61,7 @@ struct sl_hop4 {
 	__be16 check;
 };
 
-/* One hop less; see forward4 for the checksums. */
+/* Decrements the hop limit; see forward4 for the checksums. */
 static __always_inline long lower_hops(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	__u8 hops = p->hops - 1;
@@ -82,9 +81,7 @@ static __always_inline long lower_hops(struct __sk_buff *skb, const struct sl_pa
 				   0);
 }
 
-/* The traffic class of the packet without its congestion bits, which the tunnel
- * device carries over.
- */
+/* The DSCP of the packet in the traffic class byte; the tunnel device copies the ECN bits. */
 static __always_inline __u8 dscp_of(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	__be16 head = 0;
@@ -96,9 +93,9 @@ static __always_inline __u8 dscp_of(struct __sk_buff *skb, const struct sl_packe
 }
 
 /*
- * Gives the packet the key of the tunnel to a node. A checksum of the packet
- * around an IPv4 one costs time and finds nothing that those of Ethernet and of
- * the packet itself do not; over IPv6 a receiver drops packets without it.
+ * Sets the packet's tunnel key for a node. Over IPv4 the outer UDP checksum is omitted: it costs
+ * time and detects nothing that Ethernet and the inner packet's checksums do not. Over IPv6 a
+ * receiver drops packets without it.
  */
 __noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet *p, __u32 identity,
 					 __u32 way)
@@ -128,7 +125,7 @@ __noinline enum sl_reason set_tunnel_key(struct __sk_buff *skb, struct sl_packet
 	return SL_REASON_FORWARDED_OVERLAY;
 }
 
-/* To the node itself, by its device. */
+/* Sends to the node as next hop, through its device. */
 static __always_inline long send_to_hop(const struct sl_packet *p, const struct sl_node *node,
 					__u64 way)
 {
@@ -145,9 +142,9 @@ static __always_inline long send_to_hop(const struct sl_packet *p, const struct 
 }
 
 /*
- * Where the routes of the main table lead, with their next hop: without one the
- * kernel would take any destination for a neighbour. Rules are left out: that
- * against packets without a mark would stop it.
+ * Sends by the routes of the main table, with their next hop; without a next hop the kernel would
+ * treat any destination as a neighbour. Routing rules are bypassed, because the rule against
+ * unmarked packets would drop it.
  */
 static __always_inline long send_by_routes(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -169,7 +166,7 @@ static __always_inline long send_by_routes(struct __sk_buff *skb, const struct s
 		__builtin_memcpy(fib.ipv6_dst, p->dst, sizeof(fib.ipv6_dst));
 	}
 	err = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_DIRECT);
-	/* the neighbour is found on the way */
+	/* redirect_neigh resolves the neighbour */
 	if (err != BPF_FIB_LKUP_RET_SUCCESS && err != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return TC_ACT_SHOT;
 	hop.nh_family = fib.family;
@@ -177,7 +174,7 @@ static __always_inline long send_by_routes(struct __sk_buff *skb, const struct s
 	return bpf_redirect_neigh(fib.ifindex, &hop, sizeof(hop), 0);
 }
 
-/* Sends what a pod says to a pod of another node, or to that node. */
+/* Forwards a pod's packet to a pod of another node, or to that node. */
 __noinline enum sl_reason forward_remote(struct __sk_buff *skb, struct sl_packet *p)
 {
 	enum sl_reason reason;

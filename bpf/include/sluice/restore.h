@@ -3,7 +3,7 @@
 #ifndef SLUICE_RESTORE_H
 #define SLUICE_RESTORE_H
 
-/* Answers of backends elsewhere, which see an address of this node: see transit.h. */
+/* Answers of backends on other nodes, which are addressed to this node: see transit.h. */
 
 #include <sluice/fragment.h>
 #include <sluice/node.h>
@@ -12,8 +12,8 @@
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* Whether a port of the node may have been given to a sender outside. SCTP keeps the
- * sender's, because no checksum could follow.
+/* Whether the port may be claimed for an outside client. SCTP keeps the client's port, because
+ * its checksum would have to be recomputed.
  */
 static __always_inline bool may_be_claimed(const struct sl_packet *p)
 {
@@ -25,13 +25,13 @@ static __always_inline bool may_be_claimed(const struct sl_packet *p)
 	return p->proto == SL_SCTP;
 }
 
-/* struct bpf_sock.state: connected, UDP too; and listening */
+/* struct bpf_sock.state: established (UDP: connected), and listening */
 #define SL_SOCKET_NONE 0
 #define SL_SOCKET_ESTABLISHED 1
 #define SL_SOCKET_LISTENS 10
 
-/* The state of the socket that a tuple finds. Two functions: the verifier refuses one load
- * from what both kinds of look-ups return.
+/* The state of the socket that a tuple finds. There are two functions, because the verifier
+ * rejects one load from the results of both kinds of lookups.
  */
 static __noinline __u32 udp_socket_state(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
 					 __u32 size)
@@ -59,7 +59,7 @@ static __noinline __u32 tcp_socket_state(struct __sk_buff *skb, struct bpf_sock_
 	return state;
 }
 
-/* The state of the node's socket that receives what a remote end sends to a local one. */
+/* The state of the host's socket that receives packets from remote to local. */
 static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_packet *p,
 				     const struct sl_end *remote, const struct sl_end *local)
 {
@@ -73,11 +73,11 @@ static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_pack
 }
 
 /*
- * Whether a packet of another node's pod that goes on with something, at a port that is
- * for answers, is of nobody here: its claim was evicted. The stack would reset the
- * connection; without an answer the backend sends it again, and the sender's next packet
- * makes the claim again. What others translate has no socket either: packets that come
- * from elsewhere are the stack's.
+ * Whether the packet looks like an answer whose claim was evicted: it is from a pod of another
+ * node, does not begin a connection, goes to a port for answers, and no socket of the node
+ * matches. The stack would reset the connection. If the packet is dropped instead, the backend
+ * retransmits, and the client's next packet restores the claim. Packets from outside are left to
+ * the stack, because connections that other components translate have no socket either.
  */
 static __always_inline bool has_no_nat_entry(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -95,9 +95,9 @@ static __always_inline bool has_no_nat_entry(struct __sk_buff *skb, const struct
 }
 
 /*
- * Leads an answer to the sender whose source was translated: its destination changes
- * here, its source where it leaves the node. SL_CONTINUE: it is none, else the packet is
- * the stack's.
+ * Sends an answer to the client whose source was translated. The destination is changed here, the
+ * source where the packet leaves the node. SL_CONTINUE: the packet is not such an answer. On
+ * success it is left to the stack.
  */
 __noinline enum sl_reason restore_destination(struct __sk_buff *skb, struct sl_packet *p)
 {

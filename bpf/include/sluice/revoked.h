@@ -4,18 +4,18 @@
 #define SLUICE_REVOKED_H
 
 /*
- * TCP connections that a policy has terminated, remembered apart from the LRU
- * map of connections: that map forgets what is not used, and the responder's
- * next segment would be taken for one of a connection that it began itself.
+ * TCP connections that a policy has terminated. They are recorded outside the LRU map of
+ * connections, which evicts unused entries: without a record, the responder's next segment would
+ * look like a connection that the responder began.
  *
- * A record is no verdict. It says in which direction the connection began, so
- * that a segment without an entry is evaluated as the connection: denied as
- * long as the policy denies that, and let through when it allows it again.
+ * A record is not a verdict. It tells in which direction the connection began, so that a segment
+ * without an entry is evaluated as part of it: denied while the policy denies the connection, and
+ * passed when the policy allows it again.
  */
 
 #include <sluice/conntrack.h>
 
-/* What a record keeps of the flags of the entry. */
+/* The flags of the entry that a record keeps. */
 #define SL_REVOKED_FLAGS (SL_CT_ORIG_LO | SL_CT_UNORIENTED | SL_CT_VIA_STACK)
 
 static __always_inline struct sl_revoked *find_revoked(const struct sl_packet *p)
@@ -54,8 +54,8 @@ static __always_inline long insert_revoked(const struct sl_packet *p, __u32 flag
 }
 
 /*
- * Nothing of this endpoint is picked up until the collector takes the flag
- * back: a revoked connection of it is remembered by its entry alone.
+ * Stops picking up connections of this endpoint until the collector clears the flag, because a
+ * revoked connection could not be recorded: only its entry knows about it.
  */
 static __always_inline void stop_pick_up(__u16 slot)
 {
@@ -65,7 +65,7 @@ static __always_inline void stop_pick_up(__u16 slot)
 		__sync_fetch_and_or(&e->state, SL_EP_NO_PICK_UP);
 }
 
-/* What allows everything can have revoked nothing. */
+/* An endpoint that allows everything cannot have revoked a connection. */
 static __always_inline bool may_pick_up(__u16 slot)
 {
 	struct sl_endpoint *e = endpoint_at(slot);
@@ -74,7 +74,7 @@ static __always_inline bool may_pick_up(__u16 slot)
 	       ((__u32)policy_of(e) & ~SL_POL_SECOND) == (SL_TABLE_ALLOW | SL_TABLE_ALLOW << 16);
 }
 
-/* Remembers the connection of the packet, which was denied. */
+/* Records the connection of the packet, which was denied. */
 __noinline int remember_revoked(const struct sl_packet *p, __u32 flags)
 {
 	struct sl_revoked *known;
@@ -88,7 +88,7 @@ __noinline int remember_revoked(const struct sl_packet *p, __u32 flags)
 		*(volatile __u32 *)&known->last_s = now_seconds();
 		return 0;
 	}
-	/* of an earlier connection with these ports: values are written once */
+	/* a record of an earlier connection with these ports: values are written only once */
 	if (known)
 		forget_revoked(p);
 	err = insert_revoked(p, flags);

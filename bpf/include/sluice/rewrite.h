@@ -4,10 +4,9 @@
 #define SLUICE_REWRITE_H
 
 /*
- * Changes the frame of a packet that a service has led elsewhere: its destination on
- * the way to the backend, its source on the way back. It happens when the packet is
- * delivered, after the last question to the stack, so that an error of the stack
- * quotes what the sender knows.
+ * Rewrites the frame of a translated packet: its destination on the way to the backend, its
+ * source on the way back. This happens on delivery, after the last check that may hand the packet
+ * to the stack, so that an error from the stack quotes what the sender knows.
  */
 
 #include <linux/if_ether.h>
@@ -21,11 +20,11 @@
 #include <sluice/service.h>
 #include <sluice/transport.h>
 
-#define SL_TCP_CHECK 16 /* offset of the checksum in its header */
+#define SL_TCP_CHECK 16 /* offset of the checksum in the TCP header */
 #define SL_UDP_CHECK 6
 #define SL_ICMP_CHECK 2
 
-/* One end of a packet, as the frame shall have it. */
+/* One end of a packet, as it is to be written to the frame. */
 struct sl_end {
 	__u8 addr[16]; /* IPv4: the first four bytes */
 	__u16 port; /* host order */
@@ -34,8 +33,8 @@ struct sl_end {
 };
 
 /*
- * Flags for the checksum of the packet's protocol, and where it is; 0: it has none
- * that covers addresses, or lies in another fragment. UDP without a checksum stays
+ * The offset of the transport checksum, and the flags for changing it; 0: the protocol's checksum
+ * does not cover addresses, or the packet is a later fragment. UDP without a checksum stays
  * without one.
  */
 static __always_inline __u32 checksum_at(const struct sl_packet *p, __u64 *flags)
@@ -55,7 +54,7 @@ static __always_inline __u32 checksum_at(const struct sl_packet *p, __u64 *flags
 	return 0;
 }
 
-/* An IPv4 header from its checksum on, and the ports behind a header without options. */
+/* The end of an IPv4 header without options, from its checksum on, and the ports. */
 struct sl_ends4 {
 	__be16 check;
 	__be32 addr[2]; /* source, destination */
@@ -64,7 +63,7 @@ struct sl_ends4 {
 _Static_assert(offsetof(struct sl_ends4, port) == 10 && sizeof(struct sl_ends4) == 14,
 	       "as on the wire");
 
-/* Adds what a sum of 16-bit words changes by when a 32-bit word is another one. */
+/* Adds to sum the change of a 16-bit checksum when a 32-bit word changes. */
 static __always_inline __u64 sum_change(__u64 sum, __u32 old, __u32 new)
 {
 	return sum + (__u32)~old + new;
@@ -76,7 +75,7 @@ static __always_inline __u32 fold_to_32(__u64 sum)
 	return (__u32)(sum + (sum >> 32));
 }
 
-/* RFC 1624, for a word of four bytes. */
+/* RFC 1624, for a 32-bit word. */
 static __always_inline __be16 checksum_after(__be16 check, __be32 old, __be32 new)
 {
 	__u32 sum = fold_to_32(sum_change((__u16)~check, old, new));
@@ -86,10 +85,9 @@ static __always_inline __be16 checksum_after(__be16 check, __be32 old, __be32 ne
 }
 
 /*
- * Writes one end of a packet with ports into its frame, 0 on success. Address and port have
- * one call each for the checksum of the protocol: of a packet whose sum the hardware
- * completes, that field has the sum over the addresses alone. What changes in the header
- * itself cancels out.
+ * Writes one end of a packet with ports into its frame; 0 on success. Address and port need
+ * separate calls for the transport checksum: if the hardware is to complete the checksum, the
+ * field only covers the addresses. Changes in the IP header itself cancel out.
  */
 static __always_inline long rewrite_ports4(struct __sk_buff *skb, const struct sl_end *to,
 					   __u32 check, __u64 flags)
@@ -143,8 +141,8 @@ struct sl_words6 {
 } __attribute__((packed, aligned(2)));
 
 /*
- * IPv6 has no checksum of its own that would make up for the change: the store tells
- * the kernel, which may have the sum of the whole packet from the hardware.
+ * An IPv6 header has no checksum that would compensate for the change. BPF_F_RECOMPUTE_CSUM makes
+ * the kernel update a checksum over the whole packet, if the hardware has supplied one.
  */
 static __always_inline long rewrite_address6(struct __sk_buff *skb, const struct sl_end *to,
 					     __u32 check, __u64 flags)
@@ -183,7 +181,7 @@ static __always_inline long rewrite_port(struct __sk_buff *skb, const struct sl_
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
-/* Writes one end of the packet into its frame, 0 on success. */
+/* Writes one end of the packet into its frame; 0 on success. */
 static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet *p,
 				   const struct sl_end *to)
 {
@@ -199,7 +197,7 @@ static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet
 	return ports ? rewrite_port(skb, p, to, check, flags) : 0;
 }
 
-/* The frame goes where the packet was led to. */
+/* Writes the translated destination to the frame. */
 static __always_inline long rewrite_destination(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end to = { .port = p->dport };
@@ -208,7 +206,7 @@ static __always_inline long rewrite_destination(struct __sk_buff *skb, const str
 	return rewrite_end(skb, p, &to);
 }
 
-/* The address at a place in sl_own, 0 on success. */
+/* Reads the address at index place - 1 of sl_own; 0 on success. */
 static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
 {
 	__u32 at = place - 1;
@@ -220,7 +218,7 @@ static __always_inline int own_address(__u8 *addr, __u16 place, __u8 family)
 	return 0;
 }
 
-/* Where an answer seems to come from: what the initiator has asked. */
+/* The source of an answer: the address that the initiator had requested. */
 static __always_inline long find_asked(const struct sl_packet *p, struct sl_end *end)
 {
 	struct sl_front *front = front_at(p->front);
@@ -234,7 +232,7 @@ static __always_inline long find_asked(const struct sl_packet *p, struct sl_end 
 	return 0;
 }
 
-/* The frame comes from what the initiator has asked. */
+/* Writes the requested address to the frame as source. */
 static __always_inline long rewrite_source(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 };
@@ -244,7 +242,7 @@ static __always_inline long rewrite_source(struct __sk_buff *skb, const struct s
 	return rewrite_end(skb, p, &from);
 }
 
-/* What a frame needs on its way to the end that it is delivered to. */
+/* Rewrites the frame as its receiver needs it. */
 __noinline int rewrite(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (!p)

@@ -4,18 +4,18 @@
 #define SLUICE_RING_H
 
 /*
- * TCP and UDP that senders outside begin have half of sl_ct4 and of sl_ct6, in three parts:
+ * TCP and UDP connections from outside get half of sl_ct4 and of sl_ct6, in three parts:
  *
  *   TCP, not proven  a quarter: a ring of keys. A new connection takes the next position,
- *                    and the entry whose key stands there is deleted.
- *   UDP              a quarter, likewise. An entry that was used since the ring last came
- *                    by is passed over, at most SL_RING_SKIPS times.
- *   TCP, proven      half: the responder goes on after the handshake. While more than half
- *                    of the part is in use, the senders of one bucket may have an eighth of
- *                    it. What finds no room stays in the ring.
+ *                    and the entry of the key there is deleted.
+ *   UDP              a quarter, likewise. An entry that was used since the last round of
+ *                    the ring is skipped, at most SL_RING_SKIPS times.
+ *   TCP, proven      half: the responder has continued after the handshake. While more than
+ *                    half of this part is in use, the senders of one bucket may have an
+ *                    eighth of it. A connection that exceeds this stays in the ring.
  *
- * So forged sources replace each other, and nobody is refused. The entry of a connection
- * in a ring has SL_CT_IN_RING.
+ * Connections with forged sources so replace each other, and no client is refused. The entry of a
+ * connection in a ring has SL_CT_IN_RING.
  */
 
 #include <sluice/count.h>
@@ -32,7 +32,9 @@ static __always_inline __u32 ring_flag(const struct sl_packet *p)
 	return p->in_ring ? SL_CT_IN_RING : 0;
 }
 
-/* Whether an entry, with its position's words, is passed over. */
+/* Whether an entry is skipped because it was used since the last round; seen and skips belong to
+ * its position.
+ */
 static __always_inline bool is_in_use_since(const struct sl_ct *ct, __u32 *seen, __u32 *skips)
 {
 	__u32 last = READ_ONCE(ct->last_s);
@@ -44,7 +46,9 @@ static __always_inline bool is_in_use_since(const struct sl_ct *ct, __u32 *seen,
 	return true;
 }
 
-/* Takes a position for the connection of the run; skip: unless its entry is in use. */
+/* Takes a position for the connection of this run. With skip, returns 0 if the entry there is in
+ * use.
+ */
 __noinline int enter_ring4(struct sl_packet *p, __u32 at, __u32 skip)
 {
 	struct sl_ring4 *ring = bpf_map_lookup_elem(&sl_ring4, &at);
@@ -85,7 +89,7 @@ __noinline int enter_ring6(struct sl_packet *p, __u32 at, __u32 skip)
 	return 1;
 }
 
-/* Gives the connection that begins a position of its ring. Its key is written already. */
+/* Assigns a ring position to a new connection. Its key must have been written. */
 __noinline int join_ring(struct sl_packet *p)
 {
 	__u32 udp, *next, at, i;
@@ -111,7 +115,7 @@ __noinline int join_ring(struct sl_packet *p)
 	return 0;
 }
 
-/* Whether there is room for the packet's connection among the proven ones. */
+/* Whether the part for proven connections has capacity for the packet's connection. */
 __noinline int prove(struct sl_packet *p)
 {
 	__u32 six, part, *all, *own, sender;
@@ -134,9 +138,9 @@ __noinline int prove(struct sl_packet *p)
 }
 
 /*
- * Takes a connection out of its ring when the responder goes on after the handshake. A
- * sender that forges its address does not know the number that the responder expects:
- * what it sends makes the responder reset the connection, or repeat its SYN.
+ * Moves a connection out of its ring when the responder continues after the handshake. A sender
+ * with a forged address does not know the responder's sequence number: its segments make the
+ * responder reset the connection or retransmit its SYN.
  */
 static __noinline int leave_ring(struct sl_packet *p, struct sl_ct *ct, __u32 flags)
 {

@@ -4,9 +4,8 @@
 #define SLUICE_SERVICE_H
 
 /*
- * From the address that was asked to a backend: frontend, front, list, member,
- * backend. Addresses are 16 bytes of which IPv4 uses the first four, the rest are
- * 0; ports are in host order.
+ * Lookups from a requested address to a backend: frontend, front, list, member, backend.
+ * Addresses have 16 bytes; IPv4 uses the first four, the rest are 0. Ports are in host order.
  */
 
 #include <linux/bpf.h>
@@ -18,15 +17,15 @@
 #include <sluice/maps.h>
 #include <sluice/service_maps.h>
 
-/* How often a list is read again that led to a backend which has just gone. */
+/* How often a choice is repeated if its backend has just been removed. */
 #define SL_SERVICE_TRIES 3
 
-/* A choice of one backend. Lies on the stack of the program that asks. */
+/* The choice of one backend. It is on the stack of the calling program. */
 struct sl_choice {
-	__u8 client[16]; /* for affinity; the node itself: 0 */
-	__u8 addr[16]; /* asked; the backend's once it is chosen */
-	__u64 hash; /* what the choice is made by */
-	__u64 limit; /* of the rank of the next choice by rendezvous */
+	__u8 client[16]; /* for affinity; 0: the node itself */
+	__u8 addr[16]; /* the requested address; then the backend's */
+	__u64 hash; /* determines the choice */
+	__u64 limit; /* upper limit for the rank of the next rendezvous choice */
 	__u32 front;
 	__u32 backend;
 	__u16 port; /* as addr */
@@ -51,7 +50,7 @@ static __always_inline __u32 list_count(__u64 list)
 	return (__u16)(list >> SL_FRONT_COUNT_SHIFT);
 }
 
-/* The binary logarithm of the slots behind the members, 0: there are none. */
+/* The binary logarithm of the number of slots after the members; 0: there is no table. */
 static __always_inline __u32 list_table(__u64 list)
 {
 	return list >> SL_FRONT_TABLE_SHIFT & SL_FRONT_TABLE_MASK;
@@ -63,9 +62,9 @@ static __always_inline __u16 list_flags(__u64 list)
 }
 
 /*
- * Whether the address is of services alone. A packet to a port that none of them has
- * must not go on to the gateway of the node, which may send it back. What else has the
- * address (this node, another one) is looked at first.
+ * Whether the address is a virtual IP that only services use. A packet to a port without frontend
+ * must not go to the node's gateway, which may send it back. Other owners of the address (this
+ * node, another node) take precedence.
  */
 static __always_inline bool is_of_services(const __u8 *addr, __u8 family)
 {
@@ -80,7 +79,7 @@ static __always_inline bool is_of_services(const __u8 *addr, __u8 family)
 	return bpf_map_lookup_elem(&sl_fe6, &key6) != NULL;
 }
 
-/* The fronts of an address or, with kind SL_FE_NODE, of a port of the node. */
+/* The fronts of an address and port or, with kind SL_FE_NODE, of a node port. */
 static __always_inline struct sl_fe *frontend_of(const struct sl_choice *c, __u8 kind)
 {
 	struct sl_fe_key4 key4 = { .port = c->port, .proto = c->proto, .kind = kind };
@@ -105,13 +104,13 @@ static __always_inline bool is_loopback(const __u8 *addr, __u8 family)
 	return !(word[0] | word[1] | word[2]) && word[3] == bpf_htonl(1);
 }
 
-/* One of the node's own addresses, which node ports answer at. */
+/* Whether it is an address of the node, at which node ports answer. */
 static __always_inline bool is_own_address(const __u8 *addr, __u8 family)
 {
 	return slot_of_address(addr, family) == SL_SLOT_HOST;
 }
 
-/* Reads where a backend is. False if it is free or gone. */
+/* Reads the address of a backend. False if the number is unused or the backend was removed. */
 static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
 {
 	__u64 word;
@@ -130,7 +129,7 @@ static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
 			return false;
 		word = READ_ONCE(at->word);
 		__builtin_memcpy(c->addr, at->addr, sizeof(c->addr));
-		/* the address belongs to the word that is there before and after it */
+		/* the address is valid only if the word is the same before and after reading it */
 		if (word != READ_ONCE(at->word))
 			return false;
 	}
@@ -140,7 +139,9 @@ static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
 	return (__u8)(word >> 48) == SL_BE_ACTIVE;
 }
 
-/* The node's own sockets, which have many addresses or none, are a client without one. */
+/* The host's sockets, which may have many addresses or none, count as one client without an
+ * address.
+ */
 static __always_inline bool has_address(const struct sl_choice *c)
 {
 	const __u64 *client = (const __u64 *)c->client;
@@ -149,9 +150,8 @@ static __always_inline bool has_address(const struct sl_choice *c)
 }
 
 /*
- * Whether the client may ask a front that only some may. A key of IPv4 is the
- * beginning of one of IPv6. Without bits of an address, no prefix but that of every
- * address is found.
+ * Whether the client is in the source ranges of the front. An IPv4 key is a prefix of an IPv6
+ * key. Without an address, only the prefix of length 0 matches.
  */
 __noinline int is_source(const struct sl_choice *c)
 {
@@ -169,7 +169,7 @@ __noinline int is_source(const struct sl_choice *c)
 	return bpf_map_lookup_elem(&sl_src6, &key) != NULL;
 }
 
-/* Scrambles a number whose neighbours are in use too, such as a cookie. */
+/* Mixes a number whose neighbours are in use, too, such as a cookie. */
 static __always_inline __u64 scramble(__u64 x)
 {
 	x ^= x >> 33;
@@ -181,9 +181,9 @@ static __always_inline __u64 scramble(__u64 x)
 }
 
 /*
- * The backend of the member that ranks highest below c->limit, which becomes its
- * rank; 0: there is none left. What a member's rank is depends on the hash and on
- * its salt only, so that a list that loses or gains a member moves no other choice.
+ * The backend of the member with the highest rank below c->limit, which becomes its rank; 0:
+ * none. A rank only depends on the hash and the member's salt, so adding or removing a member
+ * does not change other choices.
  */
 __noinline int best_member(__u64 list, struct sl_choice *c)
 {
@@ -213,8 +213,8 @@ __noinline int best_member(__u64 list, struct sl_choice *c)
 }
 
 /*
- * The backend that a hash chooses in a list that is not empty: that of its slot or,
- * without a table, of its member. 0 if there is none.
+ * The backend that a hash selects in a non-empty list: through the slot table or, without one,
+ * directly among the members. 0 if there is none.
  */
 static __always_inline __u32 member_by_hash(__u64 list, __u64 hash)
 {

@@ -4,8 +4,8 @@
 #define SLUICE_SERVICE_MAPS_H
 
 /*
- * The maps of services, written as maps.h says. A node without services, or without
- * one of the families, gives them one element each.
+ * The maps of services; maps.h describes how they may be written. On a node without services, or
+ * without one of the families, the unused maps have one element each.
  */
 
 #include <linux/bpf.h>
@@ -13,7 +13,7 @@
 #include <bpf/bpf_helpers.h>
 #include <sluice/service_abi.h>
 
-/* address that is asked -> fronts; a key is added and deleted, its value stays */
+/* requested address -> fronts; a value is never changed */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_FRONTENDS);
@@ -48,7 +48,7 @@ struct {
 	__type(value, sl_member_word);
 } sl_member SEC(".maps");
 
-/* number of a backend -> where it is */
+/* number of a backend -> its address */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_BACKENDS);
@@ -65,7 +65,7 @@ struct {
 	__type(value, struct sl_be6);
 } sl_be6 SEC(".maps");
 
-/* cookie of a network namespace -> whose sockets are in it */
+/* cookie of a network namespace -> the endpoint that its sockets belong to */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_NAMESPACES);
@@ -74,7 +74,7 @@ struct {
 	__type(value, struct sl_ns);
 } sl_ns SEC(".maps");
 
-/* socket -> the translations that it has asked for */
+/* socket -> its translations */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -82,7 +82,7 @@ struct {
 	__type(value, struct sl_sock);
 } sl_sk SEC(".maps");
 
-/* front and client -> it may ask */
+/* front and client prefix -> the client is allowed */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, SL_MAX_SOURCES);
@@ -99,7 +99,7 @@ struct {
 	__type(value, __u32);
 } sl_src6 SEC(".maps");
 
-/* packet of a pod as it arrives -> where it goes instead */
+/* untranslated packet of a pod -> its new destination */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_POD_XL4);
@@ -114,7 +114,7 @@ struct {
 	__type(value, struct sl_xl);
 } sl_pod_xl6 SEC(".maps");
 
-/* the same of packets from outside, and of answers to the node */
+/* the same for packets from outside, and for answers to the node */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_XL4);
@@ -129,7 +129,7 @@ struct {
 	__type(value, struct sl_xl);
 } sl_xl6 SEC(".maps");
 
-/* answer as it arrives -> what sl_ct and sl_xl say about it, a second time */
+/* untranslated answer -> a copy of its translation in sl_ct and sl_xl, in case of eviction */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_ANSWERS4);
@@ -144,7 +144,7 @@ struct {
 	__type(value, struct sl_xl);
 } sl_answers6 SEC(".maps");
 
-/* counters of what bounds are shared by; see count.h */
+/* counters of shared bounds; see count.h */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_COUNTS / SL_COUNTERS);
@@ -153,7 +153,7 @@ struct {
 	__type(value, struct sl_counters);
 } sl_count SEC(".maps");
 
-/* backend and sender -> ports of the node that it has there */
+/* backend and sender -> ports of the node that the sender uses there */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SL_MAX_SHARES);
@@ -162,7 +162,7 @@ struct {
 	__type(value, struct sl_share);
 } sl_share SEC(".maps");
 
-/* addresses of this node, by their hash */
+/* addresses of this node, indexed by their hash */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_OWN);
@@ -185,7 +185,7 @@ struct {
 	__type(value, sl_affinity_word);
 } sl_pod_aff6 SEC(".maps");
 
-/* the same of clients outside */
+/* the same for outside clients */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_AFFINITY);

@@ -4,8 +4,8 @@
 #define SLUICE_SOCK_H
 
 /*
- * The parts of the kernel's sockets and iterators that are read here. The loader
- * finds where the running kernel has them.
+ * The fields of the kernel's sockets and iterators that are read here. The loader relocates them
+ * to the running kernel's layout.
  */
 
 #include <linux/in6.h>

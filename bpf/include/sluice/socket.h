@@ -4,12 +4,11 @@
 #define SLUICE_SOCKET_H
 
 /*
- * Sockets at the hooks of their calls: whose they are, the address that a call
- * names, what a socket remembers of it, and how a call is refused.
+ * Sockets at their cgroup hooks: the endpoint that a socket belongs to, the address of a call,
+ * the translations that a socket remembers, and how a call is refused.
  *
- * These programs run in the context of a process, so they use the stack and the
- * socket's storage only, never the memory of the CPU. All of them run with the
- * socket locked.
+ * These programs run in process context, so they only use the stack and the socket's local
+ * storage, never per-CPU memory. All of them run with the socket locked.
  */
 
 #include <linux/bpf.h>
@@ -21,10 +20,10 @@
 #include <sluice/compiler.h>
 #include <sluice/service.h>
 
-/* 1: sockets of namespaces that are not in sl_ns are translated too */
+/* 1: translate sockets of namespaces that are not in sl_ns, too */
 volatile const __u32 cfg_translate_all = 0;
 
-/* What a program returns: the call goes on, or fails with what bpf_set_retval says. */
+/* Return values of the programs: the call continues, or fails with the error of bpf_set_retval. */
 #define SL_CALL_GOES_ON 1
 #define SL_CALL_FAILS 0
 
@@ -35,8 +34,8 @@ volatile const __u32 cfg_translate_all = 0;
 #define SL_IPPROTO_TCP 6
 #define SL_IPPROTO_UDP 17
 
-/* Whose socket it is: a slot, SL_SLOT_NONE if its namespace is unknown. False if
- * it is left alone.
+/* Finds the endpoint that the socket belongs to, as a slot; SL_SLOT_NONE if its namespace is
+ * unknown. False if the socket is not to be translated.
  */
 static __always_inline bool find_owner(struct bpf_sock_addr *ctx, __u16 *slot)
 {
@@ -51,7 +50,7 @@ static __always_inline bool find_owner(struct bpf_sock_addr *ctx, __u16 *slot)
 	return !(ns->flags & SL_NS_LEAVE);
 }
 
-/* The address of an IPv6 call. IPv4 inside IPv6 becomes IPv4. */
+/* Reads the address of an IPv6 call. An IPv4-mapped address becomes IPv4. */
 static __always_inline void read_address6(struct bpf_sock_addr *ctx, __u8 *addr, __u8 *family)
 {
 	__u32 *word = (__u32 *)addr;
@@ -85,7 +84,9 @@ static __always_inline void write_address4(struct bpf_sock_addr *ctx, const __u8
 	ctx->user_port = bpf_htons(port);
 }
 
-/* IPv4 in an IPv6 call is written as IPv4 inside IPv6, whose first words are there. */
+/* Writes the address of an IPv6 call. IPv4 is written as IPv4-mapped; the address already has the
+ * prefix of such an address.
+ */
 static __always_inline void write_address6(struct bpf_sock_addr *ctx, const __u8 *addr, __u16 port,
 					   __u8 family)
 {
@@ -108,8 +109,8 @@ static __always_inline int refuse(int error)
 	return SL_CALL_FAILS;
 }
 
-/* What affinity knows the client by: the endpoint's address. The node's own
- * sockets, and those of unknown namespaces, are one client.
+/* Reads the client's address for affinity: the endpoint's address. The host's sockets, and
+ * sockets of unknown namespaces, count as one client.
  */
 static __always_inline void read_client(struct sl_choice *c, __u16 slot)
 {
@@ -127,13 +128,13 @@ static __always_inline void read_client(struct sl_choice *c, __u16 slot)
 		__builtin_memcpy(c->client, e->ip6, sizeof(c->client));
 }
 
-/* The front that answers the node's own sockets at the address, 0: there is none. */
+/* The front for local sockets at the address; 0: there is none. */
 static __always_inline __u32 find_front(const struct sl_choice *c, __u16 slot)
 {
 	bool loopback = is_loopback(c->addr, c->family);
 	struct sl_fe *fe;
 
-	/* every container has those; the frontends there are the node's */
+	/* every container has loopback addresses, but frontends there belong to the host */
 	if (loopback && slot != SL_SLOT_HOST)
 		return 0;
 	fe = frontend_of(c, SL_FE_ADDRESS);
@@ -146,8 +147,8 @@ static __always_inline __u32 find_front(const struct sl_choice *c, __u16 slot)
 }
 
 /*
- * A member of the list: for UDP the one that ranks best for the socket, so that a
- * socket that is not connected stays with its backend while others come and go.
+ * Selects a member of the list. For UDP it is the highest-ranked member for the socket, so that
+ * an unconnected socket stays with its backend while other backends are added and removed.
  */
 static __always_inline __u32 next_by_socket(struct sl_choice *c, __u64 list)
 {
@@ -157,10 +158,9 @@ static __always_inline __u32 next_by_socket(struct sl_choice *c, __u64 list)
 }
 
 /*
- * Chooses a backend of a front: TCP at random, UDP by the socket. 0, or the error
- * of the call. A call cannot be dropped without an answer, so what packets would
- * be dropped for makes the call fail with "no route to host". The sockets
- * of the node itself have the address 0 among a front's sources.
+ * Chooses a backend of a front: at random for TCP, by the socket for UDP. Returns 0, or the error
+ * for the call. A call cannot be dropped silently; where a packet would be dropped, the call
+ * fails with "no route to host". For source ranges, the host's sockets have the address 0.
  */
 static __always_inline int choose(struct bpf_sock_addr *ctx, struct sl_choice *c, __u16 slot)
 {
@@ -221,9 +221,9 @@ static __always_inline void fill_peer(struct sl_sock_peer *p, const struct sl_ch
 }
 
 /*
- * Remembers a translation. That of a connection replaces the others; of calls that
- * name their destination the last SL_SOCKET_PEERS different backends are kept, and
- * of one backend what it was last asked as.
+ * Remembers a translation. A connection's translation replaces all others. For calls with an
+ * explicit destination, the last SL_SOCKET_PEERS different backends are kept, each with the
+ * address by which it was last requested.
  */
 static __always_inline bool remember(struct bpf_sock_addr *ctx, const struct sl_choice *c,
 				     const __u8 *asked, __u16 asked_port, bool connect)
@@ -253,15 +253,15 @@ static __always_inline bool remember(struct bpf_sock_addr *ctx, const struct sl_
 	}
 	next = s->next & (SL_SOCKET_PEERS - 1);
 	if (!next && s->connected)
-		next = 1; /* the peer of the connection stays */
+		next = 1; /* keep the peer of the connection */
 	fill_peer(&s->peer[next], c, asked, asked_port);
 	s->next = (next + 1) & (SL_SOCKET_PEERS - 1);
 	return true;
 }
 
 /*
- * Remembers the translation of a subflow for its MPTCP socket, too: connect runs the program
- * for the subflow, getpeername for the socket of the process.
+ * Remembers the translation of a subflow for its MPTCP socket, too: connect runs the program for
+ * the subflow, getpeername runs it for the process's socket.
  */
 static __always_inline void remember_mptcp(struct bpf_sock_addr *ctx, const struct sl_choice *c,
 					   const __u8 *asked, __u16 asked_port)
@@ -282,16 +282,18 @@ static __always_inline void remember_mptcp(struct bpf_sock_addr *ctx, const stru
 	fill_peer(&s->peer[0], c, asked, asked_port);
 }
 
-/* A connection to what is no service ends what an earlier one has left. */
+/* A connection to an address that is not a service deletes the translations of an earlier
+ * connection.
+ */
 static __always_inline void forget(struct bpf_sock_addr *ctx)
 {
 	bpf_sk_storage_delete(&sl_sk, ctx->sk);
 }
 
 /*
- * Whether a TCP connection would go to an address of services alone, where none has the
- * port. A UDP socket is connected to an address also to find out the way there: its
- * packets are refused.
+ * Whether a TCP connection goes to a virtual IP that only services use, at a port without a
+ * service. UDP sockets may also be connected to find out the route; therefore only their packets
+ * are refused.
  */
 static __always_inline bool has_no_such_port(const struct sl_choice *c)
 {
@@ -305,9 +307,9 @@ static __always_inline bool has_no_such_port(const struct sl_choice *c)
 }
 
 /*
- * The service behind the address of a call, whose address, port and family c has.
- * True if a backend was chosen and remembered, and the call shall be given its
- * address; else *result is what the program returns.
+ * Translates the address of a call, given by address, port and family of c. True if a backend was
+ * chosen and remembered, and its address has to be written to the call. Otherwise *result is the
+ * return value of the program.
  */
 static __always_inline bool translate(struct bpf_sock_addr *ctx, struct sl_choice *c, bool connect,
 				      int *result)
@@ -343,7 +345,7 @@ static __always_inline bool translate(struct bpf_sock_addr *ctx, struct sl_choic
 	return true;
 }
 
-/* The peer of a socket at an address, NULL if it is no backend that it was given. */
+/* The socket's translation to this backend address; NULL if there is none. */
 static __always_inline struct sl_sock_peer *peer_at(struct bpf_sock_addr *ctx, const __u8 *addr,
 						    __u8 family)
 {

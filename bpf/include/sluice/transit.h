@@ -4,18 +4,18 @@
 #define SLUICE_TRANSIT_H
 
 /*
- * Connections of senders outside that a service of this node leads to a backend
- * elsewhere, or to a socket of the node. Each has one entry in sl_ct, in a zone of its
- * own, with the two ends that the stack sees. A backend elsewhere would answer the sender
- * itself, so it sees an address and a port of this node:
+ * Connections from outside clients that a service of this node forwards to a backend on another
+ * node, or to a socket of this node. Each has one entry in sl_ct4 or sl_ct6, in its own zone,
+ * with the two ends that the stack sees. A backend on another node would answer the client
+ * directly; therefore it must see an address and port of this node as source:
  *
  *   from_uplink           client -> node:30080     becomes  client -> backend
  *   to_uplink/to_overlay  client -> backend        becomes  node:20000 -> backend
  *   from_uplink/_overlay  backend -> node:20000    becomes  backend -> client
  *   to_uplink             backend -> client        becomes  node:30080 -> client
  *
- * nat_port.h says how the port is found. It is looked for from the hash of the connection
- * on, so that a claim that the map has evicted is found, or made, again at the same port.
+ * nat_port.h describes how the port is found. The search starts from the hash of the connection,
+ * so that it finds an evicted claim's port again.
  */
 
 #include <sluice/answers.h>
@@ -28,13 +28,13 @@
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* Makes the entry of a connection in transit. */
+/* Creates the entry of a connection in transit. */
 static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 {
 	struct sl_ct *ct = &p->entry;
 	long err;
 
-	/* in the middle of a connection that has lost its entry */
+	/* in mid-stream, after the entry was evicted */
 	if (p->proto == SL_TCP && !begins(p) &&
 	    (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
 		return SL_REASON_CONNECTION_INVALID;
@@ -61,7 +61,7 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* Finds or makes the entry of the packet's connection in transit. */
+/* Finds or creates the entry of the packet's connection in transit. */
 __noinline enum sl_reason follow_transit(struct sl_packet *p)
 {
 	enum sl_reason reason = SL_CONTINUE;
@@ -81,12 +81,12 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 	else if (is_reply(p, ct) || lacks_flags(p))
 		reason = SL_REASON_CONNECTION_INVALID;
 	else if (p->dst_slot == SL_SLOT_HOST)
-		advance(p, ct); /* no hook sees it again */
+		advance(p, ct); /* no other hook sees this packet */
 	p->zone = SL_ZONE_POD;
 	return reason;
 }
 
-/* The place of the address that packets to backends elsewhere come from, plus 1. */
+/* The index in sl_own, plus 1, of the source address for packets to backends on other nodes. */
 static __always_inline __u16 source_place(const struct sl_packet *p)
 {
 	__u32 at = SL_PROGRAM == SL_PROGRAM_TO_OVERLAY ? SL_SOURCE_OVERLAY : SL_SOURCE_UPLINK;
@@ -95,7 +95,7 @@ static __always_inline __u16 source_place(const struct sl_packet *p)
 	return local ? (__u16)(READ_ONCE(local->way6) >> 16 * (at + (p->family == 6))) : 0;
 }
 
-/* Whether the source is the connection's, or is again: its claim may have been evicted. */
+/* Whether the connection still has its source, or has claimed it again after an eviction. */
 static __always_inline bool hold_claim(struct sl_packet *p, const struct sl_end *from)
 {
 	struct sl_xl *xl;
@@ -107,7 +107,7 @@ static __always_inline bool hold_claim(struct sl_packet *p, const struct sl_end 
 	return !insert_translation(p->family) || is_own_claim(p, find_translation(p->family));
 }
 
-/* Finds a port of the node for the connection, whose entry keeps it. */
+/* Claims a port of the node for the connection, and stores it in the connection's entry. */
 __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 };
@@ -124,7 +124,7 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 	reason = find_port(skb, p, &from);
 	if (reason)
 		return reason;
-	/* the search has looked at entries of others */
+	/* the search has overwritten the key in the cell */
 	write_key(p);
 	ct = look_up_connection(p);
 	if (!ct)
@@ -132,17 +132,19 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 	word = (__u64 *)&ct->nat_port;
 	old = READ_ONCE(*word);
 	new = (old & ~0xffffffffULL) | (__u64)place << 16 | from.port;
-	/* another CPU has claimed the same, because it has looked from the same place on */
+	/* if another CPU was faster, it has claimed the same port, because its search starts at
+	 * the same hash
+	 */
 	if (!(__u32)old)
 		__sync_val_compare_and_swap(word, old, new);
 	return SL_CONTINUE;
 }
 
 /*
- * The source that the connection has claimed, and holds on to once a second. The port may
- * have given way, or its claim was evicted, and it is another connection's by now. A flow
- * of UDP takes another one then, as a connection of TCP does that still begins: its backend
- * has not answered, or sees a new one. Any other has lost its backend.
+ * The source that the connection has claimed; the claim is renewed once a second. If the claim
+ * was evicted or replaced, another connection may have the port now. Then a UDP flow claims
+ * another port; so does a TCP connection that has not got beyond its SYN, because its backend has
+ * not answered or sees a new connection. Any other connection has lost its backend.
  */
 static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, struct sl_packet *p,
 						     struct sl_ct *ct, struct sl_end *from)
@@ -161,7 +163,7 @@ static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, stru
 		if (p->proto != SL_UDP && !begins(p))
 			return SL_REASON_NAT_EXHAUSTED;
 		__sync_val_compare_and_swap(claim, word, word & ~0xffffffffULL);
-		/* the next answer is the first one again: see remember_transit */
+		/* treat the next answer as the first one: see remember_transit */
 		__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
 	}
 	reason = claim_source(skb, p);
@@ -173,8 +175,8 @@ static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, stru
 								       : SL_CONTINUE;
 }
 
-/* The connection that the error quotes, in a zone; whether the quoted packet is of its
- * responder is in p->reply then.
+/* Finds the connection that the error quotes, in a zone. Sets p->reply if the responder has sent
+ * the quoted packet.
  */
 static __always_inline struct sl_ct *quoted_connection(struct sl_packet *p,
 						       const struct sl_quote *q, __u8 zone)
@@ -199,8 +201,8 @@ static __always_inline struct sl_ct *quoted_connection(struct sl_packet *p,
 }
 
 /*
- * Has an error quote the destination that its receiver knows. SL_CONTINUE: it is about
- * no connection of a service.
+ * Restores the quoted destination of an error to the address that its receiver knows.
+ * SL_CONTINUE: the error is not about a service connection.
  */
 __noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -219,7 +221,9 @@ __noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packe
 	p->front = front_of_connection(ct);
 	p->asked_at = asked_of_connection(ct);
 	if (READ_ONCE(p->reply)) {
-		/* to a backend, about an answer: it knows the sender by another source */
+		/* an error to a backend about its answer: the backend knows the client by the
+		 * translated source
+		 */
 		word = READ_ONCE(*(__u64 *)&ct->nat_port);
 		p->reply = 0;
 		if (!(__u32)word)
@@ -240,8 +244,8 @@ __noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packe
 }
 
 /*
- * The first answer of a connection in transit stores what the claim and the entry say a second
- * time: either may be evicted, and the backend may speak next.
+ * Stores a copy of the claim's and the entry's translation with the first answer of a connection
+ * in transit: either may be evicted, and the backend may be the next to send.
  */
 __noinline int remember_transit(struct sl_packet *p)
 {
@@ -257,24 +261,24 @@ __noinline int remember_transit(struct sl_packet *p)
 	word = READ_ONCE(*(__u64 *)&ct->nat_port);
 	remember_answers(p);
 	if (!(__u32)word || own_address(from.addr, (__u16)(word >> 16), p->family))
-		return 0; /* a socket of the node, which sees the sender */
+		return 0; /* the backend is a socket of the node, which sees the client */
 	from.port = (__u16)word;
-	/* the backend is the source here */
+	/* in this packet, the backend is the source */
 	write_claimed_key(p, &from);
 	keep_port(SL_COUNT_CLAIMED, from.port);
 	return (int)store_answer(p->family, SL_XL_CLAIMED);
 }
 
 /*
- * An answer in transit whose connection has lost its entry. The sender's next packet makes
- * it again.
+ * Handles an answer in transit whose connection has lost its entry. The client's next packet
+ * creates the entry again.
  */
 static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb,
 							   struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 };
 
-	/* of no socket of the node: the stack forwards it */
+	/* only packets that the stack forwards, not packets of local sockets */
 	if (!(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex)
 		return SL_CONTINUE;
 	if (begins(p) || !find_answers(p))
@@ -288,9 +292,9 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 }
 
 /*
- * Has a packet in transit come from what its receiver is to see: a request from an
- * address of this node, an answer from what the sender has asked. SL_CONTINUE: it is of
- * no such connection.
+ * Translates the source of a packet in transit for its receiver: of a request to an address of
+ * this node, of an answer to the address that the client had requested. SL_CONTINUE: the packet
+ * is not in transit.
  */
 __noinline enum sl_reason translate_source(struct __sk_buff *skb, struct sl_packet *p)
 {

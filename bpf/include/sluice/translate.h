@@ -4,12 +4,12 @@
 #define SLUICE_TRANSLATE_H
 
 /*
- * Services for packets: of pods that no hook of sockets serves, of protocols that
- * have none, and of senders outside of the node. A packet whose connection is not
- * known, and that asks for the address of a service, is evaluated as one to the
- * backend: the rest of the program sees nothing else. What was chosen stays in a map,
- * find_translation, under the packet as it arrived, because the list may be another when the next
- * one comes. The frame itself changes when the packet is delivered; see rewrite.h.
+ * Services for packets: from pods without socket hooks, of protocols without socket hooks, and
+ * from clients outside the node. If a packet's connection is unknown and its destination is a
+ * service, it is evaluated as a packet to the backend; the rest of the program only sees the
+ * backend. The choice is stored in a map (find_translation), with the untranslated packet as key,
+ * because the list may have changed when the next packet arrives. The frame itself is rewritten
+ * on delivery; see rewrite.h.
  */
 
 #include <sluice/affinity.h>
@@ -20,7 +20,7 @@
 #include <sluice/count.h>
 #include <sluice/service.h>
 
-/* The packet's key as it arrived, in the cell of the run. */
+/* Writes the key of the untranslated packet to the cell. */
 static __always_inline void write_arriving_key(struct sl_packet *p)
 {
 	struct sl_xl_key4 *key4 = &p->xl4;
@@ -46,13 +46,12 @@ static __always_inline void write_arriving_key(struct sl_packet *p)
 }
 
 /*
- * What pods of the node send has maps of its own, which senders outside cannot fill: they are
- * sl_pod_xl4 and sl_pod_xl6 for the program that sees what pods send, and sl_xl4 and sl_xl6 for all
- * others.
+ * Packets from local pods have maps of their own, which outside clients cannot fill: sl_pod_xl4
+ * and sl_pod_xl6 in the program that sees packets from pods, sl_xl4 and sl_xl6 in all others.
  */
 #define SL_OF_PODS (SL_PROGRAM == SL_PROGRAM_FROM_POD)
 
-/* A translation by the key in the cell. */
+/* Looks up a translation by the key in the cell. */
 static __always_inline struct sl_xl *find_translation(__u8 family)
 {
 	struct sl_packet *own = own_packet();
@@ -82,7 +81,7 @@ static __always_inline void delete_translation(__u8 family)
 		bpf_map_delete_elem(&sl_xl6, &own->xl6);
 }
 
-/* 0 or -SL_EEXIST; another error says that there is no room. */
+/* Returns 0 or -SL_EEXIST; other errors mean that the map is full. */
 static __always_inline long insert_translation(__u8 family)
 {
 	struct sl_packet *own = own_packet();
@@ -98,7 +97,7 @@ static __always_inline long insert_translation(__u8 family)
 	return bpf_map_update_elem(&sl_xl6, &own->xl6, &own->xl, BPF_NOEXIST);
 }
 
-/* What was stored about an answer, in a zone. Writes the zone into the key in the cell. */
+/* Looks up an answer record in a zone. Writes the zone into the key in the cell. */
 static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
@@ -113,13 +112,13 @@ static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
 	return bpf_map_lookup_elem(&sl_answers6, &own->xl6);
 }
 
-/* What was stored about the answers to a port of the node, if it was: for a lost claim. */
+/* Looks up the answer record of a port of the node, if any port has one: replaces a lost claim. */
 static __always_inline struct sl_xl *find_claimed(__u8 family, __u16 port)
 {
 	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(family, SL_XL_CLAIMED) : NULL;
 }
 
-/* 0: there was one. */
+/* Returns 0 if the record existed. */
 static __always_inline long delete_answer(__u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
@@ -134,7 +133,7 @@ static __always_inline long delete_answer(__u8 family, __u8 zone)
 	return bpf_map_delete_elem(&sl_answers6, &own->xl6);
 }
 
-/* Stores the value in the cell, also where there is one already. */
+/* Stores the value in the cell; replaces an existing one. */
 static __always_inline long store_answer(__u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
@@ -143,15 +142,15 @@ static __always_inline long store_answer(__u8 family, __u8 zone)
 		return -1;
 	if (family == 4) {
 		own->xl4.zone = zone;
-		/* in place: no, a map of this kind takes another element */
+		/* not in place: an LRU map replaces the element */
 		return bpf_map_update_elem(&sl_answers4, &own->xl4, &own->xl, BPF_ANY);
 	}
 	own->xl6.zone = zone;
-	/* in place: no, as above */
+	/* not in place, as above */
 	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);
 }
 
-/* The packet goes to the backend from here on. */
+/* Redirects the packet to an address: from here on, it is treated as a packet to that. */
 static __always_inline void redirect_to(struct sl_packet *p, const __u8 *addr, __u16 port,
 					__u32 front, __u8 kind)
 {
@@ -164,9 +163,9 @@ static __always_inline void redirect_to(struct sl_packet *p, const __u8 *addr, _
 }
 
 /*
- * Whether what was chosen before still counts. A connection stays with its backend
- * for as long as it lives. UDP, which has no end, leaves a backend that is gone and
- * a service that has none left.
+ * Whether an earlier choice is still valid. A connection keeps its backend while it lives. UDP
+ * has no end of connection, so it leaves a backend that was removed and a service without
+ * backends.
  */
 static __always_inline bool leads_on(const struct sl_packet *p, const struct sl_xl *xl)
 {
@@ -189,7 +188,9 @@ static __always_inline __u64 hash_of(const struct sl_packet *p)
 	return scramble(scramble(s[0] ^ scramble(s[1] + ports)) ^ scramble(d[0]) ^ d[1]);
 }
 
-/* Which of the node's addresses it is, plus 1; 0: none whose place is known. */
+/* The index in sl_own of the packet's destination, plus 1; 0: it is not a known address of the
+ * node.
+ */
 static __noinline __u32 own_address_at(const struct sl_packet *p)
 {
 	__u32 base = address_epoch_bucket(p->dst, p->family), i;
@@ -204,22 +205,21 @@ static __noinline __u32 own_address_at(const struct sl_packet *p)
 	return 0;
 }
 
-/* Seconds without a packet after which a port of UDP may ask for something else. */
+/* Seconds of idleness after which a UDP port may be used for another service. */
 #define SL_PORT_PAUSE 2
 
-/* Whether a service is no more. UDP leaves one without backends, too. */
+/* Whether the service was removed. For UDP a service without backends counts as removed. */
 static __always_inline bool is_gone(const struct sl_packet *p, __u64 list)
 {
 	return list_flags(list) & SL_FRONT_GONE || (p->proto == SL_UDP && !list_count(list));
 }
 
-/* Instead of a front: the frontend is for this node's pods and host alone. */
+/* Instead of a front number: only pods and host of this node may use the frontend. */
 #define SL_FRONT_INSIDE 0xffffffff
 
 /*
- * Where the program has its packets from, the frontend leads to this front. That of a
- * cluster IP has one front for both sides, and does not answer outside; any other one has
- * two.
+ * The front for the side that the program's packets come from. A cluster IP has one front for
+ * both sides, and does not accept clients from outside; other frontends have two fronts.
  */
 static __always_inline __u32 front_here(const struct sl_fe *fe)
 {
@@ -228,23 +228,23 @@ static __always_inline __u32 front_here(const struct sl_fe *fe)
 	return fe->outside == fe->inside ? SL_FRONT_INSIDE : fe->outside;
 }
 
-/* Whether the packet is to an address of the node, which node ports answer at. */
+/* Whether the packet goes to an address of the node, at which node ports answer. */
 static __always_inline bool is_to_node(const struct sl_packet *p)
 {
-	if (SL_FROM_OUTSIDE) /* handle_nodeport has looked */
+	if (SL_FROM_OUTSIDE) /* set by handle_nodeport */
 		return p->dst_slot == SL_SLOT_HOST;
 	return slot_of_address(p->dst, p->family) == SL_SLOT_HOST;
 }
 
 /*
- * Finds the front that answers at the packet's destination. A node port answers at
- * addresses of the node, which the way back has to name.
+ * Finds the front for the packet's destination. A node port answers at the node's addresses, and
+ * translating its answers requires the address.
  */
 static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_choice *c)
 {
 	struct sl_fe *fe;
 
-	/* frontends of such addresses are for sockets of the node */
+	/* frontends at loopback addresses are only for sockets of the host */
 	if (is_loopback(c->addr, c->family))
 		return 0;
 	fe = frontend_of(c, SL_FE_ADDRESS);
@@ -258,8 +258,8 @@ static __always_inline __u32 front_asked(struct sl_packet *p, const struct sl_ch
 }
 
 /*
- * Whether a pod of this node is led to itself. A sender outside that is the backend itself
- * sees another address, as if it were any other backend.
+ * Whether a local pod's request was redirected to the pod itself. An outside client that is its
+ * own backend is treated like any other client.
  */
 static __always_inline bool is_hairpin(const struct sl_packet *p)
 {
@@ -267,10 +267,10 @@ static __always_inline bool is_hairpin(const struct sl_packet *p)
 }
 
 /*
- * Whether a connection with the sender's port to the backend is something else: a direct
- * one, or one by another service. Their answers could not be told apart. One by a service
- * that is gone is nobody's, and a port of UDP that has paused belongs to who uses it now:
- * the initiator has no two sockets that ask in turns.
+ * Whether the connection from the sender's port to the backend is another one: a direct
+ * connection, or one through another service. Their answers would be indistinguishable. A
+ * connection through a removed service does not count. A UDP port that has been idle belongs to
+ * its current user: a client does not alternate between two sockets on one port.
  */
 static __always_inline bool is_other(const struct sl_packet *p, const struct sl_choice *c,
 				     const struct sl_ct *ct)
@@ -286,7 +286,7 @@ static __always_inline bool is_other(const struct sl_packet *p, const struct sl_
 	return !front || !is_gone(p, READ_ONCE(front->list));
 }
 
-/* The zone of connections from outside to the packet's destination, a backend. */
+/* Sets the packet's destination slot; returns the zone of outside connections to that backend. */
 static __always_inline __u8 zone_to_backend(struct sl_packet *p)
 {
 	p->dst_slot = slot_of_address(p->dst, p->family);
@@ -294,14 +294,14 @@ static __always_inline __u8 zone_to_backend(struct sl_packet *p)
 									  : SL_ZONE_POD;
 }
 
-/* Whether the sender's port is in use to the backend as something else. */
+/* Whether the sender's port is already used for another connection to the backend. */
 static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choice *c)
 {
 	struct sl_ct *ct;
 
 	p->unknown = 0;
 	p->renews = 0;
-	/* the sender's own socket: both directions would be one */
+	/* the client itself: both directions would have the same key */
 	if (SL_FROM_OUTSIDE && c->port == p->sport && equal16(c->addr, p->src))
 		return true;
 	if (p->proto != SL_UDP && !begins(p))
@@ -311,7 +311,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	if (SL_FROM_OUTSIDE)
 		p->zone = zone_to_backend(p);
 	write_key(p);
-	/* one of the version before is not taken over for this: the stack has no room */
+	/* no takeover from the previous version here, because the call stack is exhausted */
 	ct = look_up_connection(p);
 	p->zone = SL_ZONE_POD;
 	p->unknown = !ct && !cfg_previous;
@@ -319,7 +319,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	return ct && !has_ended(READ_ONCE(ct->flags)) && (is_reply(p, ct) || is_other(p, c, ct));
 }
 
-/* The backend of the next member to be tried, 0: there is none. */
+/* The backend of the next member to try; 0: there is none. */
 static __always_inline __u32 next_member(struct sl_choice *c, __u64 list)
 {
 	if (list_count(list) <= SL_RENDEZVOUS)
@@ -328,7 +328,7 @@ static __always_inline __u32 next_member(struct sl_choice *c, __u64 list)
 	return member_by_hash(list, c->hash);
 }
 
-/* What the packet is refused for; SL_CONTINUE: c has a backend. */
+/* Chooses a backend into c. Returns SL_CONTINUE, or why the packet is refused. */
 static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl_choice *c,
 						  const struct sl_front *front)
 {
@@ -357,7 +357,7 @@ static __always_inline enum sl_reason choose_from(struct sl_packet *p, struct sl
 	return reason;
 }
 
-/* Keeps what was chosen in the cell of the run, until the packet may pass. */
+/* Stores the choice in the cell until the packet has been evaluated. */
 static __always_inline void propose(struct sl_packet *p, const struct sl_choice *c,
 				    const struct sl_front *front)
 {
@@ -372,7 +372,7 @@ static __always_inline void propose(struct sl_packet *p, const struct sl_choice 
 	p->untold = front->timeout ? SL_UNTOLD_AFFINITY : SL_UNTOLD;
 }
 
-/* The address and port that the packet asks for. */
+/* Reads the requested address and port. */
 static __always_inline void read_asked(const struct sl_packet *p, struct sl_choice *c)
 {
 	c->family = p->family;
@@ -381,7 +381,7 @@ static __always_inline void read_asked(const struct sl_packet *p, struct sl_choi
 	__builtin_memcpy(c->addr, p->dst, sizeof(c->addr));
 }
 
-/* Finds the front of the frontend that the packet asks for; 0: it asks for none. */
+/* Finds the front that the packet requests; 0: it requests no service. */
 __noinline __u32 find_front(struct sl_packet *p)
 {
 	struct sl_choice c = {};
@@ -392,7 +392,7 @@ __noinline __u32 find_front(struct sl_packet *p)
 	return front_asked(p, &c);
 }
 
-/* Chooses a backend of a front, whatever was chosen before. */
+/* Chooses a new backend of a front, regardless of an earlier choice. */
 __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 {
 	struct sl_choice c = { .limit = ~0ULL };
@@ -408,7 +408,7 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 	if (!front)
 		return SL_REASON_SERVICE_CORRUPT;
 	c.hash = hash_of(p);
-	/* the address that was asked, also where the packet goes no further */
+	/* record the requested address, even if the packet is refused */
 	redirect_to(p, c.addr, c.port, c.front, SL_TRANSLATED_DESTINATION);
 	reason = choose_from(p, &c, front);
 	__builtin_memcpy(p->dst, c.addr, sizeof(p->dst));
@@ -421,7 +421,9 @@ __noinline enum sl_reason choose_backend(struct sl_packet *p, __u32 number)
 	return SL_CONTINUE;
 }
 
-/* A packet that asks for no service, or answers a connection of the node, stays as it is. */
+/* Chooses a backend if the packet requests a service and is not an answer to a connection of the
+ * node.
+ */
 static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct sl_packet *p)
 {
 	__u32 front = find_front(p);
@@ -437,7 +439,7 @@ static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct 
 	return choose_backend(p, front);
 }
 
-/* Finds out whether the packet asks for a service, and where it goes then. */
+/* Finds or chooses the packet's translation, if it requests a service. */
 __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_xl *xl;
@@ -464,7 +466,7 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 	return SL_CONTINUE;
 }
 
-/* The sender of a packet that may pass keeps the backend where the service asks for it. */
+/* After a packet was allowed: the client keeps the backend, if the service has affinity. */
 __noinline int keep_backend(const struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
@@ -484,15 +486,15 @@ __noinline int keep_backend(const struct sl_packet *p)
 	return 0;
 }
 
-/* Takes n translations for an endpoint; 0: they exceed its share. */
+/* Reserves n translations for an endpoint; 0: they exceed its share. */
 static __always_inline int take_translations(const struct sl_packet *p, __u32 slot, __u32 n)
 {
 	return take_of_bound(SL_BOUND_XL4 + (p->family == 6), slot, n);
 }
 
 /*
- * Whether the packet, whose translation is there, begins another connection on its port, so that
- * the translation is counted again. Otherwise it is the first packet once more. Hairpins have no
+ * Whether a packet with an existing translation begins another connection on its port, so that
+ * the translation has to be charged again. Otherwise it is a retransmission. Hairpins have no
  * connection that could end.
  */
 static __always_inline bool counts_anew(const struct sl_packet *p)
@@ -501,10 +503,10 @@ static __always_inline bool counts_anew(const struct sl_packet *p)
 }
 
 /*
- * Stores what was chosen for a packet that may pass. Two CPUs choose alike, unless
- * the list has changed between: the first one counts from the next packet on. 0: it exceeds
- * the share of the pod that has sent the packet. A hairpin takes two: its way back is stored
- * next.
+ * Stores the choice for a packet that was allowed. Two CPUs make the same choice, unless the list
+ * has changed in between; then the first one's applies from the next packet on. Returns 0 if it
+ * exceeds the share of the sending pod. A hairpin is charged twice, because its return entry is
+ * stored next.
  */
 __noinline int store_translation(struct sl_packet *p)
 {
@@ -532,7 +534,7 @@ __noinline int store_translation(struct sl_packet *p)
 	if (xl && xl->backend == own->xl.backend && xl->gen == own->xl.gen &&
 	    xl->front == own->xl.front)
 		return 1;
-	/* values are written once */
+	/* values are written only once */
 	delete_translation(p->family);
 	insert_translation(p->family);
 	return 1;

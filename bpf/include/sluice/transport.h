@@ -4,9 +4,9 @@
 #define SLUICE_TRANSPORT_H
 
 /*
- * TCP, UDP, SCTP, ICMP and ICMPv6 have their header checked and their ports
- * read; ICMP has type and code as its destination port. Every other protocol
- * is known by its number alone. Fragments but the first have no header here.
+ * Checks the headers of TCP, UDP, SCTP, ICMP and ICMPv6, and reads their ports. For ICMP, type
+ * and code form the destination port. Other protocols are only known by their number. Later
+ * fragments have no transport header.
  */
 
 #include <sluice/packet.h>
@@ -31,13 +31,13 @@
 #define SL_SCTP_SHUTDOWN_COMPLETE 14
 #define SL_SCTP_COMMON 12 /* bytes before the first chunk */
 
-/* What the three protocols with ports begin with. */
+/* The first fields of TCP, UDP and SCTP. */
 struct sl_ports {
 	__be16 src;
 	__be16 dst;
 };
 
-/* The part of a TCP header that we read, from its data offset on. */
+/* The part of a TCP header that we read, starting at its data offset. */
 struct sl_tcp {
 	__u8 offset; /* upper half: length in 32-bit words */
 	__u8 flags;
@@ -56,8 +56,8 @@ static __always_inline bool room_for(const struct sl_packet *p, __u32 bytes)
 }
 
 /*
- * Whether a later fragment would write over what was evaluated in the first: TCP's
- * flags, SCTP's first chunk. Whoever cuts packets for a reason does not do that.
+ * Whether a later fragment would overwrite fields that were evaluated in the first one: TCP
+ * flags, or the first SCTP chunk. Regular fragmentation never does that.
  */
 static __always_inline bool hides_header(__u8 proto, __u32 offset)
 {
@@ -108,7 +108,7 @@ static __always_inline enum sl_reason parse_transport(struct __sk_buff *skb, str
 			return SL_REASON_MALFORMED;
 		p->tcp_flags = tcp.flags;
 	}
-	/* without a chunk it is none that we know */
+	/* without a first chunk its type is 0 */
 	if (p->proto == SL_SCTP && room_for(p, SL_SCTP_COMMON + 1) &&
 	    read_packet(skb, p->l4 + SL_SCTP_COMMON, &p->chunk))
 		return SL_REASON_MALFORMED;

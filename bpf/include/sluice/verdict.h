@@ -4,13 +4,12 @@
 #define SLUICE_VERDICT_H
 
 /*
- * What one table says about one connection. The peer is classified by who it
- * is and, if the table asks for it, by where it is; each class leads to a
- * sorted list of intervals over protocol and port, and each interval names the
- * best rule of the Admin tier and the best of the others. The lower number of
- * the two classes wins in each slot.
+ * The verdict of one policy table on one connection. The peer is classified by its identity and,
+ * if the table requires it, by its address. Each class has a sorted list of intervals over
+ * protocol and port. Each interval has two rule slots: the best rule of the Admin tier, and the
+ * best rule of the other tiers. In each slot, the lower rule number of the two classes wins.
  *
- * An index that leads nowhere is a drop, never "no rule".
+ * An invalid index drops the packet; it never means "no rule".
  */
 
 #include <linux/bpf.h>
@@ -20,9 +19,10 @@
 #include <sluice/compiler.h>
 #include <sluice/maps.h>
 
-#define SL_CLUSTER_WIDE 65536 /* how many lie below those in sl_id */
+/* number of cluster-wide identities; node-local ones follow them in sl_id */
+#define SL_CLUSTER_WIDE 65536
 
-/* A peer as a table sees it: the parts of its word. */
+/* The fields of the peer's sl_id entry. */
 struct sl_peer_word {
 	__u32 class;
 	__u32 kind;
@@ -30,7 +30,7 @@ struct sl_peer_word {
 	bool known;
 };
 
-/* The two slots of an interval, SL_NO_ADMIN and SL_NO_REST without rules. */
+/* The two rule slots of an interval; SL_NO_ADMIN and SL_NO_REST: no rule. */
 struct sl_rules {
 	__u32 admin;
 	__u32 rest;
@@ -97,7 +97,7 @@ static __always_inline __u32 above(__u32 a, __u32 b)
 	return (__u32)(((__u64)b - a) >> 63);
 }
 
-/* The first entry that does not end below the point. */
+/* The first interval that does not end below the point. */
 static __always_inline __u32 entry_of(const struct sl_port_node *node, __u32 point)
 {
 	__u32 i;
@@ -110,7 +110,7 @@ static __always_inline __u32 entry_of(const struct sl_port_node *node, __u32 poi
 	return i & (SL_FANOUT - 1);
 }
 
-/* What the list of a class says about the point. */
+/* Looks the point up in the intervals of a class. */
 static __always_inline enum sl_reason search(const struct sl_table *table, __u32 class, __u32 point,
 					     struct sl_rules *rules)
 {
@@ -151,7 +151,7 @@ static __always_inline const struct sl_rule *rule_of(const struct sl_table *tabl
 	return bpf_map_lookup_elem(&sl_rule, &at);
 }
 
-/* What the deciding rule does. */
+/* Applies the deciding rule. */
 static __always_inline enum sl_reason apply_rule(const struct sl_rule *rule, __u32 number,
 						 bool unknown, struct sl_side *side)
 {
@@ -173,7 +173,7 @@ static __always_inline enum sl_reason apply_rule(const struct sl_rule *rule, __u
 	return SL_REASON_POLICY_TABLE_CORRUPT;
 }
 
-/* What holds where no rule decides. */
+/* Applies the table's default, if no rule decides. */
 static __always_inline enum sl_reason apply_default(const struct sl_table *table, __u32 kind,
 						    struct sl_side *side)
 {
@@ -241,7 +241,7 @@ static __always_inline enum sl_reason ask_table(const struct sl_table *table,
 	return apply_default(table, peer.kind, side);
 }
 
-/* Tables with a fixed meaning, and numbers that nobody filled. */
+/* Evaluates reserved tables, and rejects unused table numbers. */
 static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl_side *side)
 {
 	const struct sl_table *table;
@@ -256,7 +256,7 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 		side->action = SL_ACTION_ALLOW;
 		return SL_CONTINUE;
 	case SL_TABLE_PENDING:
-		/* probes of the local host; what answers them needs no verdict */
+		/* allow probes from the local host; answers to them belong to their connection */
 		if (q->direction != SL_INGRESS || q->identity != SL_ID_HOST)
 			return SL_REASON_POLICY_PENDING;
 		side->action = SL_ACTION_ALLOW;
@@ -271,10 +271,10 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 }
 
 /*
- * The verdict of one side: SL_CONTINUE, or why not. In audit mode what the
- * policy, or its absence, denies passes and says so, and so does what it would
- * redirect to a proxy that is not there; damage does not pass, nor what is for an
- * endpoint that is cut off, which no policy denies.
+ * The verdict of one side: SL_CONTINUE, or the reason to drop. In audit mode a packet passes and
+ * is marked if the policy denies it, if there is no policy yet, or if it would be redirected to a
+ * proxy that does not exist. A corrupt table still drops, and so does SL_TABLE_DENY, which
+ * isolates an endpoint independently of policies.
  */
 __noinline enum sl_reason evaluate_side(const struct sl_question *q, struct sl_side *side)
 {

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// A pod of one family sends nothing in the other, under no address either
-// (INV-35).
+// A pod with addresses of one family cannot send packets of the other family, whatever the source (INV-35).
 func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -50,8 +49,8 @@ func TestKernelAPodOfOneFamilySendsNothingInTheOther(t *testing.T) {
 	}
 }
 
-// What comes through the stack under the addresses and the identification of a
-// pod's packet has no ports from it, nor the other way round.
+// Ports that the first fragment of a pod has recorded do not apply to fragments from the stack with the same
+// addresses and identification, and vice versa.
 func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -69,17 +68,17 @@ func TestKernelFragmentsOfThePodAndOfTheStackAreApart(t *testing.T) {
 				return th.run(t, program.ToPod, in, skbContext{Ifindex: to.Ifindex, IngressIfindex: th.pods["a"].Ifindex}, 0).reason
 			}
 			if got := fromPod(pieces[0]); got != event.ForwardedToPod {
-				t.Errorf("the pod's first piece: %v", got)
+				t.Errorf("the pod's first fragment: %v", got)
 			}
 			if got := fromStack(pieces[1]); got != event.FragmentUnknown {
-				t.Errorf("a later piece from the stack, with ports of the pod's: %v, want %v", got, event.FragmentUnknown)
+				t.Errorf("a later fragment from the stack, after the pod's first one: %v, want %v", got, event.FragmentUnknown)
 			}
 			th.forget(t)
 			if got := fromStack(pieces[0]); got != event.ForwardedFromStack {
-				t.Errorf("a first piece from the stack: %v", got)
+				t.Errorf("a first fragment from the stack: %v", got)
 			}
 			if got := fromPod(pieces[1]); got != event.FragmentUnknown {
-				t.Errorf("the pod's later piece, with ports from the stack: %v, want %v", got, event.FragmentUnknown)
+				t.Errorf("the pod's later fragment, after the stack's first one: %v, want %v", got, event.FragmentUnknown)
 			}
 		})
 	}

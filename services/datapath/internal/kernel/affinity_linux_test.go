@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// TestKernelDeniedSendersPushOutNoAffinity: affinity is stored when a packet may pass, so
-// senders whom the policy of the backend denies take no room from that of others.
+// TestKernelDeniedSendersPushOutNoAffinity: affinity is stored only after a packet was allowed, so senders that
+// the backend's policy denies do not evict the affinity of other clients.
 func TestKernelDeniedSendersPushOutNoAffinity(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -49,7 +49,7 @@ func TestKernelDeniedSendersPushOutNoAffinity(t *testing.T) {
 	for i := range 24_000 {
 		src := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
 		in := ip4Header{src: src, dst: f.a.addr4, proto: protoUDP}.with(udp(1000, closed.Port()))
-		for range 2 { // the LRU keeps what was used
+		for range 2 { // the LRU map keeps entries that were used
 			_, err := prog.Run(&ebpf.RunOptions{Data: append(header[:], in...)})
 			must(t, "run", err)
 		}
@@ -58,6 +58,6 @@ func TestKernelDeniedSendersPushOutNoAffinity(t *testing.T) {
 		t.Error("no packet was denied")
 	}
 	if err := n.k.Pins.Map(bpf.MapsMapSlAff4).Lookup(&key, &word); err != nil {
-		t.Errorf("the affinity of a client of another service is gone: %v", err)
+		t.Errorf("the affinity of a client of another service was evicted: %v", err)
 	}
 }

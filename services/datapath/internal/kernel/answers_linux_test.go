@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
-// masquerade has a node send what its pods send elsewhere under its own addresses, with the
-// ports of the pods, and so track connections.
+// masquerade makes a node translate the source of its pods' packets to outside to its own addresses, keeping
+// the ports, and so track connections.
 func (n *fabricNode) masquerade(t *testing.T) {
 	t.Helper()
 	inNetns(t, n.ns, func() {
@@ -44,7 +44,7 @@ func (n *fabricNode) masquerade(t *testing.T) {
 	})
 }
 
-// dialFrom connects from a local port in a namespace, with options set on the socket.
+// dialFrom connects from a local port in a namespace, with socket options.
 func dialFrom(
 	t *testing.T, ns netns.NsHandle, network string, port uint16, to netip.AddrPort, options ...int,
 ) net.Conn {
@@ -63,7 +63,7 @@ func dialFrom(
 	return c
 }
 
-// control sets options of a socket, of which SO_REUSEADDR is always one.
+// control sets socket options, always including SO_REUSEADDR.
 func control(options []int) func(string, string, syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
@@ -74,7 +74,7 @@ func control(options []int) func(string, string, syscall.RawConn) error {
 	}
 }
 
-// wantAnswers exchanges a line by a connection with a server of tell.
+// wantAnswers exchanges a line with a server of tell over a connection.
 func wantAnswers(t *testing.T, what string, c net.Conn, server netip.AddrPort) {
 	t.Helper()
 	must(t, "deadline", c.SetDeadline(time.Now().Add(2*time.Second)))
@@ -89,9 +89,9 @@ func wantAnswers(t *testing.T, what string, c net.Conn, server netip.AddrPort) {
 	}
 }
 
-// TestKernelAnswersToTheNodeAskForNoService: a connection of the host, or of a pod behind
-// its masquerade, from a port that is also a node port, or the port of a service at the
-// address, is answered.
+// TestKernelAnswersToTheNodeAskForNoService: connections of the host, or of a pod behind the host's masquerade,
+// receive their answers even if their local port is also a node port, or the port of a service at the same
+// address.
 func TestKernelAnswersToTheNodeAskForNoService(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -101,7 +101,7 @@ func TestKernelAnswersToTheNodeAskForNoService(t *testing.T) {
 			network := fmt.Sprint(4 + 2*i)
 			n.lead(netip.AddrPortFrom(own, 30080), feNode, netip.AddrPortFrom(f.a.pod.Addrs()[i], 8080))
 			n.lead(netip.AddrPortFrom(own, 30081), feNode) // without a backend
-			// an external address that the node itself has
+			// an external address that is also an address of the node
 			n.lead(netip.AddrPortFrom(own, 443), feAddress, netip.AddrPortFrom(f.b.pod.Addrs()[i], 8080))
 			for _, server := range []struct {
 				what string
@@ -119,7 +119,8 @@ func TestKernelAnswersToTheNodeAskForNoService(t *testing.T) {
 						what := fmt.Sprintf("%s%s from port %d to %s", proto, network, port, server.what)
 						wantAnswers(t, "the host: "+what, dialFrom(t, f.a.ns, proto+network, port, at), at)
 						if server.in == f.outsider {
-							// from another port of the server's, as the host has that of the first
+							// the server uses another port each time, because the
+							// host still knows the first connection
 							other := netip.AddrPortFrom(server.at, 7100+uint16(10*i+j))
 							if proto == "tcp" {
 								tell(t, server.in, other)
@@ -133,7 +134,7 @@ func TestKernelAnswersToTheNodeAskForNoService(t *testing.T) {
 	})
 }
 
-// TestKernelMappedSocketsAreAnswered: an IPv6 socket of the host that asks an IPv4 address.
+// TestKernelMappedSocketsAreAnswered: an IPv6 socket of the host that connects to an IPv4 address gets answers.
 func TestKernelMappedSocketsAreAnswered(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -167,8 +168,8 @@ func TestKernelMappedSocketsAreAnswered(t *testing.T) {
 	}
 }
 
-// TestKernelServiceKeepsItsPortFromProcesses: a process of the node that listens at a node
-// port, shares it, or was spoken to before there was a service, takes nothing from it.
+// TestKernelServiceKeepsItsPortFromProcesses: a process of the node that listens at a node port, shares it, or
+// had a flow on it before the service existed, receives none of the service's packets.
 func TestKernelServiceKeepsItsPortFromProcesses(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -208,7 +209,7 @@ func TestKernelServiceKeepsItsPortFromProcesses(t *testing.T) {
 					}()
 				})
 			}
-			// a flow older than the service, which nf_conntrack knows
+			// a flow from before the service, which nf_conntrack knows
 			old := dialFrom(t, f.outsider, "udp", 4000, asked)
 			if _, err := old.Write([]byte("hello\n")); err != nil {
 				t.Fatal(err)
@@ -225,9 +226,8 @@ func TestKernelServiceKeepsItsPortFromProcesses(t *testing.T) {
 	})
 }
 
-// TestKernelConnectionOfTheHostOutlivesANewNodePort: a connection of the host goes on when
-// its local port becomes a node port, and translations of an earlier sender with the same
-// ports lead none of its packets away.
+// TestKernelConnectionOfTheHostOutlivesANewNodePort: a connection of the host continues when its local port
+// becomes a node port, even if translations of an earlier client with the same ports exist.
 func TestKernelConnectionOfTheHostOutlivesANewNodePort(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -246,8 +246,8 @@ func TestKernelConnectionOfTheHostOutlivesANewNodePort(t *testing.T) {
 	})
 }
 
-// TestKernelConnectionOfTheHostFollowsOneOfAService: the host connects from a node port to
-// the port from which a client has asked it.
+// TestKernelConnectionOfTheHostFollowsOneOfAService: the host connects from a node port to a port from which a
+// client has used the node port before.
 func TestKernelConnectionOfTheHostFollowsOneOfAService(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -272,7 +272,7 @@ func TestKernelConnectionOfTheHostFollowsOneOfAService(t *testing.T) {
 	}
 }
 
-// ageTranslations has all translations of IPv4 seem to have been used at the start.
+// ageTranslations resets the time of last use of all IPv4 translations.
 func ageTranslations(t *testing.T, k *Kernel) {
 	t.Helper()
 	for _, name := range []string{bpf.MapsMapSlXl4, bpf.MapsMapSlPodXl4} {
@@ -286,9 +286,8 @@ func ageTranslations(t *testing.T, k *Kernel) {
 	}
 }
 
-// TestKernelProgramsAskConntrackOnceItIsThere: nf_conntrack may be a module that is loaded
-// when the datapath runs already. Until then sockets of the host are answered, and the
-// programs load and serve without it.
+// TestKernelProgramsAskConntrackOnceItIsThere: nf_conntrack may be a module that is loaded after the datapath
+// has started. Until then answers reach sockets of the host, and the programs load and translate without it.
 func TestKernelProgramsAskConntrackOnceItIsThere(t *testing.T) {
 	there := false
 	f := newFabricWith(t, func(o *Options) { o.build.conntrack = func() (bool, error) { return there, nil } })
@@ -339,15 +338,15 @@ func TestKernelProgramsAskConntrackOnceItIsThere(t *testing.T) {
 	wantServed(t, "udp", askUDP(t, f.outsider, asked, 64), pod, f.a.over4)
 }
 
-// inNetnsErr returns what fn returns in a namespace.
+// inNetnsErr runs fn in a namespace and returns its result.
 func inNetnsErr(t *testing.T, ns netns.NsHandle, fn func() error) (err error) {
 	t.Helper()
 	inNetns(t, ns, func() { err = fn() })
 	return err
 }
 
-// TestKernelSenderIsTheBackend: a sender outside reaches itself by the port of a node, as it
-// would reach any other backend, and never a process of that node.
+// TestKernelSenderIsTheBackend: a client outside that is its own backend reaches itself through a node port, as
+// it would reach any other backend, and never a process of the node.
 func TestKernelSenderIsTheBackend(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -364,7 +363,7 @@ func TestKernelSenderIsTheBackend(t *testing.T) {
 				port := 30111 + uint16(3*i+j)
 				at, asked := netip.AddrPortFrom(sender.at, 7001), netip.AddrPortFrom(own, port)
 				tell(t, sender.in, at)
-				tell(t, f.a.ns, asked) // a process that no service names
+				tell(t, f.a.ns, asked) // a process at the node port itself
 				n.lead(asked, feNode, at)
 				for _, network := range []string{"tcp", "udp"} {
 					c, err := dialIn(t, sender.in, network, asked)

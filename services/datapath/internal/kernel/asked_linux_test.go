@@ -22,11 +22,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 )
 
-// everywhere is a port of all addresses.
+// everywhere is a port of the wildcard address.
 func everywhere(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Unspecified(), port) }
 
-// answerUDP runs a server that is asked for a number of bytes, on a socket that is bound to an
-// address of a namespace.
+// answerUDP runs a server on a socket that is bound to an address of a namespace. A request contains the size
+// of the answer.
 func answerUDP(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
 	t.Helper()
 	var u *net.UDPConn
@@ -49,11 +49,11 @@ func answerUDP(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
 	}()
 }
 
-// addAddresses gives a node further addresses, and has its datapath know them.
+// addAddresses adds addresses to a node and to its datapath.
 func (n *fabricNode) addAddresses(t *testing.T, addrs ...netip.Addr) {
 	t.Helper()
 	for _, a := range addrs {
-		// deprecated, so that it is no source of the tunnel
+		// deprecated, so that the tunnel does not use it as source
 		must(t, "add an address", n.h.AddrAdd(n.uplink, &netlink.Addr{
 			IPNet: ipNet(a), Flags: unix.IFA_F_NODAD, ValidLft: 3600,
 		}))
@@ -63,9 +63,9 @@ func (n *fabricNode) addAddresses(t *testing.T, addrs ...netip.Addr) {
 	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs(own))
 }
 
-// TestKernelHostAnswersUDPFromTheAddressThatWasAsked: a connected socket of a pod hears a
-// server of the host that is bound to all addresses, whichever address of the node it asks,
-// by a service or without one, with datagrams of every size.
+// TestKernelHostAnswersUDPFromTheAddressThatWasAsked: a connected socket of a pod receives the answers of a
+// server of the host that is bound to the wildcard address, whichever address of the node the pod uses, through
+// a service or directly, with datagrams of any size.
 func TestKernelHostAnswersUDPFromTheAddressThatWasAsked(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -85,7 +85,9 @@ func TestKernelHostAnswersUDPFromTheAddressThatWasAsked(t *testing.T) {
 					in   *pod
 				}{{"a pod of the node", f.a.pod}, {"a pod of another node", f.b.pod}} {
 					if client.in == f.b.pod && routing == RoutingNative {
-						continue // the stack alone carries it, with the addresses of the node's own routes
+						// only the stack carries it, with the addresses of the node's
+						// routes
+						continue
 					}
 					for _, size := range []int{8, 1400, 5600} {
 						wantBytes(t, fmt.Sprintf("%s, %d bytes", client.what, size), client.in.ns, netip.AddrPortFrom(own, 7001), size)
@@ -100,8 +102,8 @@ func TestKernelHostAnswersUDPFromTheAddressThatWasAsked(t *testing.T) {
 	})
 }
 
-// wantBytes asks for an answer of a size by a connected socket, which hears one address alone.
-// The first ones may be lost to the discovery of a path.
+// wantBytes requests an answer of a size on a connected socket, which only receives from one address. The first
+// attempts may be lost to path MTU discovery.
 func wantBytes(t *testing.T, what string, ns netns.NsHandle, to netip.AddrPort, size int) {
 	t.Helper()
 	u, err := dialIn(t, ns, "udp", to)
@@ -123,8 +125,8 @@ func wantBytes(t *testing.T, what string, ns netns.NsHandle, to netip.AddrPort, 
 	t.Errorf("%s: %v does not answer: %v", what, to, err)
 }
 
-// TestKernelHostKeepsTheAddressOfABoundSocket: what a socket of the host sends that is bound
-// to one of its addresses comes from that, also to a port of a pod that has asked another.
+// TestKernelHostKeepsTheAddressOfABoundSocket: a host socket that is bound to one of its addresses keeps it as
+// source, even towards a port of a pod that has sent a request to another address.
 func TestKernelHostKeepsTheAddressOfABoundSocket(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	for _, at := range []netip.Addr{f.a.addr4, f.a.over4, f.a.addr6, f.a.over6} {
@@ -154,8 +156,8 @@ func TestKernelHostKeepsTheAddressOfABoundSocket(t *testing.T) {
 	}
 }
 
-// TestKernelHostAnswersFromTheAddressThatWasAskedLast: a port of a pod asks two addresses of the
-// host in turns, each several times within a second. Neither is the one that the route names.
+// TestKernelHostAnswersFromTheAddressThatWasAskedLast: a port of a pod alternates between two addresses of the
+// host, several times within a second. The route selects neither of them as source.
 func TestKernelHostAnswersFromTheAddressThatWasAskedLast(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	more := []netip.Addr{netip.MustParseAddr("192.0.2.101"), netip.MustParseAddr("2001:db8::101")}
@@ -183,8 +185,8 @@ func TestKernelHostAnswersFromTheAddressThatWasAskedLast(t *testing.T) {
 	}
 }
 
-// TestKernelAskedAddressIsRecordedAgain: the record of what was asked may be evicted, and
-// takes part in no list of connections.
+// TestKernelAskedAddressIsRecordedAgain: the record of a requested address may be evicted, and is created
+// again. Lists of connections do not contain it.
 func TestKernelAskedAddressIsRecordedAgain(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	answerUDP(t, f.a.ns, everywhere(7001))
@@ -193,7 +195,7 @@ func TestKernelAskedAddressIsRecordedAgain(t *testing.T) {
 	ask := func() {
 		t.Helper()
 		servicetest.Eventually(t, "an answer", func() bool {
-			// a connection looks at its record once a second
+			// a connection checks its record once a second
 			must(t, "deadline", u.SetDeadline(time.Now().Add(200*time.Millisecond)))
 			_, err := u.Write([]byte("8"))
 			must(t, "send", err)
@@ -204,7 +206,7 @@ func TestKernelAskedAddressIsRecordedAgain(t *testing.T) {
 	for range 3 {
 		ask()
 		if n := len(f.a.askedRecords(t)); n != 1 {
-			t.Fatalf("%d records of what was asked, want 1", n)
+			t.Fatalf("%d records of requested addresses, want 1", n)
 		}
 		for _, c := range f.a.askedRecords(t) {
 			if deleted, err := f.a.k.Connections.Remove(c); err != nil || deleted != 1 {
@@ -221,7 +223,7 @@ func TestKernelAskedAddressIsRecordedAgain(t *testing.T) {
 	}))
 }
 
-// askedRecords are the records of which addresses of the node were asked.
+// askedRecords returns the records of requested addresses of the node.
 func (n *fabricNode) askedRecords(t *testing.T) (records []conntrack.Connection) {
 	t.Helper()
 	must(t, "list", n.k.Connections.Each(func(cs []conntrack.Connection) error {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestKernelAskedAddressesOfOtherNodesStayInTheirRing: datagrams of another node's pod to the
-// host, from and to ever new ports, leave no more records than the ring of UDP has positions.
+// TestKernelAskedAddressesOfOtherNodesStayInTheirRing: if a pod of another node sends datagrams to the host
+// from and to ever new ports, there are at most as many records as the UDP ring has positions.
 func TestKernelAskedAddressesOfOtherNodesStayInTheirRing(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	pod := f.b.pod
@@ -23,6 +23,6 @@ func TestKernelAskedAddressesOfOtherNodesStayInTheirRing(t *testing.T) {
 		f.forge(t, f.b.ns, f.a.addr4, packets...)
 	}
 	if n := len(f.a.askedRecords(t)); n > ring || n < ring/2 {
-		t.Errorf("%d records of what was asked, want at most %d", n, ring)
+		t.Errorf("%d records of requested addresses, want at most %d", n, ring)
 	}
 }

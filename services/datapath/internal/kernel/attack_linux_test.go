@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// A process of the node's namespace that may set marks (CAP_NET_RAW is enough
-// since Linux 5.17) is evaluated like one that sets none.
+// A process in the host's namespace that may set marks (CAP_NET_RAW is enough since Linux 5.17) is evaluated
+// like one that sets none.
 func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -71,8 +71,7 @@ func TestKernelSocketMarksOpenNothing(t *testing.T) {
 	}
 }
 
-// newUplink adds a device of the node that is up, with a second end in the same
-// namespace.
+// newUplink adds a device to the node that is up; its peer is in the same namespace.
 func newUplink(t *testing.T) netlink.Link {
 	t.Helper()
 	must(t, "add an uplink", netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "slup0", MTU: 1500}, PeerName: "slup1"}))
@@ -83,8 +82,8 @@ func newUplink(t *testing.T) netlink.Link {
 	return up
 }
 
-// One forged error of a pod about what the node sends would set the path MTU of
-// the node, and of all that it forwards, for ten minutes.
+// A single forged ICMP error of a pod about a packet of the node would set the path MTU of the node, and of all
+// packets that it forwards, for ten minutes.
 func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -126,8 +125,8 @@ func TestKernelPodsCannotSetThePathMTUOfOthers(t *testing.T) {
 	}
 }
 
-// Connections of which nothing but a SYN and its answer was seen go after the
-// opening time: who sends SYNs under other addresses holds no room for longer.
+// Connections of which only a SYN and its answer were seen are removed after the opening timeout, so that a
+// sender of SYNs with forged addresses occupies no capacity beyond that.
 func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -146,8 +145,8 @@ func TestKernelHalfOpenConnectionsDoNotStay(t *testing.T) {
 	}
 }
 
-// What lies behind the end of an IP packet in its frame is no quotation: the
-// next fragment brings another.
+// Bytes behind the end of an IP packet in its frame do not count as quoted packet: in a fragmented error, the
+// next fragment supplies others.
 func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -189,17 +188,17 @@ func TestKernelAQuotationBehindThePacketSetsNoPathMTU(t *testing.T) {
 	}
 }
 
-// The programs alone: neither piece of such an error passes.
+// Neither fragment of such an error passes the programs.
 func TestKernelAQuotationBehindThePacketIsNone(t *testing.T) {
 	th := newTheatre(t, false)
 	_, ctx, in := th.frame(say("a", "host", failure(3, "host", "a", datagram(53, 4000)), 0))
 	binary.BigEndian.PutUint16(in[14+2:], 28)
 	if o := th.run(t, program.FromPod, in, ctx, 0); o.reason != event.ConnectionInvalid {
-		t.Errorf("an error of 8 bytes with a quotation behind it: %v, want %v", o.reason, event.ConnectionInvalid)
+		t.Errorf("an error of 8 bytes with a quoted packet behind its end: %v, want %v", o.reason, event.ConnectionInvalid)
 	}
 }
 
-// First fragments that policy denies take no room from those of others.
+// First fragments that policy denies do not evict the records of others.
 func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})
@@ -208,17 +207,17 @@ func TestKernelDeniedFragmentsTakeNoRoom(t *testing.T) {
 	of := func(who string) skbContext { return skbContext{Ifindex: th.pods[who].Ifindex} }
 	good := th.pieces("b", "world", long, 1, 24)
 	if o := th.run(t, program.FromPod, good[0], of("b"), 0); o.reason != event.ForwardedOutside {
-		t.Fatalf("the first piece: %v", o.reason)
+		t.Fatalf("the first fragment: %v", o.reason)
 	}
 	ctx := of("a")
 	for id := range uint32(20_000) {
 		in := th.pieces("a", "world", long, id, 24)[0]
 		v, err := th.k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in, DataOut: make([]byte, 512), Context: ctx})
 		if err != nil || v != verdictShot {
-			t.Fatalf("a denied piece: %d, %v", v, err)
+			t.Fatalf("a denied fragment: %d, %v", v, err)
 		}
 	}
 	if o := th.run(t, program.FromPod, good[1], of("b"), 0); o.reason != event.ForwardedOutside {
-		t.Errorf("the second piece: %v, want %v", o.reason, event.ForwardedOutside)
+		t.Errorf("the second fragment: %v, want %v", o.reason, event.ForwardedOutside)
 	}
 }

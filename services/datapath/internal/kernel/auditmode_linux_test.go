@@ -17,10 +17,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// denying is a policy that lets nothing of other pods in or out.
+// denying is a policy that denies all traffic with other pods.
 var denying = endpointmap.Policy{Egress: nodetable.Pending, Ingress: nodetable.Pending}
 
-// audited has b, whose policy denies, be in audit mode, and a connection of a to it.
+// audited puts b, whose policy denies, into audit mode, and opens a connection from a to b.
 func audited(t *testing.T) *theatre {
 	t.Helper()
 	th := newTheatre(t, false)
@@ -39,7 +39,8 @@ func (th *theatre) expectDenied(t *testing.T, want event.Reason) {
 	th.expect(t, say("b", "a", segment(80, 4000, flagACK|flagPSH), want))
 }
 
-// TestKernelAuditModeEndsWithWhatItLetPass: what it alone has let pass is terminated.
+// TestKernelAuditModeEndsWithWhatItLetPass: connections that only audit mode has allowed are terminated when it
+// ends.
 func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
 	th := audited(t)
 	slot := th.pods["b"].Slot
@@ -50,8 +51,8 @@ func TestKernelAuditModeEndsWithWhatItLetPass(t *testing.T) {
 	}
 }
 
-// TestKernelAuditModeLetsRedirectsPassUntilItEnds has a policy of the receiver that wants a proxy: audit mode
-// forwards the connection and reports it, and its end terminates the connection.
+// TestKernelAuditModeLetsRedirectsPassUntilItEnds: the receiver's policy redirects to a proxy. Audit mode
+// forwards the connection and reports it, and the end of audit mode terminates the connection.
 func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	const redirected = 12 // the port of a rule that redirects
 	th := newTheatre(t, false)
@@ -71,15 +72,16 @@ func TestKernelAuditModeLetsRedirectsPassUntilItEnds(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4001, redirected, flagSYN), event.NoProxy))
 }
 
-// TestKernelAuditModeThatWasEndingEndsAtTheNextStart: the process before has cleared the
-// flag, and was killed before it bumped the epoch.
+// TestKernelAuditModeThatWasEndingEndsAtTheNextStart: a process that was killed between clearing the flag and
+// bumping the epoch.
 func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {
 	th := audited(t)
 	slot := th.pods["b"].Slot
 	at := int(slot)*int(unsafe.Sizeof(bpf.MapsSlEndpoint{})) + int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Flags))
 	flags := &th.k.Pins.Memory(bpf.MapsMapSlEp)[at]
 	*flags = 0x80
-	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardedToPod)) // its verdict still stands
+	// its cached verdict is still valid
+	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardedToPod))
 	must(t, "SetAudit", th.k.Endpoints.SetAudit(t.Context(), false, slot))
 	th.expectDenied(t, event.PolicyPending)
 	if *flags != 0 {
@@ -87,7 +89,8 @@ func TestKernelAuditModeThatWasEndingEndsAtTheNextStart(t *testing.T) {
 	}
 }
 
-// TestKernelAuditModeOpensNothingThatIsCut: what deletes an endpoint is no policy.
+// TestKernelAuditModeOpensNothingThatIsCut: audit mode does not apply to an endpoint that is being removed,
+// because no policy denies its packets.
 func TestKernelAuditModeOpensNothingThatIsCut(t *testing.T) {
 	th := audited(t)
 	must(t, "Cut", th.k.Endpoints.Cut(th.pods["b"].Slot))
@@ -95,8 +98,8 @@ func TestKernelAuditModeOpensNothingThatIsCut(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4001, 80, flagSYN), event.PolicyDenied))
 }
 
-// TestKernelNothingPassesAfterAuditMode: it goes on and off, and another CPU sends packets
-// of the connection all the time. After each end nothing passes.
+// TestKernelNothingPassesAfterAuditMode toggles audit mode while another CPU sends packets of the connection.
+// After each end of audit mode no packet passes.
 func TestKernelNothingPassesAfterAuditMode(t *testing.T) {
 	th := audited(t)
 	slot := th.pods["b"].Slot
@@ -123,7 +126,7 @@ func TestKernelNothingPassesAfterAuditMode(t *testing.T) {
 		now, err := th.k.Endpoints.At(slot)
 		must(t, "At", err)
 		if found && c.To.Epoch == now.Policy.Epoch {
-			t.Fatalf("the verdict of audit mode stands: %+v under epoch %d", c, now.Policy.Epoch)
+			t.Fatalf("the verdict of audit mode is still valid: %+v under epoch %d", c, now.Policy.Epoch)
 		}
 	}
 	stop()

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// passOnly is a program that does nothing: what it takes is the harness's.
+// passOnly is an empty program, which measures the overhead of the harness.
 func passOnly(b *testing.B) *ebpf.Program {
 	b.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -36,8 +36,7 @@ func passOnly(b *testing.B) *ebpf.Program {
 	return p
 }
 
-// faster is the smaller of two times, 0 being none: what else the machine does
-// only adds.
+// faster returns the smaller of two times; 0 means none. Other load on the machine only adds time.
 func faster(best, d time.Duration) time.Duration {
 	if best == 0 {
 		return d
@@ -45,8 +44,8 @@ func faster(best, d time.Duration) time.Duration {
 	return min(best, d)
 }
 
-// BenchmarkProgram is the time of one run for a packet of an established
-// connection, with what BPF_PROG_TEST_RUN adds; the first figure is that alone.
+// BenchmarkProgram measures one run for a packet of an established connection, including the overhead of
+// BPF_PROG_TEST_RUN; the first figure is the overhead alone.
 func BenchmarkProgram(b *testing.B) {
 	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	publish(b, k, a)
@@ -69,7 +68,7 @@ func BenchmarkProgram(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			var best time.Duration
-			const repeat = 200 // fewer than the hops of one packet
+			const repeat = 200 // less than the hop limit of a packet
 			in := c.in
 			if in[12] == 0x86 {
 				in[14+7] = 255
@@ -95,8 +94,8 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// BenchmarkConnection is the time of one run for the first packet of a
-// connection: one entry is inserted, which is deleted before the next run.
+// BenchmarkConnection measures one run for the first packet of a connection: it inserts one entry, which is
+// deleted before the next run.
 func BenchmarkConnection(b *testing.B) {
 	for _, events := range []bool{false, true} {
 		o := testOptions(kerneltest.NewBPFFS(b))
@@ -152,8 +151,8 @@ func BenchmarkConnection(b *testing.B) {
 	}
 }
 
-// BenchmarkCollect is the processor time that a pass of the collector takes for
-// each connection: one that stays, and one that it removes.
+// BenchmarkCollect measures the processor time of a collector pass for each connection: one that stays, and one
+// that is removed.
 func BenchmarkCollect(b *testing.B) {
 	const n = 60_000
 	for _, c := range []struct {
@@ -185,14 +184,14 @@ func BenchmarkCollect(b *testing.B) {
 	}
 }
 
-// processTime is what the process has used of the processors.
+// processTime returns the processor time that the process has used.
 func processTime(b *testing.B) time.Duration {
 	var used unix.Timespec
 	must(b, "read the processor time", unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used))
 	return time.Duration(used.Nano())
 }
 
-// BenchmarkPublish is one endpoint published and unpublished.
+// BenchmarkPublish measures publishing and unpublishing one endpoint.
 func BenchmarkPublish(b *testing.B) {
 	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	for b.Loop() {
@@ -206,7 +205,7 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
-// BenchmarkSetPolicy is a change of one endpoint's tables.
+// BenchmarkSetPolicy measures changing one endpoint's tables.
 func BenchmarkSetPolicy(b *testing.B) {
 	k := openKernel(b, testOptions(kerneltest.NewBPFFS(b)))
 	e := publish(b, k, a)
@@ -217,7 +216,7 @@ func BenchmarkSetPolicy(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen is a restart: everything is adopted.
+// BenchmarkOpen measures a restart that adopts everything.
 func BenchmarkOpen(b *testing.B) {
 	o := testOptions(kerneltest.NewBPFFS(b))
 	k := openKernel(b, o)
@@ -235,8 +234,8 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkFreshFrontend is the time that a frontend takes whose address is new, such as a
-// host port of an ADD, beside 100,000 connections: all are looked at.
+// BenchmarkFreshFrontend measures adding a frontend with a new address, such as a host port of an ADD, with
+// 100,000 connections: all of them are read.
 func BenchmarkFreshFrontend(b *testing.B) {
 	const n = 100_000
 	o := testOptions(kerneltest.NewBPFFS(b))

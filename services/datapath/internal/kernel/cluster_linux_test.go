@@ -17,8 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// noStrangers is a table that denies peers of identity class 8 and allows all
-// others, those that are not known too.
+// noStrangers is a table that denies peers of identity class 8 and allows all others, including unknown ones.
 const noStrangers = nodetable.ID(46)
 
 func (th *theatre) putNoStrangers(t *testing.T) {
@@ -31,8 +30,8 @@ func (th *theatre) putNoStrangers(t *testing.T) {
 		bpf.MapsSlPeerKey{PeerSet: uint32(noStrangers), NodeClass: 8}, uint32(1), ebpf.UpdateAny))
 }
 
-// announced is what the cluster says of a prefix around an actor's address,
-// shorter by that many bits.
+// announced sets the cluster's information about a prefix around an actor's address, shorter by the given
+// number of bits.
 func announced(who string, bits int, id identity.Numeric, node uint16) act {
 	return change(func(t *testing.T, th *theatre) {
 		r := ipcache.Remote{Identity: id, Node: node}
@@ -59,9 +58,8 @@ func clusterPlays(t *testing.T, plays map[string][]act) {
 	}
 }
 
-// TestKernelAddressBelowARangeIsJudgedAgain shows that a flow that was evaluated as
-// one with an unknown pod of another node is evaluated as one with the pod when
-// its identity becomes known, and as one with an unknown pod when it goes.
+// TestKernelAddressBelowARangeIsJudgedAgain shows that a flow with an unknown pod of another node is evaluated
+// again when the pod's identity becomes known, and again when the identity is removed.
 func TestKernelAddressBelowARangeIsJudgedAgain(t *testing.T) {
 	dns := datagram(4000, 80)
 	clusterPlays(t, map[string][]act{
@@ -94,8 +92,8 @@ func TestKernelAddressBelowARangeIsJudgedAgain(t *testing.T) {
 	})
 }
 
-// TestKernelMovedAddressNeverKeepsAVerdict moves an address to another identity, and
-// to another node with the same one: the next packet is evaluated again.
+// TestKernelMovedAddressNeverKeepsAVerdict moves an address to another identity, and to another node with the
+// same identity: the next packet is evaluated again.
 func TestKernelMovedAddressNeverKeepsAVerdict(t *testing.T) {
 	dns := datagram(4000, 80)
 	clusterPlays(t, map[string][]act{
@@ -132,9 +130,8 @@ func TestKernelMovedAddressNeverKeepsAVerdict(t *testing.T) {
 	})
 }
 
-// TestKernelIdentityBeforeAddress proves INV-53 for addresses of other nodes: one
-// whose identity the tables do not know is one of an unknown pod, and becomes one
-// again before the tables forget the identity.
+// TestKernelIdentityBeforeAddress proves INV-53 for addresses of other nodes: while the tables do not know its
+// identity, an address belongs to an unknown pod, and it does so again before the tables forget the identity.
 func TestKernelIdentityBeforeAddress(t *testing.T) {
 	dns := datagram(4000, 80)
 	gate := func(ids ...identity.Numeric) act {
@@ -166,8 +163,8 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 	})
 }
 
-// TestKernelWhatTheClusterSaidOutlivesAStart proves INV-82 for a process that
-// starts while its source is away, on a node whose own addresses have changed.
+// TestKernelWhatTheClusterSaidOutlivesAStart proves INV-82 for a process that starts while its source is
+// unavailable, on a node whose own addresses have changed.
 func TestKernelWhatTheClusterSaidOutlivesAStart(t *testing.T) {
 	th := newTheatre(t, false)
 	remote := []ipmap.Entry{

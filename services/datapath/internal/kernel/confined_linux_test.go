@@ -20,11 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confinedEnv makes the test binary open a kernel below the directory that it
-// names, and nothing else.
+// confinedEnv makes the test binary only open a kernel below the directory in its value.
 const confinedEnv = "SLUICE_TEST_CONFINED"
 
-// confinedMain is what the child with few capabilities does.
+// confinedMain runs in the child process with few capabilities.
 func confinedMain() int {
 	if err := pin.Probe(context.Background()).Err(); err != nil {
 		fmt.Fprintln(os.Stderr, err)

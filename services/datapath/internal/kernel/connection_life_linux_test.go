@@ -31,14 +31,14 @@ const (
 	flagPSH = 0x08
 )
 
-// theatre has two pods at devices of their own, so that packets of both can be
-// run, and everybody else that they may talk to.
+// theatre has two pods with devices of their own, so that packets of both can be run, and all other actors that
+// they may communicate with.
 type theatre struct {
 	runner
 	pods      map[string]endpointmap.Endpoint
 	v6        bool
 	events    *event.Reader
-	evaluated []event.Event // connections evaluated by the last packet
+	evaluated []event.Event // connections that the last packet caused to be evaluated
 	closed    []event.Event
 	drops     []event.Event
 }
@@ -82,7 +82,7 @@ func (th *theatre) addr(who string) netip.Addr {
 	return both[who][0]
 }
 
-// l4 is a transport header of a family, and its protocol.
+// l4 builds a transport header for a family; it returns its protocol.
 type l4 func(th *theatre) (proto byte, payload []byte)
 
 func segment(sport, dport uint16, flags byte) l4 {
@@ -107,7 +107,7 @@ func other(proto byte) l4 {
 	return func(*theatre) (byte, []byte) { return proto, make([]byte, 8) }
 }
 
-// ping is a request or a reply with an identifier.
+// ping is an echo request or reply with an identifier.
 func ping(reply bool, id uint16) l4 {
 	return func(th *theatre) (byte, []byte) {
 		proto, kind := byte(1), byte(8)
@@ -126,7 +126,7 @@ func ping(reply bool, id uint16) l4 {
 	}
 }
 
-// coded gives an ICMP message another code.
+// coded sets the code of an ICMP message.
 func coded(what l4, code byte) l4 {
 	return func(th *theatre) (byte, []byte) {
 		proto, b := what(th)
@@ -135,8 +135,7 @@ func coded(what l4, code byte) l4 {
 	}
 }
 
-// failure is an ICMP error of a kind (by its IPv4 number, 2 for too big) that
-// quotes a packet.
+// failure is an ICMP error of a type (by its IPv4 number; 2 for too big) that quotes a packet.
 func failure(kind byte, from, to string, quoted l4) l4 {
 	return func(th *theatre) (byte, []byte) {
 		proto, payload := quoted(th)
@@ -151,20 +150,20 @@ func failure(kind byte, from, to string, quoted l4) l4 {
 	}
 }
 
-// act is one step of a play: a packet and what becomes of it, or a change.
+// act is one step of a play: a packet and its expected result, or a change.
 type act struct {
 	from, to string
-	stack    bool // the host's stack sends it to the pod
+	stack    bool // from the host's stack to the pod
 	mark     uint32
-	device   uint32 // that the stack got it from, 0: the host's own
-	via      string // the pod by whose device the stack got it
+	device   uint32 // incoming device of a packet from the stack, 0: sent by the host itself
+	via      string // the pod by whose device a packet from the stack entered
 	what     l4
 	want     event.Reason
-	wantDir  event.Direction // 0: that of the program
+	wantDir  event.Direction // 0: the direction of the program
 	then     func(t *testing.T, th *theatre)
 }
 
-// say is a packet that one actor sends to another.
+// say is a packet from one actor to another.
 func say(from, to string, what l4, want event.Reason) act {
 	return act{from: from, to: to, what: what, want: want, stack: from != "a" && from != "b"}
 }
@@ -247,19 +246,19 @@ func (th *theatre) sort(events []event.Event) {
 	}
 }
 
-// connections lists the table.
+// connections lists the connection maps.
 func (th *theatre) connections(t *testing.T) []conntrack.Connection {
 	t.Helper()
 	var all []conntrack.Connection
 	must(t, "Connections", th.k.Connections.Each(func(cs []conntrack.Connection) error {
-		// not the records of which address of the host was asked
+		// without the records of requested host addresses
 		all = append(all, slices.DeleteFunc(slices.Clone(cs), func(c conntrack.Connection) bool { return c.Asked })...)
 		return nil
 	}))
 	return all
 }
 
-// only is the one entry there is.
+// only returns the single existing entry.
 func (th *theatre) only(t *testing.T) conntrack.Connection {
 	t.Helper()
 	all := th.connections(t)
@@ -277,8 +276,8 @@ func remain(n int) func(*testing.T, *theatre) {
 	}
 }
 
-// begunBy compares what packets have shown of the only connection: not how its key is stored, and
-// not whether it is counted.
+// begunBy checks the initiator and those flags of the only connection that packets determine: not how its key
+// is stored, and not whether it is counted.
 func begunBy(who string, flags conntrack.Flags) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		c := th.only(t)
@@ -304,8 +303,7 @@ func all(fs ...func(*testing.T, *theatre)) func(*testing.T, *theatre) {
 	}
 }
 
-// evict takes the entries away, as the kernel does, and leaves what else is
-// remembered.
+// evict removes the entries, as the kernel may do, and keeps all other records.
 func evict() act {
 	return change(func(t *testing.T, th *theatre) {
 		for _, c := range th.connections(t) {
@@ -315,7 +313,7 @@ func evict() act {
 	})
 }
 
-// fullOfRevoked leaves no room for another revoked connection.
+// fullOfRevoked fills the map of revoked connections.
 func fullOfRevoked() act {
 	return change(func(t *testing.T, th *theatre) {
 		for n := range th.k.Pins.Map(bpf.MapsMapSlRevoked4).MaxEntries() {
@@ -345,15 +343,15 @@ func forgetAll() act {
 
 // Tables of the plays.
 const (
-	only80    = nodetable.ID(40) // TCP, UDP and SCTP to port 80, from and to anybody
-	only80b   = nodetable.ID(41) // the same again
-	friends   = nodetable.ID(42) // peers of identity class 7, whatever they do
+	only80    = nodetable.ID(40) // TCP, UDP and SCTP to port 80, for all peers
+	only80b   = nodetable.ID(41) // an equal table with another number
+	friends   = nodetable.ID(42) // all traffic with peers of identity class 7
 	pings     = nodetable.ID(43) // echo requests
 	redirects = nodetable.ID(44) // TCP to a proxy that does not exist
-	worldly   = nodetable.ID(45) // the world, and nobody else
+	worldly   = nodetable.ID(45) // only peers in the world
 )
 
-// putTables writes them as their authors would.
+// putTables writes the tables to the maps.
 func (th *theatre) putTables(t *testing.T) {
 	t.Helper()
 	none := rules(noAdmin, noRest)
@@ -398,15 +396,14 @@ func (th *theatre) putTables(t *testing.T) {
 
 const friend, stranger = identity.Numeric(3000), identity.Numeric(3001)
 
-// within puts a prefix around an actor's address into the ipcache, shorter by
-// that many bits.
+// within adds a prefix around an actor's address to the ipcache, shorter by the given number of bits.
 func within(who string, bits int, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "set a prefix", th.k.Addresses.Set(around(t, th.addr(who), bits), ipmap.Info{Identity: id}))
 	})
 }
 
-// forgets removes what knows, or within, has put into the ipcache.
+// forgets removes the ipcache entry of knows or within.
 func forgets(who string, bits int) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "remove a prefix", th.k.Addresses.Remove(around(t, th.addr(who), bits)))
@@ -420,21 +417,21 @@ func around(t *testing.T, a netip.Addr, bits int) netip.Prefix {
 	return p
 }
 
-// knows puts an actor's address into the ipcache.
+// knows adds an actor's address to the ipcache.
 func knows(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "UpsertIP", th.k.Addresses.Set(ipmap.HostPrefix(th.addr(who)), ipmap.Info{Identity: id}))
 	})
 }
 
-// labelled gives a pod another identity.
+// labelled changes the identity of a pod.
 func labelled(who string, id identity.Numeric) act {
 	return change(func(t *testing.T, th *theatre) {
 		must(t, "SetIdentity", setIdentity(t, th.k, th.pods[who].Slot, id))
 	})
 }
 
-// hostHas gives the host its addresses.
+// hostHas sets the addresses of the host.
 func hostHas(who ...string) act {
 	return change(func(t *testing.T, th *theatre) {
 		as := []netip.Addr{host4, host6}
@@ -459,7 +456,7 @@ func audit(who string, on bool) act {
 	})
 }
 
-// budgetOf is the cell of a pod in sl_budget.
+// budgetOf returns the index of a pod in sl_budget.
 func (th *theatre) budgetOf(who string) uint32 {
 	at := uint32(th.pods[who].Slot) << 1
 	if th.v6 {
@@ -468,7 +465,7 @@ func (th *theatre) budgetOf(who string) uint32 {
 	return at
 }
 
-// wornOut makes a budget one that was used up some seconds ago.
+// wornOut makes a budget one that was used up the given number of seconds ago.
 func wornOut(who string, limit uint64, ago uint32) act {
 	return change(func(t *testing.T, th *theatre) {
 		update(t, th.k, bpf.MapsMapSlBudget, th.budgetOf(who),
@@ -476,7 +473,7 @@ func wornOut(who string, limit uint64, ago uint32) act {
 	})
 }
 
-// spent is what is charged to a pod.
+// spent checks how many connections are charged to a pod.
 func spent(who string, want uint32) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		var b bpf.MapsSlBudget
@@ -487,7 +484,7 @@ func spent(who string, want uint32) func(*testing.T, *theatre) {
 	}
 }
 
-// ended is how many connections of a pod have ended since its budget was renewed.
+// ended checks how many connections of a pod have ended since its budget was renewed.
 func ended(who string, want uint32) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		var b bpf.MapsSlBudget
@@ -498,7 +495,7 @@ func ended(who string, want uint32) func(*testing.T, *theatre) {
 	}
 }
 
-// short opens connections from a to b from consecutive ports, and resets them.
+// short opens connections from a to b from consecutive ports and resets them.
 func short(first, n uint16) (acts []act) {
 	for port := first; port < first+n; port++ {
 		acts = append(acts, handshake(port, 80)...)
@@ -507,7 +504,7 @@ func short(first, n uint16) (acts []act) {
 	return acts
 }
 
-// budget begins a new count.
+// budget sets a limit and restarts the count.
 func budget(who string, limit uint64) act {
 	return change(func(t *testing.T, th *theatre) {
 		update(t, th.k, bpf.MapsMapSlBudget, th.budgetOf(who), bpf.MapsSlBudget{Limit: limit})
@@ -523,7 +520,7 @@ func handshake(sport, dport uint16) []act {
 	}
 }
 
-// oneWay lets a talk to b and nothing else.
+// oneWay allows only connections from a to b.
 func oneWay() []act {
 	return []act{policy("a", nodetable.Allow, nodetable.Deny), policy("b", nodetable.Deny, nodetable.Allow)}
 }
@@ -689,7 +686,7 @@ func scenes() []scene {
 			say("b", "a", chunk(80, 4000, 2), event.ForwardedToPod),
 			say("b", "a", chunk(80, 4000, 1), event.ConnectionInvalid))},
 
-		// what fits nothing
+		// packets that match no connection
 		{"a segment without ACK begins nothing", play(
 			say("a", "b", segment(4000, 80, 0), event.ConnectionInvalid),
 			say("a", "b", segment(4000, 80, flagFIN), event.ConnectionInvalid),
@@ -775,7 +772,7 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod), forgetAll(),
 			say("b", "a", datagram(53, 4000), event.PolicyDenied).check(remain(0)))},
 
-		// what a policy has terminated
+		// connections that a policy has terminated
 		{"a revoked connection stays revoked without its entry", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
@@ -822,7 +819,7 @@ func scenes() []scene {
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.ConnectionInvalid).check(remain(0)),
 			say("b", "world", segment(80, 4000, data), event.ConnectionInvalid),
-			// what allows everything can have revoked nothing
+			// an endpoint that allows everything cannot have revoked a connection
 			say("a", "world", segment(80, 4000, data), event.ForwardedOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }))},
 		{"after a loss of connections nothing is picked up that could have been revoked", play(
@@ -835,7 +832,7 @@ func scenes() []scene {
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }),
 			say("b", "a", segment(22, 4000, data), event.ForwardedOutside))},
 
-		// policy changes under a connection
+		// policy changes during a connection
 		{"a revoked connection is cut both ways and stays cut", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)),
@@ -902,7 +899,7 @@ func scenes() []scene {
 			bumpEpoch("b"), bumpEpoch("a"),
 			say("b", "a", ping(true, 7), event.ForwardedToPod))},
 		{"only the side that moved is evaluated", play(handshake(4000, 80),
-			// a's table is taken away in place, without a word to anybody
+			// a's table is replaced in place, without a new epoch for the connection
 			policy("a", only80, nodetable.Allow),
 			say("a", "b", segment(4000, 80, data), event.ForwardedToPod),
 			change(func(t *testing.T, th *theatre) {
@@ -995,7 +992,7 @@ func scenes() []scene {
 			say("a", "b", segment(4003, 80, flagSYN), event.ForwardedToPod).check(spent("a", 1)),
 			budget("a", 0), budget("b", 0))},
 
-		// addresses
+		// address changes
 		{"an address that goes to another identity ends its connection at once", play(knows("world", friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			knows("world", stranger),
@@ -1069,10 +1066,10 @@ func scenes() []scene {
 		{"what the stack forwards under the host's address is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
 			say("host", "b", datagram(4001, 53), event.PolicyPending).forwarded(),
-			// who was allowed before it is evaluated again stays who it is
+			// a sender that was allowed before the new evaluation keeps its identity
 			bumpEpoch("b"),
 			say("host", "b", datagram(4000, 53), event.ForwardedFromStack))},
-		// who may say to be the sender
+		// which packets can be from a sender
 		{"a mark opens nothing to processes of the host", play(policy("b", nodetable.Deny, friends),
 			say("host", "b", datagram(4000, 53), event.PolicyDenied),
 			say("host", "b", datagram(4000, 53), event.PolicyDenied).marked(markOf(markPod, uint32(friend))),
@@ -1134,7 +1131,7 @@ func scenes() []scene {
 			say("host", "b", datagram(4000, 53), event.PolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
 			say("host", "b", datagram(4000, 53), event.ForwardedFromStack))},
 
-		// senders while an address has moved
+		// senders after their address has moved
 		{"a forged packet ends no flow whose address has moved", play(oneWay(),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod), say("b", "a", datagram(53, 4000), event.ForwardedToPod),
 			bump("a"),
@@ -1236,8 +1233,7 @@ func TestKernelConnectionLife(t *testing.T) {
 	}
 }
 
-// pieces cuts a transport packet into fragments behind the given offsets, all
-// multiples of 8.
+// pieces cuts a transport packet into fragments at the given offsets, all multiples of 8.
 func (th *theatre) pieces(from, to string, what l4, id uint32, at ...int) [][]byte {
 	proto, payload := what(th)
 	e := th.pods[from]
@@ -1261,8 +1257,8 @@ func (th *theatre) pieces(from, to string, what l4, id uint32, at ...int) [][]by
 	return out
 }
 
-// Later fragments are evaluated by the ports of the first, never without, and
-// belong to its connection in either direction.
+// Later fragments are evaluated with the ports of the first one, never without ports, and belong to its
+// connection in either direction.
 func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 	long := func(sport, dport uint16) l4 {
 		return func(*theatre) (byte, []byte) { return 17, udp(sport, dport, make([]byte, 40)...) }
@@ -1301,14 +1297,14 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 			for i, in := range th.pieces("a", "b", long(4000, 53), 3, 8, 24) {
 				expect("a piece of what is denied", "a", in, []event.Reason{event.IdentityUnknown, event.FragmentUnknown, event.FragmentUnknown}[i])
 			}
-			// the identification is used again, for other ports
+			// the identification is reused with other ports
 			again := th.pieces("a", "b", long(4000, 53), 1, 8)
 			expect("another first piece", "a", again[0], event.IdentityUnknown)
 			expect("its second", "a", again[1], event.FragmentUnknown)
-			// another pod's pieces with the same numbers are not these
+			// fragments of another pod with the same identification are different ones
 			expect("the other pod's piece", "b", th.pieces("b", "a", long(80, 4000), 1, 8)[1], event.FragmentUnknown)
 
-			// pieces that would write over flags that were evaluated
+			// fragments that would overwrite flags that were evaluated
 			for proto, what := range map[string]l4{
 				"TCP": func(*theatre) (byte, []byte) { return 6, tcp(4000, 80, flagSYN, make([]byte, 40)...) },
 				"SCTP": func(th *theatre) (byte, []byte) {
@@ -1324,7 +1320,7 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 				expect("the next", "a", whole[1], event.ForwardedToPod)
 			}
 			if v6 {
-				// what is behind the fragment header must be what pieces say
+				// the first fragment's next header must match the later fragments
 				hidden := func(*theatre) (byte, []byte) { return 60, append(ext(17), udp(4000, 80, make([]byte, 40)...)...) }
 				for i, in := range th.pieces("a", "b", hidden, 7, 24) {
 					expect("an option behind a fragment header", "a", in, []event.Reason{event.ExtensionHeaders, event.FragmentUnknown}[i])
@@ -1342,9 +1338,8 @@ func TestKernelFragmentsAreEvaluatedByTheirPorts(t *testing.T) {
 	}
 }
 
-// A connection that finds no room is dropped, and what has an entry goes on. An
-// LRU map nearly always finds room, so the programs are loaded with a plain
-// one.
+// A connection for which the map has no capacity is dropped; packets of existing entries still pass. An LRU map
+// nearly always has capacity, so the programs are loaded with a plain hash map.
 func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	th := newTheatre(t, false)
 	spec, err := bpf.LoadFromPod()
@@ -1385,8 +1380,8 @@ func TestKernelConnectionWithoutRoomIsDropped(t *testing.T) {
 	}
 }
 
-// An ICMP error whose quotation is cut anywhere is evaluated by itself; one with
-// the ports passes.
+// An ICMP error with a truncated quoted packet is evaluated on its own; one whose quoted packet has ports
+// passes.
 func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -1414,7 +1409,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 					t.Errorf("%d bytes of the quotation: %v, want %v", n-quoted, o.reason, want)
 				}
 			}
-			// a quotation that contradicts itself
+			// a quoted packet with contradictory fields
 			for name, spoil := range map[string]func(q []byte){
 				"version":     func(q []byte) { q[0] = q[0]&0xf | 0x50 },
 				"IHL":         func(q []byte) { q[0] = 0x44 },
@@ -1434,9 +1429,8 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 	}
 }
 
-// Path MTU discovery of IPv6 works whatever the policy is, but a pod gets
-// nothing past its own by calling it that, nor does anybody with a quotation of
-// what the receiver did not send.
+// Path MTU discovery of IPv6 works under any policy. But a pod cannot send anything past its policy by
+// labelling it packet too big, and no sender can use an error about a packet that the receiver did not send.
 func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	th := newTheatre(t, true)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{})
@@ -1451,7 +1445,7 @@ func TestKernelPacketTooBigPassesEveryPolicy(t *testing.T) {
 	}
 }
 
-// Those about no connection are limited: anybody can make them up.
+// Errors about unknown connections are rate-limited, because any sender can forge them.
 func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, true)
@@ -1470,7 +1464,7 @@ func TestKernelTooBigAboutNothingIsLimited(t *testing.T) {
 	th.expect(t, say("router", "a", failure(2, "a", "world", datagram(1, 53)), event.ForwardedFromStack))
 }
 
-// A new pod with an old one's address, in its slot or in another, inherits no
+// A new pod with the address of a removed pod, with the same endpoint ID or another one, inherits no
 // connection.
 func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
@@ -1497,7 +1491,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 				e := old
 				e.Identity, e.Policy = identity, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 				th.pods["b"] = publish(t, th.k, e)
-				// it sends nothing to a, whom nobody may reach
+				// a, which denies all ingress, receives nothing from it
 				send(say("b", "a", datagram(53, 4000), event.PolicyDenied))
 				want := event.ForwardedToPod
 				if identity == stranger {
@@ -1510,8 +1504,7 @@ func TestKernelAnAddressThatIsUsedAgainInheritsNothing(t *testing.T) {
 	}
 }
 
-// Connection events can be left out; what audit mode lets pass is told all the
-// same, and drops are.
+// Connection events can be disabled; packets that audit mode lets pass, and drops, are still reported.
 func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.NoConnectionEvents = true
@@ -1539,8 +1532,8 @@ func TestKernelConnectionEventsCanBeLeftOut(t *testing.T) {
 	}
 }
 
-// Every combination of TCP flags and every type of SCTP chunk, under tables
-// that deny: each packet is counted once, none passes, none leaves an entry.
+// Every combination of TCP flags and every SCTP chunk type, under tables that deny: each packet is counted
+// once, none passes, none creates an entry.
 func TestKernelNoTCPFlagsOpenWhatIsDenied(t *testing.T) {
 	th := newTheatre(t, false)
 	setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})

@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// put writes a connection as a program would, and says so in the counters.
+// put writes a connection as a program would, and updates the counters.
 func (k *Kernel) put(t testing.TB, c conntrack.Connection) {
 	t.Helper()
 	m, key := k.Connections.Map(c.Tuple)
@@ -38,7 +38,7 @@ func (k *Kernel) put(t testing.TB, c conntrack.Connection) {
 	}
 }
 
-// putAll writes many at once.
+// putAll writes many connections at once.
 func (k *Kernel) putAll(t testing.TB, cs []conntrack.Connection) {
 	t.Helper()
 	var keys4 []bpf.MapsSlCtKey4
@@ -77,7 +77,7 @@ func (k *Kernel) addStat(t testing.TB, stat uint32, n int) {
 	}
 }
 
-// clock is a collector's, in seconds.
+// clock is a collector's clock, in seconds.
 type clock struct{ now atomic.Uint32 }
 
 func newCollector(t testing.TB, k *Kernel, o conntrack.CollectorOptions) (*conntrack.Collector, *clock) {
@@ -119,7 +119,7 @@ func (k *Kernel) tracked(t testing.TB) map[conntrack.Tuple]conntrack.Connection 
 	return all
 }
 
-// remotes are connections from outside to endpoint e, numbered.
+// remotes returns connections from outside to endpoint e, with consecutive numbers.
 func remotes(
 	e endpointmap.Endpoint, proto uint8, from, n int, flags conntrack.Flags, last uint32,
 ) []conntrack.Connection {
@@ -136,7 +136,7 @@ func remotes(
 	return cs
 }
 
-// begun are the same from the endpoint to outside.
+// begun reverses them: from the endpoint to outside.
 func begun(cs []conntrack.Connection) []conntrack.Connection {
 	for i, c := range cs {
 		cs[i].Initiator, cs[i].Responder, cs[i].From, cs[i].To = c.Responder, c.Initiator, c.To, c.From
@@ -196,7 +196,7 @@ func TestKernelConnectionThatChangedIsNotDeleted(t *testing.T) {
 func TestKernelRemoveTakesThoseThatAreAsTheyWereRead(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
-	// A change of any word of the value counts, the last flag as the first epoch.
+	// Any changed word of the value counts, including the last flag and the first epoch.
 	changes := []func(*bpf.MapsSlCt){
 		func(v *bpf.MapsSlCt) { v.Epochs++ },
 		func(v *bpf.MapsSlCt) { v.Where++ },
@@ -258,8 +258,8 @@ func TestKernelRemoveTakesThoseThatAreAsTheyWereRead(t *testing.T) {
 	}
 }
 
-// A model with the rules written down plainly, and random lives of
-// connections: after each pass the map holds what the model holds.
+// Compares the collector with a model that states the rules plainly, over random connections: after each pass
+// the map has the contents of the model.
 func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	first, second := publish(t, k, a), publish(t, k, b)
@@ -268,12 +268,12 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 
 	type life struct {
 		c    conntrack.Connection
-		dead bool // an end is gone
+		dead bool // an end was removed
 	}
 	model := map[conntrack.Tuple]*life{}
-	order := []conntrack.Tuple{} // a map's order is not reproducible
+	order := []conntrack.Tuple{} // the order of a map is not reproducible
 	created, expired, orphaned := 0, 0, 0
-	limit := func(c conntrack.Connection) uint32 { // seconds, from the documentation
+	limit := func(c conntrack.Connection) uint32 { // in seconds, from the documentation
 		closed := c.Flags&conntrack.Reset != 0 || c.Flags&conntrack.InitiatorFinished != 0 && c.Flags&conntrack.ResponderFinished != 0
 		switch {
 		case (c.Protocol == 6 || c.Protocol == 132) && closed:
@@ -314,7 +314,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			if rng.IntN(2) == 0 {
 				c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From
 			}
-			// one key, one entry
+			// a key has one entry
 			back := conntrack.Tuple{Initiator: c.Responder, Responder: c.Initiator, Protocol: c.Protocol}
 			_, there := model[c.Tuple]
 			_, reverse := model[back]
@@ -329,8 +329,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			k.put(t, c)
 		}
 		if step%10 == 9 {
-			// the second endpoint goes, and another comes with its slot or its
-			// address
+			// the second endpoint is removed, and another one gets its endpoint ID or its address
 			gone := ends[1]
 			if err := k.Endpoints.Unpublish(gone.Slot); err != nil {
 				t.Fatal(err)
@@ -350,7 +349,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 			ends[1] = publish(t, k, next)
 			if ends[1].Slot == gone.Slot && ends[1].IPv4 == gone.IPv4 {
 				for _, l := range model {
-					l.dead = false // the epochs, not the collector, tell them apart
+					l.dead = false // the epochs distinguish them, not the collector
 				}
 			}
 		}
@@ -385,7 +384,7 @@ func TestKernelCollectorRemovesExactlyWhatIsOver(t *testing.T) {
 		}
 	}
 	if expired == 0 || orphaned == 0 || len(model) == 0 {
-		t.Errorf("nothing proven: %d expired, %d orphaned, %d live", expired, orphaned, len(model))
+		t.Errorf("the run covers too little: %d expired, %d orphaned, %d live", expired, orphaned, len(model))
 	}
 	cs, err := k.Connections.Counters()
 	if err != nil || cs.Expired != uint64(expired+orphaned) {
@@ -425,11 +424,11 @@ func TestKernelCollectorFindsConnectionsToAddresses(t *testing.T) {
 	put(e.IPv4, 1, at(1), open, 100, false)
 	put(e.IPv4, 2, at(1), open, 0, false)
 	put(e.IPv4, 3, at(2), open|conntrack.Reset, 0, false)      // closed
-	put(e.IPv4, 4, at(3), open|conntrack.Terminated, 0, false) // by a policy
+	put(e.IPv4, 4, at(3), open|conntrack.Terminated, 0, false) // terminated by a policy
 	put(e.IPv4, 5, at(4), open, 9000, false)                   // idle for too long
 	put(e.IPv4, 6, at(5), open, 0, true)
 	put(e.IPv6, 7, world, open, 0, false)
-	put(e.IPv4, 8, at(9), open, 0, false) // nobody asked
+	put(e.IPv4, 8, at(9), open, 0, false) // not requested
 	if _, err := col.Collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -490,7 +489,7 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 	if p := col.Last(); p.Evicted < uint64(total-131072) {
 		t.Errorf("%d evicted of %d, and 131,072 fit", p.Evicted, total)
 	}
-	// a program that deletes, and the collector that does, are no eviction
+	// deletions by a program and by the collector are not evictions
 	evicted := col.Last().Evicted
 	gone := 0
 	for _, c := range k.tracked(t) {
@@ -507,7 +506,7 @@ func TestKernelEvictedConnectionsAreCounted(t *testing.T) {
 	if p := collect(t, col); p.Evicted != evicted || p.Live[0] != 0 {
 		t.Errorf("after removals %d evicted and %d live, want %d and 0", p.Evicted, p.Live[0], evicted)
 	}
-	// the figure outlives the process
+	// the count survives the process
 	again, _ := newCollector(t, k, conntrack.CollectorOptions{})
 	if p := collect(t, again); p.Evicted != evicted {
 		t.Errorf("another collector counts %d evicted, want %d", p.Evicted, evicted)
@@ -524,7 +523,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 2)
-	// flows in use: a packet within every 100 s, and 120 s are allowed
+	// flows in use: a packet at least every 100 s, with a timeout of 120 s
 	ticked := make(chan struct{})
 	go func() {
 		m := k.Pins.Map(bpf.MapsMapSlCt4)
@@ -545,7 +544,7 @@ func TestKernelCollectorDuringTrafficLosesNoFlow(t *testing.T) {
 		}
 		done <- nil
 	}()
-	// others begin and stay idle
+	// other flows begin and stay idle
 	go func() {
 		for i := 1000; ctx.Err() == nil; i += 100 {
 			m := k.Pins.Map(bpf.MapsMapSlCt4)
@@ -607,20 +606,20 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 			t.Errorf("the host has used %d of %d, want no limit", used, limit)
 		}
 	}
-	// what comes from outside is no endpoint's
+	// connections from outside belong to no endpoint
 	k.putAll(t, remotes(greedy, 17, 200_000, 10, 0, cl.now.Load()))
 	if p := collect(t, col); p.Endpoints != 0 {
 		t.Errorf("%d endpoints have begun connections, want none", p.Endpoints)
 	}
 	cl.now.Add(1000)
 	collect(t, col)
-	// the greedy one fills what an endpoint may fill
+	// the greedy endpoint uses all of its share
 	k.putAll(t, begun(remotes(greedy, 17, 0, room4, 0, cl.now.Load())))
 	k.putAll(t, begun(remotes(modest, 17, room4, 10, 0, cl.now.Load())))
 	used, _ := budgetCell(k, int(greedy.Slot))
 	atomic.StoreUint64(used, 30_000)
 	if !col.Pressed() {
-		t.Error("a quarter of a budget is used, and nobody looks")
+		t.Error("a quarter of a budget is used, and no pass is due")
 	}
 	p := collect(t, col)
 	if p.Endpoints != 2 {
@@ -632,7 +631,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	if _, limit := col.Budget(modest.Slot, 0); limit < room4/2-10 {
 		t.Errorf("the modest endpoint may begin %d, want %d or more", limit, room4/2-10)
 	}
-	// closed connections do not count: they go when they must
+	// closed connections do not count: they are removed when capacity is needed
 	cl.now.Add(100)
 	collect(t, col)
 	k.putAll(t, begun(remotes(greedy, 6, 0, 50_000, conntrack.SeenReply|conntrack.Reset, cl.now.Load())))
@@ -642,7 +641,7 @@ func TestKernelBudgetShrinksForWhoHasMuch(t *testing.T) {
 	}
 }
 
-// The connections of one family are not charged to the other.
+// Connections of one family are not charged to the other.
 func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	flooder, idle := publish(t, k, a), publish(t, k, b)
@@ -673,8 +672,8 @@ func TestKernelAFloodOfOneFamilyLeavesTheOther(t *testing.T) {
 	}
 }
 
-// What comes from outside has a budget of its own, also under an address of the
-// host, and leaves half of the map to the endpoints. TCP and UDP have rings instead.
+// Connections from outside, also with an address of the host, have a budget of their own and leave half of the
+// map to the endpoints. TCP and UDP have rings instead.
 func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -700,7 +699,7 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	th.expect(t, say("router", "b", segment(2, 53, flagSYN), event.ForwardedFromStack))
 	th.expect(t, say("a", "world", datagram(2, 53), event.ForwardedOutside))
 	cl.now.Store(conntrack.MonotonicSeconds())
-	const second = time.Second // what the programs write is whole seconds
+	const second = time.Second // the programs store whole seconds
 	spent := collect(t, col).OutsideSpent
 	if spent.Before(began.Add(-second)) || spent.After(time.Now().Add(second)) {
 		t.Errorf("the budget was used up at %s, want after %s", spent, began)
@@ -723,8 +722,8 @@ func TestKernelWhatComesFromOutsideHasABudget(t *testing.T) {
 	}
 }
 
-// A clean stop leaves the limits: without them an upgrade would be a moment in
-// which one endpoint pushes out everybody.
+// A clean stop keeps the limits: without limits, one endpoint could evict the connections of all others during
+// an upgrade.
 func TestKernelBudgetsOutliveACollectorThatIsClosed(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	col, err := k.Connections.NewCollector(conntrack.CollectorOptions{})
@@ -755,7 +754,7 @@ func TestKernelCollectorRunsUntilItIsStopped(t *testing.T) {
 	}
 }
 
-// wait until the condition holds.
+// wait waits until the condition holds.
 func wait(t testing.TB, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -783,7 +782,7 @@ func TestKernelCollectorRefusesTimesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// budgetCell is the budget of IPv4 of a slot, or of outside, in memory.
+// budgetCell returns the IPv4 budget of an endpoint ID or of Outside, in mapped memory.
 func budgetCell(k *Kernel, slot int) (begun, limit *uint64) {
 	var b bpf.MapsSlBudget
 	mem := k.Pins.Memory(bpf.MapsMapSlBudget)

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelConntrackIsAModule: the programs load where nf_conntrack is not loaded, and again
-// when it is. scripts/test-kernels has the modules of its kernels in /modules.
+// TestKernelConntrackIsAModule: the programs load without nf_conntrack, and are reloaded when it is available.
+// scripts/test-kernels has the modules of its kernels in /modules.
 func TestKernelConntrackIsAModule(t *testing.T) {
 	removed := removeUsersOf(t, "nf_conntrack")
 	t.Cleanup(func() { insert(t, removed) })
@@ -55,8 +55,8 @@ func wantConntrack(t *testing.T, when string, want bool) {
 	}
 }
 
-// removeUsersOf removes a module and all that use it, and returns them in that order. A module
-// may use several of the others, so that only the reverse order inserts them again.
+// removeUsersOf removes a module and all modules that use it, and returns them in the order of removal. A
+// module may use several others, so they can only be inserted again in reverse order.
 func removeUsersOf(t *testing.T, name string) (removed []string) {
 	t.Helper()
 	for _, user := range usersOf(t, name) {
@@ -64,14 +64,14 @@ func removeUsersOf(t *testing.T, name string) (removed []string) {
 	}
 	switch err := unix.DeleteModule(name, unix.O_NONBLOCK); {
 	case errors.Is(err, unix.ENOENT):
-		return removed // another of its users has been the last one
+		return removed // another module's removal has already removed it
 	case err != nil:
 		t.Fatalf("remove module %s: %v", name, err)
 	}
 	return append(removed, name)
 }
 
-// usersOf reads which modules use a module.
+// usersOf returns the modules that use a module.
 func usersOf(t *testing.T, name string) []string {
 	t.Helper()
 	f, err := os.Open("/proc/modules")

@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
-// TestEveryConstantIsOfAProgramAndHasAValue: a node does not load all programs, so that
-// program.SetConstants passes over names that a program does not have. A name that none has
-// would change nothing, and a variable without a value would keep the one of its header.
+// TestEveryConstantIsOfAProgramAndHasAValue: a node does not load all programs, so program.SetConstants ignores
+// names that a program does not have. A misspelt name would have no effect, and a variable without a value
+// would keep the default of its header.
 func TestEveryConstantIsOfAProgramAndHasAValue(t *testing.T) {
 	set := (&Kernel{}).constants(false)
-	set["cfg_previous"] = nil // of pin.Maps.Bind
+	set["cfg_previous"] = nil // set by pin.Maps.Bind
 	read := map[string][]string{}
 	for _, p := range program.Table() {
 		spec, err := p.Load()

@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelConnectionsAreCountedByResponder: by address, port and protocol, in both
-// families, without those to other addresses, that are not open, or of an endpoint that
-// has gone.
+// TestKernelConnectionsAreCountedByResponder: by address, port and protocol, in both families, without
+// connections to unwanted addresses, connections that are not open, and connections of a removed endpoint.
 func TestKernelConnectionsAreCountedByResponder(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, testEndpoint(7, 9))
@@ -31,12 +30,12 @@ func TestKernelConnectionsAreCountedByResponder(t *testing.T) {
 	put(6, "192.0.2.1:1000", "10.244.0.9:80", established, e.Slot)
 	put(6, "192.0.2.1:1001", "10.244.0.9:80", established, e.Slot)
 	put(6, "192.0.2.1:1002", "10.244.0.9:80", 0, e.Slot)                           // opening
-	put(6, "192.0.2.1:1003", "10.244.0.9:80", established|conntrack.Reset, e.Slot) // over
+	put(6, "192.0.2.1:1003", "10.244.0.9:80", established|conntrack.Reset, e.Slot) // closed
 	put(17, "192.0.2.1:1000", "10.244.0.9:80", conntrack.SeenReply, e.Slot)
 	put(6, "192.0.2.1:1000", "10.244.0.9:81", established, e.Slot)           // not wanted
-	put(6, "10.244.0.9:80", "192.0.2.1:2000", established, endpointmap.NoID) // from there
-	put(6, "192.0.2.1:1000", "10.244.0.10:80", established, e.Slot+1)        // gone
-	put(6, "192.0.2.1:1000", "10.244.1.1:80", established, endpointmap.NoID) // elsewhere
+	put(6, "10.244.0.9:80", "192.0.2.1:2000", established, endpointmap.NoID) // begun by the pod
+	put(6, "192.0.2.1:1000", "10.244.0.10:80", established, e.Slot+1)        // endpoint removed
+	put(6, "192.0.2.1:1000", "10.244.1.1:80", established, endpointmap.NoID) // on another node
 	put(6, "[2001:db8::1]:1000", "[fd00:244::9]:80", established, e.Slot)    // the other family
 	put(6, "[2001:db8::1]:1000", "[fd00:244:1::1]:80", 0, endpointmap.NoID)  // opening
 	put(132, "[2001:db8::1]:1000", "[fd00:244::9]:80", established, e.Slot)  // another protocol

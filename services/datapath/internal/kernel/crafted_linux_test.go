@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// crafted is a packet as somebody hostile makes it.
+// crafted is a packet as an attacker would build it.
 type crafted struct {
 	class string
 	prog  string
@@ -26,17 +26,16 @@ type crafted struct {
 	in    []byte
 }
 
-// crafter makes packets, runs them, and holds what passes against an oracle:
-// pod a may begin TCP, UDP and SCTP to port 80 of anybody, anybody may begin
-// that to pod b, and nothing else may begin.
+// crafter builds packets, runs them, and compares what passes with an oracle: pod a may open TCP, UDP and SCTP
+// connections to port 80 of any peer, any peer may do so to pod b, and no other connection may begin.
 type crafter struct {
 	*theatre
-	open    bool                   // false: nothing may begin at all
+	open    bool                   // false: no connection may begin
 	live    map[string]bool        // connections whose first packet passed
-	pieces  map[string]bool        // fragmented packets whose first piece passed
-	before  map[cell]event.Counter // as the last packet left them
-	count   map[string]int         // packets of each class
-	passed  map[string]int         // of those
+	pieces  map[string]bool        // fragmented packets whose first fragment passed
+	before  map[cell]event.Counter // counters after the last packet
+	count   map[string]int         // number of packets by class
+	passed  map[string]int         // number of passed packets by class
 	failure int
 }
 
@@ -58,15 +57,15 @@ func (c *crafter) policy(t *testing.T, open bool) {
 	setPolicy(t, c.k, c.pods["b"].Slot, from)
 }
 
-// wire is what the oracle reads in a frame.
+// wire contains the fields of a frame that the oracle uses.
 type wire struct {
 	ok           bool
 	family       int
 	src, dst     netip.Addr
 	proto        byte
 	rest         []byte // from the transport header to the end of the packet
-	later        bool   // a fragment but the first
-	cut          bool   // the first of several
+	later        bool   // a later fragment
+	cut          bool   // the first of several fragments
 	id           uint32
 	sport, dport uint16
 }
@@ -125,8 +124,7 @@ func (w wire) tuple(reverse bool) string {
 
 func (w wire) piece(prog string) string { return fmt.Sprint(prog, w.src, w.dst, w.id, w.proto) }
 
-// mayPass is the oracle. What it learns of connections and fragments holds for
-// later packets.
+// mayPass is the oracle. It records connections and fragments for later packets.
 func (c *crafter) mayPass(p crafted) bool {
 	near := c.pods["a"]
 	if p.ctx.Ifindex == c.pods["b"].Ifindex {
@@ -159,7 +157,7 @@ func (c *crafter) mayPass(p crafted) bool {
 	if from && (w.src != own || !bytes.Equal(p.in[:6], near.HostMAC[:])) || !from && w.dst != own {
 		return false
 	}
-	// a local pod's address belongs to its device
+	// only a local pod's own device may use its address
 	for _, pod := range c.pods {
 		if !from && (w.src == pod.IPv4 || w.src == pod.IPv6) && p.ctx.IngressIfindex != pod.Ifindex {
 			return false
@@ -182,7 +180,7 @@ func (c *crafter) connected(w wire, isA, from bool) bool {
 	if c.live[w.tuple(true)] && c.open {
 		return true
 	}
-	// what begins: a to anybody's port 80, anybody to that of b
+	// new connections: from a to port 80 of any peer, from any peer to port 80 of b
 	if !c.open || w.dport != 80 || isA != from {
 		return false
 	}
@@ -193,8 +191,8 @@ func (c *crafter) connected(w wire, isA, from bool) bool {
 	return true
 }
 
-// quotes says whether an ICMP error is about what its receiver has sent: to the
-// pod that sends the error, and as a part of a connection, or, too big, at all.
+// quotes reports whether an ICMP error quotes a packet that its receiver has sent: to the pod that sends the
+// error, and of a known connection unless the error is packet too big.
 func (c *crafter) quotes(w wire, isA, from bool) bool {
 	kinds := map[int][]byte{4: {3, 11, 12}, 6: {1, 2, 3, 4}}[w.family]
 	if w.proto != map[int]byte{4: 1, 6: 58}[w.family] || len(w.rest) < 8 || !slices.Contains(kinds, w.rest[0]) {
@@ -229,7 +227,7 @@ func (c *crafter) fire(t *testing.T, p crafted) {
 	opts := &ebpf.RunOptions{Data: p.in, DataOut: make([]byte, len(p.in)+256), Context: p.ctx}
 	verdict, err := c.k.program(p.prog).Run(opts)
 	if err != nil {
-		// the kernel's test runs refuse a frame without its IP header
+		// BPF_PROG_TEST_RUN rejects a frame without a complete IP header
 		if len(p.in) < 34 || len(p.in) < 54 && p.in[12] == 0x86 && p.in[13] == 0xdd {
 			c.count[p.class]--
 			return
@@ -259,14 +257,14 @@ func (c *crafter) fire(t *testing.T, p crafted) {
 	}
 }
 
-// contexts are the ways by which a packet can come to a pod's device.
+// contexts are the ways in which a packet can reach a pod's device.
 func (c *crafter) contexts(pod string) (out []crafted) {
 	e := c.pods[pod]
 	out = append(out, crafted{prog: program.FromPod, ctx: skbContext{Ifindex: e.Ifindex}})
 	for _, device := range []uint32{0, otherDevice, c.pods["a"].Ifindex, c.pods["b"].Ifindex} {
 		for _, mark := range []uint32{0, markPod, markOf(markEvaluated, e.Ifindex), forwardMark} {
 			if device != 0 && device != otherDevice && mark == markOf(markEvaluated, e.Ifindex) {
-				continue // that one was evaluated
+				continue // such a packet was already evaluated
 			}
 			ctx := skbContext{Ifindex: e.Ifindex, IngressIfindex: device, Mark: mark}
 			out = append(out, crafted{prog: program.ToPod, ctx: ctx})
@@ -275,7 +273,7 @@ func (c *crafter) contexts(pod string) (out []crafted) {
 	return out
 }
 
-// packet lays an IP packet of one address to another into a frame.
+// packet puts an IP packet between two addresses into a frame.
 func (c *crafter) packet(p crafted, pod, far string, proto byte, payload []byte) crafted {
 	e := c.pods[pod]
 	from, to, dst, src := c.addr(far), c.addr(pod), e.MAC, e.HostMAC
@@ -290,7 +288,7 @@ func (c *crafter) packet(p crafted, pod, far string, proto byte, payload []byte)
 	return p
 }
 
-// everything is one packet of every kind, in every direction.
+// everything yields packets of every kind, in every direction.
 func (c *crafter) everything(yield func(crafted)) {
 	craft := func(class, pod, far string, p crafted, proto byte, payload []byte) {
 		p = c.packet(p, pod, far, proto, payload)
@@ -364,7 +362,7 @@ func (c *crafter) everything(yield func(crafted)) {
 	}
 }
 
-// mutate changes some bytes, often to those that mean something.
+// mutate changes some bytes, often to meaningful values.
 func mutate(r *rand.Rand, p crafted) crafted {
 	p.in = slices.Clone(p.in)
 	p.class = "mutated"
@@ -386,10 +384,9 @@ func mutate(r *rand.Rand, p crafted) crafted {
 	return p
 }
 
-// Whatever a pod, a process of the host under any mark, or somebody outside
-// sends, nothing passes that a slow reading of the policy does not let through,
-// each packet is counted once, none that is denied leaves a connection, and those
-// that there are go on.
+// Whatever a pod, a process of the host with any mark, or a sender outside sends: only packets that a simple
+// reading of the policy allows pass, each packet is counted once, denied packets leave no connection, and
+// existing connections continue.
 func TestKernelCraftedPacketsDoNotPassWhatPolicyDenies(t *testing.T) {
 	stayOnOneCPU(t)
 	for _, v6 := range []bool{false, true} {

@@ -39,7 +39,7 @@ func dump(t testing.TB, k *Kernel, name string) []string {
 	return lines
 }
 
-// timeless writes N for how long ago something was.
+// timeless replaces relative times by N.
 func timeless(lines []string) []string {
 	for i, line := range lines {
 		lines[i] = regexp.MustCompile(`-?\d+ s ago`).ReplaceAllString(line, "N s ago")
@@ -57,10 +57,10 @@ func TestKernelEveryMapCanBeDumped(t *testing.T) {
 	}
 	for name := range compiled.Maps {
 		if strings.HasPrefix(name, "sl_prev") {
-			continue // of the version before; not of this node
+			continue // of the previous version; this node has none
 		}
 		if !strings.HasPrefix(name, ".") && !slices.Contains(names, name) {
-			t.Errorf("%s is compiled, and none of the node's %d maps", name, len(names))
+			t.Errorf("%s is compiled, but is not among the node's %d maps", name, len(names))
 		}
 	}
 	for _, name := range names {
@@ -171,7 +171,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 			t.Errorf("%s\n got %q\nwant %q", name, got, want)
 		}
 	}
-	// The others moved when the ranges of pods came.
+	// The other epochs changed when the pod CIDRs were added.
 	if got := dump(t, k, "sl_pgen"); !slices.Contains(got, "77: 2") {
 		t.Errorf("sl_pgen\n got %q\nwant 77: 2 in it", got)
 	}
@@ -275,7 +275,7 @@ func TestKernelDumpEndsWithItsVisitor(t *testing.T) {
 	if !errors.Is(err, gone) || visits != 4097 {
 		t.Errorf("the visitor's error after %d visits: %v", visits, err)
 	}
-	// a slow visitor holds nobody up
+	// a slow visitor delays no other call
 	err = k.Dump("sl_ct4", func(string, string) error {
 		if _, err := k.Endpoints.Publish(t.Context(), b); err != nil {
 			return err

@@ -24,9 +24,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// TestKernelTranslationsOfOnePodLeaveThoseOfOthers: a pod asks itself through a Service from
-// 60,000 ports, each twice, so that the map takes its translations for the ones in use. The
-// connection of another pod, whose Service has another list by now, stays with its backend.
+// TestKernelTranslationsOfOnePodLeaveThoseOfOthers: a pod sends requests to itself through a Service from
+// 60,000 ports, twice from each so that the LRU map considers them used. A connection of another pod, whose
+// Service has another list by then, keeps its backend.
 func TestKernelTranslationsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	n := newServiceNode(t)
 	col, err := n.k.Connections.NewCollector(conntrack.CollectorOptions{})
@@ -48,7 +48,7 @@ func TestKernelTranslationsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	must(t, "connect", err)
 	_, err = readLine(stream)
 	must(t, "read", err)
-	// another list; the connection stays where it is
+	// change the list; the connection keeps its backend
 	n.backend++
 	putBackend(t, n.k, n.backend, backends[1], beActive, 1)
 	f := bpf.MapsSlFront{List: putMembers(t, n.k, n.member+1, n.backend), Port: vip.Port()}
@@ -95,15 +95,15 @@ func TestKernelTranslationsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 		return nil
 	}))
 	if !still {
-		t.Error("the translation of another pod's connection was pushed out")
+		t.Error("the translation of another pod's connection was evicted")
 	}
 	if err := echo(); err != nil {
-		t.Errorf("a pod that asks itself through a service has ended the connection of another: %v", err)
+		t.Errorf("a pod's requests to itself through a Service have ended another pod's connection: %v", err)
 	}
 }
 
-// hairpins sends one datagram from each of n ports of a pod, from a first one on, to a Service that
-// leads back to the pod. It returns how many passed.
+// hairpins sends one datagram from each of count ports of a pod, starting at first, to a Service whose backend
+// is the pod. It returns how many passed.
 func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) int {
 	n.Helper()
 	var frames [][]byte
@@ -122,8 +122,8 @@ func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) i
 	return passed
 }
 
-// TestKernelPodsThatComeLaterHaveTheirShareOfTranslations: one pod has all of the half of the map
-// that is for pods. Another one finds its guarantee free at once, and the first one gives way.
+// TestKernelPodsThatComeLaterHaveTheirShareOfTranslations: one pod has used the capacity that pods share. A
+// second pod gets its guarantee immediately, and the translations of the first pod are reduced.
 func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	n := newServiceNode(t)
 	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
@@ -167,8 +167,8 @@ func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	}
 }
 
-// TestKernelSharesOutliveTheirCollector: while no collector passes, a pod that was refused has
-// another eighth of its guarantee every ten seconds.
+// TestKernelSharesOutliveTheirCollector: while no collector runs, a pod that was refused gets another eighth of
+// its guarantee every ten seconds.
 func TestKernelSharesOutliveTheirCollector(t *testing.T) {
 	n := newServiceNode(t)
 	p := newPod(t, n.k, "sl-alone", 10, endpointmap.DeliverPeer)
@@ -184,7 +184,7 @@ func TestKernelSharesOutliveTheirCollector(t *testing.T) {
 		t.Error("a pod was refused, and no pass is wanted")
 	}
 	for _, waits := range []uint32{1, 2} {
-		b.RefusedS = conntrack.MonotonicSeconds() - 10*waits - 5 // the time passes
+		b.RefusedS = conntrack.MonotonicSeconds() - 10*waits - 5 // as if the time had passed
 		update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4), b)
 		if passed := n.hairpins(p, vip, 1000+1000*int(waits), 200); passed != guarantee/8/2 {
 			t.Errorf("%d passed after %d waits, want an eighth, %d", passed, waits, guarantee/8/2)
@@ -192,7 +192,7 @@ func TestKernelSharesOutliveTheirCollector(t *testing.T) {
 	}
 }
 
-// TestKernelSharesOfASlotBeginAnew: an endpoint has nothing of what the last one of its slot had.
+// TestKernelSharesOfASlotBeginAnew: an endpoint is not charged for the previous endpoint with its ID.
 func TestKernelSharesOfASlotBeginAnew(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	var held bpf.MapsSlHeld
@@ -206,8 +206,8 @@ func TestKernelSharesOfASlotBeginAnew(t *testing.T) {
 	}
 }
 
-// answers runs the program of a pod's device on a datagram of the pod to an address, and reports
-// whether the sender was answered.
+// answers runs the program of a pod's device on a datagram from the pod, and reports whether the pod got an
+// answer.
 func (n *serviceNode) answers(p *pod, to netip.AddrPort) bool {
 	n.Helper()
 	in := frame(p.HostMAC, p.MAC, etherIPv4,
@@ -219,8 +219,8 @@ func (n *serviceNode) answers(p *pod, to netip.AddrPort) bool {
 	return verdict == verdictRedirect
 }
 
-// TestKernelAnswersToOnePodLeaveThoseToOthers: a pod asks a Service without backends more often
-// than a CPU answers in a second. Other pods are told as before that nobody listens.
+// TestKernelAnswersToOnePodLeaveThoseToOthers: a pod sends more requests to a Service without backends than a
+// CPU answers in a second. Other pods still get their port unreachable errors.
 func TestKernelAnswersToOnePodLeaveThoseToOthers(t *testing.T) {
 	stayOnOneCPU(t)
 	n := newServiceNode(t)
@@ -250,7 +250,7 @@ func TestKernelAnswersToOnePodLeaveThoseToOthers(t *testing.T) {
 	t.Logf("%d of %d datagrams of the first pod were answered", answered, flood)
 }
 
-// piece sends a fragment of a datagram of a pod to another address, and reports whether it passed.
+// piece sends a fragment of a pod's datagram to another address, and reports whether it passed.
 func (n *serviceNode) piece(p *pod, to netip.Addr, id uint16, last bool) bool {
 	n.Helper()
 	h := ip4Header{src: p.IPv4, dst: to, proto: protoUDP, frag: 0x2000}
@@ -272,9 +272,9 @@ func (n *serviceNode) piece(p *pod, to netip.Addr, id uint16, last bool) bool {
 	return verdict != verdictShot
 }
 
-// TestKernelFragmentsOfOnePodLeaveThoseOfOthers: a pod begins more datagrams than the map holds and
-// ends none. The datagram that another pod has begun before still passes whole. A pod that ends its
-// datagrams may have any number of them.
+// TestKernelFragmentsOfOnePodLeaveThoseOfOthers: a pod begins more datagrams than the map holds and completes
+// none. A datagram that another pod has begun before still passes completely. A pod that completes its
+// datagrams is not limited.
 func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	n := newServiceNode(t)
 	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
@@ -293,7 +293,7 @@ func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	}
 	refused := cell{event.FragmentShare, event.Egress}
 	dropped := n.counters(t)[refused].Packets - before[refused].Packets
-	// emulation may take so long that a part of the share is renewed
+	// emulation may be so slow that a part of the share is renewed
 	if passed < size-1 || passed > flood/2 || int(dropped) != flood-passed {
 		t.Errorf("%d of %d datagrams were begun and %d dropped for the share, want about %d", passed, flood, dropped, size)
 	}
@@ -320,8 +320,8 @@ func TestKernelFragmentsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 	}
 }
 
-// TestKernelEventsOfOnePodLeaveRoomInTheRing: while nobody reads, a pod causes more events than
-// the ring holds. The events of another pod find room.
+// TestKernelEventsOfOnePodLeaveRoomInTheRing: while events are not read, a pod causes more events than the ring
+// holds. There is still capacity for the events of another pod.
 func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, false)
@@ -360,9 +360,8 @@ func TestKernelEventsOfOnePodLeaveRoomInTheRing(t *testing.T) {
 	}
 }
 
-// TestKernelAffinityOfOnePodLeavesThatOfOthers: a pod keeps backends of more Services than its share
-// of the map has room for. Another pod that asks later keeps its backend, and so does one that has
-// asked before.
+// TestKernelAffinityOfOnePodLeavesThatOfOthers: a pod uses more Services with affinity than its share allows
+// entries. Another pod that comes later keeps its backend, and so does a pod that came earlier.
 func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {
 	n := newServiceNode(t)
 	greedy := newPod(t, n.k, "sl-greedy", 10, endpointmap.DeliverPeer)
@@ -431,8 +430,8 @@ func TestKernelAffinityOfOnePodLeavesThatOfOthers(t *testing.T) {
 	}
 }
 
-// TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations: a SYN that comes again has its
-// translation, and gives back what it has taken for another one, also of the common half.
+// TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations: a retransmitted SYN already has its translation and
+// returns the second one that it has reserved, also to the common half.
 func TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations(t *testing.T) {
 	for name, guarantee := range map[string]uint32{"within the guarantee": 4000, "of the common half": 1} {
 		t.Run(name, func(t *testing.T) {

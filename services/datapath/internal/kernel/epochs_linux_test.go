@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// reopenWithout closes k, removes the pin of a map and opens the directory
-// again.
+// reopenWithout closes k, removes the pin of a map and opens the directory again.
 func reopenWithout(t *testing.T, k *Kernel, name string) *Kernel {
 	t.Helper()
 	must(t, "Close", k.Close())
@@ -45,8 +44,8 @@ func TestKernelEpochsAreNotUsedAgainWhenTheirCounterIsLost(t *testing.T) {
 	}
 }
 
-// A connection may have been evaluated under an epoch that no endpoint has any
-// more. What stands for an epoch while a program changes an entry is none.
+// A connection may have been evaluated under an epoch that no endpoint has any more. The marker for an entry
+// that a program is changing is not an epoch.
 func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfConnections(t *testing.T) {
 	k, err := Open(t.Context(), testOptions(kerneltest.NewBPFFS(t)))
 	must(t, "Open", err)
@@ -65,6 +64,6 @@ func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfConnections(t *testing.T) {
 	}
 	k = reopenWithout(t, k, bpf.MapsMapSlGen)
 	if e := publish(t, k, a); e.Policy.Epoch <= 90 || e.Policy.Epoch > 100 {
-		t.Errorf("the next epoch is %d, want the one behind 90", e.Policy.Epoch)
+		t.Errorf("the next epoch is %d, want 91", e.Policy.Epoch)
 	}
 }

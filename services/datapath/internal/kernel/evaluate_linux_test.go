@@ -29,13 +29,12 @@ const (
 	actPass     = uint8(bpf.MapsSlActionSL_ACTION_PASS)
 )
 
-// rawTable is a table as its author writes it into the maps, entry for entry:
-// also one that no compiler would make.
+// rawTable is a table written entry by entry into the maps; it may be one that no compiler would produce.
 type rawTable struct {
 	id      nodetable.ID
 	header  bpf.MapsSlTable
 	rules   []uint8             // actions, number 1 first
-	classes []map[uint32]uint32 // point at which an interval ends -> its value
+	classes []map[uint32]uint32 // last point of an interval -> its value
 }
 
 func rules(admin, rest uint32) uint32 { return admin<<16 | rest }
@@ -46,7 +45,7 @@ const (
 	lastHi  = 0xffffffff
 )
 
-// put writes raw entries; every table has ranges of its own by its number.
+// put writes raw entries; each table has its own index ranges, by its number.
 func (r rawTable) put(t testing.TB, k *Kernel) {
 	t.Helper()
 	base := uint32(r.id) * 16
@@ -88,8 +87,8 @@ func knownWord(class uint16, kind, scope uint32) uint32 {
 	return 1<<31 | uint32(class) | kind<<16 | scope<<24
 }
 
-// everyRule is a table with every kind of rule: identity class 0 has none, 1 all of them by
-// port, 2 is what addresses in a prefix get.
+// everyRule is a table with all kinds of rules: identity class 0 has none, class 1 has all of them by port,
+// class 2 is for addresses in a prefix.
 func everyRule(id nodetable.ID, flags uint16) rawTable {
 	const tcp = 6 << 16
 	return rawTable{
@@ -238,8 +237,7 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 	}
 }
 
-// TestKernelDamagedTablesNeverAllow asks tables that are corrupt: they drop, also in
-// audit mode.
+// TestKernelDamagedTablesNeverAllow evaluates corrupt tables: they drop, also in audit mode.
 func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewEvaluator(t, k.Pins)
@@ -293,7 +291,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 			r.header.DefClass[0] = 1
 			r.put(t, k)
 			if reason, _ := j.Ask(t, kerneltest.Question(id, peer, b.IPv4, 6, 16)); reason != 0 {
-				t.Fatalf("the sound table says %v", reason)
+				t.Fatalf("the intact table returns %v", reason)
 			}
 			h := r.header
 			h.ClassBase, h.RuleBase, h.N_class, h.N_rule = base, base, uint16(len(r.classes)), uint16(len(r.rules))
@@ -308,8 +306,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 	}
 }
 
-// TestKernelSearchFindsEveryInterval compares the search over three levels with a
-// walk over the list.
+// TestKernelSearchFindsEveryInterval compares the search over three levels with a linear search.
 func TestKernelSearchFindsEveryInterval(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	j := kerneltest.NewEvaluator(t, k.Pins)

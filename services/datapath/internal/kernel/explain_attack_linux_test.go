@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// questions are tuples of every protocol and kind of address, about a pod.
+// questions are tuples of every protocol and kind of address, for a pod.
 func questions(own4, own6 netip.Addr, others ...netip.Addr) (ts []conntrack.Tuple) {
 	for _, addr := range others {
 		own := own4
@@ -44,9 +44,8 @@ func questions(own4, own6 netip.Addr, others ...netip.Addr) (ts []conntrack.Tupl
 	return ts
 }
 
-// TestKernelExplainLeavesNoTrace compares every map and the ring before and
-// after a thousand explanations of everything that a program would write down,
-// or remove.
+// TestKernelExplainLeavesNoTrace compares every map and the ring before and after a thousand explanations of
+// all packets for which a program would create or delete entries.
 func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
@@ -54,7 +53,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	setPolicy(t, r.k, cast["b"].Slot, endpointmap.Policy{Egress: egress, Ingress: nodetable.Allow})
 	ts := questions(a.IPv4, a.IPv6, b.IPv4, b.IPv6, host4, host6, world4, world6, nobody4, gateway6,
 		netip.MustParseAddr("127.0.0.1"))
-	// the programs track all that may begin, and half of it is terminated
+	// the programs track all connections that may begin, and half of them are terminated
 	for _, q := range ts {
 		_, local := map[netip.Addr]bool{b.IPv4: true, b.IPv6: true}[q.Initiator.Addr()]
 		if q.Initiator.Addr() == a.IPv4 || q.Initiator.Addr() == a.IPv6 {
@@ -101,7 +100,7 @@ func TestKernelExplainLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// frameOf is the first packet of a connection of pod a.
+// frameOf returns the first packet of a connection of pod a.
 func frameOf(q conntrack.Tuple) []byte {
 	var payload []byte
 	from, to := q.Initiator, q.Responder
@@ -128,9 +127,8 @@ func frameOf(q conntrack.Tuple) []byte {
 	return frame(dst, src, etherIPv6, ip6(from.Addr(), to.Addr(), q.Protocol, payload))
 }
 
-// TestKernelExplainAndPacketsDoNotMeet asks for explanations of many kinds at
-// once while packets of pods arrive on the same CPUs: neither is mistaken for
-// another.
+// TestKernelExplainAndPacketsDoNotMeet requests explanations of many kinds concurrently, while packets of pods
+// are processed on the same CPUs: their results are never mixed up.
 func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
@@ -139,7 +137,7 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 	silent := newPod(t, k, "sl-silent", 30, endpointmap.DeliverPeer)
 	egress, ingress := explained(t, k)
 	setPolicy(t, k, silent.Slot, endpointmap.Policy{Egress: egress, Ingress: ingress})
-	echo(t, client, client.IPv4, server, server.IPv4) // the gateway is known
+	echo(t, client, client.IPv4, server, server.IPv4) // so that the gateway's address is resolved
 	ts := questions(silent.IPv4, silent.IPv6, client.IPv4, server.IPv4, server.IPv6, world4, world6, nobody4)
 	expect := make([]explain.Explanation, len(ts))
 	for i, q := range ts {

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
 )
 
-// everything is the content of all maps, by its hash, but for the ring.
+// everything returns a hash of the contents of each map, except the ring buffer.
 func everything(t testing.TB, k *Kernel) map[string][32]byte {
 	t.Helper()
 	all := map[string][32]byte{}
@@ -34,7 +34,7 @@ func everything(t testing.TB, k *Kernel) map[string][32]byte {
 		m := k.Pins.Map(name)
 		h := sha256.New()
 		switch m.Type() {
-		case ebpf.RingBuf, ebpf.SkStorage: // it has no keys to list
+		case ebpf.RingBuf, ebpf.SkStorage: // no keys to list
 			continue
 		case ebpf.Array:
 			room := func(size uint32) reflect.Value {
@@ -66,13 +66,12 @@ func everything(t testing.TB, k *Kernel) map[string][32]byte {
 	return all
 }
 
-// port80 is a list in which the rule decides port 80 of TCP and nothing else.
+// port80 is a list in which the rule decides TCP port 80, and nothing else.
 func port80(rule uint16) policytable.Ranges {
 	return policytable.Ranges{{First: 6<<16 | 80, Last: 6<<16 | 80, Rest: rule}}
 }
 
-// explained are tables in which each kind of answer occurs: by identity row,
-// default class, prefix and default.
+// explained writes tables with each kind of answer: by identity, default class, prefix and default.
 func explained(t testing.TB, k *Kernel) (egress, ingress nodetable.ID) {
 	t.Helper()
 	class, err := k.Tables.DefineIdentityClass(policytable.ClassKey{1})
@@ -145,7 +144,7 @@ func TestKernelExplainNamesEveryStep(t *testing.T) {
 	}
 	x = ask(6, from, netip.AddrPortFrom(remote4, 80))
 	if x.Reason != event.IdentityUnknown || x.Egress.By != event.ByUnknownIdentity || x.Destination.Word.Known {
-		t.Errorf("an identity that nobody announced: %v, %+v", x.Reason, x.Egress)
+		t.Errorf("an unknown identity: %v, %+v", x.Reason, x.Egress)
 	}
 	x = ask(6, netip.AddrPortFrom(host4, 1), from)
 	if x.Reason != event.ForwardedFromStack || x.Ingress.By != event.ByHostAllow || x.Source.Slot != endpointmap.HostID {
@@ -217,8 +216,9 @@ func TestKernelExplainKnowsTheConnection(t *testing.T) {
 	check(conntrack.Tuple{Initiator: to, Responder: from, Protocol: 6}, true, false, event.PolicyDenied)
 }
 
-// TestKernelExplainSaysThatARedirectIsDropped has a policy that wants a proxy: without one the packet is
-// dropped, in audit mode it passes that side, and the side names the rule. The other side is evaluated in both cases.
+// TestKernelExplainSaysThatARedirectIsDropped: a policy redirects to a proxy that does not exist. The packet is
+// dropped. In audit mode it passes that side, and the side names the rule. The other side is evaluated in both
+// cases.
 func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	r, cast := newStage(t)
 	id := nodetable.ID(16)
@@ -246,9 +246,8 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 	}
 }
 
-// What Explain says is what the programs do, for first packets from and to a
-// pod, to every kind of address, under every kind of table; and it changes
-// nothing.
+// Explain agrees with the programs about first packets from and to a pod, for every kind of address, under
+// every kind of table, and changes nothing.
 func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 	r, cast := newStage(t)
 	egress, ingress := explained(t, r.k)
@@ -319,8 +318,8 @@ type firstPacket struct {
 	in    []byte
 }
 
-// firstPacket of a connection of pod a with an address. ok is false for what
-// the program never sees.
+// firstPacket returns the first packet of a connection of pod a with an address. ok is false if the program
+// never sees such a packet.
 func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uint16, to bool) (c firstPacket, ok bool) {
 	t.Helper()
 	payload := udp(40000, port)
@@ -343,7 +342,7 @@ func (r runner) firstPacket(t *testing.T, proto uint8, addr netip.Addr, port uin
 	s, err := r.k.Endpoints.SlotOf(addr)
 	must(t, "slotOf", err)
 	if addr.IsMulticast() || addr.IsLinkLocalUnicast() || s != endpointmap.NoID && s != endpointmap.HostID {
-		return c, false // no sender, or one that is evaluated where its packets leave it
+		return c, false // no sender, or one whose packets are evaluated where they leave it
 	}
 	in := conntrack.Tuple{Initiator: netip.AddrPortFrom(addr, 40000), Responder: netip.AddrPortFrom(own, port), Protocol: proto}
 	c = firstPacket{in, program.ToPod, to6(addr, proto, payload)}

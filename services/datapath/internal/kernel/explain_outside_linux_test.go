@@ -24,9 +24,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem: what is said of a connection from
-// outside to each kind of backend is what becomes of one, and the connection is found
-// then, with the source that the backend sees.
+// TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem: the explanation of a connection from outside agrees
+// with a real connection, for each kind of backend, and then shows that connection with the source that the
+// backend sees.
 func TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -43,7 +43,7 @@ func TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem(t *testing.T) {
 				path   explain.Path
 				reason event.Reason
 				to     identity.Numeric
-				source netip.Addr // of the node, that the backend sees
+				source netip.Addr // source address of the node that the backend sees
 			}{
 				{"pod", f.a.pod.ns, f.a.pod.Addrs()[i], explain.Evaluated, event.ForwardedFromStack, f.a.pod.Identity, netip.Addr{}},
 				{"pod elsewhere", f.b.pod.ns, f.b.pod.Addrs()[i], explain.InTransit, event.ForwardedToStack, f.b.pod.Identity, toPod},
@@ -98,8 +98,8 @@ func TestKernelExplainOfSendersOutsideIsWhatBecomesOfThem(t *testing.T) {
 	})
 }
 
-// TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt: of each kind of address that is
-// routed to the node, explain says that a service answers where one does.
+// TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt: for each kind of address that is routed to the
+// node, explain reports a service exactly where one answers.
 func TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	at := netip.AddrPortFrom(f.a.pod.IPv4, 8080)
@@ -139,7 +139,7 @@ func TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt(t *testing.T) {
 	}
 }
 
-// explainConnection explains a connection of the outsider to a service with one backend.
+// explainConnection explains a connection from the outsider to a service with one backend.
 func (r runner) explainConnection(t *testing.T, c net.Conn, asked netip.AddrPort) explain.Backend {
 	t.Helper()
 	x, err := r.k.Explainer.Explain(conntrack.Tuple{
@@ -152,8 +152,8 @@ func (r runner) explainConnection(t *testing.T, c net.Conn, asked netip.AddrPort
 	return x.Service.Backends[0]
 }
 
-// TestKernelExplainOfSendersOutsideSaysWhatIsDropped: what the program drops before any
-// policy, and what a pod's policy denies, is what is said.
+// TestKernelExplainOfSendersOutsideSaysWhatIsDropped: explain reports packets that the program drops before any
+// policy, and packets that a pod's policy denies.
 func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -184,7 +184,7 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 			{"the outsider, to a pod that is gone", f.outside, gone, event.NoRoute},
 		} {
 			if routing == RoutingNative && c.want == event.SpoofedNode {
-				continue // it is believed from the wire: see routing.md
+				continue // native routing accepts it from the network: see routing.md
 			}
 			x := f.a.explainTo(t, protoUDP, c.src, c.to)
 			if s := x.Service; s == nil || !s.Outside || len(s.Backends) != 1 || s.Backends[0].Explanation.Reason != c.want {
@@ -197,7 +197,7 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 	})
 }
 
-// eventuallyGains waits for one packet that came to the node to be counted.
+// eventuallyGains waits until the node has counted one packet under a reason.
 func eventuallyGains(t *testing.T, n *fabricNode, before map[cell]event.Counter, what string, want event.Reason) {
 	t.Helper()
 	servicetest.Eventually(t, what, func() bool { return len(n.gained(t, before)) > 0 })

@@ -64,8 +64,8 @@ func (r runner) explainTo(t testing.TB, proto uint8, from netip.Addr, to netip.A
 	return x
 }
 
-// TestKernelExplainEvaluatesTheBackendsOfAService: what is said of each backend is what
-// is said of a connection to just that backend, and the services stay as they are.
+// TestKernelExplainEvaluatesTheBackendsOfAService: the explanation of each backend equals the explanation of a
+// direct connection to it, and explaining does not change the services.
 func TestKernelExplainEvaluatesTheBackendsOfAService(t *testing.T) {
 	backends := map[netip.Addr][]netip.AddrPort{
 		a.IPv4: {netip.AddrPortFrom(b.IPv4, 80), netip.AddrPortFrom(only4.IPv4, 81), netip.AddrPortFrom(world4, 80)},
@@ -108,7 +108,7 @@ func TestKernelExplainEvaluatesTheBackendsOfAService(t *testing.T) {
 	}
 }
 
-// sameExplanation compares what two explanations say, not where they say it.
+// sameExplanation compares two explanations by value.
 func sameExplanation(x, y explain.Explanation) bool {
 	side := func(s *explain.Side) explain.Side {
 		if s == nil {
@@ -120,8 +120,8 @@ func sameExplanation(x, y explain.Explanation) bool {
 		side(x.Egress) == side(y.Egress) && side(x.Ingress) == side(y.Ingress) && x.Tracked == y.Tracked
 }
 
-// TestKernelExplainFindsTheFrontendAsTheProgramsDo: which service answers depends on
-// who asks, by which protocol, and at which address.
+// TestKernelExplainFindsTheFrontendAsTheProgramsDo: which service answers depends on the client, the protocol
+// and the address.
 func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	const port = 30080
 	atB := netip.AddrPortFrom(b.IPv4, 80)
@@ -219,12 +219,12 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 			t.Errorf("%s: %+v, %v", c.name, s, err)
 		}
 	}
-	// Of what is not translated the address itself is evaluated, where somebody does.
+	// For an address that is not translated, the address itself is evaluated.
 	x := r.explainTo(t, 6, a.IPv4, netip.MustParseAddrPort("10.96.0.4:80"))
 	if x.Reason != event.ForwardedOutside || x.Egress == nil {
 		t.Errorf("an address that is not translated: %+v", x)
 	}
-	// The checksum of SCTP cannot follow a new port.
+	// SCTP keeps its port, because the checksum would have to be recomputed.
 	for _, from := range []netip.Addr{a.IPv4, world4} {
 		x = r.explainTo(t, 132, from, netip.MustParseAddrPort("10.96.0.6:81"))
 		if b := x.Service.Backends; len(b) != 1 || b[0].Explanation.Reason != event.ServiceSCTPPort {
@@ -233,8 +233,8 @@ func TestKernelExplainFindsTheFrontendAsTheProgramsDo(t *testing.T) {
 	}
 }
 
-// TestKernelExplainSaysWhereNoPolicyIsAsked: a pod that is led to itself, and the host
-// that is led to what is no pod of this node.
+// TestKernelExplainSaysWhereNoPolicyIsAsked: no policy applies to a hairpin, nor to the host's connection to a
+// backend that is not a local pod.
 func TestKernelExplainSaysWhereNoPolicyIsAsked(t *testing.T) {
 	var many []netip.AddrPort
 	for i := range explain.MaxBackends + 5 {
@@ -264,7 +264,7 @@ func TestKernelExplainSaysWhereNoPolicyIsAsked(t *testing.T) {
 			got[b.Addr()] = b.Path
 			asked := b.Explanation.Egress != nil || b.Explanation.Ingress != nil
 			if asked != (b.Path == explain.Evaluated) {
-				t.Errorf("%s to %v: a policy is asked: %t", c.name, b.AddrPort, asked)
+				t.Errorf("%s to %v: a policy is evaluated: %t", c.name, b.AddrPort, asked)
 			}
 			if b.Explanation.Destination.Addr != b.Addr() {
 				t.Errorf("%s to %v: the backend is %+v", c.name, b.AddrPort, b.Explanation.Destination)

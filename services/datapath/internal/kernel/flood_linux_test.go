@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// begin sends n first packets of UDP flows from pod a to the world, numbered
-// from first, and says how many passed.
+// begin sends the first packets of n UDP flows from pod a to the world, numbered from first, and returns how
+// many passed.
 func (r runner) begin(t testing.TB, first, n int) (passed int) {
 	t.Helper()
 	prog := r.k.program(program.FromPod)
@@ -37,8 +37,8 @@ func (r runner) begin(t testing.TB, first, n int) (passed int) {
 	return passed
 }
 
-// One endpoint begins as many connections as it can; what another has stays,
-// and the map evicts nothing.
+// One endpoint begins as many connections as it can. The connections of another endpoint stay, and the map
+// evicts nothing.
 func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 1
@@ -84,8 +84,8 @@ func TestKernelFloodOfOneEndpointPushesOutNobody(t *testing.T) {
 	}
 }
 
-// The collector was killed: nobody begins new periods. What is used up comes
-// back in parts, and a flood of them pushes out nobody who talks.
+// The collector was killed, so no new periods begin. Used-up budgets are renewed in parts, and a flood of
+// connections evicts none that is in use.
 func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.EventsPerSecond = 1
@@ -105,7 +105,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 		must(t, "read the budget", budgets.Lookup(uint32(flooder.Slot)<<1, &v))
 		return v
 	}
-	// its memory goes with the process; nothing else does
+	// only the process's memory is lost
 
 	const talks = 2000
 	flows := begun(remotes(other, 17, 0, talks, conntrack.SeenReply, conntrack.MonotonicSeconds()))
@@ -126,9 +126,9 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	for round := range 12 {
 		since := read().Begun >> 32
 		if since == 0 {
-			t.Fatalf("round %d: nobody has noted that the budget is used up", round)
+			t.Fatalf("round %d: the budget is not marked as used up", round)
 		}
-		// the time passes
+		// as if the time had passed
 		update(t, k, bpf.MapsMapSlBudget, uint32(flooder.Slot)<<1, bpf.MapsSlBudget{Begun: (since-11)<<32 | limit, Limit: limit})
 		if passed := begin(int(limit)/8 + 1000); passed != int(limit)/8 {
 			t.Errorf("round %d: %d begun, want an eighth, %d", round, passed, limit/8)
@@ -138,7 +138,7 @@ func TestKernelBudgetsOutliveTheirCollector(t *testing.T) {
 	all := k.tracked(t)
 	for _, tu := range tuples {
 		if _, there := all[tu]; !there {
-			t.Fatalf("%v was pushed out", tu)
+			t.Fatalf("%v was evicted", tu)
 		}
 	}
 }
@@ -155,8 +155,7 @@ func (r runner) talk(t testing.TB, e endpointmap.Endpoint, flows []conntrack.Tup
 	}
 }
 
-// The programs see packets of some flows all the time and of others never
-// again: the collector takes exactly the others.
+// Packets of some flows keep coming, others have ended: the collector removes exactly the latter.
 func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := runner{k}
@@ -186,8 +185,8 @@ func TestKernelCollectorTakesNoFlowFromThePrograms(t *testing.T) {
 	}
 }
 
-// Many connections at once: each is counted, few are reported, and the next
-// report says how many were not.
+// Many connections at once: each is counted, few are reported, and the next event contains the number of
+// suppressed ones.
 func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	stayOnOneCPU(t)
 	o := testOptions(kerneltest.NewBPFFS(t))
@@ -215,7 +214,7 @@ func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	for events.Waiting() > 0 {
 		next()
 	}
-	// the next second's first event tells of the rest
+	// the first event of the next second contains the number of suppressed events
 	more := uint64(0)
 	wait(t, func() bool {
 		more += uint64(r.begin(t, sent+int(more), 1))
@@ -227,6 +226,6 @@ func TestKernelFloodOfVerdictsTellsWhatIsMissing(t *testing.T) {
 	lost, err := k.Events.Lost()
 	must(t, "EventsLost", err)
 	if read+told != sent+more || told != lost || lost == 0 {
-		t.Errorf("%d events read, %d told as missing, %d lost, of %d", read, told, lost, sent+more)
+		t.Errorf("%d events read, %d reported as suppressed, %d lost, of %d", read, told, lost, sent+more)
 	}
 }

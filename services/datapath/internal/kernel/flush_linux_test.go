@@ -27,7 +27,7 @@ func (k *Kernel) flush(t testing.TB, f conntrack.Filter) conntrack.Flushed {
 	return done
 }
 
-// listed are the connections that pass a filter.
+// listed returns the connections that match a filter.
 func (k *Kernel) listed(t testing.TB, f conntrack.Filter) (all []conntrackview.Connection) {
 	t.Helper()
 	must(t, "List", k.Tracked.List(t.Context(), f, func(c *conntrackview.Connection) error {
@@ -45,17 +45,17 @@ var (
 	outOnly = endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny}
 )
 
-// TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas: whichever end speaks first, it is
-// evaluated in the direction in which it began, under the policies of then.
+// TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas: whichever end sends next, the connection is evaluated in
+// its original direction, under the current policies.
 func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
-	// the stack forwards what was picked up
+	// the stack forwards connections that were picked up
 	fromA := say("a", "b", segment(4000, 80, flagACK|flagPSH), event.ForwardedOutside)
 	fromB := say("b", "a", segment(80, 4000, flagACK|flagPSH), event.ForwardedOutside)
 	denied := func(a act) act { a.want = event.PolicyDenied; return a }
 	for name, c := range map[string]struct {
 		before, after endpointmap.Policy // of b
 		then          []act
-		again         []act // with the policy before
+		again         []act // with the previous policy
 	}{
 		"its direction alone is allowed":     {inOnly, inOnly, []act{fromB, fromA}, nil},
 		"both directions are":                {bothWays, bothWays, []act{fromB, fromA}, nil},
@@ -93,7 +93,7 @@ func TestKernelAFlushedConnectionGoesOnAsTheOneThatItWas(t *testing.T) {
 
 var bothWays = endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Allow}
 
-// TestKernelAFlushKeepsWhatAPolicyHasTerminated, and says so.
+// TestKernelAFlushKeepsWhatAPolicyHasTerminated, and counts them.
 func TestKernelAFlushKeepsWhatAPolicyHasTerminated(t *testing.T) {
 	th := newTheatre(t, false)
 	revokedConnection(t, th)
@@ -104,8 +104,8 @@ func TestKernelAFlushKeepsWhatAPolicyHasTerminated(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.PolicyDenied))
 }
 
-// TestKernelAFlushLeavesRoomForWhatPoliciesTerminate: half of the memory of directions
-// is for that. What needs no memory goes all the same.
+// TestKernelAFlushLeavesRoomForWhatPoliciesTerminate: half of the map of records is reserved for that.
+// Connections that need no record are removed even if the rest is full.
 func TestKernelAFlushLeavesRoomForWhatPoliciesTerminate(t *testing.T) {
 	th := newTheatre(t, false)
 	th.play(t, handshake(4000, 80))
@@ -134,8 +134,8 @@ func TestKernelAFlushLeavesRoomForWhatPoliciesTerminate(t *testing.T) {
 	}
 }
 
-// TestKernelAFlushIsNoEviction: what it removes is counted, so that the collector does
-// not take it for lost.
+// TestKernelAFlushIsNoEviction: flushed connections are counted, so that the collector does not count them as
+// evicted.
 func TestKernelAFlushIsNoEviction(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
@@ -150,7 +150,7 @@ func TestKernelAFlushIsNoEviction(t *testing.T) {
 	}
 }
 
-// TestKernelAFlushEndsWithItsCaller within some thousand connections.
+// TestKernelAFlushEndsWithItsCaller: within some thousand connections.
 func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	e := publish(t, k, a)
@@ -172,7 +172,7 @@ func TestKernelAFlushEndsWithItsCaller(t *testing.T) {
 	}
 }
 
-// TestKernelFiltersChooseConnections compares each criterion with what is there.
+// TestKernelFiltersChooseConnections checks each criterion.
 func TestKernelFiltersChooseConnections(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	one, two := publish(t, k, a), publish(t, k, b)
@@ -210,7 +210,7 @@ func TestKernelFiltersChooseConnections(t *testing.T) {
 	}
 }
 
-// TestKernelListedConnectionIsCurrentUntilAnEpochMoves of an end or of an address.
+// TestKernelListedConnectionIsCurrentUntilAnEpochMoves: the epoch of an end or of an address.
 func TestKernelListedConnectionIsCurrentUntilAnEpochMoves(t *testing.T) {
 	th := newTheatre(t, false)
 	current := func(want bool) {
@@ -230,8 +230,8 @@ func TestKernelListedConnectionIsCurrentUntilAnEpochMoves(t *testing.T) {
 	current(false)
 }
 
-// TestKernelAFlushKnowsTheVersionBefore: its connections are listed once, and flushed
-// with what packets have made of them.
+// TestKernelAFlushKnowsTheVersionBefore: connections of the previous version are listed once and flushed, and
+// so are their migrated entries.
 func TestKernelAFlushKnowsTheVersionBefore(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
@@ -258,10 +258,10 @@ func TestKernelAFlushKnowsTheVersionBefore(t *testing.T) {
 	}
 }
 
-// TestKernelAFlushDuringTrafficOpensNothing: policies flip while packets of both ends come
-// and bothWays is flushed again and again. No packet passes that the policy of then
-// denies to the connection, and each passes that it allows. Where a flush removes the entry while a
-// packet ends the connection, which end began it is lost, and a SYN has to begin it anew.
+// TestKernelAFlushDuringTrafficOpensNothing: policies alternate while packets of both ends arrive and the
+// connection is flushed again and again. No packet passes that the current policy denies to the connection, and
+// each passes that it allows. If a flush removes the entry while a packet ends the connection, its direction is
+// lost, and a SYN has to begin it again.
 func TestKernelAFlushDuringTrafficOpensNothing(t *testing.T) {
 	th := newTheatre(t, false)
 	slot := th.pods["b"].Slot
@@ -308,7 +308,7 @@ func TestKernelAFlushDuringTrafficOpensNothing(t *testing.T) {
 	stop()
 	flusher.Wait()
 	if flushed == 0 {
-		t.Error("nothing was flushed meanwhile")
+		t.Error("no connection was flushed meanwhile")
 	}
 	if again > flips/10 {
 		t.Errorf("%d connections had to begin anew in %d changes", again, flips)

@@ -26,17 +26,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// seen is what the recorder distinguishes: the device that a packet came in by,
-// 0 if the host made it, its mark, its EtherType, and the seventh byte of its IP
-// header, which is the next header of IPv6 and the flags of IPv4.
+// seen contains the properties that the recorder distinguishes: the incoming device of a packet (0 if the host
+// sent it), its mark, its EtherType, and the seventh byte of its IP header, which contains the next header of
+// IPv6 and the flags of IPv4.
 type seen struct{ Ingress, Mark, Protocol, Seventh uint32 }
 
-// fragment says whether the recorder saw what a test sends.
+// fragment reports whether it is a packet that a test has sent.
 func (s seen) fragment() bool {
 	return s.Protocol == etherIPv4 || s.Seventh == unix.IPPROTO_FRAGMENT || s.Seventh == unix.IPPROTO_DSTOPTS
 }
 
-// recorder counts what the stack sends to a device, before our program sees it.
+// recorder counts the packets that the stack sends to a device, before our program sees them.
 func recorder(t *testing.T, ifindex uint32) func() map[seen]uint64 {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 8, MaxEntries: 256})
@@ -78,7 +78,7 @@ func recorder(t *testing.T, ifindex uint32) func() map[seen]uint64 {
 	})
 	must(t, "load the recorder", err)
 	t.Cleanup(func() { prog.Close() })
-	// The kernel puts a new program before those of the same priority.
+	// The kernel puts a new filter before those of the same priority.
 	must(t, "attach the recorder", netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: int(ifindex), Parent: netlink.HANDLE_MIN_EGRESS, Handle: 2, Priority: 1, Protocol: unix.ETH_P_ALL,
@@ -101,11 +101,11 @@ func recorder(t *testing.T, ifindex uint32) func() map[seen]uint64 {
 	}
 }
 
-// forwardMark is what the node's firewall gives to what is forwarded to a pod.
+// forwardMark is the mark that the node's firewall gives to packets forwarded to a pod.
 const forwardMark = 0x0100
 
-// trackedAndMasqueraded makes the stack defragment and mark what it forwards, and
-// gives what comes from a prefix the host's address.
+// trackedAndMasqueraded makes the stack defragment and mark the packets that it forwards, and translates
+// sources in a prefix to the host's address.
 func trackedAndMasqueraded(t *testing.T, from netip.Prefix) {
 	t.Helper()
 	conn, err := nftables.New()
@@ -137,9 +137,8 @@ func trackedAndMasqueraded(t *testing.T, from netip.Prefix) {
 	})
 }
 
-// fragments6 cuts a UDP datagram into IPv6 fragments of at most 1,280 bytes. The
-// first one begins with so many bytes of destination options, which the others
-// lack.
+// fragments6 cuts a UDP datagram into IPv6 fragments of at most 1,280 bytes. The first one begins with the
+// given number of bytes of destination options, which the others do not have.
 func fragments6(src, dst netip.Addr, id uint32, dgram []byte, options int) (packets [][]byte) {
 	const size = 1280 - 40 - 8
 	for at := 0; at < len(dgram); {
@@ -179,8 +178,8 @@ func fragments4(src, dst netip.Addr, id uint16, dgram []byte, size int) (packets
 	return packets
 }
 
-// fragmentNode is a node that forwards between an uplink and a pod with a smaller
-// MTU, with connection tracking, so that it defragments and fragments.
+// fragmentNode is a node that forwards between an uplink and a pod with a smaller MTU, with connection
+// tracking, so that it defragments and fragments.
 type fragmentNode struct {
 	runner
 	pod     *pod
@@ -224,9 +223,9 @@ func newFragmentNode(t *testing.T) *fragmentNode {
 	return n
 }
 
-// send sends a datagram from outside in fragments, and gives what the recorder
-// and the counters have seen more when so many pieces have reached the pod's
-// device. A piece that our program drops is the last.
+// send sends a datagram from outside in fragments. It waits until the given number of fragments has reached the
+// pod's device and returns what the recorder and the counters have counted. A fragment that our program drops
+// ends the datagram.
 func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces uint64) (map[seen]uint64, map[event.Reason]uint64) {
 	t.Helper()
 	n.sent++
@@ -268,9 +267,9 @@ func (n *fragmentNode) send(t *testing.T, src netip.Addr, options int, pieces ui
 	return got, verdicts
 }
 
-// What the stack forwards under the host's own address is the world's. The
-// programs know it by the device that it came in by, which the stack keeps when
-// it cuts IPv4 packets anew, and when it sends the fragments that came in.
+// Packets that the stack forwards with an address of the host belong to the world. The programs identify them
+// by the incoming device, which the stack keeps when it refragments IPv4 packets and when it sends the original
+// fragments.
 func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	n := newFragmentNode(t)
 	for _, c := range []struct {
@@ -300,11 +299,9 @@ func TestKernelFragmentsOfForwardedPacketsAreNotTheHosts(t *testing.T) {
 	}
 }
 
-// When the first fragment has extension headers for which the others have no
-// room in front, the stack copies a reassembled IPv6 packet into new fragments.
-// On Linux 6.18 these have no device of arrival (ip6_copy_metadata leaves skb_iif
-// out), as if the host had made them; a newer kernel may keep it. All kernels
-// keep the mark.
+// If the first fragment has extension headers that do not fit into the headroom of the others, the stack copies
+// a reassembled IPv6 packet into new fragments. On Linux 6.18 these have no incoming device (ip6_copy_metadata
+// does not copy skb_iif), as if the host had sent them; a newer kernel may keep it. All kernels keep the mark.
 func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	n := newFragmentNode(t)
 	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
@@ -317,7 +314,7 @@ func TestKernelCopiedIPv6FragmentsKeepTheirMark(t *testing.T) {
 	}
 }
 
-// They are the world's by that mark, whatever address they have.
+// Such fragments belong to the world because of that mark, whatever their source address.
 func TestKernelCopiedFragmentsUnderTheHostsAddressAreTheWorlds(t *testing.T) {
 	n := newFragmentNode(t)
 	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})

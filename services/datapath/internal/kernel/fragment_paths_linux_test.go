@@ -32,8 +32,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// trackConnections has the stack of a namespace track connections, and so put fragments
-// together and cut packets anew.
+// trackConnections makes the stack of a namespace track connections, and so reassemble and refragment packets.
 func trackConnections(t *testing.T, ns netns.NsHandle) {
 	t.Helper()
 	inNetns(t, ns, func() {
@@ -61,7 +60,7 @@ const (
 	guardedTunnel = 0x520
 )
 
-// guarded gives the node the firewall that a datapath has.
+// guarded installs the firewall of the datapath on the node.
 func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *firewall.Table {
 	t.Helper()
 	home, err := homens.Open(fmt.Sprintf("/proc/self/fd/%d", int(n.ns)))
@@ -88,8 +87,7 @@ func (n *fabricNode) guarded(t *testing.T, other *fabricNode) *firewall.Table {
 	return g
 }
 
-// eachGuard runs a test on a fabric whose nodes track connections, without the firewall
-// of the datapath and with it.
+// eachGuard runs a test on a fabric whose nodes track connections, without and with the datapath's firewall.
 func eachGuard(t *testing.T, routing Routing, test func(t *testing.T, f *fabric)) {
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("firewall %t", guarded), func(t *testing.T) {
@@ -105,22 +103,22 @@ func eachGuard(t *testing.T, routing Routing, test func(t *testing.T, f *fabric)
 	}
 }
 
-// A cut is how a datagram is sent.
+// A cut describes how a datagram is sent.
 type cut struct {
 	name    string
-	size    int // of the datagram, bytes
-	options int // of destination options in the first fragment, IPv6; -1: whole
+	size    int // of the datagram, in bytes
+	options int // bytes of destination options in the first fragment, IPv6; -1: not fragmented
 	port    uint16
 }
 
-// cuts of which the stack copies the last one's fragments wherever they leave.
+// cuts are ways to send a datagram. The stack copies the fragments of the last one wherever they leave.
 var cuts = []cut{
 	{"whole", 100, -1, 4000},
 	{"in fragments", 3400, 0, 4001},
 	{"in fragments of which the first has options", 3400, 128, 4002},
 }
 
-// datagram is a UDP packet from the cut's port to port 53, as it is sent.
+// datagram returns the packets of a UDP datagram from the cut's port to port 53.
 func (c cut) datagram(src, dst netip.Addr, id uint16) [][]byte {
 	dgram := udp(c.port, 53, make([]byte, c.size)...)
 	length := []byte{byte(len(dgram) >> 8), byte(len(dgram))}
@@ -138,8 +136,7 @@ func (c cut) datagram(src, dst netip.Addr, id uint16) [][]byte {
 	return fragments6(src, dst, uint32(id), dgram, c.options)
 }
 
-// from is the identity that a node's pod has seen as the sender of a datagram to port 53,
-// when that has arrived.
+// from waits for a datagram to port 53 at a node's pod, and returns the identity of its sender.
 func (n *fabricNode) from(t *testing.T, src netip.Addr, port uint16) (from identity.Numeric) {
 	t.Helper()
 	to := n.pod.IPv4
@@ -157,10 +154,10 @@ func (n *fabricNode) from(t *testing.T, src netip.Addr, port uint16) (from ident
 	return from
 }
 
-// TestKernelForwardedFragmentsInTheTunnelAreTheWorlds shows that a packet from outside
-// which node a forwards into the tunnel under its own address is the world's at node b:
-// whole, in fragments, and in fragments that the stack of a has copied, without a device
-// of arrival. Rules of others have given it the address, or it came under it.
+// TestKernelForwardedFragmentsInTheTunnelAreTheWorlds shows that a packet from outside that node a forwards
+// into the tunnel with its own address as source belongs to the world at node b: unfragmented, in fragments,
+// and in fragments that a's stack has copied, without an incoming device. The address comes from rules of other
+// components, or the packet already had it.
 func TestKernelForwardedFragmentsInTheTunnelAreTheWorlds(t *testing.T) {
 	eachGuard(t, RoutingOverlay, func(t *testing.T, f *fabric) {
 		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
@@ -173,7 +170,7 @@ func TestKernelForwardedFragmentsInTheTunnelAreTheWorlds(t *testing.T) {
 				f.wantWorld(t, over, c)
 			}
 		}
-		// IPv4 takes nothing from outside under an address of the node.
+		// The stack accepts no IPv4 packet from outside with an address of the node.
 		for _, c := range cuts {
 			f.fromOutside(t, f.a, c.datagram(f.a.addr6, f.b.pod.IPv6, 77+c.port)...)
 			f.wantWorld(t, f.a.addr6, c)
@@ -181,7 +178,7 @@ func TestKernelForwardedFragmentsInTheTunnelAreTheWorlds(t *testing.T) {
 	})
 }
 
-// wantWorld wants a datagram to be the world's at node b.
+// wantWorld checks that a datagram belongs to the world at node b.
 func (f *fabric) wantWorld(t *testing.T, src netip.Addr, c cut) {
 	t.Helper()
 	world := identity.WorldIPv4
@@ -193,8 +190,8 @@ func (f *fabric) wantWorld(t *testing.T, src netip.Addr, c cut) {
 	}
 }
 
-// TestKernelFragmentsOfAHostsSocketAreTheHosts shows that what a socket of a node sends
-// is the node's at a pod of another one and at its own, in fragments too.
+// TestKernelFragmentsOfAHostsSocketAreTheHosts shows that packets of a node's socket belong to the node, at a
+// pod of another node and at a local pod, also in fragments.
 func TestKernelFragmentsOfAHostsSocketAreTheHosts(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {
@@ -215,7 +212,7 @@ func TestKernelFragmentsOfAHostsSocketAreTheHosts(t *testing.T) {
 	}
 }
 
-// sendFrom sends a datagram by a socket with a mark.
+// sendFrom sends a datagram from a socket with a mark.
 func sendFrom(t *testing.T, ns netns.NsHandle, from, to netip.AddrPort, size int, mark uint32) {
 	t.Helper()
 	inNetns(t, ns, func() {
@@ -236,14 +233,13 @@ func sendFrom(t *testing.T, ns netns.NsHandle, from, to netip.AddrPort, size int
 	})
 }
 
-// leads has the stack of a node translate the destination of what comes for one address.
+// leads makes the stack of a node translate the destination of packets to one address.
 func leads(t *testing.T, ns netns.NsHandle, from, to netip.Addr) {
 	t.Helper()
 	translate(t, ns, from, to, expr.NATTypeDestNAT)
 }
 
-// translates has the stack of a node translate the source of what it forwards from one
-// address.
+// translates makes the stack of a node translate the source of packets that it forwards from one address.
 func translates(t *testing.T, ns netns.NsHandle, from, to netip.Addr) {
 	t.Helper()
 	translate(t, ns, from, to, expr.NATTypeSourceNAT)
@@ -279,9 +275,9 @@ func translate(t *testing.T, ns netns.NsHandle, from, to netip.Addr, end expr.NA
 	})
 }
 
-// TestKernelTranslatedFragmentsOfAPodAreEvaluatedBehindTheStack shows that a pod's packet
-// that rules of others have led to a pod of another node, or of this one, is evaluated as
-// one to that pod: whole, in fragments, and in fragments that the stack has copied.
+// TestKernelTranslatedFragmentsOfAPodAreEvaluatedBehindTheStack shows that a pod's packet whose destination the
+// stack translates to a pod of another node, or of this one, is evaluated as a packet to that pod:
+// unfragmented, in fragments, and in fragments that the stack has copied.
 func TestKernelTranslatedFragmentsOfAPodAreEvaluatedBehindTheStack(t *testing.T) {
 	asked := []netip.Addr{netip.MustParseAddr("198.51.100.77"), netip.MustParseAddr("2001:db8:77::1")}
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
@@ -317,7 +313,7 @@ func TestKernelTranslatedFragmentsOfAPodAreEvaluatedBehindTheStack(t *testing.T)
 	}
 }
 
-// sendFromPod sends packets with their headers from a node's pod.
+// sendFromPod sends complete IP packets from a node's pod.
 func (n *fabricNode) sendFromPod(t *testing.T, packets [][]byte) {
 	t.Helper()
 	inNetns(t, n.pod.ns, func() {
@@ -344,8 +340,8 @@ func removeTable(t *testing.T, name string) {
 	must(t, "delete the rules", conn.Flush())
 }
 
-// TestKernelMarkOfAPodIsNobodyElses shows that a process of the node that sends under the
-// address of a pod, with the mark that the pod's program gives, gets no packet out.
+// TestKernelMarkOfAPodIsNobodyElses shows that a process of the node cannot send packets with the address of a
+// pod and the mark of the pod's program.
 func TestKernelMarkOfAPodIsNobodyElses(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {
@@ -373,7 +369,7 @@ func TestKernelMarkOfAPodIsNobodyElses(t *testing.T) {
 	}
 }
 
-// sendMarked sends packets with their headers by a raw socket with a mark.
+// sendMarked sends complete IP packets from a raw socket with a mark.
 func sendMarked(t *testing.T, ns netns.NsHandle, to netip.Addr, packets [][]byte, mark int) {
 	t.Helper()
 	inNetns(t, ns, func() {
@@ -398,7 +394,7 @@ func sendMarked(t *testing.T, ns netns.NsHandle, to netip.Addr, packets [][]byte
 	})
 }
 
-// answered asks by UDP with so many bytes until the answer comes whole, at most five times.
+// answered sends UDP requests of a size until a complete answer arrives, at most five times.
 func answered(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) bool {
 	t.Helper()
 	u, err := dialIn(t, ns, "udp", to)
@@ -408,7 +404,7 @@ func answered(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) bool
 	for range 5 {
 		must(t, "deadline", u.SetDeadline(time.Now().Add(servicetest.Patience/20)))
 		if _, err := u.Write(sent); err != nil {
-			continue // the MTU of the path was not known yet
+			continue // the path MTU was not known yet
 		}
 		if n, err := u.Read(b); err == nil {
 			if _, echoed, _ := strings.Cut(string(b[:n]), "\n"); echoed == string(sent) {
@@ -421,7 +417,7 @@ func answered(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) bool
 	return false
 }
 
-// drops are the drops of a node by their names.
+// drops returns the drops of a node by the name of the reason.
 func (n *fabricNode) drops(t *testing.T) map[string]uint64 {
 	t.Helper()
 	m := map[string]uint64{}
@@ -433,9 +429,8 @@ func (n *fabricNode) drops(t *testing.T) map[string]uint64 {
 	return m
 }
 
-// TestKernelFragmentsTakeThePathOfTheFirst shows that a datagram arrives whose first
-// fragments are too large for the way past the stack, and whose last one is not: where
-// the stack tracks connections, it waits for all of them.
+// TestKernelFragmentsTakeThePathOfTheFirst shows that a datagram arrives even if its first fragments are too
+// large to bypass the stack and its last one is not. A stack that tracks connections waits for all of them.
 func TestKernelFragmentsTakeThePathOfTheFirst(t *testing.T) {
 	for _, tracked := range []bool{true, false} {
 		for _, c := range []struct {
@@ -467,8 +462,8 @@ func TestKernelFragmentsTakeThePathOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestKernelLargeDatagramsAreAnswered shows that datagrams of four fragments are answered
-// on each path that one can take, where nodes track connections and where they do not.
+// TestKernelLargeDatagramsAreAnswered shows that datagrams of four fragments are answered on every possible
+// path, on nodes with and without connection tracking.
 func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 	for _, tracked := range []bool{true, false} {
 		t.Run(fmt.Sprintf("tracked %t", tracked), func(t *testing.T) {
@@ -498,7 +493,8 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 						{"outside to a pod elsewhere", f.outsider, netip.AddrPortFrom(own, 30081)},
 						{"outside to a host elsewhere", f.outsider, netip.AddrPortFrom(own, 30082)},
 						{"pod of the other node to a node port", f.b.pod.ns, netip.AddrPortFrom(over, 30080)},
-						// last: node b learns that the path to a is narrow, which is the tunnel's, too
+						// last: node b learns a smaller path MTU to a, which then
+						// applies to the tunnel, too
 						{"host of the other node to a node port", f.b.ns, netip.AddrPortFrom(own, 30080)},
 					}
 					for _, w := range ways {
@@ -517,9 +513,9 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 	}
 }
 
-// TestKernelRepairKeepsTheMarksOfFragments shows that no fragment that the stack copies
-// into the tunnel lacks a mark while the firewall is repaired, also after another has
-// changed it, and that none is taken for the node's when another has removed it.
+// TestKernelRepairKeepsTheMarksOfFragments shows that no fragment that the stack copies into the tunnel lacks a
+// mark while the firewall is repaired, even after another component has changed it, and that none counts as
+// sent by the node when the firewall was removed.
 func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	trackConnections(t, f.a.ns)
@@ -572,7 +568,7 @@ func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
 	}
 }
 
-// addRule puts a rule into a chain that changes nothing.
+// addRule adds a rule without effect to a chain.
 func addRule(t *testing.T, table, chain string) {
 	conn, err := nftables.New()
 	must(t, "nftables", err)
@@ -583,8 +579,8 @@ func addRule(t *testing.T, table, chain string) {
 	must(t, "add a rule", conn.Flush())
 }
 
-// TestKernelFragmentsPastTheTunnelAreDropped shows that copied fragments under the address
-// of another node's pod enter a pod only if they have come by the tunnel.
+// TestKernelFragmentsPastTheTunnelAreDropped shows that copied fragments with the address of another node's pod
+// only reach a pod if they came through the tunnel.
 func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 	eachGuard(t, RoutingOverlay, func(t *testing.T, f *fabric) {
 		setPolicy(t, f.a.k, f.a.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
@@ -593,7 +589,7 @@ func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 			for _, c := range cuts {
 				f.fromOutside(t, f.a, c.datagram(src, f.a.pod.Addrs()[i], 79)...)
 			}
-			// the last packet that arrives shows that those before it were dropped
+			// when the last packet arrives, those before it must have been dropped
 			f.fromOutside(t, f.a, cuts[0].datagram(f.outsideAddrs()[i], f.a.pod.Addrs()[i], 80)...)
 			f.a.from(t, f.outsideAddrs()[i], cuts[0].port)
 		}
@@ -605,9 +601,8 @@ func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 	})
 }
 
-// TestKernelResetsOfTheHostAreTheHosts shows that a pod which may receive nothing but
-// answers learns of a closed port of its node, and of the other one: the kernel sends
-// resets of IPv6 without a socket.
+// TestKernelResetsOfTheHostAreTheHosts shows that a pod that may only receive answers gets the RST for a closed
+// port of its node, and of the other node: the kernel sends IPv6 resets without a socket.
 func TestKernelResetsOfTheHostAreTheHosts(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {

@@ -28,7 +28,7 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16|i+1)
 		all = append(all, netip.AddrFrom4(a))
 	}
-	// the first ones count most
+	// the first addresses have priority
 	all = append([]netip.Addr{first, six}, all...)
 	err := k.Endpoints.SyncHostAddrs(all)
 	var full *endpointmap.HostAddrsError
@@ -42,7 +42,7 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	}
 	publish(t, k, testEndpoint(10, 10))
 
-	// What is known already is kept when others come before it.
+	// Known addresses are kept when new ones precede them.
 	if err := k.Endpoints.SyncHostAddrs(append(slices.Clone(all[5:]), first, six)); !errors.Is(err, pin.ErrFull) {
 		t.Errorf("12,998 addresses: %v", err)
 	}
@@ -57,9 +57,9 @@ func TestKernelTooManyHostAddressesAreOneErrorAndLeaveRoomForEndpoints(t *testin
 	}
 }
 
-// TestKernelStartRemovesAddressesThatNothingAccountsFor: a process that was killed
-// may leave an address in the ipcache to which no key leads any more. As the
-// host's, it would pass where the host may.
+// TestKernelStartRemovesAddressesThatNothingAccountsFor: a killed process may leave an address in the ipcache
+// whose key is gone. If that counted as the host's address, its packets would pass wherever the host's packets
+// do.
 func TestKernelStartRemovesAddressesThatNothingAccountsFor(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := openKernel(t, testOptions(dir))
@@ -80,13 +80,12 @@ func TestKernelStartRemovesAddressesThatNothingAccountsFor(t *testing.T) {
 	}
 }
 
-// TestKernelHostAddressIsForgottenOnlyWhenTheIpcacheHasForgottenIt: the next call
-// finds what could not be removed.
+// TestKernelHostAddressIsForgottenOnlyWhenTheIpcacheHasForgottenIt: the next call retries a failed removal.
 func TestKernelHostAddressIsForgottenOnlyWhenTheIpcacheHasForgottenIt(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := openKernel(t, testOptions(dir))
 	must(t, "SyncHostAddrs", k.Endpoints.SyncHostAddrs([]netip.Addr{host4}))
-	k.Addresses.Close() // from here on it removes nothing
+	k.Addresses.Close() // from here on every removal fails
 	if err := k.Endpoints.SyncHostAddrs(nil); !errors.Is(err, pin.ErrClosed) {
 		t.Fatalf("SyncHostAddrs without an ipcache: %v", err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// flood sends the packets from two CPUs while change runs, and counts what passed.
+// flood sends the packets from two CPUs while change runs, and counts how many passed.
 func flood(t *testing.T, shots [2]shot, change func() error) (sent, passed int64) {
 	t.Helper()
 	var done atomic.Bool
@@ -46,10 +46,10 @@ func flood(t *testing.T, shots [2]shot, change func() error) (sent, passed int64
 	return all.Load(), let.Load()
 }
 
-// TestKernelNoPacketMixesTwoIdentities changes an endpoint between an identity that
-// may send and that its peer does not let in, and one that its peer lets in and that may not send. Neither allows
-// the flow, and no packet of it passes (INV-70). The store of SetIdentity is done
-// here without its grace periods, which are long against a packet's evaluation.
+// TestKernelNoPacketMixesTwoIdentities changes an endpoint between an identity that may send but that its peer
+// does not admit, and an identity that its peer admits but that may not send. Neither allows the flow, so no
+// packet of it passes (INV-70). The test stores the words itself, without the grace periods of SetIdentity,
+// which are long compared with the evaluation of a packet.
 func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
 	const changes = 100_000
 	th := newTheatre(t, false)
@@ -62,7 +62,7 @@ func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
 	const size = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 	mem := th.k.Pins.Memory(bpf.MapsMapSlEp)[int(slot)*size:][:size]
 	word := pin.Word(mem, int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
-	asStranger := atomic.LoadUint64(word) // by the second identity; friend is the first one
+	asStranger := atomic.LoadUint64(word) // policy word with the second identity; friend is the first one
 	asFriend := asStranger>>16<<16 | uint64(nodetable.Deny)
 	binary.NativeEndian.PutUint32(mem[unsafe.Offsetof(bpf.MapsSlEndpoint{}.Identity):], uint32(friend))
 
@@ -82,8 +82,8 @@ func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
 	}
 }
 
-// TestKernelAChangeOfIdentityDropsNothingThatBothAllow changes an endpoint between
-// two identities that are both allowed by tables of their own: no packet is dropped in between (INV-70).
+// TestKernelAChangeOfIdentityDropsNothingThatBothAllow changes an endpoint between two identities that both may
+// communicate, by tables of their own: no packet is dropped during the change (INV-70).
 func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	const other = identity.Numeric(3002)
 	th := newTheatre(t, false)
@@ -114,15 +114,14 @@ func TestKernelAChangeOfIdentityDropsNothingThatBothAllow(t *testing.T) {
 	}
 }
 
-// TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart: a process that is killed
-// between the store and what follows it leaves an endpoint that the next one finds
-// whole (INV-71).
+// TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart: if a process is killed between the store and the next
+// step, the next process finds a consistent endpoint (INV-71).
 func TestKernelAKilledChangeOfIdentityIsCompletedAtTheStart(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	k := openKernel(t, o)
 	e := publish(t, k, a)
 	_, err := k.Endpoints.SetIdentity(t.Context(), e.Slot, 4711, nodetable.Allow, nodetable.Deny)
-	must(t, "SetIdentity", err) // and no Settled
+	must(t, "SetIdentity", err) // without Settled
 	must(t, "old ipcache", k.Addresses.Set(ipmap.HostPrefix(e.IPv4), ipmap.Info{Identity: e.Identity}))
 	must(t, "close", k.Close())
 

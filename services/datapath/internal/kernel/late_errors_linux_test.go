@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// send runs the program on the packet of an act and compares what becomes of it.
+// send runs the program on the packet of an act and checks the reason.
 func (th *theatre) send(t *testing.T, when string, a act) {
 	t.Helper()
 	prog, ctx, in := th.frame(a)
@@ -23,9 +23,9 @@ func (th *theatre) send(t *testing.T, when string, a act) {
 	}
 }
 
-// TestKernelLateErrorsAreOfNoConnection: a pod that nobody may reach has asked the world, and an ICMP error
-// about its packet is delivered. The same error passes no more once the entry is gone, once another pod has
-// the address, and once another pod has the slot; the entry of the former pod may still be there.
+// TestKernelLateErrorsAreOfNoConnection: a pod that denies all ingress has sent a packet to the world, and an
+// ICMP error about it is delivered. The same error is dropped once the entry is gone, once another pod has the
+// address, and once another pod has the endpoint ID; the entry of the former pod may still exist.
 func TestKernelLateErrorsAreOfNoConnection(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv6 %t", v6), func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestKernelLateErrorsAreOfNoConnection(t *testing.T) {
 			th.send(t, "asked again", ask)
 			th.send(t, "the entry is there again", late("a", event.ForwardedFromStack))
 
-			// another pod has the address, by another device
+			// another pod has the address, at another device
 			former := th.pods["a"]
 			must(t, "Unpublish", th.k.Endpoints.Unpublish(former.Slot))
 			e := former
@@ -55,7 +55,7 @@ func TestKernelLateErrorsAreOfNoConnection(t *testing.T) {
 			}
 			th.send(t, "another pod has the address", late("a", event.PolicyDenied))
 
-			// another pod has the slot
+			// another pod has the endpoint ID
 			next := th.pods["a"]
 			must(t, "Unpublish", th.k.Endpoints.Unpublish(next.Slot))
 			must(t, "Barrier", th.k.Endpoints.Barrier(t.Context()))
@@ -70,9 +70,9 @@ func TestKernelLateErrorsAreOfNoConnection(t *testing.T) {
 	}
 }
 
-// TestKernelLateErrorsAboutServicesNameWhatThePodHasAsked: a pod asks a Service by packets, and then another
-// Service from the same port, which leads to the same backend. An error about its packets has the address
-// that the pod has asked last; without an entry the error passes no policy that denies.
+// TestKernelLateErrorsAboutServicesNameWhatThePodHasAsked: a pod sends packets to a Service, and then from the
+// same port to another Service with the same backend. An error about its packets quotes the address that the
+// pod has requested last. Without an entry, a policy that denies drops the error.
 func TestKernelLateErrorsAboutServicesNameWhatThePodHasAsked(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -89,7 +89,7 @@ func TestKernelLateErrorsAboutServicesNameWhatThePodHasAsked(t *testing.T) {
 		if o.reason != want {
 			t.Errorf("an error while %s was asked: %v, want %v", what, o.reason, want)
 		}
-		const at = 14 + 20 + 8 + 16 // the quoted destination
+		const at = 14 + 20 + 8 + 16 // offset of the quoted destination
 		if got := netip.AddrFrom4([4]byte(o.out[at : at+4])); quoted.IsValid() && got != quoted.Addr() {
 			t.Errorf("an error while %s was asked quotes a packet to %v, want %v", what, got, quoted.Addr())
 		}

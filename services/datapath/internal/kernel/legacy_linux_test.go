@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// legacySpecs are the maps of the version whose pins legacyPins names: those of
-// this build, with the layouts that have changed since as they were.
+// legacySpecs returns the maps of the version of LegacyPins: this build's maps, with the former layouts of
+// those that have changed.
 func legacySpecs(t testing.TB) map[string]*ebpf.MapSpec {
 	t.Helper()
 	spec, err := bpf.LoadMaps()
@@ -31,7 +31,7 @@ func legacySpecs(t testing.TB) map[string]*ebpf.MapSpec {
 			specs[name] = ms.Copy()
 		}
 	}
-	// without type information: what the kernel does not know cannot differ
+	// without type information, so that it cannot differ
 	for name, was := range map[string]*ebpf.MapSpec{
 		bpf.MapsMapSlCt4:  {Type: ebpf.LRUHash, KeySize: 16, ValueSize: 48, MaxEntries: 131072},
 		bpf.MapsMapSlCt6:  {Type: ebpf.LRUHash, KeySize: 40, ValueSize: 48, MaxEntries: 65536},
@@ -44,7 +44,7 @@ func legacySpecs(t testing.TB) map[string]*ebpf.MapSpec {
 	return specs
 }
 
-// legacyName is the file name that the map's pin had.
+// legacyName returns the former file name of the map's pin.
 func legacyName(ms *ebpf.MapSpec) string {
 	if l, ok := pin.LegacyPins[ms.Name]; ok {
 		return l.Pin
@@ -52,8 +52,7 @@ func legacyName(ms *ebpf.MapSpec) string {
 	return pin.Name(ms)
 }
 
-// makeLegacy pins below dir what the earlier version had pinned, and returns
-// the maps.
+// makeLegacy pins the maps of the earlier version below dir, and returns them.
 func makeLegacy(t testing.TB, dir string) map[string]*ebpf.Map {
 	t.Helper()
 	must(t, "make the pin directory", os.MkdirAll(dir, 0o700))
@@ -67,8 +66,7 @@ func makeLegacy(t testing.TB, dir string) map[string]*ebpf.Map {
 	return maps
 }
 
-// renamePins gives the pins of this build's maps below dir the names that the
-// earlier version gave them.
+// renamePins gives the pins below dir their names of the earlier version.
 func renamePins(t testing.TB, dir string) {
 	t.Helper()
 	for _, ms := range legacySpecs(t) {
@@ -98,9 +96,9 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 		t.Errorf("addresses %v, %v, want %v", now, err, owners)
 	}
 	if mapID(t, k.Pins.Map(bpf.MapsMapSlEp)) != id {
-		t.Error("sl_ep is another map")
+		t.Error("sl_ep is not the same map")
 	}
-	// both names lead to it: the next start needs the new one, a rollback the old
+	// both pins are the map: the next start needs the new one, a rollback the old one
 	for _, name := range []string{pin.LegacyPins["sl_ep"].Pin, filepath.Base(k.Pins.Pin("sl_ep"))} {
 		if same, err := pin.LeadsTo(filepath.Join(dir, name), k.Pins.Map(bpf.MapsMapSlEp)); err != nil || !same {
 			t.Errorf("pin %s: leads to the map: %v, %v", name, same, err)

@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// What a program says to the kernel.
+// Return values of the programs.
 const (
 	verdictOK       = 0
 	verdictShot     = 2
@@ -42,11 +42,10 @@ const (
 	markEvaluated = 0x0d00
 )
 
-// markOf has a number in the upper half: a device, or the identity that older
-// programs carried there.
+// markOf sets the upper half of a mark: a device, or the identity that older programs stored there.
 func markOf(magic, number uint32) uint32 { return magic | number<<16 }
 
-// skbContext is struct __sk_buff as BPF_PROG_TEST_RUN takes and gives it.
+// skbContext is struct __sk_buff as BPF_PROG_TEST_RUN reads and writes it.
 type skbContext struct {
 	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
 	IngressIfindex, Ifindex, TCIndex                                                      uint32
@@ -65,7 +64,7 @@ type skbContext struct {
 	HWTstamp                                                                              uint64
 }
 
-// outcome is what became of one packet.
+// outcome is the result for one packet.
 type outcome struct {
 	verdict   uint32
 	mark      uint32
@@ -77,8 +76,7 @@ type outcome struct {
 	ctx       skbContext
 }
 
-// runner runs the programs on one packet at a time and finds out what they
-// counted.
+// runner runs the programs on one packet at a time and reads the counters.
 type runner struct {
 	k *Kernel
 }
@@ -105,7 +103,7 @@ func (r runner) run(t testing.TB, prog string, in []byte, ctx skbContext, flags 
 	return o
 }
 
-// forget empties what the programs remember of packets.
+// forget removes the state that programs keep about packets.
 func (r runner) forget(t testing.TB) {
 	t.Helper()
 	for _, name := range []string{
@@ -126,8 +124,7 @@ func (r runner) forget(t testing.TB) {
 	}
 }
 
-// drain reads the events that have been sent. A test run has ended when it
-// returns, so its events are in the ring.
+// drain reads the events that have been sent. When a test run has returned, its events are in the ring.
 func drain(t testing.TB, r *event.Reader) []event.Event {
 	t.Helper()
 	var got []event.Event
@@ -157,8 +154,8 @@ func (r runner) counters(t testing.TB) map[cell]event.Counter {
 	return m
 }
 
-// The cast of the packet tests: a is the pod under test, on the loopback
-// device because BPF_PROG_TEST_RUN wants a device that exists.
+// The cast of the packet tests: a is the pod under test, on the loopback device because BPF_PROG_TEST_RUN
+// requires an existing device.
 var (
 	a       = testEndpoint(1, 10)
 	b       = testEndpoint(1002, 20)
@@ -224,7 +221,7 @@ func newStageOf(t testing.TB, o Options) (runner, map[string]endpointmap.Endpoin
 	return runner{k}, cast
 }
 
-// from4 and from6 are frames of pod a.
+// from4 and from6 return frames from pod a.
 func from4(dst netip.Addr, proto byte, payload []byte) []byte {
 	return frame(a.HostMAC, a.MAC, etherIPv4, ip4Header{src: a.IPv4, dst: dst, proto: proto}.with(payload))
 }
@@ -233,7 +230,7 @@ func from6(dst netip.Addr, next byte, payload []byte) []byte {
 	return frame(a.HostMAC, a.MAC, etherIPv6, ip6(a.IPv6, dst, next, payload))
 }
 
-// to4 and to6 are frames that the host's stack sends to pod a.
+// to4 and to6 return frames from the host's stack to pod a.
 func to4(src netip.Addr, proto byte, payload []byte) []byte {
 	return frame(a.MAC, a.HostMAC, etherIPv4, ip4Header{src: src, dst: a.IPv4, proto: proto}.with(payload))
 }
@@ -247,16 +244,16 @@ var (
 	strangerMAC  = [6]byte{2, 0, 0, 0, 9, 9}
 )
 
-// life is one packet and what must become of it.
+// life is one packet and its expected result.
 type life struct {
 	name      string
 	to        bool // sluice_to_pod, else sluice_from_pod
 	policies  map[string]endpointmap.Policy
-	before    []byte // sent by the same program before
+	before    []byte // sent through the same program before
 	in        []byte
 	mark      uint32
 	reason    event.Reason
-	direction event.Direction // of the program if 0
+	direction event.Direction // the program's direction if 0
 }
 
 func (l life) verdict() uint32 {
@@ -410,7 +407,7 @@ func lives() []life {
 		{name: "a pod to itself, IPv4", in: from4(a.IPv4, 17, dns), reason: event.Hairpin},
 		{name: "a pod to itself, IPv6", in: from6(a.IPv6, 17, dns), reason: event.Hairpin},
 
-		// ways
+		// paths
 		{name: "UDP to a local pod, IPv4", in: from4(b.IPv4, 17, dns), reason: event.ForwardedToPod},
 		{name: "UDP to a local pod, IPv6", in: from6(b.IPv6, 17, dns), reason: event.ForwardedToPod},
 		{name: "TCP to a local pod, IPv4", in: from4(b.IPv4, 6, web), reason: event.ForwardedToPod},
@@ -511,9 +508,8 @@ func lives() []life {
 	}
 }
 
-// TestKernelPacketLife runs every packet through a program and checks the
-// verdict, the counter, the event and the mark (INV-31, INV-33, INV-34,
-// INV-35).
+// TestKernelPacketLife runs every packet through a program and checks the verdict, the counter, the event and
+// the mark (INV-31, INV-33, INV-34, INV-35).
 func TestKernelPacketLife(t *testing.T) {
 	r, cast := newStage(t)
 	events, err := r.k.Events.Read()
@@ -545,7 +541,7 @@ func TestKernelPacketLife(t *testing.T) {
 			if o.reason != l.reason || o.direction != direction {
 				t.Errorf("counted as %v %v, want %v %v", o.reason, o.direction, l.reason, direction)
 			}
-			// an answer is counted with the length it has then
+			// an answer is counted with the answer's length
 			length := uint64(len(l.in))
 			if l.reason == event.AnsweredNDP {
 				length = uint64(len(o.out))
@@ -564,7 +560,7 @@ func TestKernelPacketLife(t *testing.T) {
 	}
 }
 
-// markAfter is the mark that the packet must leave with.
+// markAfter returns the expected mark of the packet.
 func (l life) markAfter() uint32 {
 	switch l.reason {
 	case event.ForwardedToHost, event.ForwardedOutside, event.StackTimeExceeded, event.StackTooBig:
@@ -586,8 +582,8 @@ func setPolicy(t testing.TB, k *Kernel, s endpointmap.ID, p endpointmap.Policy) 
 	}
 }
 
-// checkEvents reads what the packet has sent: one event for a loud drop, else
-// none. What connections send, TestKernelConnectionLife checks.
+// checkEvents reads the events of the packet: one for a drop that is not quiet, otherwise none.
+// TestKernelConnectionLife checks the events of connections.
 func checkEvents(t *testing.T, r *event.Reader, l life, direction event.Direction) {
 	t.Helper()
 	got := slices.DeleteFunc(drain(t, r), func(e event.Event) bool { return e.Type != event.PacketDropped })
@@ -659,7 +655,7 @@ func TestKernelEventsTellWhoAndWhere(t *testing.T) {
 	}
 }
 
-// delivered are packets for other pods, and where their hops are counted.
+// delivered are packets to other pods, and the offset of their hop limit.
 var delivered = []struct {
 	name string
 	in   []byte
@@ -695,8 +691,8 @@ func TestKernelDeliveryRewritesLikeARouter(t *testing.T) {
 	}
 }
 
-// Hardware may give a packet the sum of all its bytes. With such a packet the
-// kernel itself checks that a program kept the sum right (EBADMSG if not).
+// Hardware may supply a checksum over the whole packet (CHECKSUM_COMPLETE). For such a packet the kernel itself
+// checks that a program has kept it correct (EBADMSG if not).
 func TestKernelDeliveryKeepsACompleteChecksum(t *testing.T) {
 	r, _ := newStage(t)
 	requireKernel(t, 6, 18, "BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
@@ -768,9 +764,8 @@ func TestKernelGatewayAnswersAreExact(t *testing.T) {
 	}
 }
 
-// TestKernelTruncatedPacketsAreNeverForwarded cuts every kind of packet at
-// every length below its headers. BPF_PROG_TEST_RUN refuses to run a frame
-// without a whole IP header: TestKernelTruncatedIPHeadersAreNeverForwarded
+// TestKernelTruncatedPacketsAreNeverForwarded truncates every kind of packet at every length below its headers.
+// BPF_PROG_TEST_RUN rejects a frame without a complete IP header: TestKernelTruncatedIPHeadersAreNeverForwarded
 // sends those.
 func TestKernelTruncatedPacketsAreNeverForwarded(t *testing.T) {
 	r, _ := newStage(t)
@@ -817,7 +812,7 @@ func TestKernelTruncatedPacketsAreNeverForwarded(t *testing.T) {
 	}
 }
 
-// shortestRun is the shortest cut of a frame that BPF_PROG_TEST_RUN takes.
+// shortestRun returns the shortest truncated frame that BPF_PROG_TEST_RUN accepts.
 func shortestRun(in []byte) int {
 	switch binary.BigEndian.Uint16(in[12:]) {
 	case etherIPv4:
@@ -828,7 +823,7 @@ func shortestRun(in []byte) int {
 	return 14
 }
 
-// truthful makes the IP header of a cut frame tell its real length.
+// truthful sets the length in the IP header of a truncated frame to its real length.
 func truthful(in []byte) {
 	switch {
 	case len(in) >= 34 && in[12] == 8 && in[13] == 0:
@@ -850,9 +845,8 @@ func TestKernelUnknownDeviceIsDropped(t *testing.T) {
 	}
 }
 
-// A packet that sluice_from_pod has sent out of a host end passes
-// sluice_to_pod there: it is evaluated already. It has entered by the device of an
-// endpoint, and its mark names this one.
+// A packet that sluice_from_pod has redirected to a host end passes sluice_to_pod there, because it was already
+// evaluated: it entered by an endpoint's device, and its mark contains this device.
 func TestKernelEvaluatedPacketsPassUncountedAndUnmarked(t *testing.T) {
 	r, cast := newStage(t)
 	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{})
@@ -909,7 +903,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	if counted != sent || read+lost != sent || lost == 0 || told > lost {
 		t.Errorf("%d drops counted, %d events read, %d lost, %d told; want %d = read + lost, told <= lost", counted, read, lost, told, sent)
 	}
-	// another reason has a budget of its own
+	// another reason has a limit of its own
 	r.run(t, program.FromPod, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)
 	e, err := events.Read(t.Context())
 	if err != nil || e.Reason != event.Hairpin || e.Lost != 0 {
@@ -917,7 +911,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 	}
 }
 
-// An endpoint that is denied all the time does not hide what happens to others.
+// An endpoint whose packets are always denied does not suppress the events of others.
 func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	stayOnOneCPU(t)
 	th := newTheatre(t, false)
@@ -948,7 +942,7 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	}
 }
 
-// stayOnOneCPU keeps the test where it is: losses are told per CPU.
+// stayOnOneCPU keeps the test on its CPU, because suppressed events are counted per CPU.
 func stayOnOneCPU(t *testing.T) {
 	t.Helper()
 	// never unlocked: the thread ends with the test
@@ -964,8 +958,7 @@ func stayOnOneCPU(t *testing.T) {
 	must(t, "sched_setaffinity", unix.SchedSetaffinity(0, &one))
 }
 
-// A reader that is behind loses events, is told how many, and no drop is lost
-// from the counters.
+// A slow reader loses events and learns how many, and the counters contain every drop.
 func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	stayOnOneCPU(t)
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
@@ -995,7 +988,7 @@ func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	if read > room || counted < sent || read+lost != counted {
 		t.Errorf("%d events read, %d lost, %d drops counted; want at most %d read and the sum right", read, lost, counted, room)
 	}
-	// the first event that finds room again tells
+	// the first event that fits again contains the number
 	_, err = k.program(program.FromPod).Run(&ebpf.RunOptions{Data: in})
 	must(t, "run", err)
 	drain()
@@ -1015,7 +1008,7 @@ func TestKernelEventReaderEndsWithItsContextAndItsClose(t *testing.T) {
 	if _, err := events.Read(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Read with a cancelled context: %v", err)
 	}
-	// a later call is not hurt by the earlier one's end
+	// a later call is not affected by the cancelled one
 	r.run(t, program.FromPod, from4(nobody4, 17, udp(1, 2)), skbContext{}, 0)
 	if e, err := events.Read(t.Context()); err != nil || e.Reason != event.NoRoute {
 		t.Errorf("Read after a cancelled one: %+v, %v", e, err)

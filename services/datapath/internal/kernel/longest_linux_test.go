@@ -14,11 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelEpochOfAnAddressMovesWithItsLongestMatch makes random changes of
-// prefixes and compares with the obvious longest match. Whenever the answer for
-// an address changes, its identity or its node, its epoch has moved; where no
-// answer of a bucket changes, be it that a longer prefix answers for its
-// addresses, no connection is disturbed.
+// TestKernelEpochOfAnAddressMovesWithItsLongestMatch makes random changes of prefixes and compares with a plain
+// longest-prefix match. Whenever the identity or node of an address changes, its epoch is bumped. If no address
+// of a bucket changes, for example because they match a longer prefix, its epoch stays.
 func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	r := rand.New(rand.NewPCG(1, 2))
@@ -72,14 +70,14 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 				epoch, err := k.Addresses.Epoch(a)
 				must(t, "Epoch", err)
 				if got != was[a] && epoch == epochs[a] {
-					t.Fatalf("step %d, %v: %v was %+v and is %+v, and its epoch is still %d", step, p, a, was[a], got, epoch)
+					t.Fatalf("step %d, %v: %v was %+v and is %+v, and its epoch was not bumped: %d", step, p, a, was[a], got, epoch)
 				}
 				if !large && epoch != epochs[a] && !moved[bucket(a)] {
-					t.Fatalf("step %d, %v: nothing changed for the bucket of %v, and its epoch has moved", step, p, a)
+					t.Fatalf("step %d, %v: nothing changed for the bucket of %v, but its epoch was bumped", step, p, a)
 				}
 				changed = changed || epoch != epochs[a]
 			}
-			// the same again is no change
+			// setting the same entry again is not a change
 			if info, ok := have[p]; ok && changed {
 				before, err := k.Addresses.Epoch(p.Addr())
 				must(t, "Epoch", err)
@@ -92,7 +90,7 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 	}
 }
 
-// bucket is the number of an address's epoch, as docs/datapath.md describes it.
+// bucket returns the index of an address's epoch, as docs/datapath.md describes it.
 func bucket(a netip.Addr) (h uint32) {
 	for b := a.AsSlice(); len(b) > 0; b = b[4:] {
 		h = (h ^ binary.BigEndian.Uint32(b)) * 0x9e3779b1

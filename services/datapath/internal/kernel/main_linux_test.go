@@ -28,8 +28,7 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// requireKernel skips what older kernels cannot be asked. The kernel of CI is
-// new enough for every test.
+// requireKernel skips a test on kernels that lack a feature. The kernel of CI is new enough for every test.
 func requireKernel(t testing.TB, major, minor int, what string) {
 	t.Helper()
 	var gotMajor, gotMinor int
@@ -46,7 +45,7 @@ var (
 	podCIDR6 = netip.MustParsePrefix("fd00:244::/64")
 )
 
-// otherDevice is the index of a device that no test has.
+// otherDevice is the index of a device that does not exist.
 const otherDevice = 1 << 20
 
 func testOptions(dir string) Options {
@@ -72,7 +71,7 @@ func openKernel(t testing.TB, o Options) *Kernel {
 	return k
 }
 
-// testEndpoint is a valid endpoint with addresses that end in n.
+// testEndpoint returns a valid endpoint with addresses that end in n.
 func testEndpoint(ifindex uint32, n byte) endpointmap.Endpoint {
 	a6 := netip.MustParseAddr("fd00:244::").As16()
 	a6[15] = n
@@ -102,10 +101,10 @@ func publish(t testing.TB, k *Kernel, e endpointmap.Endpoint) endpointmap.Endpoi
 	return got
 }
 
-// program is what a test runs.
+// program returns the program with a name.
 func (k *Kernel) program(name string) *ebpf.Program { return k.Programs.Get(name).Prog }
 
-// addrOwners is every local address with its slot, as the maps hold them.
+// addrOwners returns all local addresses with their endpoint IDs, from the maps.
 func addrOwners(k *Kernel) (map[netip.Addr]endpointmap.ID, error) {
 	owners := map[netip.Addr]endpointmap.ID{}
 	var slot uint32
@@ -129,7 +128,7 @@ func tuple(proto uint8, initiator, responder string) conntrack.Tuple {
 	return conntrack.Tuple{Initiator: netip.MustParseAddrPort(initiator), Responder: netip.MustParseAddrPort(responder), Protocol: proto}
 }
 
-// addrPort is the n-th end after ap.
+// addrPort returns the n-th address and port after ap.
 func addrPort(ap netip.AddrPort, n int) netip.AddrPort {
 	b := ap.Addr().As4()
 	b[1] ^= byte(n >> 16)

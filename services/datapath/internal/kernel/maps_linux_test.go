@@ -88,7 +88,7 @@ func TestKernelPublishRefusesWhatIsTakenAndLeavesNothing(t *testing.T) {
 		t.Errorf("addresses %v, %v, want %v", owners, err, want)
 	}
 	if _, err := k.Endpoints.Publish(t.Context(), other); err != nil {
-		t.Errorf("the same endpoint without what was taken: %v", err)
+		t.Errorf("the same endpoint without the conflicting values: %v", err)
 	}
 }
 
@@ -133,7 +133,7 @@ func TestKernelPublishNamesTheBadField(t *testing.T) {
 // INV-36
 func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	// all slots but one
+	// all endpoint IDs but one
 	var others []endpointmap.ID
 	for i := range uint32(endpointmap.MaxEndpoints - 1) {
 		other := a
@@ -155,7 +155,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	cut, err := k.Endpoints.At(e.Slot)
 	must(t, "At", err)
 	if p := cut.Policy; p.Egress != nodetable.Deny || p.Ingress != nodetable.Deny || p.Epoch == e.Policy.Epoch {
-		t.Errorf("word after Unpublish: %+v", p)
+		t.Errorf("policy after Unpublish: %+v", p)
 	}
 	owners, err := addrOwners(k)
 	if err != nil || len(owners) != len(others) {
@@ -164,7 +164,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	if after, err := k.Addresses.List(); err != nil || !slices.Equal(after, before) {
 		t.Errorf("ipcache %+v, %v, want %+v", after, err, before)
 	}
-	// Publish runs the barrier that it needs
+	// Publish runs the barrier itself
 	again := publish(t, k, b)
 	if again.Slot != e.Slot || again.Policy.Epoch <= e.Policy.Epoch {
 		t.Errorf("slot %d, epoch %d, want %d, above %d", again.Slot, again.Policy.Epoch, e.Slot, e.Policy.Epoch)
@@ -177,7 +177,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 		"SetIdentity": setIdentity(t, k, 4000, 300),
 	} {
 		if !errors.Is(err, endpointmap.ErrNotFound) {
-			t.Errorf("%s of nobody: %v, want ErrNotFound", name, err)
+			t.Errorf("%s of an unused endpoint ID: %v, want ErrNotFound", name, err)
 		}
 	}
 	for _, s := range []endpointmap.ID{endpointmap.HostID, endpointmap.NoID, endpointmap.MaxEndpoints + 1} {
@@ -187,8 +187,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	}
 }
 
-// setIdentity changes the identity of a slot, leaves its tables and waits until that
-// is settled.
+// setIdentity changes the identity of an endpoint, keeps its tables, and waits until the change is settled.
 func setIdentity(t *testing.T, k *Kernel, s endpointmap.ID, id identity.Numeric) error {
 	t.Helper()
 	e, err := k.Endpoints.At(s)
@@ -332,14 +331,14 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	}
 }
 
-// TestKernelProgramsStayFarBelowTheVerifiersLimit: the verifier walks at most a
-// million instructions, and how many it walks differs between kernels.
+// TestKernelProgramsStayFarBelowTheVerifiersLimit: the verifier processes at most a million instructions, and
+// the number differs between kernels.
 func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	for _, p := range k.Programs.On(program.Endpoints) {
 		t.Logf("%s: %d instructions", p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions == 0 || p.VerifiedInstructions > 150_000 {
-			t.Errorf("%s: the verifier walked %d instructions", p.Name, p.VerifiedInstructions)
+			t.Errorf("%s: the verifier processed %d instructions", p.Name, p.VerifiedInstructions)
 		}
 	}
 }
@@ -403,8 +402,8 @@ func TestKernelAuditSeesForeignMapsAndCode(t *testing.T) {
 	}
 }
 
-// TestKernelChangedLayoutIsANewMap: a layout that changed is a map of its own. What
-// an older program uses is neither taken nor touched.
+// TestKernelChangedLayoutIsANewMap: a map with a changed layout is a new map. The map that an older program
+// uses is neither adopted nor changed.
 func TestKernelChangedLayoutIsANewMap(t *testing.T) {
 	spec, err := bpf.LoadMaps()
 	if err != nil {
@@ -557,20 +556,20 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	}
 }
 
-// TestKernelOpenCompletesWhatAKilledProcessLeft: what a process leaves when it is
-// killed between two writes is complete again, or seen, after the next Open.
+// TestKernelOpenCompletesWhatAKilledProcessLeft: when a process is killed between two writes, the next Open
+// completes them, or the endpoint is reported.
 func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	first := openKernel(t, o)
 	whole, half := publish(t, first, a), publish(t, first, b)
 
-	// killed in Publish: the device leads to the slot, an address does not yet
+	// killed in Publish: the device has its key, an address does not
 	must(t, "delete", first.Pins.Map(bpf.MapsMapSlIp6).Delete(b.IPv6.As16()))
-	// killed in a deletion by an older build: an address leads to a free slot
+	// killed during a deletion by an older build: an address belongs to an unused endpoint ID
 	stray := netip.MustParseAddr("10.244.0.200")
 	must(t, "insert", pin.InsertOnce(first.Pins.Map(bpf.MapsMapSlIp4), stray.As4(), uint32(900)))
 	must(t, "insert", first.Addresses.Set(ipmap.HostPrefix(stray), ipmap.Info{Identity: 300}))
-	// and a device that its slot does not know
+	// and a device that its endpoint does not have
 	must(t, "insert", pin.InsertOnce(first.Pins.Map(bpf.MapsMapSlIf), uint32(4242), uint32(whole.Slot)))
 
 	second := openKernel(t, o)
@@ -586,7 +585,7 @@ func TestKernelOpenCompletesWhatAKilledProcessLeft(t *testing.T) {
 	}
 	var s uint32
 	if err := second.Pins.Map(bpf.MapsMapSlIf).Lookup(uint32(4242), &s); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		t.Errorf("the stray device leads to %d, %v", s, err)
+		t.Errorf("the stray device belongs to endpoint %d, %v", s, err)
 	}
 	must(t, "unpublish the half endpoint", second.Endpoints.Unpublish(half.Slot))
 	publish(t, second, b)
@@ -597,7 +596,7 @@ func TestKernelAuditPinsSeesAndRepairsWhatIsGone(t *testing.T) {
 	k := openKernel(t, o)
 	e := publish(t, k, a)
 	if d, err := k.Pins.Audit(true); err != nil || d != nil {
-		t.Fatalf("audit of a whole instance: %v, %v", d, err)
+		t.Fatalf("audit of an intact instance: %v, %v", d, err)
 	}
 	gone := k.Pins.Pin(bpf.MapsMapSlEp)
 	moved := k.Pins.Pin(bpf.MapsMapSlIp4)
@@ -663,18 +662,16 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 	})
 }
 
-// TestKernelReadersNeverMissAnEndpoint is the proof of INV-30: while
-// a million changes are made around it, a program that looks an endpoint up
-// finds it every time, with a word that was stored as a whole.
+// TestKernelReadersNeverMissAnEndpoint is the proof of INV-30: during a million changes, a program that looks
+// up an endpoint always finds it, with a policy word that was stored as a whole.
 //
-// The reader is sluice_from_pod itself: its packets go from endpoint a to
-// endpoint b, whose words are both flipped between two values, while other
-// endpoints, addresses, devices and prefixes come and go.
+// The reader is sluice_from_pod itself: its packets go from endpoint a to endpoint b, whose policy words both
+// alternate between two values, while other endpoints, addresses, devices and prefixes are added and removed.
 func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	const flips = 1_000_000
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	// with these addresses a delivered frame is again one of a to b, but for
-	// its hops: one call of the kernel can run it many times
+	// with these addresses a delivered frame is again a frame from a to b, except for its hop limit, so one
+	// system call can run it many times
 	mirror := b
 	mirror.MAC, mirror.HostMAC = a.HostMAC, a.MAC
 	src, dst := publish(t, k, a), publish(t, k, mirror)
@@ -683,7 +680,7 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	defer cancel()
 	var others atomic.Uint64
 	done := make(chan error, 2)
-	// republish: the same addresses and devices under ever new slots
+	// republish the same addresses and devices with ever new endpoint IDs
 	go func() {
 		var err error
 		for n := 0; ctx.Err() == nil && err == nil; n++ {
@@ -701,14 +698,14 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 		}
 		done <- err
 	}()
-	// the words, the receiver's ipcache and the host's addresses
+	// the policy words, the receiver's ipcache entry and the host's addresses
 	flipped := make(chan struct{})
 	go func() {
 		defer close(flipped)
 		var err error
 		for n := 0; n < flips/2 && err == nil; n++ {
-			// the egress table of dst and the ingress table of src are denied
-			// in turn: a reader that mixes up records or halves is denied too
+			// the egress table of dst and the ingress table of src deny in turn, so that a reader
+			// that mixes up entries or halves is denied, too
 			other := nodetable.ID(n & 1)
 			if _, err = k.Endpoints.SetPolicy(src.Slot, nodetable.Allow, other); err == nil {
 				_, err = k.Endpoints.SetPolicy(dst.Slot, other, nodetable.Allow)
@@ -749,35 +746,34 @@ func TestKernelReadersNeverMissAnEndpoint(t *testing.T) {
 	}
 	t.Logf("%d flips, %d endpoints published and unpublished, %d packets", flips, others.Load(), packets)
 	for _, c := range cs {
-		// an interrupted run repeats more often than asked
+		// an interrupted run repeats more often than requested
 		if c.Reason != event.ForwardedToPod || c.Packets < packets {
 			t.Errorf("%d packets counted as %v %v, want all %d as %v", c.Packets, c.Reason, c.Direction, packets, event.ForwardedToPod)
 		}
 	}
 	if others.Load() == 0 || packets == 0 {
-		t.Error("nothing ran beside the flips")
+		t.Error("no packet ran during the changes")
 	}
 }
 
-// The rules can be broken in one line: hash maps are written through InsertOnce
-// and DeleteKey of package pin, tries through ReplaceInTrie, arrays through shared memory and
-// writeArray of package policymap. One batch writes a hash, InsertAbsent of package pin, with keys that its
-// one caller, servicemap, knows are not there: the kernel's batches overwrite. The
-// collector removes what the programs insert, and counts it in an array per
-// CPU. The replicas fill maps of their own, which no attached program has, and so does
-// GracePeriod where membarrier is refused.
+// The rules for writing maps could be broken in one line, so writes are only allowed in few places. Hash maps
+// are written through InsertOnce and DeleteKey of package pin, tries through ReplaceInTrie, arrays through
+// mapped memory and writeArray of package policymap. One batch writes a hash map, InsertAbsent of package pin:
+// its only caller, servicemap, knows that the keys are absent, because the kernel's batches overwrite. The
+// collector removes entries that the programs insert, and counts them in a per-CPU array. The replicas fill
+// maps of their own, which no attached program uses, and so does GracePeriod where membarrier is rejected.
 func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 	allowed := map[string]map[string]int{
 		"kernel/pin/grace.go":           {".Put(": 1},
 		"kernel/pin/write.go":           {"ebpf.UpdateAny": 1, "ebpf.UpdateNoExist": 1, ".Delete(": 1, "BatchUpdate(": 1},
 		"policy/policymap/write.go":     {"BatchUpdate(": 1},
 		"kernel/conntrack/conntrack.go": {".Put(": 1},
-		"kernel/conntrack/batch.go":     {".Put(": 1},    // into a pool of memory
-		"kernel/conntrack/flush.go":     {".Delete(": 1}, // of the version before, which is only emptied
+		"kernel/conntrack/batch.go":     {".Put(": 1},    // a pool of memory
+		"kernel/conntrack/flush.go":     {".Delete(": 1}, // of the previous version; it is only emptied
 		"kernel/conntrack/remover.go":   {"FnMapDeleteElem": 1},
 		"observation/dryrun/dryrun.go":  {".Put(": 2, ".Delete(": 1},
-		"endpoint/endpointmap/own.go":   {".Put(": 1}, // at a place that nothing names
-		// a count, which a program that misses it makes again
+		"endpoint/endpointmap/own.go":   {".Put(": 1}, // at an unreferenced index
+		// a counter; a program that misses the entry creates it again
 		"service/translation/ports.go": {"UpdateExist": 1},
 	}
 	var files []string
@@ -818,7 +814,7 @@ func TestMapsAreWrittenInFewPlacesOnly(t *testing.T) {
 	}
 }
 
-// hasMaps says whether a package uses maps: only those may.
+// hasMaps reports whether a package uses maps: only such packages may.
 func hasMaps(t *testing.T, dir string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// A container behind the node's masquerade does not go on with a UDP flow of the
-// node itself, although it gets the same address and port.
+// A container behind the node's masquerade does not continue a UDP flow of the node itself, although it gets
+// the same address and port.
 func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 	n := newFragmentNode(t)
 	var l *net.UDPConn
@@ -57,7 +57,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 		t.Fatal("what the container sends is not masqueraded")
 	}
 
-	// Only the local host may enter.
+	// Only the local host may send to the pod.
 	setPolicy(t, n.k, n.pod.Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Pending})
 	own := netip.AddrPortFrom(masquerade, 4001)
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(own), net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.pod.IPv4, 53)))
@@ -68,7 +68,7 @@ func TestKernelMasqueradedUDPIsNotTheHostsFlow(t *testing.T) {
 		t.Errorf("the node's datagram came from %v, want %v", from, own)
 	}
 	must(t, "close the node's socket", c.Close())
-	// as its time would do, so that the container gets the port
+	// as after the timeout, so that the container gets the port
 	must(t, "forget the translations", netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	before := denied()
 	container(4001)

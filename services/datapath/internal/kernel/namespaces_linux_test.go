@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// TestKernelFirstEndpointOfANamespaceHasItsSockets: another one in the same namespace
-// takes nothing from it and leaves with nothing of it, and a slot that is used again
-// is not that of the namespace of before.
+// TestKernelFirstEndpointOfANamespaceHasItsSockets: a second endpoint in the same namespace does not change the
+// owner of its sockets, nor does its removal; and a reused endpoint ID does not get the sockets of its previous
+// namespace.
 func TestKernelFirstEndpointOfANamespaceHasItsSockets(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services = true
@@ -40,7 +40,7 @@ func TestKernelFirstEndpointOfANamespaceHasItsSockets(t *testing.T) {
 	must(t, "claim after the first", k.Namespaces.Claim(second))
 	want(second, later)
 
-	// A process that starts anew knows which slot has which namespace.
+	// A restarted process knows the endpoint of each namespace.
 	must(t, "close", k.Close())
 	k = openKernel(t, o)
 	must(t, "claim of the second by a new process", k.Namespaces.Claim(sockets.Namespace{Cookie: 8, Slot: second.Slot}))

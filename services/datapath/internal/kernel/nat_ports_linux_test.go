@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// nodePortElsewhere leads a node port of a to the pod of b, and returns it.
+// nodePortElsewhere forwards a node port of a to the pod of b, and returns it.
 func nodePortElsewhere(t *testing.T, f *fabric) netip.AddrPort {
 	t.Helper()
 	at := netip.AddrPortFrom(f.b.pod.IPv4, 8080)
@@ -53,12 +53,12 @@ func (f *fabric) asOutside(t *testing.T, packets [][]byte) {
 	})
 }
 
-// silent is one of many addresses that do not answer.
+// silent returns one of many addresses that do not answer.
 func silent(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
 }
 
-// wantAllServed makes connections from b, of which none is refused.
+// wantAllServed makes connections to b's pod, none of which may be refused.
 func (f *fabric) wantAllServed(t *testing.T, what string, to netip.AddrPort, connections int) {
 	t.Helper()
 	before := f.a.counters(t)
@@ -74,8 +74,8 @@ func (f *fabric) wantAllServed(t *testing.T, what string, to netip.AddrPort, con
 	}
 }
 
-// TestKernelEndedConnectionsFreeTheirPorts: more short connections to a backend elsewhere
-// than the node has ports for it are all made, without a collector and with one.
+// TestKernelEndedConnectionsFreeTheirPorts: a node makes more short connections to a backend on another node
+// than it has ports for it, with and without a collector.
 func TestKernelEndedConnectionsFreeTheirPorts(t *testing.T) {
 	for name, collects := range map[string]bool{"no collector": false, "collector": true} {
 		t.Run(name, func(t *testing.T) {
@@ -102,8 +102,8 @@ func TestKernelEndedConnectionsFreeTheirPorts(t *testing.T) {
 	}
 }
 
-// TestKernelHalfOpenConnectionsGiveWay: SYNs without end, of one sender, of 30 and of
-// strangers, take the ports to a backend from nobody who answers.
+// TestKernelHalfOpenConnectionsGiveWay: endless SYNs from one sender, from 30 senders and from strangers take
+// no port from a connection that was answered.
 func TestKernelHalfOpenConnectionsGiveWay(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -139,12 +139,12 @@ func TestKernelHalfOpenConnectionsGiveWay(t *testing.T) {
 	}
 }
 
-// TestKernelDatagramsOfOneSenderLeavePortsToOthers: one sender that asks from 28,000 ports,
-// twice each, has half of the ports to a backend, and others are answered as before.
+// TestKernelDatagramsOfOneSenderLeavePortsToOthers: a sender with requests from 28,000 ports, two from each,
+// gets half of the ports to a backend, and others are still answered.
 func TestKernelDatagramsOfOneSenderLeavePortsToOthers(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	nodePort := nodePortElsewhere(t, f)
-	// what the flood has pushed out of the server's queue is sent again
+	// requests that the flood has displaced from the server's queue are repeated
 	ask := func(what string) {
 		t.Helper()
 		for range 40 {
@@ -186,7 +186,7 @@ func TestKernelDatagramsOfOneSenderLeavePortsToOthers(t *testing.T) {
 	}
 }
 
-// listenOnly has the kernel answer connections that nobody accepts.
+// listenOnly makes the kernel complete connections that no process accepts.
 func listenOnly(t *testing.T, ns netns.NsHandle, at netip.AddrPort, backlog int) {
 	t.Helper()
 	inNetns(t, ns, func() {
@@ -202,11 +202,11 @@ func listenOnly(t *testing.T, ns netns.NsHandle, at netip.AddrPort, backlog int)
 	})
 }
 
-// TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers: a sender that answers and keeps
-// its connections open is refused beyond its share, for that reason, and others are not.
+// TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers: a sender that answers and keeps its connections open
+// is refused beyond its share, with that reason, and others are not.
 func TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
-	// a server that accepts nothing: the test may not open twice as many files
+	// a server that does not accept, because the test may not open twice as many files
 	at, nodePort := netip.AddrPortFrom(f.b.pod.IPv4, 8081), netip.AddrPortFrom(f.a.addr4, 30081)
 	listenOnly(t, f.b.pod.ns, at, translation.Ports)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -247,8 +247,8 @@ func TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers(t *testing.T) {
 	}
 }
 
-// TestKernelFlowWhosePortGaveWayTakesAnother: UDP of a sender outside that was silent while
-// another connection took its port of the node is answered, by another port.
+// TestKernelFlowWhosePortGaveWayTakesAnother: if another connection took the port of a silent UDP flow of an
+// outside client, the flow gets another port and is answered.
 func TestKernelFlowWhosePortGaveWayTakesAnother(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -270,8 +270,8 @@ func TestKernelFlowWhosePortGaveWayTakesAnother(t *testing.T) {
 	})
 }
 
-// takeClaims has another sender hold the ports of one, as if some seconds had passed, and
-// returns how many claims there were, and copies of them.
+// takeClaims assigns the ports of one client to another one, as if some seconds had passed, and returns how
+// many claims and copies of claims there were.
 func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken, copies int) {
 	t.Helper()
 	var claims []translation.Translation
@@ -304,7 +304,7 @@ func takeClaims(t *testing.T, k *Kernel, of netip.AddrPort) (taken, copies int) 
 	return taken, copies
 }
 
-// claimOf is the map of a claim, its key there, and an address of another sender.
+// claimOf returns the map of a claim, its key, and the address of another client.
 func claimOf(x translation.Translation) (m func(*Kernel) *ebpf.Map, key any, other [16]byte) {
 	zone, in4, in6 := uint8(1), bpf.MapsMapSlXl4, bpf.MapsMapSlXl6
 	if x.Copy {
@@ -325,12 +325,12 @@ func claimOf(x translation.Translation) (m func(*Kernel) *ebpf.Map, key any, oth
 	}, other
 }
 
-// TestKernelPortWhoseClaimWasEvictedIsNotFree: connections that have lost their claims keep
-// their ports, because their answers are known. Others get other ports.
+// TestKernelPortWhoseClaimWasEvictedIsNotFree: connections whose claims were evicted keep their ports, because
+// their answer records still exist. Others get other ports.
 func TestKernelPortWhoseClaimWasEvictedIsNotFree(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	nodePort := nodePortElsewhere(t, f)
-	const connections = 300 // of 10,000 ports: nine others would take a port of these
+	const connections = 300 // of 10,000 ports: nine others would otherwise take one of these
 	connect := func() {
 		for range connections {
 			c, err := dialIn(t, f.outsider, "tcp", nodePort)

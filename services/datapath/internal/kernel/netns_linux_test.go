@@ -25,13 +25,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pod is a network namespace with a device, attached as the service does it.
+// pod is a network namespace with a device that is attached as the service does it.
 type pod struct {
 	endpointmap.Endpoint
 	ns netns.NsHandle
 }
 
-// newPod makes a namespace, a device into it, the filters and the endpoint.
+// newPod creates a namespace, a device into it, the filters and the endpoint.
 func newPod(t *testing.T, k *Kernel, name string, n byte, deliver endpointmap.Deliver) *pod {
 	t.Helper()
 	return newPodMTU(t, k, name, n, deliver, 1500)
@@ -44,8 +44,7 @@ func newPodMTU(t *testing.T, k *Kernel, name string, n byte, deliver endpointmap
 	return newPodAt(t, k, &netlink.Handle{}, name, e)
 }
 
-// newPodAt makes a pod on the node whose namespace the handle is in; the zero one is
-// in that of the test.
+// newPodAt creates a pod on the node in the handle's namespace; the zero handle is the test's namespace.
 func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e endpointmap.Endpoint) *pod {
 	t.Helper()
 	p := &pod{Endpoint: e, ns: newNetns(t)}
@@ -78,8 +77,8 @@ func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e endp
 	must(t, "find lo", err)
 	must(t, "set lo up", h.LinkSetUp(lo))
 	must(t, "set eth0 up", h.LinkSetUp(eth0))
-	// The kernel tells of the carrier later, in a worker, and until then the
-	// device's queue drops what the stack sends, behind the programs.
+	// The kernel reports the carrier later, from a worker, and until then the device's queue drops packets
+	// of the stack, after the programs.
 	servicetest.Eventually(t, "carrier of "+name, func() bool {
 		l, err := node.LinkByIndex(link.Attrs().Index)
 		return err == nil && l.Attrs().OperState == netlink.OperUp
@@ -105,8 +104,8 @@ func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e endp
 	return p
 }
 
-// receives waits until what is sent to an address is delivered: a worker of the
-// kernel adds the local route of an IPv6 address after the address itself.
+// receives waits until packets to an address are delivered: a kernel worker adds the local route of an IPv6
+// address after the address itself.
 func receives(t testing.TB, h *netlink.Handle, a netip.Addr) {
 	t.Helper()
 	family := unix.AF_INET
@@ -150,7 +149,7 @@ func newNetns(t *testing.T) netns.NsHandle {
 	return h
 }
 
-// inNetns runs f on a thread that is in ns, and ends the thread.
+// inNetns runs f on a thread in ns, and ends the thread.
 func inNetns(t *testing.T, ns netns.NsHandle, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -180,8 +179,8 @@ func must(t testing.TB, what string, err error) {
 	}
 }
 
-// Packets between real pods, both ways of delivery, both families: the
-// gateway's answers let them find their way, and the programs carry them.
+// Real pods exchange packets, with both ways of delivery, in both families: the gateway's answers let them
+// resolve their next hop, and the programs forward the packets.
 func TestKernelPodsExchangePackets(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -267,8 +266,7 @@ func TestKernelTruncatedIPHeadersAreNeverForwarded(t *testing.T) {
 	}
 }
 
-// A packet of many segments is larger than any MTU, but its segments are not:
-// it takes the short way.
+// A GSO packet is larger than any MTU, but its segments are not: it bypasses the stack.
 func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	client := newPod(t, k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -291,8 +289,8 @@ func TestKernelSegmentsOfALargePacketDecideWhetherItFits(t *testing.T) {
 	}
 }
 
-// A packet whose linear part ends behind the Ethernet header is read all the
-// same: packet sockets build such frames above a page.
+// A packet whose linear part ends after the Ethernet header is evaluated like others: packet sockets build such
+// frames above a page.
 func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	from := newPodMTU(t, k, "sl-from", 10, endpointmap.DeliverPeer, 9000)
@@ -331,8 +329,8 @@ func TestKernelPacketsInPiecesAreEvaluatedLikeOthers(t *testing.T) {
 	}
 }
 
-// A pod learns from the node that its packet ran out of hops, or is too big
-// for the other pod: the programs give it to the stack, which answers.
+// The node tells a pod that the hop limit of its packet has expired, or that it is too big for the other pod:
+// the programs pass such packets to the stack, which answers.
 func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -382,7 +380,7 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 			_, err = conn.Write(make([]byte, c.size))
 			must(t, "send", err)
 			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, c.want) {
-				t.Errorf("the pod was told %v, want %v", err, c.want)
+				t.Errorf("the pod got %v, want %v", err, c.want)
 			}
 			after := r.counters(t)
 			for want, n := range map[cell]uint64{{c.reason, event.Egress}: 1, {event.ForwardedFromStack, event.Ingress}: 1} {
@@ -394,8 +392,8 @@ func TestKernelPodsLearnWhyAPacketCannotArrive(t *testing.T) {
 	}
 }
 
-// What may be fragmented is: by the stack, into a pod whose program sees the
-// pieces and knows whose they are by the mark.
+// Packets that may be fragmented are fragmented by the stack, into a pod whose program sees the fragments and
+// identifies their sender by the mark.
 func TestKernelTooBigPacketsArriveInFragments(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	makeNode(t, k)
@@ -474,7 +472,7 @@ func makeNode(t *testing.T, k *Kernel) {
 	must(t, "host addresses", k.Endpoints.SyncHostAddrs([]netip.Addr{host4, host6}))
 }
 
-// routeToPod makes the host's stack reach the pod.
+// routeToPod adds the host's route to the pod.
 func routeToPod(t *testing.T, dev string, p *pod) {
 	t.Helper()
 	for _, a := range p.Addrs() {

@@ -30,8 +30,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// forged sends packets to node b as forge does, and returns what b counted by reason
-// once it has counted all.
+// forged sends packets to node b as forge does, and returns b's counters by reason once all packets are
+// counted.
 func (f *fabric) forged(t *testing.T, from *fabricNode, packets ...[]byte) map[event.Reason]uint64 {
 	t.Helper()
 	ns := f.outsider
@@ -45,7 +45,8 @@ func (f *fabric) forged(t *testing.T, from *fabricNode, packets ...[]byte) map[e
 		clear(got)
 		sum := uint64(0)
 		for c, n := range f.b.gained(t, before) {
-			if c.direction == event.Ingress && !c.reason.Quiet() { // the pod answers, and others send such
+			// without the pod's answers and quiet packets
+			if c.direction == event.Ingress && !c.reason.Quiet() {
 				got[c.reason] += n
 				sum += n
 			}
@@ -62,15 +63,15 @@ func wantAll(t *testing.T, what string, got map[event.Reason]uint64, want event.
 	}
 }
 
-// fromA is a packet of a's pod to b's, as b receives it in the tunnel.
+// fromA returns a packet from a's pod to b's pod, as b receives it from the tunnel.
 func (f *fabric) fromA(vni identity.Numeric, proto byte, payload []byte) []byte {
 	a, b := f.a.pod, f.b.pod
 	packet := ip4Header{src: a.IPv4, dst: b.IPv4, proto: proto}.with(payload)
 	return vxlan(uint32(vni), frame(b.MAC, a.MAC, etherIPv4, packet))
 }
 
-// befriended has b's pod admit friends alone, of which a's pod is one. Another friend
-// is the identity behind stranger.
+// befriended makes b's pod admit only friends, including a's pod. stranger is given the identity of another
+// friend.
 func (f *fabric) befriended(t *testing.T) {
 	t.Helper()
 	(&theatre{runner: f.b.runner}).putTables(t)
@@ -81,7 +82,7 @@ func (f *fabric) befriended(t *testing.T) {
 
 const otherFriend = stranger + 1
 
-// evaluatedAgain is how often node b has evaluated a connection again.
+// evaluatedAgain returns how often node b has evaluated connections again.
 func (f *fabric) evaluatedAgain(t *testing.T) (sum uint64) {
 	t.Helper()
 	var perCPU []uint64
@@ -93,8 +94,8 @@ func (f *fabric) evaluatedAgain(t *testing.T) (sum uint64) {
 	return sum
 }
 
-// TestKernelRelabelIsSeenByVNIFirst shows that a pod that has got another identity is
-// evaluated by it from the first packet that names it, before any mapping says so.
+// TestKernelRelabelIsSeenByVNIFirst shows that a pod with a changed identity is evaluated with it from the
+// first packet whose tunnel key has it, before the ipcache is updated.
 func TestKernelRelabelIsSeenByVNIFirst(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.befriended(t)
@@ -119,8 +120,8 @@ func TestKernelRelabelIsSeenByVNIFirst(t *testing.T) {
 	}
 }
 
-// TestKernelRelabelledEntryIsEvaluatedOnce shows that a connection takes the identity
-// that it was evaluated again by: the packets that follow are not.
+// TestKernelRelabelledEntryIsEvaluatedOnce shows that a connection takes over the identity of the new
+// evaluation, so that later packets are not evaluated again.
 func TestKernelRelabelledEntryIsEvaluatedOnce(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.befriended(t)
@@ -128,7 +129,7 @@ func TestKernelRelabelledEntryIsEvaluatedOnce(t *testing.T) {
 	wantAll(t, "a friend", f.forged(t, f.a, f.fromA(friend, 17, dns)), event.ForwardedToPod, 1)
 	before := f.evaluatedAgain(t)
 	other := f.fromA(otherFriend, 17, dns)
-	// alone: two CPUs may both evaluate it at the same moment
+	// a single packet: two CPUs could both evaluate it at the same moment
 	wantAll(t, "another friend", f.forged(t, f.a, other), event.ForwardedToPod, 1)
 	wantAll(t, "the same friend", f.forged(t, f.a, other, other, other, other), event.ForwardedToPod, 4)
 	if n := f.evaluatedAgain(t) - before; n != 1 {
@@ -136,16 +137,15 @@ func TestKernelRelabelledEntryIsEvaluatedOnce(t *testing.T) {
 	}
 }
 
-// thirdNode makes the outsider a node with the range 10.244.3.0/24.
+// thirdNode makes the outsider a node with the pod CIDR 10.244.3.0/24.
 func (f *fabric) thirdNode(t *testing.T) {
 	t.Helper()
 	must(t, "SetNode", f.b.k.Nodes.SetNode(3, nodemap.Node{IPv4: f.outside, Addrs: []netip.Addr{f.outside}}))
 	f.b.says(t, netip.MustParsePrefix("10.244.3.0/24"), identity.UnknownInCluster, 3)
 }
 
-// TestKernelNodeDoesNotEnterConnectionsOfAnother shows that packets of an open
-// connection are dropped if they come from another node than the sender's, and that
-// the connection stays as it is (INV-92).
+// TestKernelNodeDoesNotEnterConnectionsOfAnother shows that packets of an open connection are dropped if they
+// come from another node than the sender's, and that the connection is not changed (INV-92).
 func TestKernelNodeDoesNotEnterConnectionsOfAnother(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.thirdNode(t)
@@ -161,9 +161,8 @@ func TestKernelNodeDoesNotEnterConnectionsOfAnother(t *testing.T) {
 	}
 }
 
-// TestKernelMovedAddressIsAnothersAtOnce shows that an address that another node has
-// now, under another identity, keeps no verdict of the first: neither for what comes
-// from there nor for what still comes from the old node.
+// TestKernelMovedAddressIsAnothersAtOnce shows that an address that has moved to another node, with another
+// identity, keeps no verdict: neither for packets from the new node nor for late packets from the old one.
 func TestKernelMovedAddressIsAnothersAtOnce(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.befriended(t)
@@ -176,8 +175,8 @@ func TestKernelMovedAddressIsAnothersAtOnce(t *testing.T) {
 	wantAll(t, "a friend on the third node", f.forged(t, nil, f.fromA(friend, 17, dns)), event.ForwardedToPod, 1)
 }
 
-// TestKernelFragmentsOfOneNodeDoNotServeAnother shows that the ports of a first
-// fragment are those of later ones from the same node only.
+// TestKernelFragmentsOfOneNodeDoNotServeAnother shows that the ports of a first fragment only apply to later
+// fragments from the same node.
 func TestKernelFragmentsOfOneNodeDoNotServeAnother(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	f.thirdNode(t)
@@ -191,8 +190,8 @@ func TestKernelFragmentsOfOneNodeDoNotServeAnother(t *testing.T) {
 	wantAll(t, "those of its node", f.forged(t, f.a, pieces[1:]...), event.ForwardedToPod, len(pieces)-1)
 }
 
-// TestKernelIPv6UnderlayHasChecksums shows that no packet around one in the tunnel
-// lacks its checksum over IPv6, where the receiver drops such.
+// TestKernelIPv6UnderlayHasChecksums shows that all outer packets over IPv6 have a checksum, because receivers
+// drop those without.
 func TestKernelIPv6UnderlayHasChecksums(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, true)
 	for i, addr := range f.b.pod.Addrs() {
@@ -214,9 +213,8 @@ func TestKernelIPv6UnderlayHasChecksums(t *testing.T) {
 	})
 }
 
-// TestKernelTooBigForTheTunnelIsAnswered shows that a pod learns the size of what
-// the way to another node takes, in both families, and that connections take it:
-// segments that the kernel cuts later count by their own size.
+// TestKernelTooBigForTheTunnelIsAnswered shows that a pod learns the path MTU to another node, in both
+// families, and that TCP connections use it: segments that the kernel splits later count by their own size.
 func TestKernelTooBigForTheTunnelIsAnswered(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		const narrow = 1350
@@ -233,7 +231,7 @@ func TestKernelTooBigForTheTunnelIsAnswered(t *testing.T) {
 	})
 }
 
-// narrow lowers the size of packets from a node to another.
+// narrow lowers the MTU from a node to another.
 func (n *fabricNode) narrow(t *testing.T, other *fabricNode, mtu uint16) {
 	t.Helper()
 	nodes, err := n.k.Nodes.Nodes()
@@ -262,8 +260,8 @@ func family(a netip.Addr) int {
 	return netlink.FAMILY_V6
 }
 
-// learnedMTU sends datagrams that must not be fragmented until the pod's kernel
-// refuses them, and returns the size that it knows by then.
+// learnedMTU sends datagrams that must not be fragmented until the pod's kernel rejects them, and returns the
+// MTU that it has learned.
 func learnedMTU(t *testing.T, p *pod, addr netip.Addr, size int) (mtu int) {
 	t.Helper()
 	inNetns(t, p.ns, func() {
@@ -314,7 +312,7 @@ func streamPods(t *testing.T, from, to *pod, addr netip.Addr, size int) {
 		if err != nil {
 			return
 		}
-		io.Copy(peer, peer) //nolint:errcheck // the other end tells
+		io.Copy(peer, peer) //nolint:errcheck // the other end reports errors
 		peer.Close()
 	}()
 	inNetns(t, from.ns, func() { conn, err = net.DialTimeout("tcp", l.Addr().String(), servicetest.Patience) })
@@ -342,9 +340,8 @@ func (f *fabric) rawPacket(t *testing.T, n *fabricNode, ethertype uint16, packet
 	})
 }
 
-// TestKernelPodSourcesPastTheTunnelAreDropped shows that a packet under the address
-// of another node's pod that did not come by the tunnel does not enter a pod, with no
-// firewall in the way (INV-93).
+// TestKernelPodSourcesPastTheTunnelAreDropped shows that a packet with the address of another node's pod that
+// did not come through the tunnel does not reach a pod, even without a firewall (INV-93).
 func TestKernelPodSourcesPastTheTunnelAreDropped(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	before := f.b.counters(t)
@@ -359,8 +356,8 @@ func TestKernelPodSourcesPastTheTunnelAreDropped(t *testing.T) {
 	}
 }
 
-// TestKernelUplinkRefusesAddressesOfThisNode shows that native routing believes no
-// packet from the wire under an address of the node's own pods or of the node.
+// TestKernelUplinkRefusesAddressesOfThisNode shows that native routing accepts no packet from the network with
+// an address of the node or of its pods.
 func TestKernelUplinkRefusesAddressesOfThisNode(t *testing.T) {
 	f := newFabric(t, RoutingNative, false)
 	before := f.b.counters(t)
@@ -376,9 +373,8 @@ func TestKernelUplinkRefusesAddressesOfThisNode(t *testing.T) {
 	})
 }
 
-// TestKernelForwardedIsNotANode shows that what a node forwards in the tunnel under
-// its own address is the world's, and that it forwards nothing under another's
-// (INV-95).
+// TestKernelForwardedIsNotANode shows that packets that a node forwards into the tunnel with its own address
+// belong to the world, and that it forwards none with another node's address (INV-95).
 func TestKernelForwardedIsNotANode(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	(&theatre{runner: f.b.runner}).putTables(t)
@@ -419,8 +415,8 @@ func TestKernelForwardedIsNotANode(t *testing.T) {
 	})
 }
 
-// TestKernelOuterMarkDoesNotReachThePod shows that the mark of a packet in which
-// another one came is neither on that one in a pod nor on the host.
+// TestKernelOuterMarkDoesNotReachThePod shows that the inner packet does not keep the mark of the outer packet,
+// neither in a pod nor on the host.
 func TestKernelOuterMarkDoesNotReachThePod(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	c, err := nftables.New(nftables.WithNetNSFd(int(f.b.ns)))
@@ -448,7 +444,7 @@ func TestKernelOuterMarkDoesNotReachThePod(t *testing.T) {
 	}
 }
 
-// receivedMark is the mark of a datagram from a's pod where it is received.
+// receivedMark returns the mark of a datagram from a's pod at its receiver.
 func (f *fabric) receivedMark(t *testing.T, ns netns.NsHandle, addr netip.Addr) (mark uint32) {
 	t.Helper()
 	var l *net.UDPConn

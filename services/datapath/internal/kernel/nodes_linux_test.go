@@ -29,8 +29,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// fabric is two nodes and an outsider on one bridge, which is in the namespace of
-// the test. What the datapath writes for each, the test writes here.
+// fabric is two nodes and an outsider on a bridge, which is in the test's namespace. The test writes the maps
+// that the datapath would write.
 type fabric struct {
 	a, b     *fabricNode
 	outsider netns.NsHandle
@@ -40,7 +40,7 @@ type fabric struct {
 // fabricNode is a node with one pod.
 type fabricNode struct {
 	runner
-	number         byte // its own, as the other has it
+	number         byte // its node ID at the other node
 	ns             netns.NsHandle
 	h              *netlink.Handle
 	addr4, addr6   netip.Addr // of its uplink
@@ -51,19 +51,19 @@ type fabricNode struct {
 
 const fabricMTU = 1500
 
-// newFabric makes the nodes. With underlay6 the tunnel's packets are IPv6.
+// newFabric creates the nodes. With underlay6 the tunnel's outer packets are IPv6.
 func newFabric(t *testing.T, routing Routing, underlay6 bool) *fabric {
 	t.Helper()
 	return newFabricOn(t, routing, underlay6, cable)
 }
 
-// newFabricOn is newFabric with uplinks of a kind.
+// newFabricOn is newFabric with a kind of uplinks.
 func newFabricOn(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind) *fabric {
 	t.Helper()
 	return makeFabric(t, routing, underlay6, kind, func(*Options) {})
 }
 
-// newFabricWith is an overlay on IPv4 whose nodes are opened with options that change sets.
+// newFabricWith is an overlay on IPv4; change sets options of its nodes.
 func newFabricWith(t *testing.T, change func(*Options)) *fabric {
 	t.Helper()
 	return makeFabric(t, RoutingOverlay, false, cable, change)
@@ -91,16 +91,16 @@ func makeFabric(t *testing.T, routing Routing, underlay6 bool, kind uplinkKind, 
 	return f
 }
 
-// uplinkKind makes the device "up0" of a namespace, which leads to a bridge.
+// uplinkKind creates the device "up0" of a namespace, which is connected to a bridge.
 type uplinkKind func(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle)
 
-// cable makes it one end of a pair of which the other is a port of the bridge.
+// cable makes it a veth whose peer is a port of the bridge.
 func cable(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	t.Helper()
 	addPort(t, bridge, fmt.Sprintf("slport%d", n), ns, "up0")
 }
 
-// addPort joins a device of a namespace to the bridge by a port with a name.
+// addPort connects a device of a namespace to the bridge through a named port.
 func addPort(t *testing.T, bridge netlink.Link, port string, ns netns.NsHandle, device string) {
 	t.Helper()
 	veth := &netlink.Veth{
@@ -116,13 +116,13 @@ func addPort(t *testing.T, bridge netlink.Link, port string, ns netns.NsHandle, 
 	must(t, "set the port up", netlink.LinkSetUp(veth))
 }
 
-// plugIn gives a namespace a device that leads to the bridge, with two addresses, and
-// returns a handle in it.
+// plugIn gives a namespace a device that is connected to the bridge, with two addresses, and returns a handle
+// in the namespace.
 func plugIn(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle, addr4, addr6 netip.Addr,
 	kind uplinkKind,
 ) *netlink.Handle {
 	t.Helper()
-	// neighbours are found at once, and not after the link-local address is
+	// without duplicate address detection, so that neighbours are resolved immediately
 	inNetns(t, ns, func() {
 		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
 			t.Errorf("sysctl: %v", err)
@@ -211,7 +211,7 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 	return n
 }
 
-// newPod makes a pod whose addresses end in last, and whose identity is 256 + last.
+// newPod creates a pod whose addresses end in last, and whose identity is 256 + last.
 func (n *fabricNode) newPod(t *testing.T, last byte) *pod {
 	t.Helper()
 	return n.newPodMTU(t, last, fabricMTU-50)
@@ -255,7 +255,7 @@ func (n *fabricNode) addTunnel(t *testing.T) {
 	must(t, "set the tunnel up", n.h.LinkSetUp(n.tunnel))
 }
 
-// join has the node know another one.
+// join adds another node to the node's maps.
 func (n *fabricNode) join(t *testing.T, other *fabricNode, routing Routing, underlay6 bool) {
 	t.Helper()
 	number := uint16(other.number)
@@ -297,13 +297,13 @@ func (n *fabricNode) join(t *testing.T, other *fabricNode, routing Routing, unde
 	}
 }
 
-// says writes what the cluster says.
+// says sets the cluster's information about a prefix.
 func (n *fabricNode) says(t *testing.T, p netip.Prefix, id identity.Numeric, number uint16) {
 	t.Helper()
 	must(t, "SetRemote", n.k.IPCache.SetRemote(p, ipcache.Remote{Identity: id, Node: number}))
 }
 
-// gained is what the counters of a node have gained since.
+// gained returns how much the counters of a node have increased since.
 func (n *fabricNode) gained(t *testing.T, since map[cell]event.Counter) map[cell]uint64 {
 	t.Helper()
 	m := map[cell]uint64{}
@@ -324,12 +324,12 @@ func wantNoDrops(t *testing.T, who string, gained map[cell]uint64) {
 	}
 }
 
-// eachFabric runs a test in both modes and on both underlays.
+// eachFabric runs a test in both routing modes and on both underlays.
 func eachFabric(t *testing.T, test func(t *testing.T, f *fabric, routing Routing)) {
 	eachFabricOn(t, cable, test)
 }
 
-// eachFabricOn is eachFabric with uplinks of a kind.
+// eachFabricOn is eachFabric with a kind of uplinks.
 func eachFabricOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabric, routing Routing)) {
 	for _, c := range []struct {
 		name      string
@@ -344,8 +344,8 @@ func eachFabricOn(t *testing.T, kind uplinkKind, test func(t *testing.T, f *fabr
 	}
 }
 
-// TestKernelPodsOfTwoNodesExchangePackets shows that packets of pods on two nodes
-// travel past both stacks, in both families.
+// TestKernelPodsOfTwoNodesExchangePackets shows that packets between pods of two nodes bypass both host stacks,
+// in both families.
 func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		way := event.ForwardedOverlay
@@ -369,16 +369,15 @@ func TestKernelPodsOfTwoNodesExchangePackets(t *testing.T) {
 	})
 }
 
-// TestKernelHostOfNode shows that the host of one node is a remote node to pods
-// of the other, from its overlay address and from those of its devices, and is
-// answered.
+// TestKernelHostOfNode shows that pods see the host of another node as a remote node, with its overlay address
+// and its device addresses, and that it gets answers.
 func TestKernelHostOfNode(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		(&theatre{runner: f.b.runner}).putTables(t)
 		update(t, f.b.k, "sl_id", uint32(identity.RemoteNode), knownWord(7, 4, 1))
 		setPolicy(t, f.b.k, f.b.pod.Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: friends})
 		for i, addr := range f.b.pod.Addrs() {
-			// without a local address the kernel chooses one
+			// without a local address the kernel selects one
 			for _, local := range [][]netip.Addr{{{}, f.a.addr4, f.a.over4}, {{}, f.a.addr6, f.a.over6}}[i] {
 				before := f.b.counters(t)
 				if err := exchange(t, f.a.ns, local, f.b.pod.ns, addr); err != nil {
@@ -389,10 +388,9 @@ func TestKernelHostOfNode(t *testing.T) {
 	})
 }
 
-// TestKernelHostsAreToldApartByTheirLabels shows that a pod lets in the host of a node
-// by the identity that its labels have, and no other host: a packet in a tunnel names
-// a node alone, and its address says which. A pod with the address of a host gets
-// nowhere.
+// TestKernelHostsAreToldApartByTheirLabels shows that a pod admits the host of a node by the identity of that
+// node's labels, and no other host: the tunnel key only identifies a node, and the address tells which. A pod
+// that uses the address of a host is dropped.
 func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 	const east, west = identity.MinNodeLocal, identity.MaxNodeLocal
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
@@ -425,7 +423,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 					}
 					err := exchangeWithin(t, limit, f.a.ns, local, f.b.pod.ns, addr)
 					if (err == nil) != step.want {
-						t.Errorf("host %v with identity %#x to pod %v: %v, want it let in: %t", local, uint32(step.id), addr,
+						t.Errorf("host %v with identity %#x to pod %v: %v, want it admitted: %t", local, uint32(step.id), addr,
 							err, step.want)
 					}
 					gained := f.b.gained(t, before)
@@ -436,7 +434,8 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 			}
 		}
 		relabel(east)
-		if routing == RoutingOverlay { // the tunnel names a's pod, with an address of a's host
+		// the tunnel key has the identity of a's pod, the source is an address of a's host
+		if routing == RoutingOverlay {
 			inner := ip4Header{src: f.a.over4, dst: f.b.pod.IPv4, proto: 17}.with(udp(4000, 53, 1))
 			forged := vxlan(uint32(f.a.pod.Identity), frame(f.b.pod.MAC, f.a.pod.MAC, etherIPv4, inner))
 			named := vxlan(uint32(east), frame(f.b.pod.MAC, f.a.pod.MAC, etherIPv4, inner))
@@ -445,7 +444,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 			c := cell{event.SpoofedIdentity, event.Ingress}
 			servicetest.Eventually(t, "both to be dropped", func() bool { return f.b.gained(t, before)[c] == 2 })
 		}
-		// Through a tunnel to a labelled node a pod could be anyone.
+		// Through a tunnel to a labelled node, a pod could assume any identity.
 		before := f.b.counters(t)
 		inNetns(t, f.b.pod.ns, func() {
 			c, err := net.Dial("udp", netip.AddrPortFrom(f.a.addr4, 4789).String())
@@ -481,7 +480,7 @@ func exchange(t *testing.T, from netns.NsHandle, local netip.Addr, to netns.NsHa
 	return exchangeWithin(t, 2*time.Second, from, local, to, addr)
 }
 
-// exchangeWithin is exchange with a limit of time, short where no answer is expected.
+// exchangeWithin is exchange with a time limit, which is short if no answer is expected.
 func exchangeWithin(
 	t *testing.T, limit time.Duration, from netns.NsHandle, local netip.Addr, to netns.NsHandle, addr netip.Addr,
 ) error {
@@ -522,7 +521,7 @@ func exchangeWithin(
 	return nil
 }
 
-// vxlan is a packet in a tunnel, behind the header of UDP.
+// vxlan returns the payload of a UDP packet of the tunnel.
 func vxlan(vni uint32, inner []byte) []byte {
 	b := make([]byte, 8, 8+len(inner))
 	b[0] = 8
@@ -530,7 +529,7 @@ func vxlan(vni uint32, inner []byte) []byte {
 	return append(b, inner...)
 }
 
-// forge sends packets in a tunnel to node b by an ordinary socket of a namespace.
+// forge sends tunnel packets to node b from an ordinary socket of a namespace.
 func (f *fabric) forge(t *testing.T, ns netns.NsHandle, to netip.Addr, packets ...[]byte) {
 	t.Helper()
 	inNetns(t, ns, func() {
@@ -548,9 +547,8 @@ func (f *fabric) forge(t *testing.T, ns netns.NsHandle, to netip.Addr, packets .
 	})
 }
 
-// TestKernelForgedVXLAN shows that no node or outsider enters a pod as another by a
-// tunnel of its own making: each forgery is counted under its reason, and nothing of
-// it arrives (INV-91).
+// TestKernelForgedVXLAN shows that no node or outsider can assume another identity by sending its own tunnel
+// packets to a pod: each forgery is counted under its reason, and none arrives (INV-91).
 func TestKernelForgedVXLAN(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	a, b := f.a.pod, f.b.pod
@@ -624,8 +622,8 @@ func TestKernelForgedVXLAN(t *testing.T) {
 	}
 }
 
-// TestKernelExplainKnowsNodes shows that both nodes say what would become of a
-// connection between their pods, and on which node its other end is.
+// TestKernelExplainKnowsNodes shows that both nodes explain a connection between their pods, including the node
+// of the other end.
 func TestKernelExplainKnowsNodes(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		way := event.ForwardedOverlay

@@ -47,7 +47,7 @@ func open(t *testing.T, from netns.NsHandle, local netip.Addr, to netns.NsHandle
 	return o
 }
 
-// ask sends a byte each way.
+// ask sends a byte in each direction.
 func (o opened) ask() error {
 	for _, way := range [][2]net.Conn{{o.here, o.there}, {o.there, o.here}} {
 		if _, err := way[0].Write([]byte{1}); err != nil {
@@ -63,9 +63,9 @@ func (o opened) ask() error {
 	return nil
 }
 
-// TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain shows that a connection that a node has begun goes on when
-// the node's labels give it an identity that the pod lets in as well, and ends when they give it one that it does not:
-// not a byte of it arrives after that, from the node's device or from its overlay address.
+// TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain shows that a node's connection continues when the
+// node's labels change to an identity that the pod also admits, and ends when they change to one that it does
+// not: not a byte arrives after that, neither from the node's device address nor from its overlay address.
 func TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain(t *testing.T) {
 	const east, south, west = identity.MinNodeLocal, identity.MinNodeLocal + 1, identity.MaxNodeLocal
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
@@ -93,7 +93,7 @@ func TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain(t *testing.T) {
 				must(t, "ask", o.ask())
 				relabel(south)
 				if err := o.ask(); err != nil {
-					t.Errorf("from %v with other labels that are let in: %v", local, err)
+					t.Errorf("from %v with other labels that are admitted: %v", local, err)
 				}
 				relabel(west)
 				before := f.b.counters(t)
@@ -103,7 +103,7 @@ func TestKernelConnectionsOfARelabelledNodeAreEvaluatedAgain(t *testing.T) {
 				servicetest.Eventually(t, "a packet to be denied", func() bool { return f.b.gained(t, before)[c] > 0 })
 				must(t, "set a deadline", o.there.SetReadDeadline(time.Now()))
 				if n, err := o.there.Read(make([]byte, 1)); n > 0 || err == nil {
-					t.Errorf("from %v with labels that are not let in: %d bytes arrived, %v", local, n, err)
+					t.Errorf("from %v with labels that are not admitted: %d bytes arrived, %v", local, n, err)
 				}
 			}
 		}

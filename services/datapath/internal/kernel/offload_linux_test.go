@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// sendUnsummed sends a frame whose checksum is left to the device: the sum over all from an offset on is written at
-// another one.
+// sendUnsummed sends a frame whose checksum is left to the device: the sum over all bytes from start on is
+// written at offset at.
 func sendUnsummed(t *testing.T, dev string, b []byte, start, at int) {
 	t.Helper()
 	link, err := net.InterfaceByName(dev)
@@ -47,8 +47,8 @@ func sendUnsummed(t *testing.T, dev string, b []byte, start, at int) {
 	}
 }
 
-// TestKernelChecksumsOfDevicesChangeNothingEvaluated: a pod leaves the checksum of its packet to the device, and says
-// that it belongs where the packet has an address or a port. What was evaluated is what leaves the node.
+// TestKernelChecksumsOfDevicesChangeNothingEvaluated: a pod leaves its packet's checksum to the device, and
+// places it over an address or a port. The fields that were evaluated must be the fields that leave the node.
 func TestKernelChecksumsOfDevicesChangeNothingEvaluated(t *testing.T) {
 	for _, cast := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cast %t", cast), func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestKernelChecksumsOfDevicesChangeNothingEvaluated(t *testing.T) {
 	}
 }
 
-// wantPortKept sends a datagram whose checksum is the port of a listener, at the place of the port.
+// wantPortKept sends a datagram whose checksum equals the port of a listener, placed over the destination port.
 func (f *fabric) wantPortKept(t *testing.T) {
 	t.Helper()
 	const sport, asked, wanted = 4000, 80, 9999
@@ -92,11 +92,12 @@ func (f *fabric) wantPortKept(t *testing.T) {
 	}
 	_ = heard[wanted].SetReadDeadline(time.Now().Add(time.Millisecond))
 	if _, from, err := heard[wanted].ReadFrom(got); err == nil {
-		t.Errorf("%v reaches port %d with a packet that was evaluated as one to port %d", from, wanted, asked)
+		t.Errorf("%v reaches port %d with a packet that was evaluated for port %d", from, wanted, asked)
 	}
 }
 
-// wantPlaces sends packets with every place of the checksum, of which those that were evaluated are malformed.
+// wantPlaces sends packets with the checksum at every offset; packets whose evaluated fields would be
+// overwritten must count as malformed.
 func (f *fabric) wantPlaces(t *testing.T) {
 	t.Helper()
 	pod, body := f.a.pod, make([]byte, 64)
@@ -105,7 +106,7 @@ func (f *fabric) wantPlaces(t *testing.T) {
 		name           string
 		proto          byte
 		four, six      []byte
-		place, headers int // of the checksum; what is evaluated
+		place, headers int // of the checksum; length of the evaluated headers
 	}{
 		{"TCP", protoTCP, append(tcp(5000, 80, flagSYN), body...), nil, 16, 20},
 		{"UDP", protoUDP, udp(5000, 80, body...), nil, 6, 8},
@@ -126,7 +127,7 @@ func (f *fabric) wantPlaces(t *testing.T) {
 				packet = ip4Header{src: pod.IPv4, dst: to, proto: proto}.with(payload)
 			}
 			b := frame(pod.HostMAC, pod.MAC, ethertype, packet)
-			const first = 20 // the kernel lets no sum begin before
+			const first = 20 // the kernel does not allow a sum to start earlier
 			before, sent, malformed := f.a.counters(t), uint64(0), uint64(0)
 			inNetns(t, pod.ns, func() {
 				for at := first; at+2 <= header+c.headers+8; at++ {

@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// BenchmarkUplink is the time of one run of the programs of an uplink, the median and the
-// shortest, with what BPF_PROG_TEST_RUN adds; the first figure is that alone. A packet
-// that was led to a backend asks for no service any more, so that each run gets its own.
+// BenchmarkUplink measures one run of the uplink's programs, the median and the shortest, including the
+// overhead of BPF_PROG_TEST_RUN; the first figure is the overhead alone. A redirected packet no longer goes to
+// the service, so each run gets its own packet.
 func BenchmarkUplink(b *testing.B) {
 	o := testOptions(kerneltest.NewBPFFS(b))
 	o.Services = true
@@ -51,7 +51,7 @@ func BenchmarkUplink(b *testing.B) {
 		prog  *ebpf.Program
 		in    []byte
 		first bool // each run is another connection
-		led   bool // to the backend
+		led   bool // redirected to the backend
 	}{
 		{name: "nothing", prog: passOnly(b), in: toNode(6, tcp(1, 22, flagACK))},
 		{
@@ -92,7 +92,7 @@ func BenchmarkUplink(b *testing.B) {
 			}
 			times := make([]time.Duration, 0, b.N)
 			for i := range b.N {
-				if c.first { // the checksums are not looked at
+				if c.first { // the checksums are not verified
 					in[29], in[34], in[35] = byte(i>>15), byte(i>>8)|128, byte(i)
 				}
 				_, took, err := c.prog.Benchmark(in, 1, nil)

@@ -32,12 +32,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// outsideAddrs are the outsider's addresses, of both families.
+// outsideAddrs returns the outsider's addresses of both families.
 func (f *fabric) outsideAddrs() []netip.Addr {
 	return []netip.Addr{f.outside, netip.MustParseAddr("2001:db8::99")}
 }
 
-// routeFromOutside has the outsider send what is for an address to a node.
+// routeFromOutside routes the outsider's packets for an address to a node.
 func (f *fabric) routeFromOutside(t *testing.T, to netip.Addr, n *fabricNode) {
 	t.Helper()
 	via := n.addr4
@@ -51,8 +51,8 @@ func (f *fabric) routeFromOutside(t *testing.T, to netip.Addr, n *fabricNode) {
 	})
 }
 
-// askInPieces asks by UDP with more than a packet takes, again until the ends know how
-// much that is: of IPv6 nobody but the sender makes pieces.
+// askInPieces sends a UDP request that is larger than a packet, repeatedly until the ends know the path MTU:
+// only the sender can fragment IPv6.
 func (f *fabric) askInPieces(t *testing.T, to netip.AddrPort) (says string) {
 	t.Helper()
 	var u *net.UDPConn
@@ -87,9 +87,8 @@ func (f *fabric) askInPieces(t *testing.T, to netip.AddrPort) (says string) {
 	return says
 }
 
-// TestKernelOutsideReachesLocalBackends: node ports and addresses of load balancers lead
-// senders outside to a pod of the node that they ask, which sees who asks; answers come
-// from what was asked, of every size.
+// TestKernelOutsideReachesLocalBackends: node ports and load balancer addresses forward outside clients to a
+// local pod, which sees the client's address; answers of any size come from the requested address.
 func TestKernelOutsideReachesLocalBackends(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -101,7 +100,7 @@ func TestKernelOutsideReachesLocalBackends(t *testing.T) {
 			n.lead(vip, feAddress, at)
 			nodePort := netip.AddrPortFrom([]netip.Addr{f.a.addr4, f.a.addr6}[i], 30080)
 			n.lead(nodePort, feNode, at)
-			// among the ports that answers of backends elsewhere come to
+			// in the range of ports for answers from backends on other nodes
 			low := netip.AddrPortFrom(nodePort.Addr(), 25080)
 			n.lead(low, feNode, at)
 			f.askInPieces(t, vip)
@@ -115,14 +114,14 @@ func TestKernelOutsideReachesLocalBackends(t *testing.T) {
 			}
 			wantNoDropsSince(t, n.runner, before)
 			if got := f.a.gained(t, before)[cell{event.ForwardedFromStack, event.Ingress}]; got == 0 {
-				t.Error("nothing came to the pod from the stack")
+				t.Error("no packet from the stack reached the pod")
 			}
 		}
 	})
 }
 
-// TestKernelOutsideServesTheHostsOfOtherNodes: what another node asks for itself comes past
-// the tunnel, under an address of its device, which the pod sees.
+// TestKernelOutsideServesTheHostsOfOtherNodes: requests of another node's host arrive outside the tunnel, with
+// its device address as source, which the pod sees.
 func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -143,7 +142,7 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 			to := netip.AddrPortFrom(f.a.addr4, 30080).String()
 			if c, err := net.DialTimeout("tcp", to, time.Second); err == nil {
 				c.Close()
-				t.Error("a pod answers that nobody may reach")
+				t.Error("a pod answers although its policy denies all ingress")
 			}
 		})
 		if got := f.a.gained(t, before)[cell{event.PolicyDenied, event.Ingress}]; got == 0 {
@@ -152,10 +151,9 @@ func TestKernelOutsideServesTheHostsOfOtherNodes(t *testing.T) {
 	})
 }
 
-// TestKernelOutsideReachesBackendsElsewhere: senders outside reach pods and the host of
-// another node, and sockets of the node itself. A backend elsewhere sees an address of
-// the node, a socket of the node sees the sender; the other node's policy is asked about
-// the world.
+// TestKernelOutsideReachesBackendsElsewhere: outside clients reach pods and the host of another node, and
+// sockets of the local node. A backend on another node sees an address of this node as source, a local socket
+// sees the client. The other node's policy evaluates the world.
 func TestKernelOutsideReachesBackendsElsewhere(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -169,7 +167,7 @@ func TestKernelOutsideReachesBackendsElsewhere(t *testing.T) {
 				what   string
 				in     netns.NsHandle
 				at     netip.Addr
-				source netip.Addr // that the backend sees
+				source netip.Addr // source that the backend sees
 			}{
 				{"pod", f.b.pod.ns, pod, toPod},
 				{"host", f.b.ns, []netip.Addr{f.b.addr4, f.b.addr6}[i], own},
@@ -197,7 +195,7 @@ func TestKernelOutsideReachesBackendsElsewhere(t *testing.T) {
 	})
 }
 
-// wantServed compares what a server of tell says with who it is and whom it sees.
+// wantServed checks that a server of tell reports its own address and the expected client.
 func wantServed(t *testing.T, what, says string, at netip.AddrPort, source netip.Addr) {
 	t.Helper()
 	server, client, _ := strings.Cut(says, " to ")
@@ -207,7 +205,7 @@ func wantServed(t *testing.T, what, says string, at netip.AddrPort, source netip
 	}
 }
 
-// fromOutside sends frames of the outsider to a node.
+// fromOutside sends the outsider's frames to a node.
 func (f *fabric) fromOutside(t *testing.T, to *fabricNode, packets ...[]byte) {
 	t.Helper()
 	inNetns(t, f.outsider, func() {
@@ -229,9 +227,8 @@ func (f *fabric) fromOutside(t *testing.T, to *fabricNode, packets ...[]byte) {
 	})
 }
 
-// TestKernelOutsideErrorsQuoteWhatWasSent: an ICMP error about a packet to a service
-// reaches the socket that has sent it, whose kernel compares what it quotes: from a pod
-// of the node, of another one, and from a host.
+// TestKernelOutsideErrorsQuoteWhatWasSent: an ICMP error about a packet to a service reaches the sending
+// socket, whose kernel compares the quoted packet: for a local pod, a pod of another node, and a host.
 func TestKernelOutsideErrorsQuoteWhatWasSent(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -269,8 +266,8 @@ func TestKernelOutsideErrorsQuoteWhatWasSent(t *testing.T) {
 	})
 }
 
-// TestKernelOutsideForgedSourcesReachNoBackend: senders outside that claim to be a pod,
-// or the node, get to no backend, and no service leads anybody to the port of a tunnel.
+// TestKernelOutsideForgedSourcesReachNoBackend: outside senders with the address of a pod or of the node reach
+// no backend, and no service forwards to the tunnel port.
 func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -299,7 +296,7 @@ func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
 			{"the outsider, to a tunnel", f.outside, tunnel, event.TunnelPort},
 		} {
 			if routing == RoutingNative && c.want == event.SpoofedNode {
-				continue // it is believed from the wire: see routing.md
+				continue // native routing accepts it from the network: see routing.md
 			}
 			before := f.a.counters(t)
 			f.fromOutside(t, f.a, packet(c.src, c.to))
@@ -317,9 +314,9 @@ func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
 	})
 }
 
-// TestKernelOutsideClaimsSurviveEviction: connections to a backend elsewhere go on while
-// all translations, and the entries of the connections themselves, are deleted again and
-// again: the port of the node stays the same, and nothing is reset.
+// TestKernelOutsideClaimsSurviveEviction: connections to a backend on another node continue while all
+// translations, and the connections' entries, are deleted again and again: the node's port stays the same, and
+// no connection is reset.
 func TestKernelOutsideClaimsSurviveEviction(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -375,7 +372,7 @@ func TestKernelOutsideClaimsSurviveEviction(t *testing.T) {
 	})
 }
 
-// readLine reads up to the end of a line.
+// readLine reads to the end of a line.
 func readLine(c net.Conn) (string, error) {
 	var line []byte
 	for b := make([]byte, 1); ; {
@@ -389,8 +386,8 @@ func readLine(c net.Conn) (string, error) {
 	}
 }
 
-// holdPorts has sockets of a namespace, which release closes, listen at all ports of a protocol
-// for the way to backends elsewhere, or, of UDP, be connected to one.
+// holdPorts opens sockets in a namespace that listen at all source ports for backends on other nodes, or, for
+// UDP, are connected to one. release closes them.
 func holdPorts(t *testing.T, ns netns.NsHandle, network string, to netip.AddrPort) (release func()) {
 	t.Helper()
 	const first, ports = 20000, 10000
@@ -423,8 +420,8 @@ func holdPorts(t *testing.T, ns netns.NsHandle, network string, to netip.AddrPor
 	return release
 }
 
-// wantRefused asks from outside, and is refused at its first packet, which is counted
-// under a reason where it would have left for the backend.
+// wantRefused sends a request from outside, which must be refused at its first packet and counted under a
+// reason where it would have left for the backend.
 func (f *fabric) wantRefused(t *testing.T, network string, asked netip.AddrPort, reason event.Reason) {
 	t.Helper()
 	before := f.a.counters(t)
@@ -441,16 +438,15 @@ func (f *fabric) wantRefused(t *testing.T, network string, asked netip.AddrPort,
 	}
 }
 
-// TestKernelOutsideTakesNoPortOfTheHost: sockets of the node that listen at all ports for the
-// way to backends elsewhere, or are bound to them, keep no sender outside away. While they
-// are connected to the backend, a sender is refused at once, and so it is while the node has
-// no address for that way; then it is served.
+// TestKernelOutsideTakesNoPortOfTheHost: sockets of the node that listen at, or are bound to, all source ports
+// for backends on other nodes do not affect outside clients. If they are connected to the backend, a client is
+// refused immediately; the same while the node has no source address. Then it is served.
 func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
 		var asked, backends []netip.AddrPort
 		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
-			// by the tunnel, if there is one, and by the uplink
+			// through the tunnel, if there is one, and through the uplink
 			for j, backend := range []netip.Addr{f.b.pod.Addrs()[i], []netip.Addr{f.b.addr4, f.b.addr6}[i]} {
 				at := netip.AddrPortFrom(backend, 8080)
 				tell(t, []netns.NsHandle{f.b.pod.ns, f.b.ns}[j], at)
@@ -497,8 +493,8 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 	})
 }
 
-// TestKernelOutsideRefusalsHaveABudget: however fast a sender outside asks while no port is
-// free, the node sends no more answers than a CPU may in a second.
+// TestKernelOutsideRefusalsHaveABudget: however fast an outside client sends while no port is free, a CPU sends
+// no more answers per second than its limit.
 func TestKernelOutsideRefusalsHaveABudget(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -521,7 +517,7 @@ func TestKernelOutsideRefusalsHaveABudget(t *testing.T) {
 			return dropped > flood/2 && dropped == was
 		})
 		told = f.toldUnreachable(t) - told
-		seconds := uint64(time.Since(began)/time.Second) + 2 // begun ones
+		seconds := uint64(time.Since(began)/time.Second) + 2 // including the ones that have just begun
 		t.Logf("%d of %d packets answered in %v", told, dropped, time.Since(began))
 		if limit := rate * seconds * uint64(runtime.NumCPU()); told == 0 || told > limit {
 			t.Errorf("%d of %d packets were answered, want at most %d", told, dropped, limit)
@@ -529,8 +525,7 @@ func TestKernelOutsideRefusalsHaveABudget(t *testing.T) {
 	})
 }
 
-// toldUnreachable is how many errors of ICMPv6 have told the outsider that something is not
-// reached.
+// toldUnreachable returns how many ICMPv6 unreachable errors the outsider has received.
 func (f *fabric) toldUnreachable(t *testing.T) (n uint64) {
 	t.Helper()
 	inNetns(t, f.outsider, func() {
@@ -546,8 +541,8 @@ func (f *fabric) toldUnreachable(t *testing.T) (n uint64) {
 	return n
 }
 
-// TestKernelOutsideFloodLeavesOthersAlone: many more new senders than there is room for
-// translations ask a service; connections that others have by services go on.
+// TestKernelOutsideFloodLeavesOthersAlone: many more new clients than the translation maps hold use a service;
+// existing connections to services continue.
 func TestKernelOutsideFloodLeavesOthersAlone(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -589,8 +584,8 @@ func TestKernelOutsideFloodLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// TestKernelClusterIPDoesNotAnswerOutside: packets of senders outside to a cluster IP are
-// dropped, and not sent on by the node's routes.
+// TestKernelClusterIPDoesNotAnswerOutside: packets from outside to a cluster IP are dropped, and not forwarded
+// by the node's routes.
 func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -599,7 +594,7 @@ func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
 			tell(t, f.a.pod.ns, at)
 			front := n.lead(serviceAddr(local, 2), feAddress, at)
 			putFronts(t, n.k, vip, protoUDP, feAddress, bpf.MapsSlFe{Inside: front, Outside: front})
-			askUDP(t, f.b.pod.ns, at, 16) // it works there
+			askUDP(t, f.b.pod.ns, at, 16) // a pod can use it
 			f.routeFromOutside(t, vip.Addr(), f.a)
 			before := f.a.counters(t)
 			u, err := dialIn(t, f.outsider, "udp", vip)
@@ -613,8 +608,8 @@ func TestKernelClusterIPDoesNotAnswerOutside(t *testing.T) {
 	})
 }
 
-// TestKernelPortWithoutAServiceIsDroppedOutside: what comes for an address of services, at
-// a port that none has or by another protocol, is not sent on by the node's routes.
+// TestKernelPortWithoutAServiceIsDroppedOutside: packets to a virtual IP at a port without a service, or with
+// another protocol, are not forwarded by the node's routes.
 func TestKernelPortWithoutAServiceIsDroppedOutside(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -644,9 +639,9 @@ func TestKernelPortWithoutAServiceIsDroppedOutside(t *testing.T) {
 			servicetest.Eventually(t, "both drops", func() bool {
 				return f.a.gained(t, before)[cell{event.NoServicePort, event.Ingress}] == 2
 			})
-			// its neighbours may find out whether it is there
+			// neighbours may resolve the address
 			wantServed(t, "the port that is there", askUDP(t, f.outsider, vip, 16), at, f.outsideAddrs()[i])
-			// what the node has itself is its own
+			// the node's own address is not a virtual IP
 			own := []netip.Addr{f.a.addr4, f.a.addr6}[i]
 			alone(t, n.k, own)
 			tell(t, f.a.ns, netip.AddrPortFrom(own, 7777))
@@ -655,9 +650,9 @@ func TestKernelPortWithoutAServiceIsDroppedOutside(t *testing.T) {
 	})
 }
 
-// TestKernelPodsReachNodePortsOfOtherNodes: where packets of pods are not masqueraded
-// they come to a node port as themselves, in the tunnel or as they are. A pod of that
-// node sees them, one elsewhere sees the node, and policy knows who asks.
+// TestKernelPodsReachNodePortsOfOtherNodes: without masquerading, pods reach a node port of another node with
+// their own address, through the tunnel or natively. A pod of that node sees the client, a backend on another
+// node sees the node, and policy evaluates the client.
 func TestKernelPodsReachNodePortsOfOtherNodes(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.b.runner}

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// sniffer reads what a device sends and receives.
+// sniffer reads the packets that a device sends and receives.
 type sniffer struct {
 	fd int
 }
@@ -57,7 +57,7 @@ func sniff(t *testing.T, ns netns.NsHandle, device string) *sniffer {
 	return s
 }
 
-// next waits for a packet, which it returns from the header of IP on.
+// next waits for a packet and returns it from the IP header on.
 func (s *sniffer) next(t *testing.T, what string, match func(wire) bool) []byte {
 	t.Helper()
 	b := make([]byte, 65536)
@@ -74,7 +74,7 @@ func (s *sniffer) next(t *testing.T, what string, match func(wire) bool) []byte 
 	return nil
 }
 
-// sendIP sends a packet with its header of IP by the routes of a namespace.
+// sendIP sends a complete IP packet by the routes of a namespace.
 func sendIP(t *testing.T, ns netns.NsHandle, packet []byte) {
 	t.Helper()
 	domain, dst := unix.AF_INET, unix.Sockaddr(nil)
@@ -96,7 +96,7 @@ func sendIP(t *testing.T, ns netns.NsHandle, packet []byte) {
 	})
 }
 
-// ip makes a packet of either family.
+// ip returns a packet of either family.
 func ip(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	if src.Is4() {
 		return ip4Header{src: src, dst: dst, proto: proto, frag: 0x4000}.with(payload)
@@ -104,7 +104,7 @@ func ip(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	return ip6(src, dst, proto, payload)
 }
 
-// tooBig is the error that a hop sends about a packet: it quotes all of it.
+// tooBig returns the error that a hop sends about a packet; it quotes the whole packet.
 func tooBig(from, to netip.Addr, mtu uint16, about []byte) []byte {
 	if from.Is4() {
 		msg := binary.BigEndian.AppendUint16([]byte{3, 4, 0, 0, 0, 0}, mtu)
@@ -116,14 +116,14 @@ func tooBig(from, to netip.Addr, mtu uint16, about []byte) []byte {
 	return ip6(from, to, 58, icmp6(from, to, append(msg, about...)))
 }
 
-// isTooBig finds the error.
+// isTooBig reports whether a packet is such an error.
 func isTooBig(w wire) bool {
 	return w.proto == 1 && bytes.HasPrefix(w.rest, []byte{3, 4}) || w.proto == 58 && bytes.HasPrefix(w.rest, []byte{2, 0})
 }
 
-// wantTooBig compares an error with the packet that it is about, byte for byte. Hops and the
-// header's checksum change on a way of hops; the checksum of TCP and UDP stays that of the
-// packet at the hop, because nobody can compare it: see bpf/include/sluice/quote.h.
+// wantTooBig compares an error with the packet that it is about, byte for byte. Hop limit and header checksum
+// change on the way; the quoted TCP or UDP checksum is the one of the packet at the hop, because a receiver
+// cannot verify it: see bpf/include/sluice/quote.h.
 func wantTooBig(t *testing.T, what string, packet []byte, from, to netip.Addr, mtu uint16, about []byte) {
 	t.Helper()
 	head, hops, sum := 20, []int{8, 10, 11}, map[byte]int{protoTCP: 16, protoUDP: 6}
@@ -146,7 +146,7 @@ func wantTooBig(t *testing.T, what string, packet []byte, from, to netip.Addr, m
 		t.Errorf("%s: the error has a wrong checksum", what)
 	}
 	if got := binary.BigEndian.Uint16(w.rest[6:]); got != mtu {
-		t.Errorf("%s: the error says %d, want %d", what, got, mtu)
+		t.Errorf("%s: the error has the MTU %d, want %d", what, got, mtu)
 	}
 	quote, want := slices.Clone(w.rest[8:]), slices.Clone(about)
 	if len(quote) < head+8 {
@@ -167,10 +167,10 @@ func wantTooBig(t *testing.T, what string, packet []byte, from, to netip.Addr, m
 	}
 }
 
-// TestKernelOutsideTooBigQuotesWhatWasSent: what a hop says of a packet that is too big
-// reaches its sender, and quotes what that has sent: a request of a sender outside, about
-// which the backend's side complains, and the answer of a backend, here and elsewhere, whose
-// kernel learns the size.
+// TestKernelOutsideTooBigQuotesWhatWasSent: a packet-too-big error of a hop reaches the sender of the packet
+// and quotes the packet that it has sent. The packet is a request of an outside client, for which a hop before
+// the backend sends the error, or the answer of a backend on this or another node, whose kernel must learn the
+// MTU.
 func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -179,7 +179,7 @@ func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 			own := []netip.Addr{f.a.addr4, f.a.addr6}[i]
 			host := []netip.Addr{f.b.addr4, f.b.addr6}[i]
 			hop, router := host, []netip.Addr{netip.MustParseAddr("203.0.113.7"), netip.MustParseAddr("2001:db8:7::7")}[i]
-			sees := router // where the backend has the errors about its answers from
+			sees := router // the source of errors about its answers that the backend sees
 			if routing == RoutingOverlay {
 				hop, sees = []netip.Addr{f.b.over4, f.b.over6}[i], []netip.Addr{f.a.over4, f.a.over6}[i]
 			}
@@ -188,10 +188,10 @@ func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 				in      netns.NsHandle
 				device  string
 				at      netip.Addr
-				hop     netip.Addr // that complains of requests
+				hop     netip.Addr // that sends errors about requests
 				hopIn   netns.NsHandle
-				from    netip.Addr // that the sender sees; not valid: the service
-				answers netip.Addr // from where the backend learns of its answers
+				from    netip.Addr // source that the client sees; not valid: the service
+				answers netip.Addr // source of the errors about the backend's answers
 			}{
 				{"pod", f.a.pod.ns, "eth0", f.a.pod.Addrs()[i], f.a.pod.Addrs()[i], f.a.pod.ns, netip.Addr{}, router},
 				{"pod elsewhere", f.b.pod.ns, "eth0", f.b.pod.Addrs()[i], hop, f.b.ns, hop, sees},
@@ -249,7 +249,8 @@ func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 							return isTooBig(w) && w.dst == c.at
 						})
 						wantTooBig(t, what+", the answer", learned, c.answers, c.at, mtu, answer)
-						if proto != protoUDP || k == 1 { // TCP has no socket for it; a size does not grow
+						// TCP has no socket for it; an MTU does not grow
+						if proto != protoUDP || k == 1 {
 							continue
 						}
 						servicetest.Eventually(t, what+": the backend's kernel learns the size", func() bool {
@@ -264,7 +265,7 @@ func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 	})
 }
 
-// behindAHop makes a namespace behind the outsider, which takes packets of at most mtu to it.
+// behindAHop creates a namespace behind the outsider, which forwards packets of at most mtu to it.
 func (f *fabric) behindAHop(t *testing.T, mtu int) netns.NsHandle {
 	t.Helper()
 	far := newNetns(t)
@@ -317,9 +318,9 @@ func (f *fabric) behindAHop(t *testing.T, mtu int) netns.NsHandle {
 	return far
 }
 
-// TestKernelOutsideAnswersFitTheWayToTheSender: where a hop between the node and a sender
-// takes less than both ends think, answers of a backend of this node and of another come
-// through by TCP, because the backend's kernel learns the size.
+// TestKernelOutsideAnswersFitTheWayToTheSender: if a hop between the node and a client has a smaller MTU than
+// both ends assume, TCP answers of backends on this and another node arrive, because the backend's kernel
+// learns the MTU.
 func TestKernelOutsideAnswersFitTheWayToTheSender(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		const mtu = 1300
@@ -332,7 +333,7 @@ func TestKernelOutsideAnswersFitTheWayToTheSender(t *testing.T) {
 		}{
 			{"pod", f.a.pod.ns, f.a.pod.Addrs()},
 			{"pod elsewhere", f.b.pod.ns, f.b.pod.Addrs()},
-			// last: what that host learns of the node counts for its tunnel, too
+			// last: the MTU that this host learns for the node also applies to its tunnel
 			{"host elsewhere", f.b.ns, []netip.Addr{f.b.addr4, f.b.addr6}},
 		} {
 			h, err := netlink.NewHandleAt(c.in, unix.NETLINK_ROUTE)

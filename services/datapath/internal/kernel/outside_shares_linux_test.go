@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// fromOutside runs the program of the uplink n times on packets that build returns, twice on each: maps of
-// the LRU kind keep what was used. It returns how many were dropped.
+// fromOutside runs the uplink's program on count packets that build returns, twice on each, because LRU maps
+// keep entries that were used. It returns how many were dropped.
 func (n *serviceNode) fromOutside(count int, build func(i int) []byte) (dropped int) {
 	n.Helper()
 	header := [14]byte{12: 8}
@@ -42,12 +42,11 @@ func (n *serviceNode) fromOutside(count int, build func(i int) []byte) (dropped 
 	return dropped
 }
 
-// forged is a sender outside of many.
+// forged returns one of many addresses outside.
 func forged(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}) }
 
-// TestKernelTranslationsFromOutsideLeaveThoseOfPods: senders outside ask a node port from more ports than
-// the map of translations holds. The connection of a pod by a Service, whose list is another one by
-// now, stays with its backend.
+// TestKernelTranslationsFromOutsideLeaveThoseOfPods: clients outside use a node port from more ports than the
+// translation map holds. A pod's connection to a Service, whose list has changed since, keeps its backend.
 func TestKernelTranslationsFromOutsideLeaveThoseOfPods(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -97,8 +96,8 @@ func TestKernelTranslationsFromOutsideLeaveThoseOfPods(t *testing.T) {
 	}
 }
 
-// TestKernelFragmentsFromOutsideLeaveThoseOfPods: senders outside begin more datagrams to a node port than
-// the map of fragments holds. The last fragment of a pod's datagram passes.
+// TestKernelFragmentsFromOutsideLeaveThoseOfPods: clients outside begin more datagrams to a node port than the
+// map of fragments holds. The last fragment of a pod's datagram passes.
 func TestKernelFragmentsFromOutsideLeaveThoseOfPods(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -128,7 +127,7 @@ func TestKernelFragmentsFromOutsideLeaveThoseOfPods(t *testing.T) {
 	}
 }
 
-// TestKernelAffinityFromOutsideLeavesThatOfPods: more clients outside than the map of affinity holds ask a
+// TestKernelAffinityFromOutsideLeavesThatOfPods: more clients outside than the affinity map holds use a
 // Service. A pod keeps its backend.
 func TestKernelAffinityFromOutsideLeavesThatOfPods(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
@@ -150,7 +149,7 @@ func TestKernelAffinityFromOutsideLeavesThatOfPods(t *testing.T) {
 	vip, open := serviceAddr(backends[0].Addr(), 1), netip.AddrPortFrom(f.a.addr4, 30080)
 	sticky(vip, feAddress)
 	sticky(open, feNode)
-	// where a new connection of the pod goes, by what the map of translations has then
+	// the backend of a new connection of the pod, from the translation map
 	goes := func(from uint16) (to netip.AddrPort) {
 		t.Helper()
 		inNetns(t, f.a.ns, func() { n.ask(f.a.pod, vip, from) })
@@ -180,8 +179,8 @@ func TestKernelAffinityFromOutsideLeavesThatOfPods(t *testing.T) {
 	}
 }
 
-// TestKernelSocketsOfTheHostHaveAShareOfAffinity: the host is a client of more Services than its share has
-// room for, and a pod keeps its backends.
+// TestKernelSocketsOfTheHostHaveAShareOfAffinity: the host uses more Services with affinity than its share
+// allows entries, and a pod keeps its backends.
 func TestKernelSocketsOfTheHostHaveAShareOfAffinity(t *testing.T) {
 	n := newServiceNode(t)
 	e := newPod(t, n.k, "sl-pod", 10, endpointmap.DeliverPeer)
@@ -203,9 +202,9 @@ func TestKernelSocketsOfTheHostHaveAShareOfAffinity(t *testing.T) {
 	}
 }
 
-// TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew: an earlier version has the translations and the
-// affinity of pods in the maps of senders outside. A start that makes the maps of pods takes them over,
-// and leaves what is of others. The next start takes nothing over again.
+// TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew: an earlier version has the translations and affinity
+// entries of pods in the maps of outside clients. A start that creates the pods' maps copies the pods' entries,
+// and only those. The next start copies nothing.
 func TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services = true
@@ -248,7 +247,7 @@ func TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew(t *testing.T) {
 	}
 }
 
-// translations lists what the maps have.
+// translations lists the entries of the maps.
 func (n *serviceNode) translations() (all []translation.Translation) {
 	n.Helper()
 	must(n.T, "list", n.k.Translations.Each(func(x translation.Translation) error {

@@ -24,14 +24,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// swappedBuild has the layout of connections that is the previous one of this
-// build, and the reverse.
+// swappedBuild has the connection layouts of this build, the current and the previous one swapped.
 var swappedBuild = build{maps: swapped.LoadMaps, programs: []program.Spec{
 	{Name: program.FromPod, Devices: program.Endpoints, Hook: program.Ingress, Load: swapped.LoadFromPod},
 	{Name: program.ToPod, Devices: program.Endpoints, Hook: program.Egress, Load: swapped.LoadToPod},
 }}
 
-// begin continues the theatre in a directory of its own, with another build.
+// begin starts the theatre in a directory of its own, with another build.
 func (th *theatre) begin(t *testing.T, b build) {
 	t.Helper()
 	th.reopen(t, kerneltest.NewBPFFS(t), b)
@@ -55,7 +54,7 @@ func (th *theatre) reopen(t *testing.T, dir string, b build) {
 	t.Cleanup(func() { th.events.Close() })
 }
 
-// goOn plays acts without forgetting what was before.
+// goOn plays acts without removing the existing state.
 func (th *theatre) goOn(t *testing.T, when string, acts []act) {
 	t.Helper()
 	for i, a := range acts {
@@ -94,9 +93,8 @@ func (th *theatre) held(t *testing.T) (current, previous int) {
 	return count(th.k.Pins.Map(pin.PreviousMaps[i].Current)), count(th.k.Pins.Previous(pin.PreviousMaps[i].Previous))
 }
 
-// openings begin what must live on. The policies allow nothing but that a
-// begins, so that replies pass by their entries alone; b was cut off from the
-// world in the middle of a connection.
+// openings begin the connections that must survive. The policies only allow that a begins, so replies pass
+// because of their entries; b was cut off from the world in the middle of a connection.
 func openings() []act {
 	return []act{
 		policy("a", nodetable.Allow, nodetable.Deny), policy("b", nodetable.Allow, nodetable.Allow),
@@ -115,7 +113,7 @@ func openings() []act {
 	}
 }
 
-// sequels are what the connections say next: the server first.
+// sequels are the next packets of the connections, the server's first.
 func sequels() []act {
 	return []act{
 		say("b", "a", datagram(53, 4000), event.ForwardedToPod),
@@ -124,7 +122,7 @@ func sequels() []act {
 		say("a", "b", segment(5000, 80, flagACK), event.ForwardedToPod),
 		say("b", "a", ping(true, 7), event.ForwardedToPod),
 		say("a", "b", ping(false, 7), event.ForwardedToPod),
-		// cut, and not picked up
+		// terminated, and not picked up
 		say("world", "b", segment(80, 6000, flagACK|flagPSH), event.PolicyDenied),
 		say("b", "world", segment(6000, 80, flagACK), event.PolicyDenied),
 		// never begun
@@ -132,10 +130,9 @@ func sequels() []act {
 	}
 }
 
-const kept = 4 // connections that openings leave
+const kept = 4 // connections after the openings
 
-// unjudged checks that the connections were moved and not evaluated, and that each
-// is in one map.
+// unevaluated checks that the connections were moved without evaluation, and that each is in one map.
 func (th *theatre) unevaluated(t *testing.T, when string, before conntrack.Counters) {
 	t.Helper()
 	if len(th.evaluated) > 0 {
@@ -171,8 +168,7 @@ func TestKernelConnectionsLiveOnOverAnUpgradeAndBack(t *testing.T) {
 	}
 }
 
-// toLegacy leaves the pins as the version with other pin names had them, with
-// the connections in its layout.
+// toLegacy leaves the pins with the names of the legacy version, with the connections in its layout.
 func (th *theatre) toLegacy(t *testing.T) {
 	t.Helper()
 	specs := legacySpecs(t)
@@ -227,7 +223,7 @@ func TestKernelConnectionsOfTheEarlierVersionLiveOn(t *testing.T) {
 	}
 }
 
-// A connection that a policy has changed for is evaluated in its own direction.
+// A connection whose policy has changed is evaluated in its own direction.
 func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
@@ -244,7 +240,7 @@ func TestKernelMovedConnectionsAreEvaluatedByTheirDirection(t *testing.T) {
 	})
 }
 
-// What a program was changing when it was copied is evaluated again, once.
+// An entry that was copied while a program was changing it is evaluated again, once.
 func TestKernelAClaimedEntryIsMovedUnclaimed(t *testing.T) {
 	th := newTheatre(t, false)
 	th.goOn(t, "the beginning", openings())
@@ -282,11 +278,10 @@ func TestKernelTheCounterOfEpochsGoesOnBehindThoseOfPreviousMaps(t *testing.T) {
 	}
 }
 
-// After a rollback the version before knows more of its connections than what
-// was moved before it.
+// After a rollback, the previous version's entry may be newer than the one that was moved before it.
 func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 	for name, c := range map[string]struct {
-		last int32 // of the entry of the version before, from that of this one
+		last int32 // last_s of the previous version's entry, relative to the current one
 		want uint16
 	}{"seen later there": {5, 77}, "seen at the same time": {0, 0}, "seen earlier there": {-5, 0}} {
 		t.Run(name, func(t *testing.T) {
@@ -301,7 +296,7 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 			must(t, "look up the connection", err)
 			v := was.Value
 			key := tu.Key4()
-			must(t, "write an entry of the version before", th.k.Pins.Previous(bpf.MapsMapSlPrev4).Put(&key, &bpf.MapsSlCtPrev{
+			must(t, "write an entry of the previous version", th.k.Pins.Previous(bpf.MapsMapSlPrev4).Put(&key, &bpf.MapsSlCtPrev{
 				Epochs: v.Epochs, Where: v.Where, IdInit: v.IdInit, IdResp: v.IdResp, LastS: v.LastS + uint32(c.last), Flags: v.Flags, RuleEg: 77,
 			}))
 			th.reopen(t, dir, build{})
@@ -319,13 +314,13 @@ func TestKernelTheLaterOfTwoEntriesCounts(t *testing.T) {
 	}
 }
 
-// The programs of both versions run while filters are replaced.
+// Programs of both versions run while filters are replaced.
 func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	th := newTheatre(t, false)
 	th.begin(t, swappedBuild)
 	th.goOn(t, "the beginning", openings())
 	previous, current := th.k, openKernel(t, testOptions(th.k.opened.Dir))
-	// the entry is moved, and made again by the version that does not find it
+	// the entry is moved, and the version that does not find it creates it again
 	th.k = current
 	th.goOn(t, "upgrade", []act{say("b", "a", segment(80, 5000, flagACK), event.ForwardedToPod)})
 	th.k = previous
@@ -336,7 +331,7 @@ func TestKernelBothVersionsForwardSideBySide(t *testing.T) {
 	}
 	th.goOn(t, "upgrade", sequels())
 	if current, previous := th.held(t); current != kept || previous != 1 {
-		t.Errorf("%d connections, %d in the previous map, want %d and the one that was made again", current, previous, kept)
+		t.Errorf("%d connections, %d in the previous map, want %d and the one that was created again", current, previous, kept)
 	}
 	pass := func() conntrack.PreviousPass {
 		p, err := th.k.Connections.DrainPrevious(t.Context(), conntrack.MonotonicSeconds(), conntrack.DefaultTimeouts())
@@ -397,7 +392,7 @@ func TestKernelOldPinsGoAfterOneIdleTime(t *testing.T) {
 	if _, err := os.Stat(foreign); err != nil {
 		t.Errorf("the pin of another owner: %v", err)
 	}
-	// without them nothing is asked twice, from the next start on
+	// from the next start on, each lookup uses one map
 	th.goOn(t, "afterwards", []act{say("a", "b", datagram(4000, 53), event.ForwardedToPod), say("b", "a", datagram(53, 4000), event.ForwardedToPod)})
 	th.reopen(t, dir, build{})
 	if len(th.k.Pins.PreviousNames()) != 0 {
@@ -432,7 +427,7 @@ func TestKernelCollectorDrainsPreviousMaps(t *testing.T) {
 
 func TestKernelIdleConnectionsExpireInPreviousMaps(t *testing.T) {
 	th := newTheatre(t, false)
-	// the entries are from between the two, however slow the machine is
+	// the time of the entries is between the two, however slow the machine is
 	first := conntrack.MonotonicSeconds()
 	th.goOn(t, "the beginning", openings())
 	last := conntrack.MonotonicSeconds()
@@ -468,7 +463,7 @@ func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	}
 }
 
-// The layouts are exchanged, not changed.
+// The layouts are swapped, not changed.
 func TestSwappedLayoutsAreThoseOfTheOther(t *testing.T) {
 	ours, err := bpf.LoadMaps()
 	must(t, "read the compiled maps", err)

@@ -9,8 +9,7 @@ import (
 	"slices"
 )
 
-// Frames are built by hand: a library that gets a length right cannot build
-// the frames that get it wrong.
+// Frames are built by hand: a library that always computes correct lengths cannot build malformed frames.
 
 const (
 	etherIPv4 = 0x0800
@@ -31,7 +30,7 @@ type ip4Header struct {
 	ttl      byte
 	frag     uint16 // flags and offset
 	options  []byte
-	total    int // 0: what it is
+	total    int // 0: the correct length
 }
 
 func (h ip4Header) with(payload []byte) []byte {
@@ -61,7 +60,7 @@ type ip6Header struct {
 	src, dst netip.Addr
 	next     byte
 	hops     byte
-	length   int // -1: what it is
+	length   int // -1: the correct length
 }
 
 func ip6(src, dst netip.Addr, next byte, payload []byte) []byte {
@@ -82,7 +81,7 @@ func (h ip6Header) with(payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// ext is an IPv6 extension header of 8 bytes that names the next one.
+// ext is an 8-byte IPv6 extension header with the given next header.
 func ext(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} }
 
 func udp(sport, dport uint16, payload ...byte) []byte {
@@ -119,7 +118,7 @@ func arp(op uint16, senderMAC [6]byte, sender netip.Addr, targetMAC [6]byte, tar
 	return append(append(b, targetMAC[:]...), target.AsSlice()...)
 }
 
-// icmp6 fills in the checksum of an ICMPv6 message.
+// icmp6 sets the checksum of an ICMPv6 message.
 func icmp6(src, dst netip.Addr, msg []byte) []byte {
 	msg[2], msg[3] = 0, 0
 	binary.BigEndian.PutUint16(msg[2:], checksum(slices.Concat(pseudo6(src, dst, len(msg)), msg)))
@@ -130,7 +129,7 @@ func pseudo6(src, dst netip.Addr, n int) []byte {
 	return slices.Concat(src.AsSlice(), dst.AsSlice(), binary.BigEndian.AppendUint32(nil, uint32(n)), []byte{0, 0, 0, 58})
 }
 
-// solicit asks who has target.
+// solicit is a neighbour solicitation for target.
 func solicit(src, dst, target netip.Addr, mac *[6]byte) []byte {
 	msg := slices.Concat([]byte{135, 0, 0, 0, 0, 0, 0, 0}, target.AsSlice())
 	if mac != nil {
@@ -139,8 +138,7 @@ func solicit(src, dst, target netip.Addr, mac *[6]byte) []byte {
 	return ip6Header{src: src, dst: dst, next: 58, hops: 255, length: -1}.with(icmp6(src, dst, msg))
 }
 
-// checksum is the internet checksum. Over data that contains a right one it
-// is 0.
+// checksum returns the internet checksum. For data with a correct checksum it is 0.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(b); i += 2 {

@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// baseEnv names a binary of this package's tests of another version, which BenchmarkPaths
-	// compares this version with.
+	// baseEnv is the path of a test binary of another version, which BenchmarkPaths compares with this
+	// version.
 	baseEnv = "SLUICE_BENCH_BASE"
-	// turnsEnv makes BenchmarkPaths the other side of a comparison: it runs the paths that it
-	// reads from descriptor 3 and writes the times to descriptor 4.
+	// turnsEnv makes BenchmarkPaths the other side of a comparison: it reads the paths to run from
+	// descriptor 3 and writes the times to descriptor 4.
 	turnsEnv = "SLUICE_BENCH_TURNS"
-	// turnRuns are the runs of one turn.
+	// turnRuns is the number of runs in one turn.
 	turnRuns = 250
 )
 
@@ -43,12 +43,12 @@ type path struct {
 	prog  string
 	in    []byte
 	ctx   skbContext
-	first bool // each run is another connection: another source port
+	first bool // each run is another connection, from another source port
 	// begins are the packets of the connection before the measured one
 	begins []step
 }
 
-// step is one packet of a connection that a path needs.
+// step is one packet of a connection that a path requires.
 type step struct {
 	prog string
 	in   []byte
@@ -77,7 +77,8 @@ func paths(b *testing.B) (*Kernel, []path) {
 	vip4, vip6 := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
 	away4, away6 := netip.MustParseAddr("192.0.2.77"), netip.MustParseAddr("2001:db8:77::77")
 	front := uint32(0)
-	// a cluster IP leads to the mirror, a node port to the pod, another one to an address elsewhere
+	// a cluster IP forwards to the mirror, a node port to the pod, another one to an address on another
+	// node
 	for _, s := range []struct {
 		at      netip.AddrPort
 		kind    uint8
@@ -228,8 +229,8 @@ func paths(b *testing.B) (*Kernel, []path) {
 	return k, all
 }
 
-// forgetTurn removes what a turn has left: connections, translations, and what is counted of them,
-// so that no bound refuses a packet of the next turn. Only maps that this version has are emptied.
+// forgetTurn removes the connections and translations of a turn, and their counts, so that no bound refuses a
+// packet of the next turn. It only empties maps that this version has.
 func forgetTurn(b *testing.B, k *Kernel) {
 	b.Helper()
 	for _, name := range []string{"sl_ct4", "sl_ct6", "sl_xl4", "sl_xl6", "sl_answers4", "sl_answers6", "sl_pod_xl4", "sl_pod_xl6"} {
@@ -246,7 +247,7 @@ func forgetTurn(b *testing.B, k *Kernel) {
 			must(b, "delete from "+name, m.Delete(key))
 		}
 	}
-	// where each counts: from this byte on, up to the other one
+	// range of bytes that contain counts
 	for name, counts := range map[string][2]int{"sl_budget": {0, 8}, "sl_held": {0, 32}, "sl_bound": {8, 16}} {
 		m := k.Pins.Map(name)
 		if m == nil {
@@ -289,8 +290,7 @@ func runPath(b *testing.B, k *Kernel, p *path, n *int) []int64 {
 	return times
 }
 
-// timeRun is the time of one run in nanoseconds. ebpf.Program measures runs without a
-// context only.
+// timeRun returns the time of one run in nanoseconds. ebpf.Program can only measure runs without a context.
 func timeRun(b *testing.B, prog *ebpf.Program, in []byte, ctx skbContext) int64 {
 	context, err := binary.Append(nil, binary.NativeEndian, ctx)
 	must(b, "encode the context", err)
@@ -314,8 +314,8 @@ func timeRun(b *testing.B, prog *ebpf.Program, in []byte, ctx skbContext) int64 
 	return int64(attr.duration)
 }
 
-// turn is what one side of a comparison has measured in one turn: the mean of the middle half,
-// finer than the clock's step of 10 ns, and the shortest.
+// turn is the result of one side in one turn: the mean of the middle half, which is finer than the clock's step
+// of 10 ns, and the minimum.
 type turn struct {
 	Middle float64
 	Least  int64
@@ -331,10 +331,10 @@ func turnOf(times []int64) turn {
 	return turn{float64(sum) / float64(len(half)), times[0]}
 }
 
-// BenchmarkPaths is the time of one run for packets on the usual paths. Without baseEnv it
-// prints the times of this version. With it, the two versions take turns of some milliseconds
-// on one CPU: b.N of them on each path, and the benchmark prints the medians of each side's
-// turns and the median difference of neighbouring turns.
+// BenchmarkPaths measures one run for packets on the usual paths. Without baseEnv it prints the times of this
+// version. With it, the two versions alternate in turns of some milliseconds on one CPU, b.N turns on each
+// path, and the benchmark prints the medians of each side's turns and the median difference of neighbouring
+// turns.
 func BenchmarkPaths(b *testing.B) {
 	k, all := paths(b)
 	n := 0
@@ -381,7 +381,7 @@ func median(of []float64) float64 {
 	return of[len(of)/2]
 }
 
-// answerTurns runs the paths that the other side asks for.
+// answerTurns runs the paths that the other side requests.
 func answerTurns(b *testing.B, k *Kernel, all []path, n *int) {
 	asked, answers := os.NewFile(3, "asked"), json.NewEncoder(os.NewFile(4, "answers"))
 	for in := bufio.NewScanner(asked); in.Scan(); {
@@ -391,7 +391,7 @@ func answerTurns(b *testing.B, k *Kernel, all []path, n *int) {
 	}
 }
 
-// askTurns starts the other side, and returns what measures a path there.
+// askTurns starts the other side, and returns a function that measures a path there.
 func askTurns(b *testing.B, base string) func(i int) turn {
 	askedRead, asked, err := os.Pipe()
 	must(b, "make a pipe", err)

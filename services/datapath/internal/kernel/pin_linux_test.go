@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// newPinned makes a map that another version, or another owner, has pinned.
+// newPinned creates a map as another version, or another owner, has pinned it.
 func newPinned(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(ms)
 	if err != nil {
@@ -20,7 +20,7 @@ func newPinned(path string, ms *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// pinCopy pins a map at another path too.
+// pinCopy pins a map at another path, too.
 func pinCopy(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// pinPath is where a map of the kernel is pinned.
+// pinPath returns the path of a map's pin.
 func (k *Kernel) pinPath(name string) string { return k.Pins.Pin(name) }
 
 func TestKernelPinThatIsNoMapIsNamed(t *testing.T) {

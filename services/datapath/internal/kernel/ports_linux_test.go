@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelTheLastAddressThatAPodAskedCounts: ports of a pod ask several addresses of the host
-// in any order, many times a second, and every answer comes from the address that its port asked
-// last.
+// TestKernelTheLastAddressThatAPodAskedCounts: ports of a pod send requests to several addresses of the host in
+// any order, many times a second, and every answer comes from the address that its port has used last.
 func TestKernelTheLastAddressThatAPodAskedCounts(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	publish(t, k, a)
@@ -32,7 +31,7 @@ func TestKernelTheLastAddressThatAPodAskedCounts(t *testing.T) {
 	for range 600 {
 		port, host := uint16(4000+random.IntN(3)), hosts[random.IntN(len(hosts))]
 		if o := r.run(t, program.FromPod, from4(host, 17, udp(port, 53)), skbContext{}, 0); o.reason != event.ForwardedToHost {
-			t.Fatalf("a question to %v: %v", host, o.reason)
+			t.Fatalf("a request to %v: %v", host, o.reason)
 		}
 		last[port] = host
 		for port, want := range last {
@@ -44,8 +43,8 @@ func TestKernelTheLastAddressThatAPodAskedCounts(t *testing.T) {
 	}
 }
 
-// TestKernelFindsRecordsThatAreOlderThanTheirPorts: the bits of ports are lost with sl_count, but
-// the records are not: the next start sets the bits again.
+// TestKernelFindsRecordsThatAreOlderThanTheirPorts: if sl_count is lost, the bits of ports are lost, but the
+// records are not: the next start sets the bits again.
 func TestKernelFindsRecordsThatAreOlderThanTheirPorts(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services = true

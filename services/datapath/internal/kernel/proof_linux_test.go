@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// segmentAt is a TCP segment with numbers.
+// segmentAt returns a TCP segment with sequence numbers.
 func segmentAt(sport, dport uint16, flags byte, seq, ack uint32) []byte {
 	b := tcp(sport, dport, flags)
 	binary.BigEndian.PutUint32(b[4:], seq)
@@ -24,7 +24,7 @@ func segmentAt(sport, dport uint16, flags byte, seq, ack uint32) []byte {
 	return b
 }
 
-// summed is an IPv4 packet with a segment whose checksum is right.
+// summed returns an IPv4 packet with a segment and a correct checksum.
 func summed(src, dst netip.Addr, segment []byte) []byte {
 	sum := append(append(src.AsSlice(), dst.AsSlice()...), 0, protoTCP, 0, byte(len(segment)))
 	binary.BigEndian.PutUint16(segment[16:], 0)
@@ -32,9 +32,9 @@ func summed(src, dst netip.Addr, segment []byte) []byte {
 	return ip4Header{src: src, dst: dst, proto: protoTCP}.with(segment)
 }
 
-// TestKernelForgedHandshakesProveNothing: a sender that forges its address does not see the number of the answer
-// to its SYN. What it sends next opens no connection, whatever the backend answers to that: it takes neither the
-// ports to a backend elsewhere nor the room of open connections.
+// TestKernelForgedHandshakesProveNothing: a sender that forges its address does not see the sequence number of
+// the SYN+ACK. Its next segments establish no connection, whatever the backend answers: they occupy neither
+// ports to a backend on another node nor the capacity for open connections.
 func TestKernelForgedHandshakesProveNothing(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	nodePort := nodePortElsewhere(t, f)

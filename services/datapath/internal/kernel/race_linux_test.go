@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// shot is a packet that is ready to be sent often.
+// shot is a prepared packet for repeated runs.
 type shot struct {
 	prog *ebpf.Program
 	o    ebpf.RunOptions
@@ -32,7 +32,7 @@ func (th *theatre) shot(a act) shot {
 	return shot{th.k.program(name), ebpf.RunOptions{Data: in, Context: ctx}}
 }
 
-// fire says whether the packet was let pass.
+// fire reports whether the packet passed.
 func (s shot) fire() (bool, error) {
 	s.o.DataOut = make([]byte, len(s.o.Data)+256)
 	verdict, err := s.prog.Run(&s.o)
@@ -51,8 +51,7 @@ func (s shot) fire() (bool, error) {
 // yield lets another thread of this CPU run.
 func yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// apart runs the functions at the same time, each on a CPU of its own as far
-// as there are so many.
+// apart runs the functions concurrently, each on a CPU of its own if there are enough.
 func apart(t *testing.T, fs ...func() error) {
 	t.Helper()
 	var all unix.CPUSet
@@ -87,15 +86,14 @@ func apart(t *testing.T, fs ...func() error) {
 	must(t, "run side by side", errors.Join(errs...))
 }
 
-// Both ends begin the same connection at the same time. Of TCP one of them has
-// begun it and the other's SYN is dropped; of UDP both packets pass. There is
-// one entry, and it says who was first.
+// Both ends begin the same connection concurrently. For TCP one end is the initiator, and the SYN of the other
+// end is dropped; for UDP both packets pass. There is one entry, which records the end that was first.
 func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 	const rounds, batch = 6000, 500
 	th := newTheatre(t, false)
 	for round := 0; round < rounds; round += batch {
 		th.forget(t)
-		var passed [2][2][batch]bool // who, TCP or UDP, port
+		var passed [2][2][batch]bool // end, TCP or UDP, port
 		var turn [batch]atomic.Int32
 		from := func(who int) func() error {
 			names := [2]string{"a", "b"}
@@ -106,7 +104,7 @@ func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 						th.shot(say(names[who], names[1-who], segment(port, port, flagSYN), 0)),
 						th.shot(say(names[who], names[1-who], datagram(port, port), 0)),
 					}
-					// side by side from packet to packet
+					// the CPUs stay in step from packet to packet
 					turn[i].Add(1)
 					for spins := 0; turn[i].Load() < 2; spins++ {
 						if spins%1000 == 999 {
@@ -144,10 +142,9 @@ func TestKernelBothEndsBeginAtOnce(t *testing.T) {
 	}
 }
 
-// Packets run on two CPUs while the policy and the identity behind an address
-// change, in either order. Either change alone allows the flow, both together
-// do not: whatever the CPUs stamp meanwhile, the first packet afterwards is
-// denied.
+// Packets run on two CPUs while the policy and the identity of an address change, in either order. Each change
+// alone allows the flow, both together do not: whatever the CPUs store meanwhile, the first packet afterwards
+// is denied.
 func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 	const rounds = 1500
 	th := newTheatre(t, false)
@@ -202,7 +199,7 @@ func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 			}
 			for _, s := range []shot{out, back} {
 				if ok, err := s.fire(); ok || err != nil {
-					t.Errorf("round %d: what both changes together deny has passed: %v", n, err)
+					t.Errorf("round %d: a packet has passed that both changes together deny: %v", n, err)
 					return err
 				}
 			}
@@ -211,8 +208,7 @@ func TestKernelNoStampVouchesForTwoVerdicts(t *testing.T) {
 	})
 }
 
-// Entries are deleted and epochs change while packets of allowed flows run: none
-// is dropped.
+// Entries are deleted and epochs change while packets of allowed flows run: none is dropped.
 func TestKernelDeletedEntriesDropNothingThatIsAllowed(t *testing.T) {
 	const flips = 4000
 	th := newTheatre(t, false)

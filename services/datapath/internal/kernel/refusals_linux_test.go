@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelRefusalsAreCountedByEndpoint: a pod exceeds its share of each bound. The refusals count for
-// this pod and this bound, and for no other. A new endpoint of the slot begins without refusals.
+// TestKernelRefusalsAreCountedByEndpoint: a pod exceeds its share of each bound. The refusals are counted for
+// this pod and bound only. A new endpoint with the same ID begins without refusals.
 func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 	stayOnOneCPU(t)
 	const times = 50
@@ -95,11 +95,11 @@ func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 	}
 	e := publish(t, k, a)
 	if got := k.Bounds.Refusals(bound.Connections6, e.Slot); got != 0 {
-		t.Errorf("the new endpoint of slot %d has %d refusals of the last one", e.Slot, got)
+		t.Errorf("the new endpoint of slot %d has %d refusals of its predecessor", e.Slot, got)
 	}
 }
 
-// ask runs the program of a pod's device on a datagram of the pod to an address.
+// ask runs the program of a pod's device on a datagram from the pod to an address.
 func (n *serviceNode) ask(p *pod, to netip.AddrPort, from uint16) {
 	n.Helper()
 	in := frame(p.HostMAC, p.MAC, etherIPv4,

@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// TestKernelRelabelWithOpenConnectionsAndAuditMode: a talks to b and b to a, by policies that allow friends.
-// Then b's labels are a stranger's. Without audit mode, neither end sends a packet of either connection any
-// more, and after the label of a friend is back, only new connections pass. With audit mode at the end that
-// denies, packets of both go on until it ends.
+// TestKernelRelabelWithOpenConnectionsAndAuditMode: a and b have connections to each other; their policies
+// allow friends. Then b's labels become a stranger's. Without audit mode, no packet of either connection passes
+// any more, and after the friend's labels are restored, only new connections pass. With audit mode at the end
+// that denies, packets of both connections pass until audit mode ends.
 func TestKernelRelabelWithOpenConnectionsAndAuditMode(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, audited := range []bool{false, true} {

@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// TestKernelUDPFlowLeavesABackendOfAnotherService: a flow by packets moves to another backend when
-// its own Service removes the backend, although another Service has it, and stays while the backend
-// drains. A TCP connection stays.
+// TestKernelUDPFlowLeavesABackendOfAnotherService: a packet-translated flow moves to another backend when its
+// own Service removes the backend, even if another Service still has it, and stays while the backend drains. A
+// TCP connection stays.
 func TestKernelUDPFlowLeavesABackendOfAnotherService(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)

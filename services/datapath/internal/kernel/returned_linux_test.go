@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// TestKernelEndedConnectionsReturnTheirTranslations: a pod makes many times as many short
-// connections by a Service as it may have translations, and none is refused, although no collector
-// passes. Open ones are counted as before, also on ports that are used again.
+// TestKernelEndedConnectionsReturnTheirTranslations: a pod makes many times as many short connections to a
+// Service as it may have translations. None is refused, although no collector runs. Open connections are still
+// counted, also on reused ports.
 func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -33,7 +33,7 @@ func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 	for end, reset := range map[string]bool{"both ends finish": false, "a reset": true} {
 		for i := range 10 * guarantee {
 			d := net.Dialer{Timeout: 5 * time.Second, Control: reuse}
-			if i%2 == 0 { // the same port again and again
+			if i%2 == 0 { // reuse the same port every time
 				d.LocalAddr = &net.TCPAddr{IP: client.IPv4.AsSlice(), Port: 30_000}
 			}
 			var c net.Conn
@@ -48,7 +48,7 @@ func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 			if got := held(); got == 0 {
 				t.Fatalf("%s: connection %d is open, and no translation is counted", end, i)
 			}
-			if reset || i%2 == 0 { // a port that is used again at once
+			if reset || i%2 == 0 { // a port that is reused immediately
 				must(t, "set linger", c.(*net.TCPConn).SetLinger(0))
 			}
 			must(t, "close", c.Close())
@@ -57,7 +57,7 @@ func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 	if got := held(); got > 2 {
 		t.Errorf("all connections have ended, and %d translations are counted", got)
 	}
-	// a pass of the collector finds the same
+	// a pass of the collector finds the same number
 	var open []net.Conn
 	for range guarantee / 4 {
 		c, err := dialIn(t, client.ns, "tcp", vip)
@@ -74,7 +74,7 @@ func TestKernelEndedConnectionsReturnTheirTranslations(t *testing.T) {
 	}
 }
 
-// reuse lets a socket have a port whose former connection has ended just now.
+// reuse allows a socket to use a port whose former connection has just ended.
 func reuse(_, _ string, c syscall.RawConn) error {
 	var failed error
 	err := c.Control(func(fd uintptr) {

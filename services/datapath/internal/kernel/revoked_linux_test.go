@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// revokedConnection opens a connection from a to b, of which b's policy takes
-// the permission, and lets it be denied once.
+// revokedConnection opens a connection from a to b, changes b's policy to deny it, and lets one packet be
+// denied.
 func revokedConnection(t *testing.T, th *theatre) {
 	t.Helper()
 	th.play(t, handshake(4000, 80))
@@ -25,7 +25,7 @@ func revokedConnection(t *testing.T, th *theatre) {
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.PolicyDenied))
 }
 
-// expect runs one packet on what is there.
+// expect runs one packet on the existing state.
 func (th *theatre) expect(t *testing.T, a act) {
 	t.Helper()
 	prog, ctx, in := th.frame(a)
@@ -34,8 +34,8 @@ func (th *theatre) expect(t *testing.T, a act) {
 	}
 }
 
-// The kernel evicts the entry of a revoked connection when others fill the map;
-// the connection stays revoked.
+// The kernel evicts the entry of a revoked connection when other connections fill the map; the connection stays
+// revoked.
 func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 	th := newTheatre(t, false)
 	revokedConnection(t, th)
@@ -50,7 +50,7 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 		other.Initiator = addrPort(other.Initiator, n)
 		_, k := th.k.Connections.Map(other)
 		must(t, "insert", pin.InsertOnce(m, k, bpf.MapsSlCt{}))
-		// in place: a second packet, as it were, so that it counts as used
+		// in place, like a second packet, so that the LRU map considers the entry used
 		must(t, "use", m.Put(k, bpf.MapsSlCt{}))
 		if n%1024 == 0 && m.Lookup(key, &v) != nil {
 			break
@@ -60,8 +60,8 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.PolicyDenied))
 }
 
-// A record goes when it was not used for the life of a connection; denied
-// packets keep it, and the entry.
+// A record is removed when it was not used for the life of a connection; denied packets keep the record and the
+// entry.
 func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 	for family, v6 := range []bool{false, true} {
 		t.Run([]string{"IPv4", "IPv6"}[family], func(t *testing.T) {
@@ -82,8 +82,8 @@ func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 	}
 }
 
-// While a revoked connection may have been forgotten, nothing of its ends is
-// picked up: for the life of a connection after the last one.
+// After a revoked connection could not be recorded, no connection of its ends is picked up for the life of a
+// connection.
 func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -116,7 +116,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	check(16100, 0)
 }
 
-// A connection map that is gone at a start has lost what was revoked.
+// If a connection map is missing at a start, revoked connections were lost.
 func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, ""} {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +136,7 @@ func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 			if n, err := k.Endpoints.PickUpStopped(); err != nil || n != want {
 				t.Errorf("nothing is picked up for %d endpoints, %v, want %d", n, err, want)
 			}
-			// an endpoint that comes later has lost nothing
+			// a new endpoint is not affected
 			late := publish(t, k, testEndpoint(1007, 70))
 			if n, err := k.Endpoints.PickUpStopped(); err != nil || n != want {
 				t.Errorf("with slot %d: %d endpoints, %v, want %d", late.Slot, n, err, want)

@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
-// TestKernelSilentSendersReplaceEachOther: connections that senders outside begin and never
-// go on with have an eighth of the map, without a collector too. Open ones stay, of pods and
-// from outside, by services of this node with backends here and elsewhere.
+// TestKernelSilentSendersReplaceEachOther: connections that outside senders begin but never continue get an
+// eighth of the map, also without a collector. Open connections stay, of pods and of outside clients, to
+// services with backends on this and other nodes.
 func TestKernelSilentSendersReplaceEachOther(t *testing.T) {
 	for name, c := range map[string]struct {
 		proto  byte

@@ -17,8 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// fillRunCells stores the same byte everywhere in the memory that runs of the
-// programs use, on every CPU.
+// fillRunCells fills the per-CPU memory of the programs' runs with a byte, on every CPU.
 func (r runner) fillRunCells(t testing.TB, with byte) {
 	t.Helper()
 	m := r.k.Pins.Map(bpf.MapsMapSlRun)
@@ -36,8 +35,8 @@ func (r runner) fillRunCells(t testing.TB, with byte) {
 	}
 }
 
-// What an earlier packet has left in the memory of a CPU says nothing about the
-// next one: every packet fares alike, with the same event, whatever is there.
+// The contents that an earlier packet has left in per-CPU memory do not affect the next packet: result and
+// event are the same, whatever is there.
 func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 	r, cast := newStage(t)
 	events, err := r.k.Events.Read()
@@ -80,7 +79,7 @@ func TestKernelRunsDoNotInheritFromEarlierPackets(t *testing.T) {
 	}
 }
 
-// sameEvents compares all but the times.
+// sameEvents compares events except for their times.
 func sameEvents(a, b []event.Event) bool {
 	if len(a) != len(b) {
 		return false

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// Chunks of RFC 9260.
+// Chunk types of RFC 9260.
 const (
 	sctpData       = 0
 	sctpInit       = 1
@@ -28,7 +28,8 @@ const (
 	sctpCookieAck  = 11
 )
 
-// sctp is a packet with one chunk. The kernel of the tests has no SCTP, and nobody looks at tag and checksum.
+// sctp returns a packet with one chunk. The tests' kernel has no SCTP, so verification tag and checksum do not
+// matter.
 func sctp(sport, dport uint16, chunk byte) []byte {
 	b := make([]byte, 16)
 	binary.BigEndian.PutUint16(b[0:], sport)
@@ -41,10 +42,10 @@ func sctp(sport, dport uint16, chunk byte) []byte {
 type sctpEnd struct {
 	*net.IPConn
 	port uint16
-	peer netip.AddrPort // of a server: who has spoken last
+	peer netip.AddrPort // of a server: the client that has sent last
 }
 
-// openSCTP opens an end at an address of a namespace. A client hears the peer alone that it asks.
+// openSCTP opens an end at an address of a namespace. A client only receives from its peer.
 func openSCTP(t *testing.T, ns netns.NsHandle, at netip.AddrPort, peer netip.AddrPort) *sctpEnd {
 	t.Helper()
 	e := &sctpEnd{port: at.Port(), peer: peer}
@@ -67,7 +68,8 @@ func (e *sctpEnd) send(chunk byte) error {
 	return err
 }
 
-// hear waits for a chunk, of the peer if there is one. A server answers the sender of an INIT from then on.
+// hear waits for a chunk, from the peer if there is one. From then on, a server sends to the sender of the last
+// INIT.
 func (e *sctpEnd) hear(chunk byte) error {
 	_ = e.SetReadDeadline(time.Now().Add(time.Second))
 	b := make([]byte, 2048)
@@ -89,7 +91,7 @@ func (e *sctpEnd) hear(chunk byte) error {
 	}
 }
 
-// say sends a chunk to another end, which hears it from the address that it has asked.
+// say sends a chunk to another end, which must receive it from the address that it had requested.
 func (e *sctpEnd) say(to *sctpEnd, chunk byte) error {
 	if err := e.send(chunk); err != nil {
 		return err
@@ -114,8 +116,8 @@ func associate(client, server *sctpEnd) error {
 	return nil
 }
 
-// TestKernelAssociationsByServicesSurviveTheLossOfAnEntry: SCTP, of senders outside and of pods, to backends of the
-// node and elsewhere, whichever end speaks first then.
+// TestKernelAssociationsByServicesSurviveTheLossOfAnEntry: SCTP associations of outside clients and of pods, to
+// backends on this and other nodes, whichever end sends next.
 func TestKernelAssociationsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -172,8 +174,8 @@ func TestKernelAssociationsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 	})
 }
 
-// TestKernelHalfOpenAssociationsGiveWay: an association takes the port of its sender to a backend elsewhere, unless
-// another sender's open one has it.
+// TestKernelHalfOpenAssociationsGiveWay: an association takes its client's port towards a backend on another
+// node, unless an open association of another client uses it.
 func TestKernelHalfOpenAssociationsGiveWay(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	const port = 5000
@@ -185,7 +187,7 @@ func TestKernelHalfOpenAssociationsGiveWay(t *testing.T) {
 		Dst: &net.IPNet{IP: silent(1).AsSlice(), Mask: net.CIDRMask(32, 32)}, Gw: f.outside.AsSlice(),
 	}))
 	server := openSCTP(t, f.b.pod.ns, backend, netip.AddrPort{})
-	// A server that does not know a cookie answers nothing.
+	// A server does not answer an unknown cookie.
 	forge := func(chunk byte) {
 		t.Helper()
 		f.asOutside(t, [][]byte{
@@ -198,7 +200,7 @@ func TestKernelHalfOpenAssociationsGiveWay(t *testing.T) {
 	forge(sctpCookieEcho)
 	first := openSCTP(t, f.outsider, netip.AddrPortFrom(f.outside, port), nodePort)
 	if err := associate(first, server); err != nil {
-		t.Fatalf("beside a half-open association: %v", err)
+		t.Fatalf("despite a half-open association: %v", err)
 	}
 	before := f.a.counters(t)
 	second := openSCTP(t, f.b.ns, netip.AddrPortFrom(f.b.addr4, port), nodePort)

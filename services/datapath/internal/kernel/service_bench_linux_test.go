@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// emptied deletes every connection and translation of IPv4.
+// emptied deletes all IPv4 connections and translations.
 func emptied(b *testing.B, k *Kernel) {
 	b.Helper()
 	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlXl4, bpf.MapsMapSlPodXl4} {
@@ -33,10 +33,9 @@ func emptied(b *testing.B, k *Kernel) {
 	}
 }
 
-// BenchmarkService is the time of one run for packets of a pod, without services and with
-// them, in turn: the median and the shortest of each, with what BPF_PROG_TEST_RUN adds,
-// and the ratio of the medians; the first figure is that of the harness. Packets to a
-// cluster IP are compared with those to the backend itself.
+// BenchmarkService measures one run for a pod's packets, alternately without and with services: the median and
+// the minimum of each, including the overhead of BPF_PROG_TEST_RUN, and the ratio of the medians; the first
+// figure is the overhead alone. Packets to a cluster IP are compared with packets to the backend itself.
 func BenchmarkService(b *testing.B) {
 	var off, on *Kernel
 	mirror := testEndpoint(1002, 20)
@@ -114,7 +113,7 @@ func BenchmarkService(b *testing.B) {
 						in[34+13] = flagSYN
 					}
 					runs[side] = func(i int) time.Duration {
-						if first { // the checksum is not looked at
+						if first { // the checksum is not verified
 							in[34], in[35] = byte(i>>8)|128, byte(i)
 							if i%1000 == 999 && p.k != nil {
 								emptied(b, p.k)

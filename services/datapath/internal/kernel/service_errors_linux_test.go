@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// TestKernelPodLearnsOfClosedPortsBehindServices: a pod that asks services by packets gets
-// ECONNREFUSED where nobody listens, as for the backend itself.
+// TestKernelPodLearnsOfClosedPortsBehindServices: packet-translated requests of a pod to a service whose
+// backend's port is closed fail with ECONNREFUSED, as requests to the backend itself do.
 func TestKernelPodLearnsOfClosedPortsBehindServices(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -56,8 +56,8 @@ func wantRefused(t *testing.T, from *pod, to netip.AddrPort, what string) {
 	}
 }
 
-// TestKernelPodLearnsThePathMTUToAServicesBackend: the way to a backend that the stack leads
-// to is narrower than the pod believes.
+// TestKernelPodLearnsThePathMTUToAServicesBackend: the path to a backend through the stack has a smaller MTU
+// than the pod assumes.
 func TestKernelPodLearnsThePathMTUToAServicesBackend(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -83,8 +83,8 @@ func TestKernelPodLearnsThePathMTUToAServicesBackend(t *testing.T) {
 	}
 }
 
-// TestKernelServiceCutsWhatMayBeCut: IPv4 without DF that is too big for the way to a backend
-// arrives, as at the backend itself, whole or in pieces.
+// TestKernelServiceCutsWhatMayBeCut: IPv4 packets without DF that exceed the MTU of the path to a backend
+// arrive, as they do when sent to the backend itself, whether they are fragments or not.
 func TestKernelServiceCutsWhatMayBeCut(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -103,7 +103,7 @@ func TestKernelServiceCutsWhatMayBeCut(t *testing.T) {
 	n.lead(vipLocal, feAddress, local)
 	before := n.counters(t)
 	for _, to := range []netip.AddrPort{away, vip, local, vipLocal} {
-		// the pod's device takes 1,450 bytes: the last one is sent in pieces
+		// the MTU of the pod's device is 1,450: the last size is sent in fragments
 		for _, size := range []int{100, 1390, 4000} {
 			if err := askOmittingDF(t, f.a.pod, to, size); err != nil {
 				t.Errorf("%d bytes without DF to %v: %v; %v", size, to, err, f.a.gained(t, before))
@@ -117,7 +117,7 @@ func TestKernelServiceCutsWhatMayBeCut(t *testing.T) {
 	}
 }
 
-// askOmittingDF has a datagram without DF echoed.
+// askOmittingDF sends a datagram without DF and waits for its echo.
 func askOmittingDF(t *testing.T, from *pod, to netip.AddrPort, size int) (err error) {
 	t.Helper()
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
@@ -136,12 +136,12 @@ func askOmittingDF(t *testing.T, from *pod, to netip.AddrPort, size int) (err er
 	return err
 }
 
-// TestKernelFramesForOtherMachinesAreLeftAlone: frames for another Ethernet address, which a
-// device in promiscuous mode brings, are neither answered nor led to a backend.
+// TestKernelFramesForOtherMachinesAreLeftAlone: frames with another destination MAC address, which a device in
+// promiscuous mode receives, are neither answered nor redirected to a backend.
 func TestKernelFramesForOtherMachinesAreLeftAlone(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
-		n.lead(netip.AddrPortFrom(f.a.addr4, 30080), feNode) // without a backend
+		n.lead(netip.AddrPortFrom(f.a.addr4, 30080), feNode) // without backends
 		n.lead(netip.AddrPortFrom(f.a.addr4, 30081), feNode, netip.AddrPortFrom(f.a.pod.IPv4, 8080))
 		before := f.a.counters(t)
 		inNetns(t, f.outsider, func() {
@@ -157,7 +157,7 @@ func TestKernelFramesForOtherMachinesAreLeftAlone(t *testing.T) {
 				}
 			}
 		})
-		// the next frame of the same sender comes after them
+		// the next frame of the same sender is processed after them
 		f.fromOutside(t, f.a, ip4Header{src: f.outside, dst: f.a.addr4, proto: protoUDP}.with(udp(4001, 30081)))
 		servicetest.Eventually(t, "the last frame", func() bool { return len(f.a.gained(t, before)) > 0 })
 		for c, v := range f.a.gained(t, before) {
@@ -179,8 +179,8 @@ func TestKernelFramesForOtherMachinesAreLeftAlone(t *testing.T) {
 	})
 }
 
-// TestKernelAnswersOfBackendsComeByTheTunnelAlone: in an overlay a packet, or an ICMP error,
-// under the address of a backend's pod that comes past the tunnel does not reach the client.
+// TestKernelAnswersOfBackendsComeByTheTunnelAlone: in an overlay, a packet or ICMP error with the address of a
+// backend's pod that arrives outside the tunnel does not reach the client.
 func TestKernelAnswersOfBackendsComeByTheTunnelAlone(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -206,12 +206,11 @@ func TestKernelAnswersOfBackendsComeByTheTunnelAlone(t *testing.T) {
 	servicetest.Eventually(t, "both are dropped", func() bool {
 		return f.a.gained(t, before)[cell{event.SpoofedNode, event.Ingress}] == 2
 	})
-	// what comes next is the answer to the next question
+	// the next answer must belong to the next request
 	wantAnswers(t, "the client afterwards", u, at)
 }
 
-// TestKernelHairpinEndsAtTheLastHop: a pod that a service leads to itself gets no packet whose
-// hops are used up.
+// TestKernelHairpinEndsAtTheLastHop: a hairpin packet whose hop limit has expired is not delivered.
 func TestKernelHairpinEndsAtTheLastHop(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}

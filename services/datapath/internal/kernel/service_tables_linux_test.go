@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// scramble is that of service.h.
+// scramble is the function of service.h.
 func scramble(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd
@@ -32,8 +32,8 @@ func scramble(x uint64) uint64 {
 	return x ^ x>>33
 }
 
-// memberOf is the backend of a table that a packet's first choice is, by hash_of and
-// next_member of translate.h.
+// memberOf returns the backend that the table selects for a packet, as hash_of and next_member of translate.h
+// do.
 func memberOf(backends []netip.AddrPort, proto uint8, from, to netip.AddrPort) netip.AddrPort {
 	words := func(a netip.Addr) (w [2]uint64) {
 		var b [16]byte
@@ -80,7 +80,7 @@ func newTableNode(t *testing.T, i int, flows int) *tableNode {
 	return n
 }
 
-// backendsAt are backends at ports from 8000 on of the server, less some.
+// backendsAt returns backends at ports of the server from 8000 on, without some.
 func (n *tableNode) backendsAt(count int, but ...int) (as []netip.AddrPort) {
 	for i := range count {
 		if !slices.Contains(but, i) {
@@ -99,7 +99,7 @@ func (n *tableNode) serverAddr() netip.Addr {
 	return netip.Addr{}
 }
 
-// leadTo makes the service's list a table of the backends.
+// leadTo gives the service a list with a table of the backends.
 func (n *tableNode) leadTo(affinity time.Duration, backends []netip.AddrPort) {
 	n.Helper()
 	f := &frontend.Frontend{
@@ -117,7 +117,7 @@ func (n *tableNode) leadTo(affinity time.Duration, backends []netip.AddrPort) {
 	}
 }
 
-// forget loses the connections and the translations.
+// forget deletes the connections and translations.
 func (n *tableNode) forget() {
 	n.Helper()
 	n.runner.forget(n)
@@ -134,12 +134,11 @@ func (n *tableNode) forget() {
 	}
 }
 
-// ask sends a datagram of each socket to the service, and returns the backends that they
-// were led to.
+// ask sends a datagram from each socket to the service, and returns their backends.
 func (n *tableNode) ask() map[netip.AddrPort]netip.AddrPort {
 	n.Helper()
 	for _, c := range n.socks {
-		// an answer that says "port unreachable" fails a later call
+		// a port unreachable error fails a later call
 		if _, err := c.WriteToUDPAddrPort([]byte("ping"), n.vip); err != nil {
 			_, err = c.WriteToUDPAddrPort([]byte("ping"), n.vip)
 			must(n, "send", err)
@@ -158,8 +157,8 @@ func (n *tableNode) ask() map[netip.AddrPort]netip.AddrPort {
 	return led
 }
 
-// TestKernelPacketsGoWhereTheTableSays: to the backend of the hash's slot; again so when
-// the entries are lost; and a backend that goes moves only what it had itself.
+// TestKernelPacketsGoWhereTheTableSays: packets go to the backend of their hash's slot, also after their
+// entries were lost, and removing a backend only moves its own connections.
 func TestKernelPacketsGoWhereTheTableSays(t *testing.T) {
 	for i, family := range []string{"IPv4", "IPv6"} {
 		t.Run(family, func(t *testing.T) {
@@ -169,13 +168,13 @@ func TestKernelPacketsGoWhereTheTableSays(t *testing.T) {
 			led := n.ask()
 			for from, to := range led {
 				if want := memberOf(all, protoUDP, from, n.vip); to != want {
-					t.Errorf("%v is led to %v, want %v", from, to, want)
+					t.Errorf("%v goes to %v, want %v", from, to, want)
 				}
 			}
 			n.forget()
 			for from, to := range n.ask() {
 				if to != led[from] {
-					t.Errorf("%v is led to %v when its entry was lost, was led to %v", from, to, led[from])
+					t.Errorf("%v goes to %v after its entry was lost, went to %v", from, to, led[from])
 				}
 			}
 			gone := led[netip.AddrPortFrom(n.client.Addrs()[i], 40000)]
@@ -185,17 +184,17 @@ func TestKernelPacketsGoWhereTheTableSays(t *testing.T) {
 			for from, to := range n.ask() {
 				switch want := memberOf(fewer, protoUDP, from, n.vip); {
 				case to != want:
-					t.Errorf("%v is led to %v without %v, want %v", from, to, gone, want)
+					t.Errorf("%v goes to %v without %v, want %v", from, to, gone, want)
 				case led[from] != gone && to != led[from]:
-					t.Errorf("%v is led to %v, was led to %v, which has stayed", from, to, led[from])
+					t.Errorf("%v goes to %v, went to %v, which has stayed", from, to, led[from])
 				}
 			}
 		})
 	}
 }
 
-// TestKernelAffinityIsRememberedBesideATable: a client keeps its backend where the table
-// would choose others, while backends come.
+// TestKernelAffinityIsRememberedBesideATable: a client keeps its backend although the table would select others
+// as backends are added.
 func TestKernelAffinityIsRememberedBesideATable(t *testing.T) {
 	for i, family := range []string{"IPv4", "IPv6"} {
 		t.Run(family, func(t *testing.T) {
@@ -208,7 +207,7 @@ func TestKernelAffinityIsRememberedBesideATable(t *testing.T) {
 					at[to], kept = true, to
 				}
 				if len(at) != 1 {
-					t.Fatalf("%s: the client is led to %d backends", what, len(at))
+					t.Fatalf("%s: the client uses %d backends", what, len(at))
 				}
 				return kept
 			}
@@ -216,18 +215,18 @@ func TestKernelAffinityIsRememberedBesideATable(t *testing.T) {
 			kept := only("100 backends")
 			n.leadTo(time.Hour, n.backendsAt(300))
 			if got := only("300 backends"); got != kept {
-				t.Errorf("the client was led to %v, and with more backends to %v", kept, got)
+				t.Errorf("the client used %v, and with more backends %v", kept, got)
 			}
 			n.leadTo(time.Hour, n.backendsAt(300, int(kept.Port())-8000))
 			if got := only("without its own"); got == kept {
-				t.Errorf("the client is led to %v, which is gone", got)
+				t.Errorf("the client uses %v, which was removed", got)
 			}
 		})
 	}
 }
 
-// TestKernelUDPSocketStaysInATable: a socket that is not connected chooses with each call,
-// and leaves its backend only when that goes.
+// TestKernelUDPSocketStaysInATable: an unconnected socket selects a backend with each call, and only leaves it
+// when it is removed.
 func TestKernelUDPSocketStaysInATable(t *testing.T) {
 	n := newSocketNode(t, 1)
 	var all []netip.AddrPort
@@ -271,13 +270,13 @@ func TestKernelUDPSocketStaysInATable(t *testing.T) {
 	lead(slices.DeleteFunc(slices.Clone(all), func(a netip.AddrPort) bool { return a == gone }))
 	for i, now := range ask() {
 		if now == gone || before[i] != gone && now != before[i] {
-			t.Errorf("socket %d asks %v, asked %v, and %v has gone", i, now, before[i], gone)
+			t.Errorf("socket %d uses %v, used %v, and %v was removed", i, now, before[i], gone)
 		}
 	}
 	lead(all)
 	for i, now := range ask() {
 		if now != before[i] {
-			t.Errorf("socket %d asks %v with all backends again, asked %v", i, now, before[i])
+			t.Errorf("socket %d uses %v with all backends again, used %v", i, now, before[i])
 		}
 	}
 }

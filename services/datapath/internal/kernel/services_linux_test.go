@@ -33,12 +33,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// serviceNode is a node whose pods reach services by packets: no hook of sockets
-// translates for them.
+// serviceNode is a node whose pods reach services by packets, without socket hooks.
 type serviceNode struct {
 	*testing.T
 	runner
-	front, member, backend uint32 // last numbers that were given
+	front, member, backend uint32 // last assigned numbers
 }
 
 func newServiceNode(t *testing.T) *serviceNode {
@@ -48,11 +47,10 @@ func newServiceNode(t *testing.T) *serviceNode {
 	return &serviceNode{T: t, runner: runner{openKernel(t, o)}}
 }
 
-// outsideFronts is how far the numbers of fronts for outside are from those for inside.
+// outsideFronts is the offset of the numbers of outside fronts from those of inside fronts.
 const outsideFronts = 1000
 
-// lead makes an address lead to backends, by TCP, UDP and SCTP. It returns the number
-// of the front.
+// lead adds frontends for TCP, UDP and SCTP at an address with backends. It returns the number of the front.
 func (n *serviceNode) lead(at netip.AddrPort, kind uint8, backends ...netip.AddrPort) uint32 {
 	n.Helper()
 	var numbers []uint32
@@ -80,8 +78,8 @@ func (n *serviceNode) lead(at netip.AddrPort, kind uint8, backends ...netip.Addr
 	return n.front
 }
 
-// tell runs a server that says its own address and the client's, by TCP, and by UDP
-// with what the client has sent behind it.
+// tell runs a server that sends its own address and the client's, over TCP, and over UDP followed by the
+// client's data.
 func tell(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
 	t.Helper()
 	var l net.Listener
@@ -128,7 +126,7 @@ func tell(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
 	}()
 }
 
-// dialIn connects in a namespace.
+// dialIn connects from a namespace.
 func dialIn(t *testing.T, ns netns.NsHandle, network string, to netip.AddrPort) (c net.Conn, err error) {
 	t.Helper()
 	inNetns(t, ns, func() { c, err = net.DialTimeout(network, to.String(), servicetest.Patience) })
@@ -139,7 +137,7 @@ func dialIn(t *testing.T, ns netns.NsHandle, network string, to netip.AddrPort) 
 	return c, err
 }
 
-// askTCP connects, has bytes echoed, and returns what the server says.
+// askTCP connects, checks the echo of size bytes, and returns the server's message.
 func askTCP(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) string {
 	t.Helper()
 	c, err := dialIn(t, ns, "tcp", to)
@@ -159,7 +157,7 @@ func askTCP(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) string
 	return says
 }
 
-// askUDP asks by a socket that is not connected, and checks who answers.
+// askUDP sends a request from an unconnected socket, and checks the source of the answer.
 func askUDP(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) string {
 	t.Helper()
 	var u *net.UDPConn
@@ -189,7 +187,7 @@ func askUDP(t *testing.T, ns netns.NsHandle, to netip.AddrPort, size int) string
 	return says
 }
 
-// serviceAddr is the address of a service of the family of another address.
+// serviceAddr returns a service address of the same family.
 func serviceAddr(of netip.Addr, n byte) netip.AddrPort {
 	if of.Is4() {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, n}), 80)
@@ -208,8 +206,8 @@ func wantNoDropsSince(t *testing.T, r runner, before map[cell]event.Counter) {
 	}
 }
 
-// TestKernelPodReachesServicesByPackets: packets to a service reach its backends and
-// are answered by the service, of every size, and the backend sees who asks (INV-101).
+// TestKernelPodReachesServicesByPackets: packets of any size to a service reach its backends, answers come from
+// the service, and the backend sees the client's address (INV-101).
 func TestKernelPodReachesServicesByPackets(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -233,7 +231,7 @@ func TestKernelPodReachesServicesByPackets(t *testing.T) {
 				for _, says := range []string{askTCP(t, client.ns, vip, 1<<10), askUDP(t, client.ns, vip, 64)} {
 					who, whom, _ := strings.Cut(says, " to ")
 					if from, err := netip.ParseAddrPort(whom); err != nil || from.Addr().Unmap() != local {
-						t.Errorf("the backend was asked by %q, want %v", whom, local)
+						t.Errorf("the backend sees %q, want %v", whom, local)
 					}
 					said[who]++
 				}
@@ -243,15 +241,15 @@ func TestKernelPodReachesServicesByPackets(t *testing.T) {
 					t.Errorf("%v answered %d of 80 times: %v", b, said[b.String()], said)
 				}
 			}
-			askTCP(t, client.ns, vip, 4<<20)  // segments of many packets
+			askTCP(t, client.ns, vip, 4<<20)  // GSO packets of many segments
 			askUDP(t, client.ns, vip, 20_000) // fragments
 			wantNoDropsSince(t, n.runner, before)
 		})
 	}
 }
 
-// TestKernelServiceOfARemoteBackend: a backend on another node is reached through the
-// tunnel or as it is, and its answers are the service's.
+// TestKernelServiceOfARemoteBackend: a backend on another node is reached through the tunnel or natively, and
+// its answers come from the service.
 func TestKernelServiceOfARemoteBackend(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -264,7 +262,7 @@ func TestKernelServiceOfARemoteBackend(t *testing.T) {
 			askUDP(t, f.a.pod.ns, vip, 64)
 			wantNoDropsSince(t, n.runner, before)
 
-			// the host of the other node, by the stack of this one
+			// the other node's host, through the local stack
 			host := netip.AddrPortFrom([]netip.Addr{f.b.over4, f.b.over6}[i], 8081)
 			tell(t, f.b.ns, host)
 			n.lead(serviceAddr(local, 2), feAddress, host)
@@ -276,8 +274,8 @@ func TestKernelServiceOfARemoteBackend(t *testing.T) {
 	})
 }
 
-// TestKernelHairpin: a service leads a pod to itself, in every protocol, and policy has
-// no part in it.
+// TestKernelHairpin: a service forwards a pod's request to the pod itself, with every protocol and regardless
+// of policy.
 func TestKernelHairpin(t *testing.T) {
 	n := newServiceNode(t)
 	for i, deliver := range []endpointmap.Deliver{endpointmap.DeliverPeer, endpointmap.DeliverRedirect} {
@@ -301,9 +299,8 @@ func TestKernelHairpin(t *testing.T) {
 	}
 }
 
-// TestKernelServiceWithoutBackendsRefuses: a connect fails at once with "connection
-// refused", and so does the read of a connected UDP socket; it works with the first
-// backend.
+// TestKernelServiceWithoutBackendsRefuses: connect fails immediately with "connection refused", and so does a
+// read from a connected UDP socket; both work with the first backend.
 func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -336,21 +333,21 @@ func TestKernelServiceWithoutBackendsRefuses(t *testing.T) {
 		_, err = u.Write([]byte("hello"))
 		must(t, "send again", err)
 		if _, err = u.Read(make([]byte, 128)); err != nil {
-			t.Errorf("refused UDP does not heal: %v", err)
+			t.Errorf("UDP does not work after a refusal: %v", err)
 		}
 		askTCP(t, client.ns, vip, 16)
 	}
 }
 
-// alone has an address be of services alone.
+// alone marks an address as a virtual IP that only services use.
 func alone(t *testing.T, k *Kernel, addr netip.Addr) {
 	t.Helper()
 	putFronts(t, k, netip.AddrPortFrom(addr, 0), 0, feAlone, bpf.MapsSlFe{})
 }
 
-// TestKernelPortWithoutAServiceIsRefused: what a pod sends to an address of services at a
-// port that none has, or as an echo, is refused, and does not leave by the node's
-// routes. An address that the node or another one has besides is theirs.
+// TestKernelPortWithoutAServiceIsRefused: a pod's packets to a virtual IP at a port without a service, and echo
+// requests, are refused, and do not leave by the node's routes. Addresses that the local node or another node
+// has, too, belong to that node.
 func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -379,7 +376,8 @@ func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
 		}
 		network, echo := "ip4:icmp", []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0}
 		if local.Is6() {
-			network, echo = "ip6:ipv6-icmp", []byte{128, 0, 0, 0, 0, 0, 0, 0} // the kernel fills in the checksum
+			// the kernel sets the checksum
+			network, echo = "ip6:ipv6-icmp", []byte{128, 0, 0, 0, 0, 0, 0, 0}
 		}
 		inNetns(t, client.ns, func() {
 			c, err := net.Dial(network, vip.Addr().String())
@@ -404,8 +402,8 @@ func TestKernelPortWithoutAServiceIsRefused(t *testing.T) {
 	}
 }
 
-// TestKernelPolicySeesTheBackend: what policy says of the backend holds for the
-// service, and what it says of the service's address for nobody (INV-98).
+// TestKernelPolicySeesTheBackend: the policy for the backend applies to requests to the service; a rule for the
+// service address has no effect (INV-98).
 func TestKernelPolicySeesTheBackend(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -435,8 +433,8 @@ func TestKernelPolicySeesTheBackend(t *testing.T) {
 	}
 }
 
-// TestKernelTwoServicesOneBackend: one source port asks two services that have one
-// backend; each connection has its own answers, or is refused, but none is mixed up.
+// TestKernelTwoServicesOneBackend: one source port uses two services with the same backend; each connection
+// gets its own answers or is refused, but they are never mixed up.
 func TestKernelTwoServicesOneBackend(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -480,8 +478,8 @@ func reuseAddr(_, _ string, c syscall.RawConn) (err error) {
 	}), err)
 }
 
-// TestKernelTranslationOutlivesTheList: a connection stays with its backend when the
-// list is another; UDP leaves a backend that is gone (INV-101).
+// TestKernelTranslationOutlivesTheList: a connection keeps its backend when the list changes; UDP leaves a
+// removed backend (INV-101).
 func TestKernelTranslationOutlivesTheList(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -516,19 +514,19 @@ func TestKernelTranslationOutlivesTheList(t *testing.T) {
 	copy(f.Addr[:], vip.Addr().AsSlice())
 	putFront(t, n.k, front, f)
 	if got := says(dgram); !strings.HasPrefix(got, backends[0].String()) {
-		t.Errorf("%q answers, although the first backend lives", got)
+		t.Errorf("%q answers, although the first backend still exists", got)
 	}
 	putBackend(t, n.k, 1, backends[0], beGone, 2)
 	if got := says(dgram); !strings.HasPrefix(got, backends[1].String()) {
-		t.Errorf("%q answers, although the first backend is gone", got)
+		t.Errorf("%q answers, although the first backend was removed", got)
 	}
 	if got := says(stream); !strings.Contains(got, "ping") {
 		t.Errorf("%q on the connection of the first backend", got)
 	}
 }
 
-// TestKernelEventsNameWhatWasAsked: the verdict of a connection by a service has the
-// service's address beside the backend's.
+// TestKernelEventsNameWhatWasAsked: the verdict event of a service connection has the service's address and the
+// backend's.
 func TestKernelEventsNameWhatWasAsked(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -547,8 +545,8 @@ func TestKernelEventsNameWhatWasAsked(t *testing.T) {
 	}
 }
 
-// TestKernelNodePortAnswersAtTheAddressThatWasAsked: a pod asks a node port at one of
-// the node's addresses and is answered by that address, also in the middle of many.
+// TestKernelNodePortAnswersAtTheAddressThatWasAsked: a pod uses a node port at one of the node's many
+// addresses, and the answer comes from that address.
 func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -569,7 +567,7 @@ func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
 			}
 		}
 	}
-	// the places are those of before, whatever else the host has
+	// addresses keep their indices, whatever other addresses the host gets
 	dump := func() (lines []string) {
 		must(t, "dump", n.k.Dump(bpf.MapsMapSlOwn, func(key, value string) error {
 			lines = append(lines, key+" "+value)
@@ -579,17 +577,17 @@ func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
 	}
 	before := dump()
 	if len(before) != len(own) {
-		t.Errorf("%d addresses have a place, want %d", len(before), len(own))
+		t.Errorf("%d addresses have an index, want %d", len(before), len(own))
 	}
 	slices.Reverse(own)
 	must(t, "host addresses", n.k.Endpoints.SyncHostAddrs(own))
 	if after := dump(); !slices.Equal(before, after) {
-		t.Errorf("places moved: %v, were %v", after, before)
+		t.Errorf("indices have changed: %v, were %v", after, before)
 	}
 }
 
-// TestKernelTranslationGoesWithItsConnection: a translation stays while its connection
-// is there, and is removed when it has gone.
+// TestKernelTranslationGoesWithItsConnection: a translation stays while its connection exists, and is removed
+// afterwards.
 func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -609,7 +607,7 @@ func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 		named[x.Front] = struct{}{}
 		return nil
 	}))
-	const each = 4 // of both flows: where they go, and what their answers come from
+	const each = 4 // of both flows: translations and answer records
 	if err != nil || p.Live != each || p.Removed != 0 || !maps.Equal(named, fronts) {
 		t.Errorf("with connections: %+v, %v, of fronts %v, want %v", p, err, named, fronts)
 	}
@@ -643,8 +641,8 @@ func TestKernelTranslationGoesWithItsConnection(t *testing.T) {
 	}
 }
 
-// TestKernelDirectFlowBecomesAService: a flow to an address that becomes a service asks
-// for it from then on, although it never stops.
+// TestKernelDirectFlowBecomesAService: a flow to an address that becomes a service address is translated from
+// then on, although it never pauses.
 func TestKernelDirectFlowBecomesAService(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -692,7 +690,7 @@ func TestKernelDirectFlowBecomesAService(t *testing.T) {
 			must(t, "deadline", u.SetReadDeadline(time.Now().Add(servicetest.Patience)))
 			b := make([]byte, 256)
 			size, err := u.Read(b)
-			for errors.Is(err, syscall.ECONNREFUSED) { // of what was sent before
+			for errors.Is(err, syscall.ECONNREFUSED) { // an error about an earlier datagram
 				size, err = u.Read(b)
 			}
 			if err != nil || !strings.HasPrefix(string(b[:size]), at.String()) {
@@ -702,8 +700,8 @@ func TestKernelDirectFlowBecomesAService(t *testing.T) {
 	}
 }
 
-// TestKernelManyHostAddresses: a host with more addresses than node ports can answer at
-// is said to have so in one sentence, and keeps all of them otherwise.
+// TestKernelManyHostAddresses: if a host has more addresses than node ports can answer at, the error is one
+// short sentence, and all addresses are kept.
 func TestKernelManyHostAddresses(t *testing.T) {
 	n := newServiceNode(t)
 	var own []netip.Addr
@@ -719,8 +717,8 @@ func TestKernelManyHostAddresses(t *testing.T) {
 	}
 }
 
-// TestKernelServiceForSomeSources: a service with source ranges is asked from these
-// alone, and what others send is dropped without an answer (INV-102).
+// TestKernelServiceForSomeSources: a service with source ranges only accepts clients in them, and drops other
+// packets silently (INV-102).
 func TestKernelServiceForSomeSources(t *testing.T) {
 	n := newServiceNode(t)
 	friend := newPod(t, n.k, "sl-friend", 10, endpointmap.DeliverPeer)
@@ -742,7 +740,7 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 		inNetns(t, other.ns, func() {
 			if c, err := net.DialTimeout("tcp", vip.String(), 300*time.Millisecond); err == nil {
 				c.Close()
-				t.Errorf("%v was asked from elsewhere", vip)
+				t.Errorf("%v accepted a client outside its source ranges", vip)
 			} else if errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("%v refuses: %v, want no answer", vip, err)
 			}
@@ -753,8 +751,8 @@ func TestKernelServiceForSomeSources(t *testing.T) {
 	}
 }
 
-// TestKernelHairpinHasABudget: a pod that floods itself through a service with new source
-// ports is stopped by its share of translations, of which each port takes two.
+// TestKernelHairpinHasABudget: a pod that floods itself through a service from new source ports is limited by
+// its share of translations; each port takes two.
 func TestKernelHairpinHasABudget(t *testing.T) {
 	n := newServiceNode(t)
 	flooder := newPod(t, n.k, "sl-flooder", 10, endpointmap.DeliverPeer)
@@ -776,7 +774,7 @@ func TestKernelHairpinHasABudget(t *testing.T) {
 		passed = gained[let].Packets - before[let].Packets
 		return passed+gained[over].Packets-before[over].Packets >= flood
 	})
-	// a part of a share that was used up for long is renewed, which emulation may be
+	// emulation may be so slow that a part of the share is renewed
 	if passed < (guarantee+common)/2 || passed > flood/2 {
 		t.Errorf("%d of %d passed, with a share of %d translations", passed, flood, guarantee+common)
 	}

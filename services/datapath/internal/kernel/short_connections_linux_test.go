@@ -19,18 +19,18 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// perMinute is how many short connections to one backend of another node a client makes in a
-// minute. The test makes them faster, and a part of them beside budgets that are as much smaller,
-// unless allEnv is set: all of them keep two CPUs busy for minutes.
+// perMinute is how many short connections a client makes per minute to one backend on another node. The test
+// makes them faster, and only a part of them, with budgets reduced accordingly, unless allEnv is set: all of
+// them would keep two CPUs busy for minutes.
 const (
 	perMinute = 64_000
 	part      = 8
 	allEnv    = "SLUICE_SHORT_CONNECTIONS"
 )
 
-// TestKernelShortConnectionsToOneBackendAreAllMade: the connections of a minute, of a pod to a
-// cluster IP by packets and of a sender outside to a node port, with a backend on another node. The
-// collector passes, or has ended after a pass.
+// TestKernelShortConnectionsToOneBackendAreAllMade: the connections of a minute, packet-translated from a pod
+// to a cluster IP, and from an outside client to a node port, with a backend on another node. The collector
+// runs, or has stopped after a pass.
 func TestKernelShortConnectionsToOneBackendAreAllMade(t *testing.T) {
 	each := perMinute
 	if os.Getenv(allEnv) == "" {
@@ -101,7 +101,7 @@ func shrinkBudgets(t *testing.T, k *Kernel) {
 	}
 }
 
-// closeAfterClients accepts connections in a namespace and closes each one after its client.
+// closeAfterClients accepts connections in a namespace and closes each one after its client has.
 func closeAfterClients(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
 	t.Helper()
 	fd := -1
@@ -131,13 +131,13 @@ func closeAfterClients(t *testing.T, ns netns.NsHandle, at netip.AddrPort) {
 	})
 }
 
-// connectFromEachPort connects from each of n ports, closes the connection and waits until the
-// server has closed it too. It returns how many connections were made.
+// connectFromEachPort connects from each of n ports, closes the connection and waits until the server has
+// closed it, too. It returns how many connections were made.
 func connectFromEachPort(from netns.NsHandle, to netip.AddrPort, n int) (made int, err error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		runtime.LockOSThread() // and never unlock: the thread ends here
+		runtime.LockOSThread() // never unlocked: the thread ends here
 		if err = netns.Set(from); err != nil {
 			return
 		}
@@ -170,7 +170,7 @@ func connectFromPort(port uint16, to netip.AddrPort) error {
 	if err := unix.Bind(fd, sockaddr(familyOf(to), netip.AddrPortFrom(everywhere, port))); err != nil {
 		return fmt.Errorf("bind port %d: %w", port, err)
 	}
-	// a few repetitions of the first packet, and not two minutes of them
+	// a few retransmissions of the SYN instead of two minutes of them
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 3); err != nil {
 		return err
 	}

@@ -20,10 +20,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// BenchmarkConnect is the time of connect on a loopback device, the fifth
-// percentile: to a backend without programs, to it with them, to one service, and
-// to 10,000 of 10 backends in turn. The four take turns within each round, so that
-// what else the machine does meets all of them.
+// BenchmarkConnect measures connect on a loopback device, the fifth percentile: to a backend without programs,
+// to it with programs, to one service, and to 10,000 services of 10 backends in turn. The four alternate within
+// each round, so that other load on the machine affects all of them.
 func BenchmarkConnect(b *testing.B) {
 	const services, backends, batch = 10_000, 10, 500
 	o := testOptions(kerneltest.NewBPFFS(b))
@@ -112,7 +111,7 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// connectOnce times one connect. The connection is reset, so that no port waits.
+// connectOnce times one connect. The connection is reset, so that no port stays in TIME_WAIT.
 func connectOnce(w way, listener int, at netip.AddrPort) (took time.Duration, err error) {
 	fd, err := unix.Socket(w.domain, w.kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

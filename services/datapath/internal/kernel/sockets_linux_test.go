@@ -38,7 +38,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// Numbers of service_abi.h, which are macros there.
+// Constants of service_abi.h, where they are macros.
 const (
 	protoTCP, protoUDP         = unix.IPPROTO_TCP, unix.IPPROTO_UDP
 	feAddress, feNode, feAlone = 0, 1, 2
@@ -49,8 +49,8 @@ const (
 	frontBytes                 = 32
 )
 
-// socketNode is a namespace whose sockets are translated, with backends on its
-// loopback device. Services have no route: what is not translated is unreachable.
+// socketNode is a namespace whose sockets are translated, with backends on its loopback device. Service
+// addresses have no route, so untranslated calls fail.
 type socketNode struct {
 	*testing.T
 	k      *Kernel
@@ -66,7 +66,7 @@ func socketOptions(t testing.TB, dir string) Options {
 	return o
 }
 
-// newSocketNode makes a node whose one namespace is that of a slot.
+// newSocketNode creates a node whose only namespace belongs to the endpoint ID.
 func newSocketNode(t *testing.T, slot endpointmap.ID) *socketNode {
 	t.Helper()
 	k := openKernel(t, socketOptions(t, kerneltest.NewBPFFS(t)))
@@ -100,7 +100,7 @@ var (
 	vip6 = netip.MustParseAddrPort("[fd00:96::1]:80")
 )
 
-// own gives the namespace addresses.
+// own adds addresses to the namespace.
 func own(t testing.TB, ns *netns.Namespace, addrs ...netip.Addr) {
 	t.Helper()
 	must(t, "add addresses", ns.Do(func() error {
@@ -117,7 +117,7 @@ func own(t testing.TB, ns *netns.Namespace, addrs ...netip.Addr) {
 	}))
 }
 
-// serve runs a backend, by TCP and UDP, that says its address to whoever asks.
+// serve runs a backend that sends its address to every client, over TCP and UDP.
 func serve(t testing.TB, ns *netns.Namespace, at netip.AddrPort) {
 	t.Helper()
 	own(t, ns, at.Addr())
@@ -168,7 +168,7 @@ func serve(t testing.TB, ns *netns.Namespace, at netip.AddrPort) {
 	})
 }
 
-// backend writes where the backend of a number is.
+// backend writes the address of a backend.
 func (n *socketNode) backend(number uint32, at netip.AddrPort, state, gen uint8) {
 	n.Helper()
 	putBackend(n, n.k, number, at, state, gen)
@@ -189,7 +189,7 @@ func putBackend(t testing.TB, k *Kernel, number uint32, at netip.AddrPort, state
 	)
 }
 
-// putMembers writes a list, and returns the word that names it.
+// putMembers writes a list, and returns the word that describes it.
 func putMembers(t testing.TB, k *Kernel, base uint32, backends ...uint32) (list uint64) {
 	t.Helper()
 	for i, b := range backends {
@@ -203,13 +203,13 @@ func putFront(t testing.TB, k *Kernel, number uint32, f bpf.MapsSlFront) {
 	must(t, "write a front", k.Pins.Map(bpf.MapsMapSlFront).Put(number, &f))
 }
 
-// putFrontend makes an address lead to a front for the node's own sockets.
+// putFrontend adds a frontend for local sockets at an address.
 func putFrontend(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, front uint32) {
 	t.Helper()
 	putFronts(t, k, at, proto, kind, bpf.MapsSlFe{Inside: front})
 }
 
-// putFronts writes a frontend with the fronts inside and outside.
+// putFronts writes a frontend with its inside and outside fronts.
 func putFronts(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, fe bpf.MapsSlFe) {
 	t.Helper()
 	if at.Addr().Is4() {
@@ -222,7 +222,7 @@ func putFronts(t testing.TB, k *Kernel, at netip.AddrPort, proto, kind uint8, fe
 	must(t, "write a frontend", k.Pins.Map(bpf.MapsMapSlFe6).Update(key, &fe, ebpf.UpdateNoExist))
 }
 
-// service is a TCP and a UDP frontend of one front with backends.
+// service adds a TCP and a UDP frontend with one front and its backends.
 func (n *socketNode) service(front uint32, at netip.AddrPort, f bpf.MapsSlFront, backends ...uint32) {
 	n.Helper()
 	f.List |= putMembers(n, n.k, front*64, backends...)
@@ -235,10 +235,10 @@ func sockaddr(domain int, at netip.AddrPort) unix.Sockaddr {
 	if domain == unix.AF_INET {
 		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
 	}
-	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()} // IPv4 mapped
+	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()} // IPv4-mapped
 }
 
-// addrOf is an address as a system call told it; mapped ones are IPv6.
+// addrOf converts an address from a system call; mapped addresses stay IPv6.
 func addrOf(sa unix.Sockaddr) netip.AddrPort {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:
@@ -249,12 +249,12 @@ func addrOf(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// way is a kind of socket that asks for a service.
+// way is a kind of socket that uses a service.
 type way struct {
 	name   string
 	domain int
 	kind   int
-	proto  int // 0: the usual one of the kind
+	proto  int // 0: the default of the kind
 }
 
 var (
@@ -266,7 +266,7 @@ var (
 	udp46 = way{name: "UDP over IPv4 in IPv6", domain: unix.AF_INET6, kind: unix.SOCK_DGRAM}
 )
 
-// shown is how a socket of the way shows an address.
+// shown returns how a socket of this kind shows an address.
 func (w way) shown(at netip.AddrPort) netip.AddrPort {
 	if w.domain == unix.AF_INET6 {
 		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr().As16()), at.Port())
@@ -287,14 +287,14 @@ func (w way) open(t testing.TB, ns *netns.Namespace) int {
 	return fd
 }
 
-// answer is what a client learns by asking a service.
+// answer contains what a client learns from a request to a service.
 type answer struct {
 	backend netip.AddrPort // that answered
 	client  netip.AddrPort // as the backend saw it
 	peer    netip.AddrPort // as the socket shows it
 }
 
-// ask connects and asks who is there.
+// ask connects and sends a request.
 func (w way) ask(t testing.TB, ns *netns.Namespace, at netip.AddrPort) (a answer, err error) {
 	t.Helper()
 	fd := w.open(t, ns)
@@ -324,8 +324,8 @@ func (w way) askBy(t testing.TB, fd int, at netip.AddrPort) (a answer, err error
 	return a, nil
 }
 
-// uninterrupted repeats a call that a signal has ended: the runtime sends some, and a
-// call with a timeout is not restarted.
+// uninterrupted repeats a call that a signal has interrupted: the Go runtime sends signals, and a call with a
+// timeout is not restarted.
 func uninterrupted(call func() (int, error)) (n int, err error) {
 	for {
 		if n, err = call(); !errors.Is(err, unix.EINTR) {
@@ -343,7 +343,7 @@ func (a *answer) parse(t testing.TB, said []byte) {
 	must(t, fmt.Sprintf("read the answer %q", said), errors.Join(err1, err2))
 }
 
-// send asks without a connection.
+// send sends a request without a connection.
 func (w way) send(fd int, at netip.AddrPort) error {
 	return unix.Sendto(fd, []byte("who"), 0, sockaddr(w.domain, at))
 }
@@ -363,8 +363,8 @@ func (w way) receive(t testing.TB, fd int) (a answer) {
 	return a
 }
 
-// TestKernelSocketsReachABackendAndSeeTheService: by getpeername of a connection, and
-// by the source of what recvmsg returns without one.
+// TestKernelSocketsReachABackendAndSeeTheService: connected sockets see the service with getpeername,
+// unconnected ones as source of recvmsg.
 func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 	n := newSocketNode(t, 1)
 	serve(t, n.ns, backend4(1))
@@ -394,7 +394,7 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 			if err != nil || got.backend != c.backend || got.peer != c.shown(c.service) {
 				t.Errorf("connected: %+v, %v, want backend %v, peer %v", got, err, c.backend, c.shown(c.service))
 			}
-			// the backend itself is no service
+			// the backend's address itself is not a service
 			if got, err := c.ask(t, n.ns, c.backend); err != nil || got.peer != c.shown(c.backend) {
 				t.Errorf("connected to the backend: %+v, %v, want peer %v", got, err, c.shown(c.backend))
 			}
@@ -407,7 +407,7 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 			if got := c.receive(t, fd); got.backend != c.backend || got.peer != c.shown(c.service) {
 				t.Errorf("not connected: %+v, want backend %v, source %v", got, c.backend, c.shown(c.service))
 			}
-			// what the socket asks after that as a connection of its own
+			// the socket's later, direct connection
 			got, err = c.askBy(t, fd, c.backend)
 			if err != nil || got.peer != c.shown(c.backend) {
 				t.Errorf("connected to the backend after that: %+v, %v, want peer %v", got, err, c.shown(c.backend))
@@ -416,8 +416,8 @@ func TestKernelSocketsReachABackendAndSeeTheService(t *testing.T) {
 	}
 }
 
-// newNodeWithServices has one Service more than a socket remembers peers, each with a backend of
-// its own, which leads to its Service in backends.
+// newNodeWithServices adds one Service more than a socket remembers peers, each with a backend of its own;
+// backends maps each backend to its Service.
 func newNodeWithServices(t *testing.T, w way) (
 	n *socketNode, services []netip.AddrPort, backends map[netip.AddrPort]netip.AddrPort,
 ) {
@@ -439,8 +439,7 @@ func newNodeWithServices(t *testing.T, w way) (
 	return n, services, backends
 }
 
-// TestKernelConnectedUDPSocketShowsItsService, also after datagrams to more services than a socket
-// remembers.
+// TestKernelConnectedUDPSocketShowsItsService, also after datagrams to more services than a socket remembers.
 func TestKernelConnectedUDPSocketShowsItsService(t *testing.T) {
 	for _, w := range []way{udp4, udp46, udp6} {
 		t.Run(w.name, func(t *testing.T) {
@@ -467,9 +466,8 @@ func TestKernelConnectedUDPSocketShowsItsService(t *testing.T) {
 	}
 }
 
-// TestKernelUDPSocketRemembersFourPeers: the last four backends that it has asked
-// without a connection. A fifth takes the place of the first, whose answers then show the
-// backend.
+// TestKernelUDPSocketRemembersFourPeers: the last four backends of unconnected calls. A fifth replaces the
+// first, whose answers then show the backend's address.
 func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
 	for _, w := range []way{udp4, udp46, udp6} {
 		t.Run(w.name, func(t *testing.T) {
@@ -498,9 +496,9 @@ func TestKernelUDPSocketRemembersFourPeers(t *testing.T) {
 	}
 }
 
-// TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM: a call to a service without a
-// backend fails as one to a closed port does (INV-100). EPERM,
-// which a program's bare refusal is, has made kernels with NFS mounts hang.
+// TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM: a call to a service without a backend fails like a call to
+// a closed port (INV-100). EPERM, the result of a program's plain refusal, has made kernels with NFS mounts
+// hang.
 func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 	n := newSocketNode(t, 1)
 	n.backend(1, backend4(1), beGone, 0)
@@ -542,8 +540,8 @@ func TestKernelRefusedConnectIsECONNREFUSEDNeverEPERM(t *testing.T) {
 	}
 }
 
-// TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything: they have many addresses, or
-// none, so a range that has the unspecified address is none of theirs.
+// TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything: they have many addresses, or none, so a range that
+// contains the unspecified address does not match them.
 func TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything(t *testing.T) {
 	n := newSocketNode(t, endpointmap.HostID)
 	front := uint32(0)
@@ -563,7 +561,7 @@ func TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything(t *testing.T) {
 			source := netip.PrefixFrom(frontend.Unspecified(at.Addr()), bits)
 			putSource(t, n.k, front, source)
 			if ok, err := n.k.Services.MayAsk(front, source.Addr()); err != nil || ok != (bits == 0) {
-				t.Errorf("sources %v: may ask %t, %v", source, ok, err)
+				t.Errorf("sources %v: accepted %t, %v", source, ok, err)
 			}
 			for _, w := range c.ways {
 				_, err := w.ask(t, n.ns, at)
@@ -575,7 +573,7 @@ func TestKernelSocketsOfTheNodeAreInNoSourceRangeButEverything(t *testing.T) {
 	}
 }
 
-// putSource lets a front be asked from a prefix.
+// putSource adds a source range to a front.
 func putSource(t testing.TB, k *Kernel, front uint32, p netip.Prefix) {
 	t.Helper()
 	bits := uint32(32 + p.Bits())
@@ -588,8 +586,8 @@ func putSource(t testing.TB, k *Kernel, front uint32, p netip.Prefix) {
 	must(t, "write a source", k.Pins.Map(bpf.MapsMapSlSrc6).Put(key, uint32(1)))
 }
 
-// TestKernelConnectToAPortWithoutAServiceIsRefused at once, of TCP, where the address is
-// of services alone. A UDP socket finds the way there.
+// TestKernelConnectToAPortWithoutAServiceIsRefused immediately, for TCP to a virtual IP. A UDP socket may
+// connect to find out the route.
 func TestKernelConnectToAPortWithoutAServiceIsRefused(t *testing.T) {
 	n := newSocketNode(t, 1)
 	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
@@ -614,8 +612,8 @@ func TestKernelConnectToAPortWithoutAServiceIsRefused(t *testing.T) {
 	}
 }
 
-// TestKernelRefusedSocketHealsWithTheNextCall, which finds the backend that has come
-// meanwhile: a call that was refused leaves nothing.
+// TestKernelRefusedSocketHealsWithTheNextCall: a refused call leaves no state, and the next call finds a
+// backend that was added meanwhile.
 func TestKernelRefusedSocketHealsWithTheNextCall(t *testing.T) {
 	n := newSocketNode(t, 1)
 	serve(t, n.ns, backend4(1))
@@ -674,14 +672,14 @@ func TestKernelForeignNamespacesAreLeftAlone(t *testing.T) {
 	}
 	check("known")
 
-	// adopted by a process that translates for all
+	// adopted by a process that translates sockets of all namespaces
 	o := n.k.opened
 	translateAll := *o.Sockets
 	translateAll.TranslateAll = true
 	o.Sockets = &translateAll
 	k := openKernel(t, o)
 	must(t, "attach", k.Sockets.Attach())
-	// written by hand, so the adoption has removed them
+	// the adoption has removed them, because the test wrote them itself
 	putFrontend(t, k, vip4, protoTCP, feAddress, 1)
 	putFrontend(t, k, vip4, protoUDP, feAddress, 1)
 	putFrontend(t, k, vip6, protoTCP, feAddress, 2)
@@ -697,8 +695,8 @@ func TestKernelForeignNamespacesAreLeftAlone(t *testing.T) {
 	check("known", "unknown", "known, to be left")
 }
 
-// TestKernelProcessReachesItselfThroughItsService: the connection goes from its own
-// address to its own address, and no packet leaves the namespace.
+// TestKernelProcessReachesItselfThroughItsService: the connection is from an address of the process to the same
+// address, and no packet leaves the namespace.
 func TestKernelProcessReachesItselfThroughItsService(t *testing.T) {
 	n := newSocketNode(t, 1)
 	serve(t, n.ns, backend4(1))
@@ -781,7 +779,7 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 				t.Errorf("another front of the group: %v, want backend %d", got, kept)
 			}
 
-			// a list without it
+			// remove the backend from the list
 			rest := slices.DeleteFunc(slices.Clone(all), func(b uint32) bool { return b == kept })
 			list := putMembers(t, n.k, 100, rest...)
 			putFront(t, n.k, 1, bpf.MapsSlFront{List: list, Timeout: timeout, Group: group})
@@ -790,7 +788,7 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 				t.Errorf("after the backend left the list: %v, want another one", got)
 			}
 
-			// the number is another backend's
+			// the number is reassigned to another backend
 			kept = uint32(word() & 0xffffff)
 			n.backend(kept, c.backend(int(kept)), beActive, 9)
 			moved := false
@@ -806,7 +804,7 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 				t.Errorf("of the same generation: %v, want backend %d", got, kept)
 			}
 
-			// it is too long ago
+			// too long ago
 			moved = false
 			for range 40 {
 				n.remember(c.vip.Addr(), e, group, uint64(kept)|9<<24|uint64(conntrack.MonotonicSeconds()-timeout-2)<<32)
@@ -821,7 +819,7 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 				t.Errorf("last used at %d, now is %d", word()>>32, now)
 			}
 
-			// a list that is too long to be searched: by the hash of the client
+			// a list that is too long to be searched: selected by the hash of the client
 			long := make([]uint32, affinityMembers+1)
 			for i := range long {
 				long[i] = all[i%len(all)]
@@ -835,7 +833,7 @@ func TestKernelAffinityKeepsAClientAtItsBackend(t *testing.T) {
 	}
 }
 
-// affinity reads what is remembered of an endpoint.
+// affinity reads an endpoint's affinity entry.
 func (n *socketNode) affinity(family netip.Addr, e endpointmap.Endpoint, group uint16, word *uint64) error {
 	if family.Is4() {
 		a := e.IPv4.As4()
@@ -845,7 +843,7 @@ func (n *socketNode) affinity(family netip.Addr, e endpointmap.Endpoint, group u
 	return n.k.Pins.Map(bpf.MapsMapSlPodAff6).Lookup(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word)
 }
 
-// remember replaces it. No socket asks meanwhile.
+// remember replaces the entry. No socket must use it meanwhile.
 func (n *socketNode) remember(family netip.Addr, e endpointmap.Endpoint, group uint16, word uint64) {
 	n.Helper()
 	if family.Is4() {
@@ -861,8 +859,8 @@ func (n *socketNode) remember(family netip.Addr, e endpointmap.Endpoint, group u
 	must(n, "remember", n.k.Pins.Map(bpf.MapsMapSlPodAff6).Put(&bpf.MapsSlAffKey6{Client: e.IPv6.As16(), Group: group}, word))
 }
 
-// TestKernelNodePortsAnswerAtOwnAddresses, and at the loopback addresses for the
-// node's own sockets only. Another node's node port goes over the wire.
+// TestKernelNodePortsAnswerAtOwnAddresses, and at loopback addresses for the host's sockets only. Calls to
+// another node's node port are not translated.
 func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	own4, own6 := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
 	const port = 30080
@@ -908,7 +906,8 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 						}
 						continue
 					}
-					// the source of a socket that asked by loopback is the stack's choice
+					// the stack selects the source of a socket that has connected to a
+					// loopback address
 					if err != nil || got.peer != w.shown(at) || got.backend != backend4(1) && got.backend != backend6(1) {
 						t.Errorf("%s to %v: %+v, %v, want a backend and peer %v", w.name, at, got, err, w.shown(at))
 					}
@@ -918,9 +917,9 @@ func TestKernelNodePortsAnswerAtOwnAddresses(t *testing.T) {
 	}
 }
 
-// TestKernelConnectsLandInOneListWhileItFlips at full speed: each connection is made
-// to a member of one list or the other. The words around them, which a mixture of both
-// would reach, are of a backend that is in neither (INV-96).
+// TestKernelConnectsLandInOneListWhileItFlips at full speed: each connection uses a member of one list or the
+// other. The surrounding words, which a mixture of both would select, refer to a backend that is in neither
+// list (INV-96).
 func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 	n := newSocketNode(t, 1)
 	for i := 1; i <= 5; i++ {
@@ -928,7 +927,7 @@ func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 		n.backend(uint32(i), backend4(i), beActive, 0)
 	}
 	const stranger = 5
-	// the one list is one member, the other is three elsewhere
+	// one list has one member, the other has three members elsewhere
 	places := []uint32{1, stranger, stranger, stranger, 2, 3, 4, stranger, stranger}
 	putMembers(t, n.k, 0, places...)
 	lists := []uint64{0 | 1<<24, 4 | 3<<24}
@@ -965,8 +964,8 @@ func TestKernelConnectsLandInOneListWhileItFlips(t *testing.T) {
 	}
 }
 
-// TestKernelSocketProgramsOutliveTheDatapath: they run on while it is away, are
-// adopted by the next one, and replaced in place by another build or another setting.
+// TestKernelSocketProgramsOutliveTheDatapath: the programs run while the datapath is down, are adopted by the
+// next process, and replaced in place by another build or configuration.
 func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	o := socketOptions(t, kerneltest.NewBPFFS(t))
 	ns := netnstest.New(t)
@@ -979,11 +978,11 @@ func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 			}
 			return nil
 		}
-		if want == nil { // with never a call between that is not translated
+		if want == nil { // without any untranslated call in between
 			must(t, "ask", ask())
 			return
 		}
-		// The kernel detaches a link a moment after its pin is gone.
+		// The kernel detaches a link shortly after its pin is removed.
 		servicetest.EventuallyNil(t, "the programs are detached", ask)
 	}
 	start := func(o Options) (*Kernel, map[string][2]uint32) {
@@ -1032,7 +1031,7 @@ func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	}
 	works(nil)
 
-	// what somebody removes is named and made again
+	// a removed link is reported and restored
 	must(t, "remove a link", os.Remove(filepath.Join(o.Dir, "link_connect4")))
 	differences, err := k.Sockets.Audit()
 	if err != nil || len(differences) != 1 || !strings.Contains(differences[0], "link_connect4 is missing") {
@@ -1045,7 +1044,7 @@ func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	works(nil)
 	must(t, "close", k.Close())
 
-	// to another cgroup, which this process is not in
+	// to another cgroup, which does not contain this process
 	moved := *o.Sockets
 	moved.Cgroup = filepath.Join(o.Sockets.Cgroup, "child")
 	must(t, "make a cgroup", os.Mkdir(moved.Cgroup, 0o755))
@@ -1054,11 +1053,11 @@ func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	works(unix.ENETUNREACH)
 	must(t, "close", k.Close())
 	must(t, "remove the cgroup", os.Remove(moved.Cgroup))
-	k, _ = start(o) // its links were at a cgroup that is gone
+	k, _ = start(o) // its links were attached to a removed cgroup
 	works(nil)
 	must(t, "close", k.Close())
 
-	// without them nothing is attached
+	// without Sockets no program is attached
 	o.Sockets = nil
 	k, err = Open(t.Context(), o)
 	must(t, "open without sockets", err)
@@ -1069,8 +1068,7 @@ func TestKernelSocketProgramsOutliveTheDatapath(t *testing.T) {
 	must(t, "close", k.Close())
 }
 
-// pinnedLinks are the links of a directory, each with its number and that of its
-// program.
+// pinnedLinks returns the links pinned in a directory, with their IDs and program IDs.
 func pinnedLinks(t *testing.T, dir string) map[string][2]uint32 {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

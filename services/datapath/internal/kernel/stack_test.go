@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
-// frames are the bytes of stack of each function of a program, and whom it
-// calls.
+// frames returns the stack usage of each function of a program in bytes, and the functions that it calls.
 func frames(t *testing.T, insns asm.Instructions) (bytes map[string]int, calls map[string][]string) {
 	t.Helper()
 	targets := map[string]bool{insns[0].Symbol(): true}
@@ -35,7 +34,7 @@ func frames(t *testing.T, insns asm.Instructions) (bytes map[string]int, calls m
 		case class.IsLoad() && ins.Src == asm.RFP, class.IsStore() && ins.Dst == asm.RFP:
 			deep = -int(ins.Offset)
 		case class.IsALU() && ins.OpCode.ALUOp() == asm.Mov && ins.Src == asm.RFP:
-			// an address on the stack: the next instruction says which
+			// an address on the stack, computed by the next instruction
 			if next := insns[i+1]; next.OpCode.ALUOp() == asm.Add && next.Dst == ins.Dst {
 				deep = -int(next.Constant)
 			}
@@ -45,8 +44,7 @@ func frames(t *testing.T, insns asm.Instructions) (bytes map[string]int, calls m
 	return bytes, calls
 }
 
-// deepest is the chain of calls that takes the most stack, in frames of whole
-// 32 bytes.
+// deepest returns the chain of calls with the highest stack usage, with frames rounded up to 32 bytes.
 func deepest(in string, bytes map[string]int, calls map[string][]string) (int, []string) {
 	most, chain := 0, []string(nil)
 	for _, callee := range calls[in] {
@@ -57,12 +55,11 @@ func deepest(in string, bytes map[string]int, calls map[string][]string) (int, [
 	return most + (max(bytes[in], 1)+31)/32*32, append([]string{in}, chain...)
 }
 
-// stackLimit leaves a frame of the 512 bytes to the next change.
+// stackLimit leaves one frame of the 512 bytes for the next change.
 const stackLimit = 480
 
-// Linux gives all frames of a program together 512 bytes, and rounded them up
-// to 32 bytes each before it gave programs a stack of their own: newer kernels
-// take what 6.1 refuses.
+// Linux limits all frames of a program together to 512 bytes, and older kernels round each frame up to 32
+// bytes: newer kernels accept programs that 6.1 rejects.
 func TestProgramsFitIntoTheStackOfOldKernels(t *testing.T) {
 	for _, row := range program.Table() {
 		name := row.Name

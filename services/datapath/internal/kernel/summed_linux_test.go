@@ -24,12 +24,12 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// Many devices give the sum over a whole packet instead of saying that its checksum is right
-// (CHECKSUM_COMPLETE): whoever changes the packet has to change the sum with it. The pairs of
-// devices that tests are made of carry no sums. A tunnel whose outer packets have a checksum
-// does: the kernel has summed them up when it takes the inner packet out.
+// Many devices supply the checksum over a whole packet instead of verifying the packet's checksum
+// (CHECKSUM_COMPLETE): code that changes the packet must update that checksum, too. The veth devices of the
+// tests supply none. But a tunnel with outer checksums does: the kernel has computed the checksum when it
+// decapsulates the inner packet.
 
-// summing is an uplinkKind whose packets carry their sums.
+// summing is an uplinkKind whose packets have such checksums.
 func summing(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	t.Helper()
 	wire := newNetns(t)
@@ -61,7 +61,7 @@ func summing(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 		}},
 		{wire, h, "wire0", there, here, netlink.LinkAttrs{Name: "up0", MTU: fabricMTU}},
 	} {
-		// what the sender leaves to a device, no device of this test would add
+		// no device of this test would complete a checksum that the sender has left to the device
 		inNetns(t, end.ns, func() { addNoChecksums(t, end.device) })
 		l, err := end.h.LinkByName(end.device)
 		must(t, "find "+end.device, err)
@@ -74,7 +74,7 @@ func summing(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 		must(t, "add the tunnel", end.h.LinkAdd(tunnel))
 		l, err = end.h.LinkByName(end.tunnel.Name)
 		must(t, "find the tunnel", err)
-		// it has no carrier that could come
+		// it has no carrier that could come up
 		inNetns(t, end.ns, func() { setOperational(t, l) })
 		if end.ns == wire {
 			must(t, "move up0", h.LinkSetNsFd(l, int(ns)))
@@ -89,13 +89,12 @@ func summing(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	}
 }
 
-// prefix24 is an address with the length of its network.
+// prefix24 is an address with a prefix length of 24.
 func prefix24(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(24, 32)}
 }
 
-// addNoChecksums has the kernel fill in the checksums of what a device sends, and cut it into
-// packets.
+// addNoChecksums makes the kernel compute checksums and segment packets, instead of the device.
 func addNoChecksums(t *testing.T, device string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -117,7 +116,7 @@ func addNoChecksums(t *testing.T, device string) {
 	}
 }
 
-// setOperational says of a device without a carrier that it works.
+// setOperational sets the operational state of a device without a carrier to up.
 func setOperational(t *testing.T, l netlink.Link) {
 	t.Helper()
 	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
@@ -130,7 +129,7 @@ func setOperational(t *testing.T, l netlink.Link) {
 	}
 }
 
-// sums are the packets with sums that devices have received, behind the programs.
+// sums counts the packets with checksums that devices have received, after the programs.
 type sums struct {
 	prog *ebpf.Program
 
@@ -139,11 +138,11 @@ type sums struct {
 	wrong int            // guarded by mu
 }
 
-// sumBytes is the most of a packet that is compared.
+// sumBytes is how many bytes of a packet are compared at most.
 const sumBytes = 2047
 
-// watchSums compares until the test ends. A packet is a record of the sum that the kernel
-// has of it, its length, and itself from the header of IP on.
+// watchSums compares checksums until the test ends. A record contains the kernel's checksum of a packet, its
+// length, and the packet from the IP header on.
 func watchSums(t *testing.T) *sums {
 	t.Helper()
 	ring, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 1 << 24})
@@ -152,7 +151,7 @@ func watchSums(t *testing.T) *sums {
 		Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
 			asm.Mov.Reg(asm.R6, asm.R1),
 			asm.Mov.Imm(asm.R2, 0),
-			asm.FnCsumUpdate.Call(), // fails if the packet has no sum
+			asm.FnCsumUpdate.Call(), // fails if the packet has no checksum
 			asm.Mov.Reg(asm.R7, asm.R0),
 			asm.JSLT.Imm(asm.R7, 0, "out"),
 			asm.LoadMem(asm.R8, asm.R6, 0, asm.Word), // len
@@ -176,7 +175,7 @@ func watchSums(t *testing.T) *sums {
 			asm.Mov.Reg(asm.R1, asm.R9),
 			asm.Mov.Imm(asm.R2, 0),
 			asm.FnRingbufSubmit.Call(),
-			asm.Mov.Imm32(asm.R0, -1).WithSymbol("out"), // on to the stack
+			asm.Mov.Imm32(asm.R0, -1).WithSymbol("out"), // pass to the stack
 			asm.Return(),
 		},
 	})
@@ -204,14 +203,14 @@ func watchSums(t *testing.T) *sums {
 	return s
 }
 
-// compare compares the sum of a packet with what the kernel has.
+// compare compares the checksum of a packet with the kernel's.
 func (s *sums) compare(t *testing.T, record []byte) {
 	has, n := binary.NativeEndian.Uint32(record), binary.NativeEndian.Uint32(record[4:])
 	packet := record[8 : 8+n]
 	for has>>16 != 0 {
 		has = has&0xffff + has>>16
 	}
-	// sums of little-endian words have the bytes of those of big-endian ones
+	// the byte order of sums of little-endian words is swapped
 	kernel := bits.ReverseBytes16(uint16(has))
 	ethertype := uint16(etherIPv4)
 	if packet[0]>>4 == 6 {
@@ -229,7 +228,7 @@ func (s *sums) compare(t *testing.T, record []byte) {
 	}
 }
 
-// at compares what a device of a namespace receives, behind the programs that it has.
+// at compares the packets that a device of a namespace receives, after its programs.
 func (s *sums) at(t *testing.T, h *netlink.Handle, device string) {
 	t.Helper()
 	l, err := h.LinkByName(device)
@@ -246,7 +245,7 @@ func (s *sums) at(t *testing.T, h *netlink.Handle, device string) {
 	}))
 }
 
-// want waits for a packet with a sum from one end to another, by TCP and UDP.
+// want waits for packets with a checksum from one end to another, over TCP and UDP.
 func (s *sums) want(t *testing.T, what string, from, to netip.Addr) {
 	t.Helper()
 	for _, proto := range []byte{protoTCP, protoUDP} {
@@ -258,10 +257,9 @@ func (s *sums) want(t *testing.T, what string, from, to netip.Addr) {
 	}
 }
 
-// TestKernelOutsideKeepsChecksumsThatTheDeviceSummed: a packet that comes with the sum of a
-// device, and whose ends a service changes, has the sum of what it is then: on the way to
-// pods, hosts and sockets of this node and of another, and back, to senders outside and to a
-// pod.
+// TestKernelOutsideKeepsChecksumsThatTheDeviceSummed: if a packet has a checksum from a device and a service
+// changes its ends, the checksum is updated: on the way to pods, hosts and sockets of this and another node,
+// and back to outside clients and to a pod.
 func TestKernelOutsideKeepsChecksumsThatTheDeviceSummed(t *testing.T) {
 	eachFabricOn(t, summing, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -282,7 +280,7 @@ func TestKernelOutsideKeepsChecksumsThatTheDeviceSummed(t *testing.T) {
 				what string
 				in   netns.NsHandle
 				at   netip.Addr
-				back bool // its answers are led to the sender at the uplink
+				back bool // the uplink redirects its answers to the client
 			}{
 				{"pod", f.a.pod.ns, f.a.pod.Addrs()[i], false},
 				{"pod elsewhere", f.b.pod.ns, f.b.pod.Addrs()[i], routing == RoutingNative},
@@ -303,7 +301,7 @@ func TestKernelOutsideKeepsChecksumsThatTheDeviceSummed(t *testing.T) {
 					s.want(t, c.what, c.at, client)
 				}
 			}
-			// the answer of a backend elsewhere, which comes from the service at the pod
+			// the answer of a backend on another node, which the pod receives from the service
 			vip := serviceAddr(own, 20+1)
 			ask(f.a.pod.ns, vip)
 			s.want(t, "pod", vip.Addr(), f.a.pod.Addrs()[i])

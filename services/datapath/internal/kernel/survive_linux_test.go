@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// clearMaps removes every element, as a map of recent elements may at any time.
+// clearMaps removes every element, as an LRU map may do at any time.
 func clearMaps(t *testing.T, k *Kernel, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -75,7 +75,7 @@ func clearZone(t *testing.T, k *Kernel, zone uint8) {
 	}
 }
 
-// losses are what a connection by a service may lose: any one entry, or all of one map.
+// losses are entries that a service connection may lose: any single one, or all of one map.
 var losses = map[string]func(t *testing.T, k *Kernel){
 	"its entry": func(t *testing.T, k *Kernel) { clearMaps(t, k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6) },
 	"its entry, by a flush": func(t *testing.T, k *Kernel) {
@@ -93,8 +93,8 @@ var losses = map[string]func(t *testing.T, k *Kernel){
 	"nothing, and its service's list": nil,
 }
 
-// TestKernelConnectionsByServicesSurviveTheLossOfAnEntry whichever end speaks first then, of
-// senders outside and of pods, to backends of the node and elsewhere.
+// TestKernelConnectionsByServicesSurviveTheLossOfAnEntry, whichever end sends next: connections of outside
+// clients and of pods, to backends on this and other nodes.
 func TestKernelConnectionsByServicesSurviveTheLossOfAnEntry(t *testing.T) {
 	for name, routing := range map[string]Routing{"overlay": RoutingOverlay, "native": RoutingNative} {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +149,7 @@ type pair struct{ client, server net.Conn }
 
 func (p pair) close() { _, _ = p.client.Close(), p.server.Close() }
 
-// exchange sends a message each way, and is done when both have arrived.
+// exchange sends a message in each direction and waits for both.
 func (p pair) exchange(serverFirst bool) error {
 	from, to, names := p.client, p.server, [2]string{"the client", "the server"}
 	if serverFirst {
@@ -164,7 +164,7 @@ func (p pair) exchange(serverFirst bool) error {
 	return nil
 }
 
-// send sends a message, a datagram up to three times.
+// send sends a message; a datagram up to three times.
 func send(from, to net.Conn) error {
 	var err error
 	for range 3 {
@@ -183,8 +183,7 @@ func send(from, to net.Conn) error {
 	return err
 }
 
-// connectPair connects a client with a server by a service. A datagram server answers who
-// has asked first.
+// connectPair connects a client with a server through a service. A datagram server sends to the first client.
 func connectPair(t *testing.T, network string, from, at netns.NsHandle, asked, backend netip.AddrPort) pair {
 	t.Helper()
 	if network == "udp" {
@@ -214,7 +213,7 @@ func connectPair(t *testing.T, network string, from, at netns.NsHandle, asked, b
 	return pair{client, server}
 }
 
-// answerer is a socket of a server that speaks with who has spoken last.
+// answerer is a socket of a server that sends to the last client.
 type answerer struct {
 	*net.UDPConn
 	peer netip.AddrPort
@@ -230,8 +229,8 @@ func (a *answerer) Read(b []byte) (int, error) {
 
 func (a *answerer) Write(b []byte) (int, error) { return a.WriteToUDPAddrPort(b, a.peer) }
 
-// TestKernelAPortMayAskAServiceAndItsBackend: a port of a client that has asked a service is
-// used again by another socket, which asks the backend itself, and the other way round.
+// TestKernelAPortMayAskAServiceAndItsBackend: after a client's socket has used a service, another socket uses
+// the same port for a direct connection to the backend, and vice versa.
 func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
@@ -247,7 +246,7 @@ func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
 				c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(own, 40000)), net.UDPAddrFromAddrPort(to))
 				must(t, "open a socket", err)
 			})
-			// A port that is in use as something else is refused until it has paused.
+			// A port that is in use for another connection is refused until it has been idle.
 			var err error
 			for deadline := time.Now().Add(servicetest.Patience); time.Now().Before(deadline); {
 				_ = c.SetDeadline(time.Now().Add(time.Second))
@@ -268,9 +267,8 @@ func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
 	}
 }
 
-// TestKernelServiceMadeAgainServesFlowsThatGoOn: a client that keeps its port and never pauses is
-// served again when its Service was deleted and is there again, also while the backend goes on
-// sending.
+// TestKernelServiceMadeAgainServesFlowsThatGoOn: a client that keeps its port and never pauses is served again
+// after its Service was deleted and recreated, even if the backend keeps sending.
 func TestKernelServiceMadeAgainServesFlowsThatGoOn(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	n := &serviceNode{T: t, runner: f.a.runner}

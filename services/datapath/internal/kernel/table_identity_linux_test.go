@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelABumpedAddressIsEvaluatedAgain checks that both sides agree on the
-// place of an address: the next packet to it, and to no other, is evaluated again.
+// TestKernelABumpedAddressIsEvaluatedAgain checks that Go and the programs use the same bucket for an address:
+// the next packet to it, and to no other address, is evaluated again.
 func TestKernelABumpedAddressIsEvaluatedAgain(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	publish(t, k, a)
@@ -62,7 +62,7 @@ func TestKernelABumpedAddressIsEvaluatedAgain(t *testing.T) {
 	}
 }
 
-// TestKernelAuditModeAndEpochsChangeOneEntry reads back what the slot holds.
+// TestKernelAuditModeAndEpochsChangeOneEntry reads the endpoint's entry back.
 func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	one, two := publish(t, k, testEndpoint(1001, 11)), publish(t, k, testEndpoint(1002, 12))
@@ -104,8 +104,8 @@ func TestKernelAuditModeAndEpochsChangeOneEntry(t *testing.T) {
 		t.Error("a slot without an endpoint is no error")
 	}
 	// it was deleted meanwhile
-	must(t, "SetAudit of a slot that nobody has", k.Endpoints.SetAudit(t.Context(), true, 77))
+	must(t, "SetAudit of an unused slot", k.Endpoints.SetAudit(t.Context(), true, 77))
 	if e, err := k.Endpoints.At(77); err != nil || e.Audit {
-		t.Errorf("a slot that nobody has: %+v, %v", e, err)
+		t.Errorf("an unused slot: %+v, %v", e, err)
 	}
 }

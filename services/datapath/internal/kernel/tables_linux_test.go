@@ -27,9 +27,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// TestKernelMapsFitIntoTheirMemory adds up what the kernel accounts for all
-// maps of an instance by default sizing. Before Linux 6.4 it accounts for maps
-// that allocate as they fill as if they were full.
+// TestKernelMapsFitIntoTheirMemory adds up the memory that the kernel accounts for all maps of an instance with
+// default sizes. Before Linux 6.4 it accounts for maps without preallocation as if they were full.
 func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
 	requireKernel(t, 6, 4, "what maps really take")
 	for services, most := range map[bool]uint64{false: 454 << 20 / 10, true: 72 << 20} {
@@ -54,9 +53,8 @@ func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
 	}
 }
 
-// TestKernelMapsAreAsDocumented compares the number of maps that docs/datapath.md states,
-// and their memory on two processors, with the maps of a node: without services, and with
-// the tunnel, services and the socket load balancer.
+// TestKernelMapsAreAsDocumented compares the number of maps in docs/datapath.md, and their memory on two
+// processors, with the maps of a node: without services, and with tunnel, services and socket load balancer.
 func TestKernelMapsAreAsDocumented(t *testing.T) {
 	requireKernel(t, 6, 4, "what maps really take")
 	text, err := os.ReadFile("../../../../docs/datapath.md")
@@ -92,9 +90,8 @@ func TestKernelMapsAreAsDocumented(t *testing.T) {
 	}
 }
 
-// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are
-// replaced all the time, the old ones are freed and their numbers and places
-// used again. A packet is evaluated by the table of before or of after.
+// TestKernelFlipsShowOldOrNewTable sends packets of a pod while its tables are replaced all the time, the old
+// ones are freed and their numbers and indices reused. Each packet is evaluated by the old or the new table.
 func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 	const flips = 2000
 	allBut80 := policytable.Ranges{
@@ -112,7 +109,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 		done <- func() error {
 			var old nodetable.ID
 			for i := range flips {
-				// in turn port 80 is denied and allowed, by tables of all sizes
+				// port 80 is alternately denied and allowed, by tables of all sizes
 				c := nodetable.NewContent(policytable.Table{
 					Rules:   []policytable.Rule{{Action: policytable.Deny, Tier: 1}, {Action: policytable.Allow, Tier: 1}},
 					Classes: slices.Repeat([]policytable.Ranges{allBut80}, 1+i%5),
@@ -121,7 +118,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 				if i%2 == 0 {
 					c.Rules[0].Action = policytable.Allow
 				}
-				for n := range uint32(i % 7) { // a node each
+				for n := range uint32(i % 7) { // one node each
 					c.Classes = append(c.Classes, policytable.Ranges{{First: n, Last: n, Rest: 1}})
 				}
 				c.HasAddresses = i%3 == 0
@@ -166,7 +163,7 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 		seen[c.Reason] += c.Packets
 	}
 	t.Logf("%d flips, %d packets: %v", flips, packets, seen)
-	// nobody has announced who is there, so that a denial says so
+	// the peer's identity is unknown, so denials have that reason
 	allowed, denied := seen[event.ForwardedOutside], seen[event.IdentityUnknown]
 	if allowed == 0 || denied == 0 || allowed+denied < packets || len(seen) != 2 {
 		t.Errorf("%d packets counted as %v, want them all as %v or %v",

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// The devices of this file are modules of Debian's kernels, which scripts/test-kernels
-// boots with the tag modules.
+// The devices of this file are modules of Debian's kernels, which scripts/test-kernels boots with the tag
+// modules.
 
 const vlanID = 5
 
@@ -31,7 +31,7 @@ func overVLAN(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	addVLAN(t, ns, "wire0")
 }
 
-// overBond makes up0 a bond of two devices of the bridge, of which one is in use.
+// overBond makes up0 a bond of two devices of the bridge, one of which is active.
 func overBond(t *testing.T, bridge netlink.Link, n byte, ns netns.NsHandle) {
 	t.Helper()
 	addBond(t, bridge, n, ns, "up0")
@@ -93,9 +93,8 @@ func eachUplink(t *testing.T, test func(t *testing.T, f *fabric, bonded bool)) {
 	}
 }
 
-// TestKernelUplinksMayBeBondsAndVLANs has pods of two nodes exchange packets over them,
-// past both stacks, as policy says; and over the other member of a bond once the one in
-// use has no carrier.
+// TestKernelUplinksMayBeBondsAndVLANs makes pods of two nodes exchange packets over such uplinks, bypassing
+// both stacks, as policy allows; and over the other member of a bond after the active one has lost its carrier.
 func TestKernelUplinksMayBeBondsAndVLANs(t *testing.T) {
 	eachUplink(t, func(t *testing.T, f *fabric, bonded bool) {
 		speak := func(when string) {
@@ -114,10 +113,10 @@ func TestKernelUplinksMayBeBondsAndVLANs(t *testing.T) {
 				port, err := netlink.LinkByName(memberPort(1, member))
 				must(t, "find the port of a member", err)
 				must(t, "set it down", netlink.LinkSetDown(port))
-				time.Sleep(50 * time.Millisecond) // several looks of miimon
+				time.Sleep(50 * time.Millisecond) // several intervals of miimon
 				speak(fmt.Sprintf("member %d of the bond has no carrier", member))
 				must(t, "set it up", netlink.LinkSetUp(port))
-				time.Sleep(50 * time.Millisecond) // the same
+				time.Sleep(50 * time.Millisecond) // likewise
 			}
 		}
 		(&theatre{runner: f.b.runner}).putTables(t)

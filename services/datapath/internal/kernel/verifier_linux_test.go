@@ -15,16 +15,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// verifierLines is how much of a rejected program's log is shown: the last
-// lines name the instruction and the registers before it.
+// verifierLines is how many lines of a rejected program's log are shown: the last lines contain the instruction
+// and the registers before it.
 const verifierLines = 60
 
-// verifierLimit is a fifth of that of the kernel.
+// verifierLimit is a fifth of the kernel's limit.
 const verifierLimit = 200_000
 
-// The verifier of the running kernel walks every path of the programs. How many
-// instructions it takes is bounded far below its limit of a million, so that a
-// change that makes it walk everything twice is seen.
+// The verifier of the running kernel explores every path of the programs. The number of instructions must stay
+// far below its limit of a million, so that a change that doubles it is noticed.
 func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 	cgroup := kerneltest.NewCgroup(t)
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
@@ -62,7 +61,7 @@ func wantBounded(t *testing.T, programs []*program.Program) {
 		}
 		t.Logf("verified %s %s: %d instructions walked, %d loaded", pin.Release(), p.Name, p.VerifiedInstructions, size/8)
 		if p.VerifiedInstructions > limit {
-			t.Errorf("%s: the verifier walked %d instructions, more than %d", p.Name, p.VerifiedInstructions, limit)
+			t.Errorf("%s: the verifier processed %d instructions, more than %d", p.Name, p.VerifiedInstructions, limit)
 		}
 	}
 }

@@ -18,10 +18,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// TestKernelIPsecPoliciesApplyToPodsByTheStack shows that with native routing packets
-// between pods of two nodes obey the IPsec policies of both nodes while they go by the
-// stack, established connections and connections by a Service too, and that they are
-// answered there when no policy stops them.
+// TestKernelIPsecPoliciesApplyToPodsByTheStack shows that with native routing, packets between pods of two
+// nodes obey the IPsec policies of both nodes while they go through the stack, including packets of established
+// and of service connections, and that they are answered if no policy stops them.
 func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 	f := newFabric(t, RoutingNative, false)
 	n := &serviceNode{T: t, runner: f.a.runner}
@@ -59,10 +58,10 @@ func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 			must(t, "write", err)
 			wantStopped(t, p.n, p.dir)
 			if unacknowledged(t, c) == 0 {
-				t.Errorf("in spite of the policy %v the server acknowledged the data", p.dir)
+				t.Errorf("despite the policy %v the server acknowledged the data", p.dir)
 			}
 			inNetns(t, p.n.ns, func() { must(t, "delete the policy", netlink.XfrmPolicyDel(policy)) })
-			for got := ""; !strings.Contains(got, "stopped"); { // sent again, and echoed
+			for got := ""; !strings.Contains(got, "stopped"); { // retransmitted, and echoed
 				b := make([]byte, 64)
 				n, err := c.Read(b)
 				must(t, "read what was stopped", err)
@@ -76,7 +75,7 @@ func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 	}
 }
 
-// unacknowledged is how many segments of a connection wait for an acknowledgement.
+// unacknowledged returns how many segments of a connection wait for an acknowledgement.
 func unacknowledged(t *testing.T, c net.Conn) uint32 {
 	t.Helper()
 	raw, err := c.(*net.TCPConn).SyscallConn()
@@ -90,7 +89,7 @@ func unacknowledged(t *testing.T, c net.Conn) uint32 {
 	return info.Unacked
 }
 
-// byStack has packets between pods of both nodes go by the stack, or past it.
+// byStack makes packets between pods of both nodes go through the stack, or bypass it.
 func (f *fabric) byStack(t *testing.T, by bool) {
 	t.Helper()
 	for _, n := range []*fabricNode{f.a, f.b} {
@@ -104,14 +103,14 @@ func (f *fabric) byStack(t *testing.T, by bool) {
 	}
 }
 
-// anyOf is the range of a node's pods, of a family.
+// anyOf returns the pod CIDR of a node, of a family.
 func anyOf(n *fabricNode, family int) *net.IPNet {
 	v4, v6 := n.ranges()
 	p := []netip.Prefix{v4, v6}[family]
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// wantStopped waits until a policy of a node has stopped a packet.
+// wantStopped waits until an IPsec policy of a node has stopped a packet.
 func wantStopped(t *testing.T, n *fabricNode, dir netlink.Dir) {
 	t.Helper()
 	name := "XfrmOutPolBlock"
@@ -122,7 +121,7 @@ func wantStopped(t *testing.T, n *fabricNode, dir netlink.Dir) {
 	servicetest.Eventually(t, "a packet that the policy stops", func() bool { return n.xfrmStat(t, name) > first })
 }
 
-// xfrmStat is a counter of what the stack of a node has done with IPsec policies.
+// xfrmStat returns an IPsec counter of a node's stack.
 func (n *fabricNode) xfrmStat(t *testing.T, name string) (count uint64) {
 	t.Helper()
 	inNetns(t, n.ns, func() {

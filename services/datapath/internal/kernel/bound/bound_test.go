@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
-// fresh are bounds in ordinary memory.
+// fresh returns bounds in ordinary memory.
 func fresh(size int) *Bounds {
 	b := &Bounds{
 		bounds: make([]byte, int(all)*int(unsafe.Sizeof(bpf.MapsSlBound{}))),
@@ -23,8 +23,8 @@ func fresh(size int) *Bounds {
 	return b
 }
 
-// TestHalfOfABoundIsGuaranteed: each endpoint with entries has an equal part of one half, and what
-// exceeds these parts counts for the other half.
+// TestHalfOfABoundIsGuaranteed: each endpoint with entries has an equal part of one half; entries beyond these
+// parts count for the other half.
 func TestHalfOfABoundIsGuaranteed(t *testing.T) {
 	const size = 800
 	for _, c := range []struct {
@@ -58,7 +58,7 @@ func TestHalfOfABoundIsGuaranteed(t *testing.T) {
 	}
 }
 
-// TestPassKeepsWhatIsMadeMeanwhile, and takes away what it did not find.
+// TestPassKeepsWhatIsMadeMeanwhile, and subtracts entries that it did not find.
 func TestPassKeepsWhatIsMadeMeanwhile(t *testing.T) {
 	b := fresh(800)
 	atomic.StoreUint32(b.count(Fragments, 3), 50) // evicted since
@@ -76,7 +76,7 @@ func TestPassKeepsWhatIsMadeMeanwhile(t *testing.T) {
 	}
 }
 
-// TestEveryEndpointIsGuaranteedOne, however many there are.
+// TestEveryEndpointIsGuaranteedOne, however many endpoints there are.
 func TestEveryEndpointIsGuaranteedOne(t *testing.T) {
 	b := fresh(800)
 	p := b.Begin(Fragments)

@@ -24,19 +24,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// NewBPFFS mounts a bpffs. main_linux_test.go sets it, of a package that imports this one.
+// NewBPFFS mounts a bpffs. It is set by main_linux_test.go of a package that imports this one.
 var NewBPFFS func(testing.TB) string
 
-// The time of these tests begins here, in seconds.
+// began is when these tests begin, in seconds.
 const began = 1_000_000
 
-// What the maps hold.
+// Capacities of the maps.
 const (
 	capacity4, capacity6 = 131072, 65536
 	room4, room6         = capacity4 - capacity4/8, capacity6 - capacity6/8
 )
 
-// instance is the maps of connections, with a collector whose clock is now.
+// instance contains the connection maps, and a collector with a test clock.
 type instance struct {
 	*Connections
 	testing.TB
@@ -87,7 +87,7 @@ func (i *instance) collect() Pass {
 	return p
 }
 
-// put writes connections as programs do, of which some began with a service.
+// put writes connections as programs do; some of them began with a service.
 func (i *instance) put(cs ...Connection) {
 	i.Helper()
 	var keys4 []bpf.MapsSlCtKey4
@@ -113,7 +113,7 @@ func (i *instance) put(cs ...Connection) {
 	}
 }
 
-// have are the connections that are there.
+// have returns all connections.
 func (i *instance) have() map[Tuple]Connection {
 	i.Helper()
 	all := map[Tuple]Connection{}
@@ -136,7 +136,7 @@ func (i *instance) count(stat uint32, n int64) {
 	must(i, "write a counter", m.Put(stat, perCPU))
 }
 
-// fromPod is a connection that the pod has begun and used idle seconds ago.
+// fromPod is a connection that the pod has begun and last used idle seconds ago.
 func (i *instance) fromPod(proto uint8, port uint16, peer string, flags Flags, idle uint32) Connection {
 	c := Connection{
 		Tuple: Tuple{Responder: netip.MustParseAddrPort(peer), Protocol: proto},
@@ -150,15 +150,15 @@ func (i *instance) fromPod(proto uint8, port uint16, peer string, flags Flags, i
 	return c
 }
 
-// fromOutside is one that began outside.
+// fromOutside is a connection that began outside.
 func (i *instance) fromOutside(proto uint8, port uint16, peer string, flags Flags, idle uint32) Connection {
 	c := i.fromPod(proto, port, peer, flags, idle)
 	c.Initiator, c.Responder, c.From, c.To = c.Responder, c.Initiator, c.To, c.From
 	return c
 }
 
-// TestKernelPassRemovesWhatIsOver: what was idle for its time goes, and what has an end that is no
-// endpoint, and the pass tells what it found.
+// TestKernelPassRemovesWhatIsOver: a pass removes connections that were idle for their timeout, and connections
+// with a removed endpoint, and reports the numbers.
 func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 	const established = SeenReply | Established
 	peer4, peer6 := "198.51.100.1:80", "[2001:db8::1]:80"
@@ -177,9 +177,9 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 		i.fromPod(17, 3, peer4, 0, 29),
 		with(i.fromPod(17, 4, peer6, SeenReply, 119), byService),
 		i.fromOutside(17, 5, peer4, SeenReply, 0),
-		i.fromPod(6, 6, "198.51.100.2:80", established|Terminated, 100), // is in use no more
-		i.fromPod(6, 7, "198.51.100.3:80", established|Reset, 5),        // nor is this
-		// the host is never gone
+		i.fromPod(6, 6, "198.51.100.2:80", established|Terminated, 100), // no longer in use
+		i.fromPod(6, 7, "198.51.100.3:80", established|Reset, 5),        // likewise
+		// the host is never removed
 		with(i.fromPod(6, 8, peer4, established, 0), func(c *Connection) { c.From.Slot = endpointmap.HostID }),
 	}
 	expire := []Connection{
@@ -188,11 +188,11 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 		i.fromPod(17, 23, peer4, 0, 30),
 		i.fromOutside(6, 24, peer4, established|Reset, 10),
 	}
-	other := i.pod.Slot + 1 // nobody's
+	other := i.pod.Slot + 1 // not published
 	orphan := []Connection{
 		with(i.fromPod(6, 31, peer4, established, 0), func(c *Connection) { c.From.Slot = other }),
 		with(i.fromOutside(6, 32, peer6, established, 0), func(c *Connection) { c.To.Slot = other; byService(c) }),
-		// the slot has another address
+		// the endpoint ID now has another address
 		with(i.fromPod(6, 33, peer4, established, 0), func(c *Connection) {
 			c.Initiator = netip.MustParseAddrPort("10.0.0.11:33")
 		}),
@@ -202,7 +202,7 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 	}
 	i.put(slices.Concat(stay, expire, orphan)...)
 	p := i.collect()
-	if p.Batches != 2 { // one of each family
+	if p.Batches != 2 { // one for each family
 		t.Errorf("%d batches were read, want 2", p.Batches)
 	}
 	if p.Live != [2]int{6, 2} || p.Expired != len(expire) || p.Orphaned != len(orphan) || p.Kept != 0 || p.Ended != 0 {
@@ -233,19 +233,19 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 	ended := i.TakeEnded()
 	for _, c := range []Connection{expire[1], orphan[1]} {
 		if !ended.Has(c.Tuple) {
-			t.Errorf("%v by a service has ended, and is not told", c.Tuple)
+			t.Errorf("the end of %v, which began with a service, is not reported", c.Tuple)
 		}
 	}
 	if len(ended) != 2 {
 		t.Errorf("%d ended connections by services, want 2: %v", len(ended), ended)
 	}
 	if again := i.TakeEnded(); len(again) != 0 {
-		t.Errorf("told again: %v", again)
+		t.Errorf("reported again: %v", again)
 	}
 }
 
-// TestKernelOutsideHasHalfOfTheRoom while both it and endpoints have connections, and the rest is
-// shared by endpoints.
+// TestKernelOutsideHasHalfOfTheRoom: connections from outside get half of the capacity if both outside and
+// endpoints have connections; the endpoints share the rest.
 func TestKernelOutsideHasHalfOfTheRoom(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	other := i.pod.Slot + 1
@@ -274,7 +274,7 @@ func TestKernelOutsideHasHalfOfTheRoom(t *testing.T) {
 		[2]uint64{room4/2 - 1, room6 - 1}, [2]uint64{room4 / 2, room6}, [2]uint64{room4/2 - 1, room6 / 2})
 }
 
-// TestKernelPressureIsAQuarterOfABudget, of anybody and in either family.
+// TestKernelPressureIsAQuarterOfABudget, of any endpoint and in either family.
 func TestKernelPressureIsAQuarterOfABudget(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	i.collect()
@@ -292,7 +292,7 @@ func TestKernelPressureIsAQuarterOfABudget(t *testing.T) {
 			if !i.Pressed() {
 				t.Errorf("slot %d, family %d: not pressed with a quarter", slot, f)
 			}
-			*begun, *limit = 100, 0 // the host has none
+			*begun, *limit = 100, 0 // the host has no limit
 			if i.Pressed() {
 				t.Errorf("slot %d, family %d: pressed without a limit", slot, f)
 			}
@@ -301,8 +301,8 @@ func TestKernelPressureIsAQuarterOfABudget(t *testing.T) {
 	}
 }
 
-// TestKernelEvictionsOfThisProcessHaveATime: those of earlier processes are counted only, and the
-// count never falls.
+// TestKernelEvictionsOfThisProcessHaveATime: evictions under earlier processes are only counted, and the count
+// never decreases.
 func TestKernelEvictionsOfThisProcessHaveATime(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	const created = uint32(bpf.MapsSlCtStatSL_CT_STAT_CREATED)
@@ -329,8 +329,8 @@ func TestKernelEvictionsOfThisProcessHaveATime(t *testing.T) {
 	}
 }
 
-// TestKernelProvenConnectionsFromOutsideHaveAPart of their map. What is too much when nearly all of
-// it is in use ends, the longest idle first, and the counters say what is there.
+// TestKernelProvenConnectionsFromOutsideHaveAPart of their map. When it is almost used up, surplus connections
+// are removed, the longest idle first, and the counters are corrected.
 func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	counts := i.counts
@@ -343,7 +343,7 @@ func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 		cs = append(cs, c)
 	}
 	sender := cs[0].Initiator.Addr()
-	// none of these counts
+	// none of these counts as proven
 	others := []Connection{
 		i.fromOutside(6, 80, "[2001:db8::2]:1", SeenReply, 0),
 		i.fromOutside(6, 80, "[2001:db8::2]:2", SeenReply|Established|InRing, 0),
@@ -361,7 +361,7 @@ func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 			t.Errorf("%s: %d of IPv4 are counted", when, n)
 		}
 	}
-	// the programs have counted none of them: nothing is thought crowded, and the counters are corrected
+	// the programs have counted none of them, so the pass assumes free capacity, and corrects the counters
 	if p := i.collect(); p.Ended != 0 || p.Live[1] != len(cs)+len(others) {
 		t.Errorf("before the count is known: %d ended, %d live", p.Ended, p.Live[1])
 	}
@@ -375,7 +375,7 @@ func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 	for _, c := range have {
 		longest = max(longest, i.now-c.LastSeen)
 	}
-	// 15 or 16 connections were idle for each of the thousand times
+	// each of the thousand idle times has 15 or 16 connections
 	if len(have) != keep+len(others) || longest != 997 {
 		t.Errorf("%d connections, of which one was idle for %d s, want 997", len(have), longest)
 	}
@@ -387,7 +387,7 @@ func TestKernelProvenConnectionsFromOutsideHaveAPart(t *testing.T) {
 	}
 }
 
-// TestKernelRevokedConnectionsAreRememberedForALife, of both families.
+// TestKernelRevokedConnectionsAreRememberedForALife of a connection, in both families.
 func TestKernelRevokedConnectionsAreRememberedForALife(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	life := uint32(DefaultTimeouts().TCPEstablished / time.Second)
@@ -410,8 +410,8 @@ func TestKernelRevokedConnectionsAreRememberedForALife(t *testing.T) {
 	}
 }
 
-// TestKernelPickUpResumesALifeAfterTheLastForgottenOne, counted from the begin of the collector or
-// from the last one that could not be remembered.
+// TestKernelPickUpResumesALifeAfterTheLastForgottenOne: the time begins at the start of the collector, or with
+// the last connection that could not be recorded.
 func TestKernelPickUpResumesALifeAfterTheLastForgottenOne(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	life := uint32(DefaultTimeouts().TCPEstablished / time.Second)
@@ -440,7 +440,7 @@ func TestKernelPickUpResumesALifeAfterTheLastForgottenOne(t *testing.T) {
 	want("a life later", 0)
 }
 
-// TestKernelOutsideTellsWhenItHadNoBudget, also after passes in which it had one.
+// TestKernelOutsideTellsWhenItHadNoBudget, even after passes in which it had some.
 func TestKernelOutsideTellsWhenItHadNoBudget(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	if at := i.collect().OutsideSpent; !at.IsZero() {
@@ -467,8 +467,8 @@ func TestKernelOutsideTellsWhenItHadNoBudget(t *testing.T) {
 	}
 }
 
-// TestKernelFlushRemembersDirections of what may have more segments, as long as half of the memory
-// for them is free.
+// TestKernelFlushRemembersDirections of connections that may have further segments, while half of the map of
+// records is free.
 func TestKernelFlushRemembersDirections(t *testing.T) {
 	const established = SeenReply | Established
 	i := open(t, CollectorOptions{})
@@ -553,7 +553,7 @@ func TestKernelFlushRemembersDirections(t *testing.T) {
 	}
 }
 
-// TestKernelOpenConnectionsAreCountedByResponder, sorted, without those of an end that is gone.
+// TestKernelOpenConnectionsAreCountedByResponder, sorted, without connections of removed endpoints.
 func TestKernelOpenConnectionsAreCountedByResponder(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	now := MonotonicSeconds()
@@ -596,7 +596,7 @@ func TestKernelEpochsOfAllConnectionsAreVisited(t *testing.T) {
 	}
 }
 
-// TestKernelCollectorRefusesTimesItCannotKeep: all are whole seconds, and the intervals in order.
+// TestKernelCollectorRefusesTimesItCannotKeep: timeouts must be at least a second, and the intervals in order.
 func TestKernelCollectorRefusesTimesItCannotKeep(t *testing.T) {
 	i := open(t, CollectorOptions{})
 	second := Timeouts{
@@ -622,7 +622,7 @@ func TestKernelCollectorRefusesTimesItCannotKeep(t *testing.T) {
 	}
 }
 
-// TestKernelRunPassesAtOnceAndUnderPressure, tells errors and goes on, until its context ends.
+// TestKernelRunPassesAtOnceAndUnderPressure, logs errors and continues, until its context ends.
 func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	passes := make(chan Pass)
 	said := make(messages, 1)
@@ -630,7 +630,7 @@ func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 		MinInterval: time.Millisecond, MaxInterval: time.Hour, Log: slog.New(said),
 		Passed: func(_ time.Time, p Pass) { passes <- p },
 	})
-	i.interval = time.Hour // as after many passes without work
+	i.interval = time.Hour // as after many passes without removals
 	i.put(i.fromPod(17, 1, "198.51.100.1:80", 0, 100))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -638,7 +638,7 @@ func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	if p := <-passes; p.Expired != 1 {
 		t.Errorf("the first pass: %+v, want one that was idle", p)
 	}
-	// only pressure makes another one before the hour
+	// only pressure causes another pass within the hour
 	for range 2 {
 		begun, _ := i.cell(int(i.pod.Slot), 0)
 		atomic.StoreUint64(begun, room4/4)
@@ -656,7 +656,7 @@ func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	}
 	cancel()
 	go func() {
-		for range said { // what it said before it saw the end
+		for range said { // messages from before it has noticed the end
 			continue
 		}
 	}()
@@ -666,7 +666,7 @@ func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	close(said)
 }
 
-// messages are those of a log.
+// messages are the messages of a log.
 type messages chan string
 
 func (m messages) Enabled(context.Context, slog.Level) bool { return true }

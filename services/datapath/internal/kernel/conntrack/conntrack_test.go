@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 )
 
-// The generated code has no preprocessor constants.
+// The generated code has no preprocessor constants, so the flags are compared with the header.
 func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 	header, err := os.ReadFile("../../../../../bpf/include/sluice/abi.h")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestBothDirectionsOfAConnectionHaveOneKey(t *testing.T) {
 	}{
 		{tuple: tuple(6, "10.0.0.1:1000", "10.0.0.2:80"), low: true},
 		{tuple: tuple(6, "10.0.0.2:80", "10.0.0.1:1000"), low: false},
-		// by the first byte on the wire, not by the last
+		// ordered by the first byte on the wire, not by the last one
 		{tuple: tuple(6, "10.0.0.2:1", "11.0.0.1:1"), low: true},
 		{tuple: tuple(17, "[fd00::1]:9", "[fd00::2]:1"), low: true},
 		{tuple: tuple(17, "[fd00::2]:9", "[fd00::1]:1"), low: false},
@@ -140,12 +140,12 @@ func TestTimeoutFollowsProtocolAndState(t *testing.T) {
 	}
 }
 
-// The host's translation gives a port to another client when nf_conntrack has
-// forgotten the flow of the last one: ours must be gone by then.
+// When nf_conntrack has forgotten a flow, the host's NAT may assign its port to another client. Our entry of
+// the old flow must be gone by then.
 func TestUDPIsForgottenNoLaterThanByTheHostsTranslation(t *testing.T) {
 	d := DefaultTimeouts()
 	for path, ours := range map[string]time.Duration{"": d.UDPUnanswered, "_stream": d.UDPAnswered} {
-		// nf_conntrack's default; kernels without it have no such file
+		// the default of nf_conntrack; kernels without it have no such file
 		theirs := map[string]time.Duration{"": 30 * time.Second, "_stream": 120 * time.Second}[path]
 		if b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout" + path); err == nil {
 			n, err := strconv.Atoi(strings.TrimSpace(string(b)))
@@ -274,8 +274,8 @@ func TestBudgetLeavesRoomForOthers(t *testing.T) {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
-	// However the connections are spread, one endpoint that uses its whole
-	// budget leaves the others' in place.
+	// However the connections are distributed, an endpoint that uses its whole budget leaves the
+	// connections of others in place.
 	for _, others := range []int{0, 100, 10000, room / 2, room} {
 		for _, own := range []int{0, 1, 5000, room - others} {
 			open := others + max(own, 0)
@@ -331,7 +331,8 @@ func TestOpenConnectionsAreNeitherOpeningNorOver(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfTheWorldAreOutsides: of both families, also under an address of the host.
+// TestConnectionsOfTheWorldAreOutsides: connections of the world are charged to Outside, in both families, and
+// also with an address of the host.
 func TestConnectionsOfTheWorldAreOutsides(t *testing.T) {
 	ct := &Connections{worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}}
 	const pod = endpointmap.ID(3)
@@ -361,7 +362,7 @@ func TestConnectionsOfTheWorldAreOutsides(t *testing.T) {
 	}
 }
 
-// TestFilterMeansConnections by either end, and by what was asked.
+// TestFilterMeansConnections: filters match either end, and the requested address.
 func TestFilterMeansConnections(t *testing.T) {
 	conn := Connection{
 		Tuple: tuple(6, "10.0.0.1:1000", "10.0.0.2:80"), From: End{Slot: 3}, To: End{Slot: 4}, Flags: Established | SeenReply,

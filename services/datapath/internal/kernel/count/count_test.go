@@ -5,8 +5,8 @@ package count
 
 import "testing"
 
-// TestSurplusOfOpenConnections: of the sender with most open connections the longest idle
-// ones are chosen, and no more than are too many.
+// TestSurplusOfOpenConnections: the longest idle connections of the sender with most connections are chosen,
+// and only as many as exceed the limit.
 func TestSurplusOfOpenConnections(t *testing.T) {
 	const now, keep, more = 100_000, 1000, 100
 	seen := func(last uint32) uint32 { return last }

@@ -47,13 +47,13 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// state is what has been said, and the obvious answer to what the ipcache holds.
+// state is the input so far; it computes the expected ipcache in the obvious way.
 type state struct {
 	local  map[netip.Addr]identity.Numeric
 	ranges map[netip.Prefix]bool
 	remote map[netip.Prefix]ipcache.Remote
 	known  map[identity.Numeric]bool
-	// doubted are the numbers of nodes whose endpoints are not believed.
+	// doubted are the IDs of doubted nodes.
 	doubted map[uint16]struct{}
 }
 
@@ -91,8 +91,8 @@ func (s *state) entries() (all []ipmap.Entry) {
 	return all
 }
 
-// TestKernelIPCacheDependsOnTheFinalStateAlone says random things, restarts in
-// between, and compares the maps with what the final state comes to.
+// TestKernelIPCacheDependsOnTheFinalStateAlone makes random changes and restarts, and compares the maps with
+// the entries for the final state.
 func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 	for seed := range uint64(8) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -194,8 +194,8 @@ func TestKernelIPCacheDependsOnTheFinalStateAlone(t *testing.T) {
 	}
 }
 
-// restart continues with what the maps hold. The source then says everything
-// again, as it does for a process that has no token.
+// restart continues with the contents of the maps. Then the source repeats all its information, as it does for
+// a process without a token.
 func restart(t *testing.T, c opened, dir string, s *state) opened {
 	t.Helper()
 	c.maps.Close()
@@ -208,7 +208,7 @@ func restart(t *testing.T, c opened, dir string, s *state) opened {
 	}
 	must(t, c.Doubt(s.doubted))
 	if got, err := c.maps.List(); err != nil || !slices.Equal(got, s.entries()) {
-		t.Fatalf("after a restart, before the source speaks:\n got %v, %v\nwant %v", got, err, s.entries())
+		t.Fatalf("after a restart, before the source's first message:\n got %v, %v\nwant %v", got, err, s.entries())
 	}
 	for p, r := range s.remote {
 		must(t, c.SetRemote(p, r))
@@ -217,8 +217,8 @@ func restart(t *testing.T, c opened, dir string, s *state) opened {
 	return c
 }
 
-// TestKernelNodeNumberIsInUseWhileAPrefixHasIt counts through every way by which a
-// prefix gets a number and loses it.
+// TestKernelNodeNumberIsInUseWhileAPrefixHasIt counts through every way in which a prefix gets and loses a node
+// ID.
 func TestKernelNodeNumberIsInUseWhileAPrefixHasIt(t *testing.T) {
 	c := open(t, kerneltest.NewBPFFS(t))
 	one, two := netip.MustParsePrefix("10.1.0.1/32"), netip.MustParsePrefix("10.1.0.0/24")
@@ -244,7 +244,7 @@ func TestKernelNodeNumberIsInUseWhileAPrefixHasIt(t *testing.T) {
 	want()
 }
 
-// TestKernelAuditFindsAndRepairsTheIPCache damages the maps behind the owner's back.
+// TestKernelAuditFindsAndRepairsTheIPCache changes the maps without the owner.
 func TestKernelAuditFindsAndRepairsTheIPCache(t *testing.T) {
 	c := open(t, kerneltest.NewBPFFS(t))
 	p := netip.MustParsePrefix

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// TestEveryFieldOfEveryMapIsShown changes each field of the compiled maps alone: the text
-// says so, unless C hides the field.
+// TestEveryFieldOfEveryMapIsShown changes each field of the compiled maps: the text must change, unless the
+// field is hidden.
 func TestEveryFieldOfEveryMapIsShown(t *testing.T) {
 	compiled, err := bpf.LoadMaps()
 	if err != nil {
@@ -55,7 +55,7 @@ func TestEveryFieldOfEveryMapIsShown(t *testing.T) {
 					copy(b[from:to], bytes.Repeat([]byte{fill}, to-from))
 					return !slices.Equal(zero, of.p(b, of.c))
 				})
-				// A family changes the text of its address, which is zero here.
+				// A family only changes the text of its address, which is zero here.
 				if !shown && m.Name != "family" {
 					t.Errorf("%s, %s: field %s changes nothing of %q", name, side, m.Name, zero)
 				}
@@ -63,11 +63,11 @@ func TestEveryFieldOfEveryMapIsShown(t *testing.T) {
 		}
 	}
 	if fields < 100 {
-		t.Errorf("%d fields were looked at", fields)
+		t.Errorf("%d fields were checked", fields)
 	}
 }
 
-// TestNewMapNeedsNothing writes a map that nothing here knows.
+// TestNewMapNeedsNothing renders a map that the package does not know.
 func TestNewMapNeedsNothing(t *testing.T) {
 	u32 := &btf.Int{Name: "unsigned int", Size: 4}
 	u16 := &btf.Int{Name: "unsigned short", Size: 2}

@@ -129,7 +129,7 @@ func TestKernelThreadThatCannotGoBackEnds(t *testing.T) {
 	}
 	defer home.Close()
 	a, b := fresh(t), fresh(t)
-	// the function itself wanders off; the thread must come home or end
+	// the function itself changes the namespace; the thread must return or end
 	if err := a.Do(func() error { return unix.Setns(b.Fd(), unix.CLONE_NEWNET) }); err != nil {
 		t.Fatal(err)
 	}

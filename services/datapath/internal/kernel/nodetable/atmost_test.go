@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// TestAtMostAgreesWithEveryPoint asks all points of small tables one by one.
+// TestAtMostAgreesWithEveryPoint evaluates all points of small tables one by one.
 func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -42,7 +42,7 @@ func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 		if c.HasAddresses {
 			addresses = []policytable.Ranges{c.Classes[2], c.Classes[3]}
 		}
-		// permits is 0: nothing, 1: by a proxy, with the rule; 2: everything.
+		// permits returns 0: nothing, 1: through a proxy, with the rule; 2: everything.
 		permits := func(class policytable.Ranges, address policytable.Ranges, p uint32, kind identity.Kind) (int, uint16) {
 			best := func(x, y uint16) uint16 {
 				if x == 0 || y != 0 && y < x {
@@ -79,10 +79,10 @@ func TestAtMostAgreesWithEveryPoint(t *testing.T) {
 			}
 		}
 		if got && !want {
-			t.Fatalf("class 0 does not do more than class 1 of %+v", c)
+			t.Fatalf("class 0 never permits more than class 1 in %+v", c)
 		}
 		if got != want && !c.HostAllow {
-			t.Fatalf("AtMost says %v of %+v", got, c)
+			t.Fatalf("AtMost returns %v for %+v", got, c)
 		}
 		outcomes[got]++
 	}

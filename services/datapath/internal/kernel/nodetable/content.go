@@ -86,7 +86,7 @@ func (c *Content) ValidatePrefix(p netip.Prefix, classes policytable.PrefixClass
 func (c *Content) ValidateClasses(from int) error {
 	switch {
 	case len(c.Classes) == 0:
-		return policytable.Invalid("classes: empty")
+		return policytable.Invalid("classes: there are none")
 	case len(c.Classes) > MaxClasses:
 		return policytable.Invalid("classes: %d, at most %d", len(c.Classes), MaxClasses)
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// points of the tables that drawTable draws.
+// points is the number of points of random tables.
 const points = 6
 
-// drawTable draws a small table. Rules are in the order of their tiers.
+// drawTable returns a small random table. Rules are in the order of their tiers.
 func drawTable(r *rand.Rand) Content {
 	c := NewContent(policytable.Table{DefaultAllow: r.IntN(4) == 0, HostAllow: r.IntN(2) == 0, HasAddresses: r.IntN(2) == 0}, 0)
 	admin := r.IntN(4)
@@ -55,10 +55,9 @@ func drawTable(r *rand.Rand) Content {
 	return c
 }
 
-// verdict is what a table does with a point: the strength of the permission, and the rule of
-// a redirect.
+// verdict is the result of a table for a point: the permission, and the rule of a redirect.
 type verdict struct {
-	permits  int // 0: nothing, 1: by a proxy, 2: everything
+	permits  int // 0: nothing, 1: through a proxy, 2: everything
 	redirect uint16
 }
 
@@ -79,8 +78,8 @@ func (c *Content) evaluate(id, address policytable.PortRange, host bool) (v verd
 	return verdict{permits: 2}, rule
 }
 
-// TestPartOfATableAllowsNoMore compares every part of random tables with the whole: it
-// allows nothing else, and everything that its own rules decide is decided as before.
+// TestPartOfATableAllowsNoMore compares every part of random tables with the whole table: the part allows
+// nothing more, and points that its own rules decide keep their verdict.
 func TestPartOfATableAllowsNoMore(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -90,7 +89,7 @@ func TestPartOfATableAllowsNoMore(t *testing.T) {
 		c := drawTable(r)
 		hosts := c.HostClasses(func(IdentityClass) uint8 { return 0 })
 		if r.IntN(4) == 0 {
-			hosts = nil // a row of the host came later
+			hosts = nil // an entry of the host was added later
 		}
 		for _, together := range []bool{true, false} {
 			list, whole := c.Order(together, func(rule int) string { return fmt.Sprint(rule % 2) })
@@ -143,7 +142,7 @@ func TestPartOfATableAllowsNoMore(t *testing.T) {
 	}
 }
 
-// TestPartOfATableIsSmaller: rules that are left out leave no ranges behind.
+// TestPartOfATableIsSmaller: omitted rules leave no ranges behind.
 func TestPartOfATableIsSmaller(t *testing.T) {
 	everything := policytable.PortRange{Last: policytable.LastPoint, Rest: 4}
 	c := NewContent(policytable.Table{
@@ -160,10 +159,10 @@ func TestPartOfATableIsSmaller(t *testing.T) {
 		list, _ := c.Order(together, func(int) string { return "" })
 		p := c.Part(list[:1], c.HostClasses(nil))
 		if a, b := p.Ranges(0, c.Classes[0]).Meaning(), p.Ranges(2, c.Classes[2]).Meaning(); a != b {
-			t.Errorf("together %v: %v, want what is around", together, p.Ranges(2, c.Classes[2]))
+			t.Errorf("together %v: %v, want the surrounding ranges", together, p.Ranges(2, c.Classes[2]))
 		}
 		if got := p.Ranges(1, c.Classes[1]); len(got) != 0 {
-			t.Errorf("together %v: the host meets %v", together, got)
+			t.Errorf("together %v: the host gets %v", together, got)
 		}
 	}
 }

@@ -12,7 +12,7 @@ func validateRanges(r policytable.Ranges, rules int) error {
 		case x.First > x.Last:
 			return policytable.Invalid("ranges[%d]: begins at %#x, after its end %#x", i, x.First, x.Last)
 		case i > 0 && x.First <= r[i-1].Last:
-			return policytable.Invalid("ranges[%d]: begins at %#x, not after the end of the previous range", i, x.First)
+			return policytable.Invalid("ranges[%d]: begins at %#x, before the previous one ends", i, x.First)
 		case int(x.Admin) > min(rules, MaxAdminRules):
 			return policytable.Invalid("ranges[%d].admin: there is no rule %d", i, x.Admin)
 		case int(x.Rest) > min(rules, MaxRules):

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// TestKernelGraceByMapWaitsForRunsThatHaveBegun runs a program that takes some ten
-// milliseconds, and waits as on a kernel with nohz_full CPUs.
+// TestKernelGraceByMapWaitsForRunsThatHaveBegun runs a program for some ten milliseconds, and waits as on a
+// kernel with nohz_full CPUs.
 func TestKernelGraceByMapWaitsForRunsThatHaveBegun(t *testing.T) {
 	state, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
@@ -25,7 +25,7 @@ func TestKernelGraceByMapWaitsForRunsThatHaveBegun(t *testing.T) {
 	set := func(to int64) asm.Instructions {
 		return asm.Instructions{asm.LoadMapValue(asm.R6, state.FD(), 0), asm.StoreImm(asm.R6, 0, to, asm.Word)}
 	}
-	// The verifier wants to know that the callback is static.
+	// The verifier requires that the callback is static.
 	function := func(name string, linkage btf.FuncLinkage, params ...btf.FuncParam) *btf.Func {
 		result := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
 		return &btf.Func{Name: name, Linkage: linkage, Type: &btf.FuncProto{Return: result, Params: params}}
@@ -64,7 +64,7 @@ func TestKernelGraceByMapWaitsForRunsThatHaveBegun(t *testing.T) {
 			t.Fatal(err)
 		}
 		if read() != ended {
-			t.Errorf("run %d goes on after the grace period", run)
+			t.Errorf("run %d continues after the grace period", run)
 		}
 		if err := <-done; err != nil {
 			t.Fatal(err)

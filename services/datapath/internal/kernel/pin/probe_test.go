@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWhatIsForbiddenIsNotTakenForAnOldKernel: an operator who reads "use another
-// kernel" does not look at the seccomp profile.
+// TestWhatIsForbiddenIsNotTakenForAnOldKernel: if the hint was to use another kernel, an operator would not
+// check the seccomp profile.
 func TestWhatIsForbiddenIsNotTakenForAnOldKernel(t *testing.T) {
 	for _, c := range []struct {
 		missing    error

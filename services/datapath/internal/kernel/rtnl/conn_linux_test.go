@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// open opens a connection in a namespace of its own.
+// open opens a connection in a new namespace.
 func open(t *testing.T) *Conn {
 	t.Helper()
 	var c *Conn
@@ -57,8 +57,8 @@ func nameOf(m []byte) (name string) {
 	return name
 }
 
-// TestKernelRequestsOfABatchAreCarriedOutInOrderAndAllOfThem: each reply is that of
-// its own request, whether it failed, gave data or neither.
+// TestKernelRequestsOfABatchAreCarriedOutInOrderAndAllOfThem: each reply belongs to its own request, whether
+// that failed, returned data or neither.
 func TestKernelRequestsOfABatchAreCarriedOutInOrderAndAllOfThem(t *testing.T) {
 	c := open(t)
 	var b Batch
@@ -92,14 +92,14 @@ func TestKernelDoNamesTheRequestThatFailed(t *testing.T) {
 	addVeth(&b, "two")
 	err := c.Do(&b)
 	if !errors.Is(err, unix.EEXIST) || !strings.HasPrefix(err.Error(), "make one: ") {
-		t.Errorf("%v, want that of one", err)
+		t.Errorf("%v, want the error of request one", err)
 	}
 	if err := c.Do(&b, unix.EEXIST); err != nil {
 		t.Errorf("an error that is expected: %v", err)
 	}
 }
 
-// TestKernelErrorHasTheKernelsWords, which tell an operator the cause.
+// TestKernelErrorHasTheKernelsWords: the error contains the kernel's explanation.
 func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 	c := open(t)
 	var b Batch
@@ -116,7 +116,7 @@ func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 
 func TestKernelDumpHasAllAndLeavesTheSocketUsable(t *testing.T) {
 	c := open(t)
-	const devices = 300 // more than one piece of a listing
+	const devices = 300 // more than fit into one part of a listing
 	for range devices / 10 {
 		var b Batch
 		for range 10 {
@@ -155,7 +155,7 @@ func TestKernelClosedConnectionSaysSo(t *testing.T) {
 	}
 }
 
-// FuzzAttrs: attributes that say too much of themselves end the reading.
+// FuzzAttrs: attributes with invalid lengths end the parsing.
 func FuzzAttrs(f *testing.F) {
 	var b Batch
 	b.Add(0, 0, nil)

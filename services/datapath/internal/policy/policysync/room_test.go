@@ -615,16 +615,16 @@ func TestWrongStepsAreRefusedAndNameTheField(t *testing.T) {
 		"define_table.table":                                     define(func(d *policytable.DefineTable) { d.Table = 0 }),
 		"there is a table 101":                                   define(func(d *policytable.DefineTable) { d.Table = 101 }),
 		"structure_hash":                                         define(func(d *policytable.DefineTable) { d.Content.Hash = [32]byte{} }),
-		"classes: there is none":                                 define(func(d *policytable.DefineTable) { d.Content.Classes = nil }),
+		"classes: there are none":                                define(func(d *policytable.DefineTable) { d.Content.Classes = nil }),
 		"default_classes[2]":                                     define(func(d *policytable.DefineTable) { d.Content.DefaultClasses[2] = 1 }),
 		"address_classes[1]":                                     define(func(d *policytable.DefineTable) { d.Content.AddressClasses[1] = 1 }),
 		"peers[0].class":                                         define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 11, Class: 1}} }),
 		"identity_class: there is no 999":                        define(func(d *policytable.DefineTable) { d.Peers = []policytable.Row{{IdentityClass: 999, Class: 0}} }),
 		"classes[0].ranges[0].rest: there is no rule 5":          define(ranges(policytable.PortRange{Last: 9, Rest: 5})),
 		"classes[0].ranges[0].admin: there is no rule 5":         define(ranges(policytable.PortRange{Last: 9, Admin: 5})),
-		"ranges[0]: begins at 0x9 behind its end 0x5":            define(ranges(policytable.PortRange{First: 9, Last: 5})),
-		"ranges[1]: begins at 0x5, not behind the one before it": define(ranges(policytable.PortRange{First: 1, Last: 5}, policytable.PortRange{First: 5, Last: 6})),
-		"classes[0].ranges: 8192 with those between them": define(func(d *policytable.DefineTable) {
+		"ranges[0]: begins at 0x9, after its end 0x5":            define(ranges(policytable.PortRange{First: 9, Last: 5})),
+		"ranges[1]: begins at 0x5, before the previous one ends": define(ranges(policytable.PortRange{First: 1, Last: 5}, policytable.PortRange{First: 5, Last: 6})),
+		"classes[0].ranges: 8192 including the gaps": define(func(d *policytable.DefineTable) {
 			d.Content.Rules = make([]policytable.Rule, 2)
 			d.Content.Classes[0] = many
 		}),

@@ -90,8 +90,8 @@ func wantAnswers(t *testing.T, what string, c net.Conn, server netip.AddrPort) {
 }
 
 // TestKernelAnswersToTheNodeAskForNoService: connections of the host, or of a pod behind the host's masquerade,
-// receive their answers even if their local port is also a node port, or the port of a service at the same
-// address.
+// receive their answers. That holds even if the local port is also a node port, or the port of a service at the
+// same address.
 func TestKernelAnswersToTheNodeAskForNoService(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}

@@ -64,8 +64,8 @@ func (n *fabricNode) addAddresses(t *testing.T, addrs ...netip.Addr) {
 }
 
 // TestKernelHostAnswersUDPFromTheAddressThatWasAsked: a connected socket of a pod receives the answers of a
-// server of the host that is bound to the wildcard address, whichever address of the node the pod uses, through
-// a service or directly, with datagrams of any size.
+// server of the host that is bound to the wildcard address. The pod may use any address of the node, through a
+// service or directly, with datagrams of any size.
 func TestKernelHostAnswersUDPFromTheAddressThatWasAsked(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
@@ -117,7 +117,7 @@ func wantBytes(t *testing.T, what string, ns netns.NsHandle, to netip.AddrPort, 
 		var k int
 		if k, err = u.Read(b); err == nil {
 			if k != size {
-				t.Errorf("%s: %v answers %d bytes", what, to, k)
+				t.Errorf("%s: %v answers with %d bytes", what, to, k)
 			}
 			return
 		}
@@ -149,7 +149,7 @@ func TestKernelHostKeepsTheAddressOfABoundSocket(t *testing.T) {
 				_, from, err := u.ReadFromUDPAddrPort(make([]byte, 100))
 				must(t, "read", err)
 				if got := netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); got != to {
-					t.Errorf("%v asks %v, %v answers", client.IPv4, to, got)
+					t.Errorf("%v sends to %v, the answer comes from %v", client.IPv4, to, got)
 				}
 			}
 		}
@@ -179,7 +179,7 @@ func TestKernelHostAnswersFromTheAddressThatWasAskedLast(t *testing.T) {
 			_, from, err := u.ReadFromUDPAddrPort(make([]byte, 100))
 			must(t, "read", err)
 			if got := netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); got != to {
-				t.Errorf("datagram %d asks %v, %v answers", i, to, got)
+				t.Errorf("datagram %d goes to %v, the answer comes from %v", i, to, got)
 			}
 		}
 	}

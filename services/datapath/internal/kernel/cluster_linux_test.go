@@ -141,7 +141,7 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 		return func(t *testing.T, th *theatre) {
 			want := ipmap.Info{Identity: id, Node: 2}
 			if got, _, err := th.k.Addresses.Match(th.addr("world")); err != nil || got != want {
-				t.Errorf("the ipcache says %+v, %v, want %+v", got, err, want)
+				t.Errorf("the ipcache has %+v, %v, want %+v", got, err, want)
 			}
 		}
 	}

@@ -332,7 +332,7 @@ func fullOfRevoked() act {
 func stopped(want int) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		if n, err := th.k.Endpoints.PickUpStopped(); err != nil || n != want {
-			t.Errorf("nothing is picked up for %d endpoints, %v; want %d", n, err, want)
+			t.Errorf("pick-up is stopped for %d endpoints, %v; want %d", n, err, want)
 		}
 	}
 }
@@ -552,10 +552,10 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(begunBy("a", 0)),
 			say("b", "a", datagram(53, 4000), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod))},
-		{"a UDP answer to another port is none", play(oneWay(),
+		{"a UDP answer to another port belongs to no connection", play(oneWay(),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
 			say("b", "a", datagram(53, 4001), event.PolicyDenied).check(remain(1)))},
-		{"a UDP packet before the question is none", play(oneWay(), say("b", "a", datagram(53, 4000), event.PolicyDenied).check(remain(0)))},
+		{"a UDP packet before the request is not an answer", play(oneWay(), say("b", "a", datagram(53, 4000), event.PolicyDenied).check(remain(0)))},
 		{"an echo is answered", play(oneWay(),
 			say("a", "b", ping(false, 7), event.ForwardedToPod).check(begunBy("a", 0)),
 			say("b", "a", ping(true, 7), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)))},
@@ -570,7 +570,7 @@ func scenes() []scene {
 			say("a", "b", ping(false, 7), event.ForwardedToPod),
 			say("b", "a", ping(false, 7), event.PolicyDenied),
 			say("b", "a", ping(true, 7), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply)))},
-		{"an echo that goes on by asking for something else is evaluated", play(policy("a", pings, nodetable.Deny), policy("b", nodetable.Deny, pings),
+		{"an echo with another type is evaluated", play(policy("a", pings, nodetable.Deny), policy("b", nodetable.Deny, pings),
 			say("a", "b", ping(false, 7), event.ForwardedToPod),
 			say("a", "b", ping(true, 7), event.IdentityUnknown),
 			say("a", "b", coded(ping(false, 7), 5), event.IdentityUnknown),
@@ -625,10 +625,10 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.InitiatorFinished|conntrack.ResponderFinished|conntrack.CloseReported))),
 			say("a", "b", segment(4000, 80, flagACK), event.ForwardedToPod).check(reported(0, 0)),
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedToPod).check(reported(0, 0)))},
-		{"a reset ends a connection and cuts nothing", play(handshake(4000, 80),
+		{"a RST ends a connection, and late packets still pass", play(handshake(4000, 80),
 			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(all(reported(0, 1), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))),
 			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(all(reported(0, 0), begunBy("a", conntrack.SeenReply|conntrack.Established|conntrack.Reset|conntrack.ByResponderReset|conntrack.CloseReported))))},
-		{"a reset whose sender goes on was none", play(handshake(4000, 80),
+		{"a RST whose sender continues did not end the connection", play(handshake(4000, 80),
 			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(reported(0, 1)),
 			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardedToPod),
 			say("b", "a", segment(80, 4000, data), event.ForwardedToPod).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
@@ -697,7 +697,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, 0), event.ConnectionInvalid),
 			say("b", "a", segment(80, 4000, flagFIN|flagPSH), event.ConnectionInvalid),
 			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod).check(reported(0, 1)))},
-		{"a SYN that ends at once is none", play(budget("a", 3),
+		{"a SYN with FIN or RST is invalid", play(budget("a", 3),
 			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.ConnectionInvalid),
 			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.ConnectionInvalid),
 			say("a", "b", segment(4000, 80, 0xff), event.ConnectionInvalid).check(all(remain(0), spent("a", 0))),
@@ -705,7 +705,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, flagSYN|flagFIN), event.ConnectionInvalid),
 			say("a", "b", segment(4000, 80, flagSYN|flagRST), event.ConnectionInvalid).check(begunBy("a", conntrack.SeenReply|conntrack.Established)),
 			budget("a", 0))},
-		{"a reset of what is not known leaves nothing behind", play(
+		{"a RST of an unknown connection creates no entry", play(
 			say("a", "b", segment(4000, 80, flagRST|flagACK), event.ForwardedToPod).check(remain(0)))},
 
 		// eviction
@@ -736,7 +736,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedOutside),
 			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", 0)),
 			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedToPod))},
-		{"nor does an end that still has the connection", play(handshake(4000, 80), forgetAll(),
+		{"nor does an end that still knows the connection", play(handshake(4000, 80), forgetAll(),
 			say("b", "a", segment(80, 4000, data), event.ForwardedOutside),
 			say("a", "b", segment(4000, 80, data), event.ForwardedOutside),
 			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedToPod).check(begunBy("a", 0)),
@@ -746,7 +746,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.ForwardedOutside),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, flagSYN), event.PolicyDenied).on(event.Ingress))},
-		{"the other end's permission alone keeps it neither", play(handshake(4000, 22), forgetAll(),
+		{"the permission of the other end alone does not keep it", play(handshake(4000, 22), forgetAll(),
 			say("a", "b", segment(4000, 22, data), event.ForwardedOutside).check(begunBy("a", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack)),
 			policy("a", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(22, 4000, data), event.PolicyDenied).on(event.Ingress),
@@ -758,14 +758,14 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, flagRST|flagACK), event.ForwardedOutside),
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.ForwardedOutside),
 			say("b", "a", segment(80, 4000, flagSYN), event.PolicyDenied))},
-		{"what the stack translated goes on through it", play(
+		{"a connection that the stack has translated stays on the stack", play(
 			say("a", "b", segment(4000, 80, flagSYN), event.ForwardedFromStack).throughStack(),
 			say("b", "a", segment(80, 4000, flagSYN|flagACK), event.ForwardedOutside),
 			forgetAll(),
 			say("b", "a", segment(80, 4000, data), event.ForwardedOutside),
 			say("a", "b", segment(4000, 80, data), event.ForwardedFromStack).throughStack(),
 			say("b", "a", segment(80, 4000, data), event.ForwardedOutside))},
-		{"nothing is picked up that neither way may begin", play(policy("a", nodetable.Deny, nodetable.Deny), policy("b", nodetable.Deny, nodetable.Deny),
+		{"a connection that is denied in both directions is not picked up", play(policy("a", nodetable.Deny, nodetable.Deny), policy("b", nodetable.Deny, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)),
 			say("a", "b", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
 		{"an evicted UDP flow is not picked up", play(oneWay(),
@@ -780,7 +780,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(remain(0)),
 			say("b", "a", segment(80, 4000, flagFIN|flagACK), event.PolicyDenied).check(remain(0)))},
-		{"one that the server's answer met first stays revoked", play(handshake(4000, 80),
+		{"a connection whose server's answer was denied first stays revoked", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied),
 			evict(),
@@ -796,13 +796,13 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(reported(0, 1)),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
-		{"a connection that has ended is revoked all the same", play(handshake(4000, 80),
+		{"a connection that has ended can still be revoked", play(handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).check(remain(0)))},
-		{"ports that are used again the other way are remembered anew", play(handshake(4000, 80),
+		{"the record of ports that are reused in the other direction is replaced", play(handshake(4000, 80),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
@@ -812,7 +812,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Ingress),
 			evict(),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Egress).check(remain(0)))},
-		{"without room to remember nothing is picked up", play(handshake(4000, 80),
+		{"if the map of records is full, connections are not picked up", play(handshake(4000, 80),
 			fullOfRevoked(),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(stopped(2)),
@@ -822,7 +822,7 @@ func scenes() []scene {
 			// an endpoint that allows everything cannot have revoked a connection
 			say("a", "world", segment(80, 4000, data), event.ForwardedOutside),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.AllowPickUp() }))},
-		{"after a loss of connections nothing is picked up that could have been revoked", play(
+		{"after a loss of entries, connections that may have been revoked are not picked up", play(
 			policy("b", nodetable.Allow, only80),
 			change(func(t *testing.T, th *theatre) { th.k.Endpoints.StopPickUp() }),
 			say("b", "a", segment(22, 4000, data), event.ConnectionInvalid),
@@ -839,7 +839,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Egress).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 0)),
 			say("a", "b", segment(4000, 80, flagSYN), event.PolicyDenied).on(event.Ingress))},
-		{"a reply meets the revocation first", play(handshake(4000, 80),
+		{"a reply is the first denied packet", play(handshake(4000, 80),
 			policy("a", nodetable.Deny, nodetable.Allow),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 1)))},
 		{"a revoked connection that is allowed again goes on", play(handshake(4000, 80),
@@ -856,7 +856,7 @@ func scenes() []scene {
 			say("b", "a", segment(80, 4000, flagSYN), event.ConnectionInvalid),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Egress).check(reported(0, 1)))},
-		{"the end of a connection is told once, whatever the policy does", play(handshake(4000, 80),
+		{"the end of a connection is reported once, whatever the policy does", play(handshake(4000, 80),
 			say("b", "a", segment(80, 4000, flagRST), event.ForwardedToPod).check(reported(0, 1)),
 			policy("b", nodetable.Allow, nodetable.Deny),
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied).on(event.Ingress).check(reported(0, 0)),
@@ -928,7 +928,7 @@ func scenes() []scene {
 			say("a", "b", segment(4000, 80, data), event.PolicyDenied),
 			say("b", "a", segment(80, 4000, data), event.PolicyDenied).on(event.Ingress))},
 
-		{"what is denied in audit mode passes and says so", play(policy("b", nodetable.Deny, only80), audit("b", true),
+		{"a packet that is denied in audit mode passes and is reported", play(policy("b", nodetable.Deny, only80), audit("b", true),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(func(t *testing.T, th *theatre) {
 				if len(th.evaluated) != 1 || !th.evaluated[0].Ingress.Audited || th.evaluated[0].Egress.Audited {
 					t.Errorf("evaluated %+v, want the ingress side audited", th.evaluated)
@@ -945,7 +945,7 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 80), event.ForwardedToPod))},
 
 		// budgets
-		{"who begins too much must wait", play(budget("a", 2),
+		{"an endpoint over its budget must wait", play(budget("a", 2),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
 			say("a", "world", segment(4000, 80, flagSYN), event.ForwardedOutside),
 			say("a", "b", datagram(4001, 53), event.ConnectionBudget),
@@ -957,11 +957,11 @@ func scenes() []scene {
 			budget("a", 2),
 			say("a", "b", datagram(4001, 53), event.ForwardedToPod),
 			budget("a", 0))},
-		{"what the policy denies costs no budget", play(budget("a", 1), policy("b", nodetable.Allow, only80),
+		{"a denied packet is not charged to the budget", play(budget("a", 1), policy("b", nodetable.Allow, only80),
 			say("a", "b", datagram(4000, 53), event.IdentityUnknown).on(event.Ingress),
 			say("a", "b", datagram(4000, 80), event.ForwardedToPod),
 			budget("a", 0))},
-		{"a budget that nobody renews renews itself, in part", play(wornOut("a", 2000, 11),
+		{"without a collector a budget is renewed in parts", play(wornOut("a", 2000, 11),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod).check(spent("a", 2000-250+1)),
 			say("a", "b", datagram(4001, 53), event.ForwardedToPod).check(spent("a", 2000-250+2)),
 			wornOut("a", 200, 11),
@@ -972,10 +972,10 @@ func scenes() []scene {
 			say("a", "b", datagram(4005, 53), event.ForwardedToPod),
 			say("a", "b", datagram(4006, 53), event.ConnectionBudget),
 			budget("a", 0))},
-		{"what has ended comes back to a budget, a quarter of it at once", play(budget("a", 8),
+		{"ended connections are returned to the budget, at most a quarter at once", play(budget("a", 8),
 			short(4000, 8), short(5000, 2), say("a", "b", segment(6000, 80, flagSYN), event.ConnectionBudget),
 			budget("a", 0))},
-		{"what goes on after a reset does not", play(budget("a", 8),
+		{"a connection that continues after a RST is not returned", play(budget("a", 8),
 			handshake(4000, 80),
 			say("a", "b", segment(4000, 80, flagRST), event.ForwardedToPod).check(ended("a", 1)),
 			say("a", "b", segment(4000, 80, data), event.ForwardedToPod).check(ended("a", 0)),
@@ -985,7 +985,7 @@ func scenes() []scene {
 		{"a budget is not renewed before its time", play(wornOut("a", 2000, 5),
 			say("a", "b", datagram(4000, 53), event.ConnectionBudget).check(spent("a", 2000)),
 			budget("a", 0))},
-		{"what a pod makes the node pick up is charged to that pod", play(budget("a", 1), budget("b", 2),
+		{"a connection that is picked up is charged to the pod that sends", play(budget("a", 1), budget("b", 2),
 			say("b", "a", segment(80, 4000, data), event.ForwardedOutside).check(all(begunBy("b", conntrack.PickedUp|conntrack.Unoriented|conntrack.ViaStack), spent("a", 0), spent("b", 1))),
 			say("b", "a", segment(80, 4001, data), event.ForwardedOutside),
 			say("b", "a", segment(80, 4002, data), event.ConnectionBudget),
@@ -1006,14 +1006,14 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(remain(1)),
 			forgets("world", 8),
 			say("a", "world", datagram(4000, 53), event.PolicyDenied).check(remain(0)))},
-		{"a prefix that a longer one hides has no say", play(knows("world", friend), policy("a", friends, nodetable.Deny),
+		{"a prefix under a longer match has no effect", play(knows("world", friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			within("world", 8, stranger),
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(remain(1)),
 			forgets("world", 0),
 			say("a", "world", datagram(4000, 53), event.PolicyDenied).check(remain(0)),
 			forgets("world", 8))},
-		{"the answer of an address that went meets the same", play(knows("world", friend), policy("a", friends, nodetable.Deny),
+		{"an answer from an address whose identity has changed is denied, too", play(knows("world", friend), policy("a", friends, nodetable.Deny),
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			knows("world", stranger), bump("world"),
 			say("world", "a", datagram(53, 4000), event.PolicyDenied).on(event.Ingress),
@@ -1026,7 +1026,7 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), event.PolicyDenied),
 			hostHas("host"),
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside))},
-		{"an answer to a tunnel port is none", play(
+		{"a packet to a tunnel port is not an answer", play(
 			say("host", "a", datagram(4789, 53), event.ForwardedFromStack),
 			say("a", "host", datagram(53, 4789), event.TunnelPort),
 			say("a", "world", datagram(53, 4789), event.ForwardedOutside),
@@ -1042,11 +1042,11 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside).check(reported(0, 0)))},
 
 		// through the stack
-		{"what came through the stack is answered through it", play(
+		{"a packet from the stack is answered through the stack", play(
 			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack().check(begunBy("a", conntrack.ViaStack)),
 			say("b", "a", datagram(53, 4000), event.ForwardedOutside).check(begunBy("a", conntrack.ViaStack|conntrack.SeenReply)),
 			say("b", "a", datagram(53, 4001), event.ForwardedToPod))},
-		{"an error about what came through the stack goes back through it", play(
+		{"an error about a packet from the stack goes back through the stack", play(
 			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack(),
 			say("b", "a", failure(3, "a", "b", datagram(4000, 53)), event.ForwardedOutside),
 			say("b", "a", failure(11, "a", "b", datagram(4000, 53)), event.ForwardedOutside),
@@ -1063,7 +1063,7 @@ func scenes() []scene {
 		{"a flow to the host is the stack's", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "host", datagram(4000, 53), event.ForwardedToHost).check(begunBy("a", conntrack.ViaStack)),
 			say("host", "a", datagram(53, 4000), event.ForwardedFromStack))},
-		{"what the stack forwards under the host's address is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
+		{"a forwarded packet with the host's address does not belong to the host", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
 			say("host", "b", datagram(4001, 53), event.PolicyPending).forwarded(),
 			// a sender that was allowed before the new evaluation keeps its identity
@@ -1091,7 +1091,7 @@ func scenes() []scene {
 			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromDevice("b").on(event.Ingress),
 			say("a", "b", datagram(4000, 53), event.SpoofedIP).fromNowhere().forwarded().on(event.Ingress),
 			say("a", "b", datagram(4000, 53), event.ForwardedFromStack).throughStack())},
-		{"what is marked as forwarded is not the host's", play(policy("b", nodetable.Deny, nodetable.Pending),
+		{"a packet marked as forwarded does not belong to the host", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.PolicyPending).marked(0x100),
 			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
 			say("host", "b", datagram(4000, 53), event.PolicyPending).marked(0x100|0x8000),
@@ -1125,7 +1125,7 @@ func scenes() []scene {
 					t.Errorf("the connection is identity %d's, want the host's", c.From.Identity)
 				}
 			}))},
-		{"a change is not a way in", play(policy("b", nodetable.Deny, nodetable.Pending),
+		{"a new epoch admits no other sender", play(policy("b", nodetable.Deny, nodetable.Pending),
 			say("host", "b", datagram(4000, 53), event.ForwardedFromStack),
 			bumpEpoch("b"),
 			say("host", "b", datagram(4000, 53), event.PolicyPending).forwarded().check(begunBy("host", conntrack.ViaStack)),
@@ -1153,14 +1153,14 @@ func scenes() []scene {
 			say("a", "host", datagram(53, 4000), event.PolicyPending).on(event.Egress))},
 
 		// ICMP errors
-		{"an error about a connection is delivered whoever sends it", play(policy("a", nodetable.Allow, nodetable.Deny),
+		{"an error about a connection is delivered from any sender", play(policy("a", nodetable.Allow, nodetable.Deny),
 			say("a", "world", segment(4000, 80, flagSYN), event.ForwardedOutside),
 			say("router", "a", failure(11, "a", "world", segment(4000, 80, flagSYN)), event.ForwardedFromStack),
 			say("router", "a", failure(2, "a", "world", segment(4000, 80, flagSYN)), event.ForwardedFromStack),
 			say("router", "a", failure(3, "a", "world", segment(4000, 80, flagSYN)), event.ForwardedFromStack).check(remain(1)),
 			say("router", "a", failure(3, "a", "world", segment(4001, 80, flagSYN)), event.PolicyDenied),
 			say("router", "a", failure(3, "b", "world", segment(4000, 80, flagSYN)), event.PolicyDenied))},
-		{"an error about somebody else's connection is evaluated", play(
+		{"an error about a connection of another pod is evaluated", play(
 			policy("a", nodetable.Allow, nodetable.Deny),
 			say("b", "world", datagram(4000, 53), event.ForwardedOutside),
 			say("router", "a", failure(3, "b", "world", datagram(4000, 53)), event.PolicyDenied),
@@ -1181,7 +1181,7 @@ func scenes() []scene {
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			policy("a", nodetable.Deny, nodetable.Deny),
 			say("router", "a", failure(3, "a", "world", datagram(4000, 53)), event.PolicyDenied))},
-		{"a pod sends no errors about what others talk", play(oneWay(),
+		{"a pod may not send errors about connections of others", play(oneWay(),
 			say("a", "b", datagram(4000, 53), event.ForwardedToPod),
 			say("a", "world", datagram(4000, 53), event.ForwardedOutside),
 			say("b", "a", failure(3, "a", "world", datagram(4000, 53)), event.ConnectionInvalid),
@@ -1406,7 +1406,7 @@ func TestKernelCutQuotationsHelpNobody(t *testing.T) {
 					want = event.ForwardedFromStack
 				}
 				if o.reason != want {
-					t.Errorf("%d bytes of the quotation: %v, want %v", n-quoted, o.reason, want)
+					t.Errorf("%d bytes of the quoted packet: %v, want %v", n-quoted, o.reason, want)
 				}
 			}
 			// a quoted packet with contradictory fields

@@ -175,12 +175,12 @@ func TestKernelVerdictsAreThoseOfTheTable(t *testing.T) {
 		{name: "table 0, which cuts off, denies in audit mode", table: nodetable.Deny, peer: web, audit: true, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byTable}},
 		{name: "table 1 allows", table: nodetable.Allow, peer: lost, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
 		{name: "pending lets the host in", table: nodetable.Pending, peer: identity.Host, side: bpf.MapsSlSide{By: byTable, Action: actAllow}},
-		{name: "pending lets nobody else in", table: nodetable.Pending, peer: web, reason: event.PolicyPending, side: bpf.MapsSlSide{By: byTable}},
+		{name: "pending admits no other peer", table: nodetable.Pending, peer: web, reason: event.PolicyPending, side: bpf.MapsSlSide{By: byTable}},
 		{name: "pending lets nothing out", table: nodetable.Pending, peer: identity.Host, egress: true, reason: event.PolicyPending, side: bpf.MapsSlSide{By: byTable}},
 		{name: "pending passes in audit mode", table: nodetable.Pending, peer: web, audit: true, side: bpf.MapsSlSide{By: byTable, Audited: 1}},
 		{name: "a number between the fixed ones and the others", table: 15, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table that nobody wrote", table: unused, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
-		{name: "a table that nobody wrote, in audit mode", table: unused, peer: web, audit: true, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
+		{name: "an unused table", table: unused, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
+		{name: "an unused table, in audit mode", table: unused, peer: web, audit: true, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
 		{name: "a table beyond the map", table: 65535, peer: web, reason: event.PolicyTableUnknown, side: bpf.MapsSlSide{By: byTable}},
 
 		{name: "no rule", table: plain, peer: web, port: 9, reason: event.PolicyDenied, side: bpf.MapsSlSide{By: byDefault}},
@@ -279,7 +279,7 @@ func TestKernelDamagedTablesNeverAllow(t *testing.T) {
 			}
 			update(t, k, bpf.MapsMapSlPorts, base+1, n)
 		}},
-		{"an action that nobody knows", func(t *testing.T, _ *bpf.MapsSlTable) {
+		{"an unknown action", func(t *testing.T, _ *bpf.MapsSlTable) {
 			update(t, k, bpf.MapsMapSlRule, base+2, bpf.MapsSlRule{Action: 4})
 		}},
 		{"an address class beyond the table's", func(_ *testing.T, r *bpf.MapsSlTable) {

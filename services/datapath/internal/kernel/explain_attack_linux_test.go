@@ -246,5 +246,5 @@ func TestKernelExplainAndPacketsDoNotMeet(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 	}
-	t.Logf("%v explanations beside %d packets", asked, 2*rounds)
+	t.Logf("%v explanations during %d packets", asked, 2*rounds)
 }

@@ -297,7 +297,7 @@ func TestKernelExplainSaysWhatTheProgramsDo(t *testing.T) {
 				o := r.run(t, c.prog, c.in, skbContext{}, 0)
 				reasons[o.reason]++
 				if x := xs[i]; o.reason != x.Reason {
-					t.Errorf("%s, protocol %d, %v to %v: the program says %v, Explain %v\negress %+v\ningress %+v",
+					t.Errorf("%s, protocol %d, %v to %v: the program returns %v, Explain %v\negress %+v\ningress %+v",
 						c.prog, c.tuple.Protocol, c.tuple.Initiator, c.tuple.Responder, o.reason, x.Reason, x.Egress, x.Ingress)
 				}
 				for tu := range r.k.tracked(t) {

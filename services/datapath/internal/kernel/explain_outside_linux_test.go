@@ -134,7 +134,7 @@ func TestKernelExplainOfAnAddressFromOutsideIsWhatBecomesOfIt(t *testing.T) {
 			}
 		})
 		if answers := err == nil; s.Outcome != want || answers != (s.Outcome == explain.Translated) {
-			t.Errorf("%v, kind %v: explain says %v, connect %v", asked, change.Frontend.Kind, s.Outcome, err)
+			t.Errorf("%v, kind %v: Explain returns %v, connect %v", asked, change.Frontend.Kind, s.Outcome, err)
 		}
 	}
 }
@@ -174,8 +174,8 @@ func TestKernelExplainOfSendersOutsideSaysWhatIsDropped(t *testing.T) {
 			want event.Reason
 		}{
 			{"denied by policy", f.outside, local, event.PolicyDenied},
-			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), local, event.SpoofedIP},
-			{"nobody in the node's range, to another", netip.MustParseAddr("10.244.1.77"), away, event.SpoofedIP},
+			{"an unassigned address of the node", netip.MustParseAddr("10.244.1.77"), local, event.SpoofedIP},
+			{"an unassigned address of the node, to another node", netip.MustParseAddr("10.244.1.77"), away, event.SpoofedIP},
 			{"a pod of the other node", f.b.pod.IPv4, local, event.SpoofedNode},
 			{"a pod of the other node, to itself", f.b.pod.IPv4, away, event.SpoofedNode},
 			{"the other node, by its overlay address", f.b.over4, local, event.SpoofedNode},

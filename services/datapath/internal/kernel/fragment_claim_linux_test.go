@@ -27,8 +27,8 @@ import (
 )
 
 // seen contains the properties that the recorder distinguishes: the incoming device of a packet (0 if the host
-// sent it), its mark, its EtherType, and the seventh byte of its IP header, which contains the next header of
-// IPv6 and the flags of IPv4.
+// sent it), its mark, its EtherType, and the seventh byte of its IP header. For IPv6 that byte is the next
+// header, for IPv4 it has the flags.
 type seen struct{ Ingress, Mark, Protocol, Seventh uint32 }
 
 // fragment reports whether it is a packet that a test has sent.
@@ -78,7 +78,7 @@ func recorder(t *testing.T, ifindex uint32) func() map[seen]uint64 {
 	})
 	must(t, "load the recorder", err)
 	t.Cleanup(func() { prog.Close() })
-	// The kernel puts a new filter before those of the same priority.
+	// The kernel puts a new filter before other filters of the same priority.
 	must(t, "attach the recorder", netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: int(ifindex), Parent: netlink.HANDLE_MIN_EGRESS, Handle: 2, Priority: 1, Protocol: unix.ETH_P_ALL,

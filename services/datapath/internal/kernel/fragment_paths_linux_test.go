@@ -453,7 +453,7 @@ func TestKernelFragmentsTakeThePathOfTheFirst(t *testing.T) {
 					tell(t, ns, at)
 					before, beforeB := f.a.counters(t), f.b.counters(t)
 					if !answered(t, f.a.pod.ns, at, 5600) {
-						t.Errorf("%v is asked, and 5,600 bytes do not come back: a %v, b %v",
+						t.Errorf("%v does not return 5,600 bytes: drops of a %v, of b %v",
 							at, f.a.gained(t, before), f.b.gained(t, beforeB))
 					}
 				}
@@ -514,8 +514,8 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 }
 
 // TestKernelRepairKeepsTheMarksOfFragments shows that no fragment that the stack copies into the tunnel lacks a
-// mark while the firewall is repaired, even after another component has changed it, and that none counts as
-// sent by the node when the firewall was removed.
+// mark while the firewall is repaired, even after another component has changed it. No fragment counts as sent
+// by the node after the firewall was removed.
 func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	trackConnections(t, f.a.ns)

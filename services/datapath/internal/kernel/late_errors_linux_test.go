@@ -87,11 +87,11 @@ func TestKernelLateErrorsAboutServicesNameWhatThePodHasAsked(t *testing.T) {
 			icmp(3, 3, ip4Header{src: client.IPv4, dst: backend.Addr(), proto: protoUDP}.with(udp(4000, 9))...)))
 		o := n.run(t, program.ToPod, in, skbContext{Ifindex: client.Ifindex, IngressIfindex: 1}, 0)
 		if o.reason != want {
-			t.Errorf("an error while %s was asked: %v, want %v", what, o.reason, want)
+			t.Errorf("an error while %s was requested: %v, want %v", what, o.reason, want)
 		}
 		const at = 14 + 20 + 8 + 16 // offset of the quoted destination
 		if got := netip.AddrFrom4([4]byte(o.out[at : at+4])); quoted.IsValid() && got != quoted.Addr() {
-			t.Errorf("an error while %s was asked quotes a packet to %v, want %v", what, got, quoted.Addr())
+			t.Errorf("an error while %s was requested quotes a packet to %v, want %v", what, got, quoted.Addr())
 		}
 	}
 	late(event.PolicyDenied, "nothing", netip.AddrPort{})

@@ -424,8 +424,8 @@ func lives() []life {
 		{name: "the world, IPv4", in: from4(world4, 6, web), reason: event.ForwardedOutside},
 		{name: "the world, IPv6", in: from6(world6, 6, web), reason: event.ForwardedOutside},
 		{name: "the IPv6 of a pod without one", in: from6(netip.MustParseAddr("fd00:244::1e"), 17, dns), reason: event.NoRoute},
-		{name: "nobody in the pod range, IPv4", in: from4(nobody4, 17, dns), reason: event.NoRoute},
-		{name: "nobody in the pod range, IPv6", in: from6(nobody6, 17, dns), reason: event.NoRoute},
+		{name: "an unassigned address in the pod CIDR, IPv4", in: from4(nobody4, 17, dns), reason: event.NoRoute},
+		{name: "an unassigned address in the pod CIDR, IPv6", in: from6(nobody6, 17, dns), reason: event.NoRoute},
 		{name: "a tunnel port of the host, IPv4", in: from4(host4, 17, udp(40000, 4789)), reason: event.TunnelPort},
 		{name: "a tunnel port of the host, IPv6", in: from6(host6, 17, udp(40000, 8472)), reason: event.TunnelPort},
 		{name: "a tunnel port of a remote node, IPv4", in: from4(remote4, 17, udp(40000, 4789)), reason: event.TunnelPort},
@@ -901,7 +901,7 @@ func TestKernelEventsAreLimitedAndTheLossIsTold(t *testing.T) {
 		told += uint64(e.Lost)
 	}
 	if counted != sent || read+lost != sent || lost == 0 || told > lost {
-		t.Errorf("%d drops counted, %d events read, %d lost, %d told; want %d = read + lost, told <= lost", counted, read, lost, told, sent)
+		t.Errorf("%d drops counted, %d events read, %d lost, %d reported as lost; want %d = read + lost, reported <= lost", counted, read, lost, told, sent)
 	}
 	// another reason has a limit of its own
 	r.run(t, program.FromPod, from4(a.IPv4, 17, udp(1, 2)), skbContext{}, 0)
@@ -938,7 +938,7 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	}
 	send("b", 1)
 	if got := drain(t, events); len(got) != 1 || got[0].Source.Addr() != th.addr("b") || got[0].Lost == 0 {
-		t.Errorf("events %+v, want that of the other endpoint, with those left out", got)
+		t.Errorf("events %+v, want the other endpoint's event, with the number of suppressed ones", got)
 	}
 }
 
@@ -993,7 +993,7 @@ func TestKernelAFullEventBufferLosesEventsButTellsHowMany(t *testing.T) {
 	must(t, "run", err)
 	drain()
 	if told != lost {
-		t.Errorf("%d losses told, want %d", told, lost)
+		t.Errorf("%d losses reported, want %d", told, lost)
 	}
 }
 

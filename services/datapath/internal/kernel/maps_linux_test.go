@@ -159,7 +159,7 @@ func TestKernelUnpublishLeavesNoKeyAndReusesTheSlotAfterABarrier(t *testing.T) {
 	}
 	owners, err := addrOwners(k)
 	if err != nil || len(owners) != len(others) {
-		t.Errorf("%d addresses, %v, want those of the %d others", len(owners), err, len(others))
+		t.Errorf("%d addresses, %v, want the addresses of the %d others", len(owners), err, len(others))
 	}
 	if after, err := k.Addresses.List(); err != nil || !slices.Equal(after, before) {
 		t.Errorf("ipcache %+v, %v, want %+v", after, err, before)

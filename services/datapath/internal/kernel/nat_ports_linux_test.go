@@ -360,7 +360,7 @@ func TestKernelPortWhoseClaimWasEvictedIsNotFree(t *testing.T) {
 	after := clients()
 	for port, client := range before {
 		if after[port] != client {
-			t.Errorf("port %d of %v is that of %v now", port, client, after[port])
+			t.Errorf("port %d of %v now belongs to %v", port, client, after[port])
 		}
 	}
 }

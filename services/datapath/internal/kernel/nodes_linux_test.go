@@ -581,7 +581,7 @@ func TestKernelForgedVXLAN(t *testing.T) {
 		{"node a, its pod as the world", f.a.ns, 9, inner4(a.IPv4), event.SpoofedIdentity},
 		{"node a, its pod as unmanaged", f.a.ns, 3, inner4(a.IPv4), event.SpoofedIdentity},
 		{"node a, its pod as unknown-in-cluster", f.a.ns, 255, inner4(a.IPv4), event.SpoofedIdentity},
-		{"node a, its pod as nobody", f.a.ns, 0, inner4(a.IPv4), event.SpoofedIdentity},
+		{"node a, its pod with identity 0", f.a.ns, 0, inner4(a.IPv4), event.SpoofedIdentity},
 		{"node a, its pod beyond the cluster's numbers", f.a.ns, 65536, inner4(a.IPv4), event.SpoofedIdentity},
 		{"node a, its pod with a number of this node", f.a.ns, 0xff0001, inner4(a.IPv4), event.SpoofedIdentity},
 		{"node a, itself as a pod", f.a.ns, 300, inner4(f.a.over4), event.SpoofedIdentity},
@@ -638,14 +638,14 @@ func TestKernelExplainKnowsNodes(t *testing.T) {
 		x, err := f.a.k.Explainer.Explain(q)
 		must(t, "Explain on a", err)
 		if x.Reason != way || x.Destination.Node != 2 || x.Source.Node != 0 || x.Egress == nil || x.Ingress != nil {
-			t.Errorf("a says %+v", x)
+			t.Errorf("Explain on a: %+v", x)
 		}
 		if x, err = f.b.k.Explainer.Explain(q); err != nil {
 			t.Fatal(err)
 		}
 		known := x.Source.Node == 1 && x.Source.Identity == f.a.pod.Identity
 		if x.Reason != event.PolicyDenied || !known || x.Ingress == nil {
-			t.Errorf("b says %+v", x)
+			t.Errorf("Explain on b: %+v", x)
 		}
 	})
 }

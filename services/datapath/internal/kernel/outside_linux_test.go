@@ -243,7 +243,7 @@ func TestKernelOutsideErrorsQuoteWhatWasSent(t *testing.T) {
 				_, err = u.Write([]byte("anybody?"))
 				must(t, "send", err)
 				if _, err := u.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
-					t.Errorf("%v for %v, where nobody listens: %v, want %v", nodePort, backend, err, syscall.ECONNREFUSED)
+					t.Errorf("%v for the closed port %v: %v, want %v", nodePort, backend, err, syscall.ECONNREFUSED)
 				}
 				if _, err := dialIn(t, f.outsider, "tcp", nodePort); !errors.Is(err, syscall.ECONNREFUSED) {
 					t.Errorf("%v for %v by tcp: %v, want %v", nodePort, backend, err, syscall.ECONNREFUSED)
@@ -287,7 +287,7 @@ func TestKernelOutsideForgedSourcesReachNoBackend(t *testing.T) {
 			want event.Reason
 		}{
 			{"a pod of the node", f.a.pod.IPv4, nodePort, event.SpoofedIP},
-			{"nobody in the node's range", netip.MustParseAddr("10.244.1.77"), nodePort, event.SpoofedIP},
+			{"an unassigned address of the node", netip.MustParseAddr("10.244.1.77"), nodePort, event.SpoofedIP},
 			{"the node", f.a.over4, nodePort, event.SpoofedIP},
 			{"the node, to another", f.a.addr4, away, event.SpoofedIP},
 			{"a pod of the other node", f.b.pod.IPv4, nodePort, event.SpoofedNode},
@@ -474,7 +474,7 @@ func TestKernelOutsideTakesNoPortOfTheHost(t *testing.T) {
 				f.wantRefused(t, network, a, event.NATNoSource)
 				s := f.a.explainTo(t, protoTCP, f.outsideAddrs()[i/4], a).Service
 				if s == nil || len(s.Backends) != 1 || s.Backends[0].Explanation.Reason != event.NATNoSource {
-					t.Errorf("explain says of %v: %+v, want %v", a, s, event.NATNoSource)
+					t.Errorf("Explain of %v: %+v, want %v", a, s, event.NATNoSource)
 				}
 			}
 			must(t, "give them back", n.k.Nodes.SetLocal(local))

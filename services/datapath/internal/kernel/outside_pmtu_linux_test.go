@@ -168,9 +168,8 @@ func wantTooBig(t *testing.T, what string, packet []byte, from, to netip.Addr, m
 }
 
 // TestKernelOutsideTooBigQuotesWhatWasSent: a packet-too-big error of a hop reaches the sender of the packet
-// and quotes the packet that it has sent. The packet is a request of an outside client, for which a hop before
-// the backend sends the error, or the answer of a backend on this or another node, whose kernel must learn the
-// MTU.
+// and quotes the packet that it has sent. The packet is either a request of an outside client, or the answer of
+// a backend on this or another node, whose kernel must learn the MTU.
 func TestKernelOutsideTooBigQuotesWhatWasSent(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, routing Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}

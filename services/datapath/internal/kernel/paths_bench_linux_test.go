@@ -333,7 +333,7 @@ func turnOf(times []int64) turn {
 
 // BenchmarkPaths measures one run for packets on the usual paths. Without baseEnv it prints the times of this
 // version. With it, the two versions alternate in turns of some milliseconds on one CPU, b.N turns on each
-// path, and the benchmark prints the medians of each side's turns and the median difference of neighbouring
+// path. The benchmark then prints the medians of each side's turns and the median difference of neighbouring
 // turns.
 func BenchmarkPaths(b *testing.B) {
 	k, all := paths(b)

@@ -41,7 +41,7 @@ func TestKernelPinThatIsNoMapIsNamed(t *testing.T) {
 		}
 		differences, err := k.Pins.Audit(false)
 		if err != nil || !slices.ContainsFunc(differences, func(d string) bool { return strings.Contains(d, path) && strings.Contains(d, "not a map") }) {
-			t.Errorf("%s: the audit says %q, %v, want a difference that names %s", what, differences, err, path)
+			t.Errorf("%s: the audit returns %q, %v, want a difference that names %s", what, differences, err, path)
 		}
 		_, err = Open(t.Context(), testOptions(dir))
 		if err == nil {
@@ -49,7 +49,7 @@ func TestKernelPinThatIsNoMapIsNamed(t *testing.T) {
 		}
 		for _, want := range []string{"adopt map sl_if", path, "not a map", "remove it by hand"} {
 			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: Open says %q, want %q in it", what, err, want)
+				t.Errorf("%s: Open returns %q, want %q in it", what, err, want)
 			}
 		}
 	}

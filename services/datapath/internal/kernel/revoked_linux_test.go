@@ -134,7 +134,7 @@ func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 			}
 			k = openKernel(t, o)
 			if n, err := k.Endpoints.PickUpStopped(); err != nil || n != want {
-				t.Errorf("nothing is picked up for %d endpoints, %v, want %d", n, err, want)
+				t.Errorf("pick-up is stopped for %d endpoints, %v, want %d", n, err, want)
 			}
 			// a new endpoint is not affected
 			late := publish(t, k, testEndpoint(1007, 70))

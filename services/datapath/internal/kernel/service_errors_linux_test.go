@@ -52,7 +52,7 @@ func wantRefused(t *testing.T, from *pod, to netip.AddrPort, what string) {
 	_, err = u.Write([]byte("anybody?"))
 	must(t, "send", err)
 	if _, err := u.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("%v, %s, where nobody listens: %v, want %v", to, what, err, syscall.ECONNREFUSED)
+		t.Errorf("%v, %s, a closed port: %v, want %v", to, what, err, syscall.ECONNREFUSED)
 	}
 }
 

@@ -47,7 +47,7 @@ func newServiceNode(t *testing.T) *serviceNode {
 	return &serviceNode{T: t, runner: runner{openKernel(t, o)}}
 }
 
-// outsideFronts is the offset of the numbers of outside fronts from those of inside fronts.
+// outsideFronts is the offset of the numbers of outside fronts from the numbers of inside fronts.
 const outsideFronts = 1000
 
 // lead adds frontends for TCP, UDP and SCTP at an address with backends. It returns the number of the front.

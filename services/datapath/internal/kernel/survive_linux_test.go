@@ -260,7 +260,7 @@ func TestKernelAPortMayAskAServiceAndItsBackend(t *testing.T) {
 				}
 			}
 			if err != nil {
-				t.Errorf("round %d: %v asks %v: %v", round, own, to, err)
+				t.Errorf("round %d: from %v to %v: %v", round, own, to, err)
 			}
 			must(t, "close", c.Close())
 		}

@@ -170,6 +170,6 @@ func TestKernelFlipsShowOldOrNewTable(t *testing.T) {
 			packets, seen, event.ForwardedOutside, event.IdentityUnknown)
 	}
 	if ds, err := k.Tables.Audit(false); err != nil || len(ds) > 0 {
-		t.Errorf("the maps differ from what was written: %q, %v", ds, err)
+		t.Errorf("the maps differ from the written tables: %q, %v", ds, err)
 	}
 }

@@ -19,8 +19,8 @@ import (
 )
 
 // TestKernelIPsecPoliciesApplyToPodsByTheStack shows that with native routing, packets between pods of two
-// nodes obey the IPsec policies of both nodes while they go through the stack, including packets of established
-// and of service connections, and that they are answered if no policy stops them.
+// nodes obey the IPsec policies of both nodes while they go through the stack. That includes packets of
+// established connections and of service connections. If no policy stops them, they are answered.
 func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 	f := newFabric(t, RoutingNative, false)
 	n := &serviceNode{T: t, runner: f.a.runner}

@@ -544,12 +544,12 @@ func TestKernelFlushRemembersDirections(t *testing.T) {
 	i.put(remembered...)
 	got, err := i.Flush(t.Context(), filter, false)
 	if want := (Flushed{Removed: 2, Terminated: 1, Unremembered: 3}); err != nil || got != want {
-		t.Errorf("without room of IPv4: %+v, %v, want %+v", got, err, want)
+		t.Errorf("with a full map of IPv4 records: %+v, %v, want %+v", got, err, want)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := i.Flush(ctx, filter, false); !errors.Is(err, context.Canceled) {
-		t.Errorf("of a caller that is gone: %v", err)
+		t.Errorf("with a cancelled context: %v", err)
 	}
 }
 
@@ -651,7 +651,7 @@ func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	for range 2 {
 		atomic.StoreUint64(begun, room4)
 		if got := <-said; got != "connections not collected, trying again" {
-			t.Errorf("it says %q", got)
+			t.Errorf("the log has %q", got)
 		}
 	}
 	cancel()

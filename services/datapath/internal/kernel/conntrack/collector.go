@@ -446,7 +446,7 @@ func (c *Collector) Last() Pass {
 type sorting struct {
 	ct   *Connections
 	pass *Pass
-	// open counts the open connections of each family, owned those of each endpoint ID and family.
+	// open counts the open connections of each family, owned counts them for each endpoint ID and family.
 	open  [2]int
 	owned [][2]int
 	// over are the connections to be removed next, of one family. lapsed has a bit for each of them that is
@@ -454,7 +454,7 @@ type sorting struct {
 	over   []Connection
 	lapsed uint32
 	proven *proven
-	// wanted are the addresses to search for, inUse those that connections use.
+	// wanted is the set of addresses to search for, inUse the addresses that connections use.
 	wanted, inUse map[netip.Addr]struct{}
 }
 

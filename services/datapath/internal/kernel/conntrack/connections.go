@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Connections are the tracked connections of an instance: the current ones, terminated ones, and those of the
-// previous version. Its methods may be called concurrently.
+// Connections are the tracked connections of an instance: the current ones, terminated ones, and
+// entries of the previous version. Its methods may be called concurrently.
 type Connections struct {
 	log       *slog.Logger
 	pins      *pin.Maps

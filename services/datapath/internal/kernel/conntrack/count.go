@@ -28,10 +28,10 @@ type Count struct {
 }
 
 // CountByResponder counts the connections of each wanted responder, sorted by address, port and protocol. It
-// does not count connections that are opening, have ended or were terminated by a policy, nor those that the
-// next pass of a Collector with the same timeouts would remove, nor those that no packet has moved from the
-// maps of the previous version. It calls wanted for each connection, and its memory use is proportional to the
-// result.
+// does not count connections that are opening, have ended or were terminated by a policy. It does not count
+// connections that the next pass of a Collector with the same timeouts would remove, or that no packet has
+// moved from the maps of the previous version. It calls wanted for each connection, and its memory use is
+// proportional to the result.
 func (ct *Connections) CountByResponder(
 	ctx context.Context, t Timeouts, wanted func(Responder) bool,
 ) ([]Count, error) {

@@ -22,7 +22,7 @@ func (ct *Connections) EachEpoch(visit func(uint32)) error {
 	return nil
 }
 
-// connectionMaps returns all maps of connections, including those of the previous version.
+// connectionMaps returns all maps of connections, including the previous version's.
 func connectionMaps(pm *pin.Maps) []connectionMap {
 	var ms []connectionMap
 	for _, p := range pin.PreviousMaps {

@@ -128,8 +128,8 @@ func IsOfProven(at uint32) bool { return at >= cellProven && at < Cells }
 // ProvenOf returns the cell that counts all proven TCP connections from outside in a family.
 func ProvenOf(family int) uint32 { return cellProven + uint32(family) }
 
-// Proven returns the cells that count the proven TCP connections from outside in a family (0 IPv4, 1 IPv6), and
-// those of a sender's bucket.
+// Proven returns the cells that count the proven TCP connections from outside in a family (0 IPv4, 1 IPv6), in
+// all and by the sender's bucket.
 func (c *Counts) Proven(family int, sender netip.Addr) (all, bucket uint32) {
 	return ProvenOf(family), cellBuckets + uint32(family)*Buckets + c.Sender(sender)/2%Buckets
 }

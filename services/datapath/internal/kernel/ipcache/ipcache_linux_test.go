@@ -226,7 +226,7 @@ func TestKernelNodeNumberIsInUseWhileAPrefixHasIt(t *testing.T) {
 		t.Helper()
 		for n := range uint16(5) {
 			if n > 0 && c.InUse(n) != slices.Contains(numbers, n) {
-				t.Errorf("number %d in use: %v, want those of %v", n, c.InUse(n), numbers)
+				t.Errorf("node ID %d in use: %v, want the numbers %v", n, c.InUse(n), numbers)
 			}
 		}
 	}
@@ -255,7 +255,7 @@ func TestKernelAuditFindsAndRepairsTheIPCache(t *testing.T) {
 	want, err := c.maps.List()
 	must(t, err)
 	if diffs, err := c.Audit(true); err != nil || len(diffs) > 0 {
-		t.Fatalf("nothing is wrong, and the audit finds %v, %v", diffs, err)
+		t.Fatalf("the audit of intact maps finds %v, %v", diffs, err)
 	}
 	must(t, c.maps.Remove(p("10.1.0.0/24")))
 	must(t, c.maps.Remove(p("10.2.0.0/24")))

@@ -57,7 +57,7 @@ func TestEveryFieldOfEveryMapIsShown(t *testing.T) {
 				})
 				// A family only changes the text of its address, which is zero here.
 				if !shown && m.Name != "family" {
-					t.Errorf("%s, %s: field %s changes nothing of %q", name, side, m.Name, zero)
+					t.Errorf("%s, %s: field %s does not change the text %q", name, side, m.Name, zero)
 				}
 			}
 		}

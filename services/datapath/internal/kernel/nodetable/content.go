@@ -175,8 +175,8 @@ func (c *Content) decide(id, address policytable.PortRange) uint16 {
 	return 0
 }
 
-// narrower reports whether the decision of rule x lets pass no more than that of rule y. A
-// redirected connection may do less than an allowed one.
+// narrower reports whether rule x allows no more than rule y. A redirected connection may do less than an
+// allowed one.
 func (c *Content) narrower(x, y uint16) bool {
 	action := func(rule uint16) policytable.Action {
 		switch {

@@ -21,7 +21,7 @@ type Requirement struct {
 	Name string // "helper FnRedirectPeer", "capability CAP_BPF"
 	// Missing is why the requirement is not met; nil if it is.
 	Missing error
-	// Hint is what an operator can do about it.
+	// Hint tells an operator how to meet the requirement.
 	Hint string
 }
 

@@ -29,7 +29,7 @@ func TestWhatIsForbiddenIsNotTakenForAnOldKernel(t *testing.T) {
 		text := r.Err().Error()
 		if !strings.Contains(text, c.want) || strings.Contains(text, c.deny) ||
 			!strings.Contains(text, "1 of 2 requirements") {
-			t.Errorf("%v: says %q, want %q in it and not %q", c.missing, text, c.want, c.deny)
+			t.Errorf("%v: the text is %q, want %q in it and not %q", c.missing, text, c.want, c.deny)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// wantConnections waits until the backends have as many TCP connections.
+// wantConnections waits until each backend has the wanted number of TCP connections.
 func (w *world) wantConnections(when string, want map[netip.AddrPort]int) {
 	w.t.Helper()
 	servicetest.EventuallyNil(w.t, when, func() error {
@@ -43,7 +43,7 @@ func (w *world) wantConnections(when string, want map[netip.AddrPort]int) {
 	})
 }
 
-// led says how many connections to a backend a front has led there by packets.
+// led returns how many tracked connections to the backend were translated per packet.
 func (w *world) led(to netip.AddrPort) (n int) {
 	w.t.Helper()
 	if err := w.node.Kernel.Connections.Each(func(cs []conntrack.Connection) error {
@@ -59,9 +59,9 @@ func (w *world) led(to netip.AddrPort) (n int) {
 	return n
 }
 
-// TestKernelConnectionsOfBackendsAreCounted: those that packets open through a service,
-// those that sockets do, and those to the backend itself. What ends is not counted, nor
-// is what leads to a pod that is no backend.
+// TestKernelConnectionsOfBackendsAreCounted counts connections that are translated per packet, connections that are
+// translated at the socket, and connections to the backend's own address. Closed connections and connections to a pod
+// that is not a backend are not counted.
 func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 	const byPackets, bySockets = 5, 3
 	w := newWorld(t)
@@ -103,10 +103,10 @@ func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 		}
 		open = append(open, c)
 	}
-	// to a port of the pod that no service leads to
+	// a port of the pod that is not a backend
 	other := web.echo(web.spec.Addrs[0])
 	dial(other)
-	// an echo whose identifier is the backend's port
+	// an ICMP echo whose identifier equals the backend's port
 	echo := conntrack.Connection{
 		Tuple: conntrack.Tuple{
 			Initiator: netip.AddrPortFrom(client.spec.Addrs[0], at[0].Port()), Responder: at[0], Protocol: unix.IPPROTO_ICMP,
@@ -126,7 +126,7 @@ func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 	}
 	w.wantConnections("by packets", map[netip.AddrPort]int{at[0]: byPackets, at[1]: byPackets})
 	if n := w.led(at[0]); n != byPackets {
-		t.Errorf("%d connections were led by packets, want %d", n, byPackets)
+		t.Errorf("%d connections were translated per packet, want %d", n, byPackets)
 	}
 
 	if err := w.node.Services.NameSockets(false); err != nil {
@@ -150,7 +150,7 @@ func TestKernelConnectionsOfBackendsAreCounted(t *testing.T) {
 	all := map[netip.AddrPort]int{at[0]: byPackets + bySockets + 1, at[1]: byPackets + bySockets}
 	w.wantConnections("by sockets and to the backend", all)
 	if n := w.led(at[0]); n != byPackets {
-		t.Errorf("%d connections were led by packets, want the %d of before", n, byPackets)
+		t.Errorf("%d connections were translated per packet, want %d as before", n, byPackets)
 	}
 
 	for _, c := range slices.Concat(open[1:3], open[first:first+2]) {

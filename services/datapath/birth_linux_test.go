@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// linkEvents hears of devices in a namespace. The function that it returns gives
-// what has come since its last call.
+// linkEvents subscribes to link events in a namespace. The returned function gives the events since its last call.
 func linkEvents(t *testing.T, do func(func() error) error) func() []linkEvent {
 	t.Helper()
 	var s *nl.NetlinkSocket
@@ -54,7 +53,7 @@ type linkEvent struct {
 	deleted bool
 	index   int32
 	name    string
-	moved   bool // it says that the device has left for another namespace
+	moved   bool // the event reports that the device left for another namespace
 }
 
 func (e linkEvent) String() string {
@@ -107,11 +106,11 @@ func TestKernelDevicesAreMadeWhereTheyStayUnderTheirNames(t *testing.T) {
 		{"the container's namespace", inside(), ep.Device.Index, "eth0"},
 	} {
 		if len(c.events) == 0 {
-			t.Errorf("%s: no event, so the test hears nothing", c.where)
+			t.Errorf("%s: no event, so the test does not see link events", c.where)
 		}
 		for _, e := range c.events {
 			if e.deleted || e.moved || e.index != int32(c.index) || e.name != c.name {
-				t.Errorf("%s: %v; want nothing but new %d %s", c.where, e, c.index, c.name)
+				t.Errorf("%s: %v; want only new %d %s", c.where, e, c.index, c.name)
 			}
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 )
 
-// intact says whether an endpoint and the node are as they should be.
+// intact returns an error if an endpoint or the node differs from the desired state.
 func (w *world) intact(p *pod) error {
 	diffs, err := w.node.Endpoints.Core.Check(w.t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
@@ -31,7 +31,7 @@ func (w *world) intact(p *pod) error {
 	return nil
 }
 
-// repairs of all kinds.
+// repairs returns the number of repairs of all kinds.
 func (w *world) repairs() uint64 {
 	n := w.node.Endpoints.Core.Counts()
 	return n.Repairs + n.DeviceRepairs + n.NodeRepairs
@@ -41,15 +41,14 @@ func sysctl(path, value string) func() error {
 	return func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) }
 }
 
-// TestKernelChangedHostEndsAndNodeAreRepairedByEvents audits nothing: what is
-// repaired is repaired by the kernel's events.
+// TestKernelChangedHostEndsAndNodeAreRepairedByEvents runs no audit, so that only kernel events can trigger the
+// repairs.
 func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	a := w.pod("a")
 	w.addUplink()
-	// The look at everything that a start makes is over when a later event was
-	// handled.
+	// A start compares everything once. That is done when an event that came later has been handled.
 	w.deleteClsact(a)
 	servicetest.EventuallyNil(t, "first repair", func() error {
 		if w.node.Endpoints.Core.Counts().Repairs == 0 {
@@ -143,8 +142,8 @@ func TestKernelChangedHostEndsAndNodeAreRepairedByEvents(t *testing.T) {
 	}
 }
 
-// TestKernelRouteThatCannotBeRepairedIsReported: a route that leads elsewhere by what
-// is not ours to change is named.
+// TestKernelRouteThatCannotBeRepairedIsReported creates a route that overrides the endpoint's route and belongs to
+// somebody else. The datapath cannot repair that and must report it.
 func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
@@ -155,7 +154,7 @@ func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// The table local comes before the one with our route.
+		// The table local has priority over the table with the endpoint's route.
 		return netlink.AddrAdd(lo, &netlink.Addr{IPNet: netlink.NewIPNet(addr.AsSlice())})
 	})
 	if err != nil {
@@ -171,8 +170,8 @@ func TestKernelRouteThatCannotBeRepairedIsReported(t *testing.T) {
 	})
 }
 
-// TestKernelDeletedDeviceIsShownByTheEvent: it cannot be made again without the
-// container, whose new one would have another index, address and routes.
+// TestKernelDeletedDeviceIsShownByTheEvent deletes an endpoint's device. The datapath cannot create it again without
+// the container, because the new device in the container would have another index and no addresses and routes.
 func TestKernelDeletedDeviceIsShownByTheEvent(t *testing.T) {
 	for name, del := range map[string]func(w *world, p *pod) error{
 		"by the pod": func(_ *world, p *pod) error {

@@ -30,20 +30,20 @@ import (
 // Config is the datapath's own part of the configuration.
 type Config struct {
 	Node      string         `config:"node" help:"name of this node in flows until sluice-identity names it"`
-	StateDir  string         `config:"stateDir" help:"where the records of endpoints are"`
-	SpoolDir  string         `config:"spoolDir" help:"where the CNI plugin leaves deletions while this process is away"`
+	StateDir  string         `config:"stateDir" help:"directory of the endpoint records"`
+	SpoolDir  string         `config:"spoolDir" help:"directory where the CNI plugin spools deletions while this process is down"`
 	BPFDir    string         `config:"bpfDir" help:"bpffs in which maps and programs are pinned; sluice prepare mounts it"`
-	NetnsDirs []string       `config:"netnsDirs" help:"directories below which container runtimes mount network namespaces; the process cannot open those that lie elsewhere"`
-	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, the same as pools of sluice-ipam; empty: those that sluice-ipam announces, which may change at run time"`
+	NetnsDirs []string       `config:"netnsDirs" help:"directories under which container runtimes mount network namespaces; namespaces elsewhere cannot be opened"`
+	PodCIDRs  []netip.Prefix `config:"podCIDRs" help:"this node's pod ranges, equal to the pools of sluice-ipam; empty: the ranges that sluice-ipam announces, which may change at run time"`
 	Underlay  UnderlayConfig `config:"underlay"`
 	Routing   RoutingConfig  `config:"routing"`
-	MTU       uint16         `config:"mtu" help:"MTU of pods; 0: the default route's, less the tunnel's"`
+	MTU       uint16         `config:"mtu" help:"MTU of pods; 0: the MTU of the default route minus the tunnel overhead"`
 
-	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports that pods may reach on no node, because packets to them could forge identities"`
+	TunnelPorts []uint16 `config:"tunnelPorts" help:"UDP ports of nodes that pods may not reach, because packets to them could forge identities"`
 
 	Masquerade MasqueradeConfig `config:"masquerade"`
 
-	ServiceDevices []string `config:"serviceDevices" help:"devices whose addresses are those of services and not of the node, by name or pattern (*, ?, [a-z])"`
+	ServiceDevices []string `config:"serviceDevices" help:"devices that carry addresses of services, not of the node, by name or pattern (*, ?, [a-z])"`
 
 	LoadBalancing LoadBalancingConfig `config:"loadBalancing"`
 
@@ -54,34 +54,34 @@ type Config struct {
 
 	Connections ConnectionsConfig `config:"connections"`
 
-	SecondInterfaces string `config:"secondInterfaces" enum:"allow,refuse" help:"a further interface for a container that has one: allow gives it its addresses and a routing table for what it sends from them, refuse fails its creation"`
+	SecondInterfaces string `config:"secondInterfaces" enum:"allow,refuse" help:"a second interface of a container: allow adds it with a routing table for packets from its addresses; refuse fails its creation"`
 
-	ProcSysNet       string `config:"procSysNet" help:"directory that the network's sysctls are written to: in a container, where /proc/sys is read-only, the machine's /proc/sys/net mounted elsewhere"`
-	MountPropagation string `config:"mountPropagation" enum:"ignore,require" help:"require: end with code 2 unless mounts that runtimes make later below netnsDirs are seen here; for containers"`
+	ProcSysNet       string `config:"procSysNet" help:"directory of the network sysctls; in a container, where /proc/sys is read-only: where the machine's /proc/sys/net is mounted"`
+	MountPropagation string `config:"mountPropagation" enum:"ignore,require" help:"require: exit with code 2 unless later mounts by runtimes under netnsDirs propagate to this process; for containers"`
 
-	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"forwarding and redirects of the whole node: set them, only report them, or auto: report in the machine's own network namespace, set in another"`
+	NodeSysctls  string `config:"nodeSysctls" enum:"auto,set,report" help:"sysctls of the whole node (forwarding, redirects): set or report them; auto: report in the machine's own network namespace, set in another"`
 	Uninstall    bool   `config:"uninstall" help:"remove devices, rules, routes, addresses and the firewall table, and exit; containers lose their network"`
-	ValidateOnly bool   `config:"validateOnly" help:"look at everything, say what would be put right, change nothing and exit: 0 if all is well, 1 if not"`
+	ValidateOnly bool   `config:"validateOnly" help:"check everything, report what a start would repair, change nothing and exit: 0 without differences, 1 with"`
 }
 
-// UnderlayConfig says by which addresses other nodes reach this one.
+// UnderlayConfig configures the addresses by which other nodes reach this node.
 type UnderlayConfig struct {
-	Addresses []netip.Addr `config:"addresses" help:"addresses of this node for the others; empty: of the devices"`
-	Devices   []string     `config:"devices" help:"devices of these and to other nodes (*, ?, [a-z]); empty: detected"`
+	Addresses []netip.Addr `config:"addresses" help:"addresses by which other nodes reach this node; empty: the addresses of the underlay devices"`
+	Devices   []string     `config:"devices" help:"devices that carry traffic to other nodes, by name or pattern (*, ?, [a-z]); empty: detected"`
 }
 
-// RoutingConfig says how packets travel between pods of two nodes.
+// RoutingConfig configures how packets travel between pods of two nodes.
 type RoutingConfig struct {
 	Mode       string `config:"mode" enum:"none,overlay,native" help:"how packets travel between pods of two nodes"`
 	TunnelPort uint16 `config:"tunnelPort" help:"UDP port of the tunnel, the same on all nodes; 0: 4789"`
-	CopyDSCP   bool   `config:"copyDSCP" help:"give the packets of the tunnel the DSCP of those inside"`
-	ProbePort  uint16 `config:"probePort" help:"UDP port of probes between nodes, the same on all of them; 0: no probes"`
+	CopyDSCP   bool   `config:"copyDSCP" help:"copy the DSCP of the inner packet to the tunnel packet"`
+	ProbePort  uint16 `config:"probePort" help:"UDP port of the probes between nodes, the same on all nodes; 0: no probes"`
 }
 
-// defaultTunnelPort is that of VXLAN.
+// defaultTunnelPort is the registered port of VXLAN.
 const defaultTunnelPort = 4789
 
-// port of the tunnel; 0: there is none.
+// port returns the tunnel's UDP port, 0 if the mode has no tunnel.
 func (c RoutingConfig) port() uint16 {
 	if c.Mode != string(cluster.Overlay) {
 		return 0
@@ -89,7 +89,7 @@ func (c RoutingConfig) port() uint16 {
 	return cmp.Or(c.TunnelPort, defaultTunnelPort)
 }
 
-// kernel says which programs the mode needs.
+// kernel returns the set of programs that the mode needs.
 func (c RoutingConfig) kernel() kernel.Routing {
 	switch cluster.Mode(c.Mode) {
 	case cluster.Overlay:
@@ -112,8 +112,7 @@ func (c RoutingConfig) check(p *config.Problems) {
 	}
 }
 
-// closedPorts are the UDP ports that pods may reach on no node: that of the tunnel is
-// always one.
+// closedPorts returns the UDP ports that pods may not reach on any node. It always includes the tunnel's port.
 func (c *Config) closedPorts() []uint16 {
 	ports := slices.Clone(c.TunnelPorts)
 	if port := c.Routing.port(); port != 0 && !slices.Contains(ports, port) {
@@ -122,8 +121,8 @@ func (c *Config) closedPorts() []uint16 {
 	return ports
 }
 
-// reservedPorts are the UDP ports of the node at which it takes packets of other nodes:
-// no container may have them.
+// reservedPorts returns the UDP ports on which the node receives packets from other nodes. Containers cannot use them
+// as host ports.
 func (c *Config) reservedPorts() []uint16 {
 	ports := c.closedPorts()
 	if len(ports) == 0 {
@@ -135,14 +134,13 @@ func (c *Config) reservedPorts() []uint16 {
 	return ports
 }
 
-// probes says whether other nodes are probed.
+// probes reports whether the node probes other nodes.
 func (c RoutingConfig) probes() bool { return c.ProbePort != 0 && c.Mode != string(cluster.None) }
 
-// MasqueradeConfig says whether destinations beyond the node see the address of the
-// node or that of the pod.
+// MasqueradeConfig configures source NAT: whether destinations beyond the node see the node's address or the pod's.
 type MasqueradeConfig struct {
-	Enabled bool           `config:"enabled" help:"give connections of pods to addresses beyond the node the address of the node; pods of other nodes see that of the pod all the same"`
-	Except  []netip.Prefix `config:"except" help:"destinations that see the address of the pod"`
+	Enabled bool           `config:"enabled" help:"masquerade connections from pods to destinations beyond the node with the node's address; pods of other nodes still see the pod's address"`
+	Except  []netip.Prefix `config:"except" help:"destinations that see the pod's address"`
 }
 
 func (c MasqueradeConfig) check(p *config.Problems) {
@@ -151,7 +149,7 @@ func (c MasqueradeConfig) check(p *config.Problems) {
 		p.Addf("masquerade.except", "%d prefixes, at most %d", len(c.Except), maxExcept)
 		return
 	case len(c.Except) > 0 && !c.Enabled:
-		p.Addf("masquerade.except", "without masquerade.enabled every destination sees the address of the pod")
+		p.Addf("masquerade.except", "has no effect without masquerade.enabled: every destination sees the pod's address")
 	}
 	for i, e := range c.Except {
 		if !e.IsValid() || e != e.Masked() || e.Addr().Is4In6() {
@@ -160,31 +158,29 @@ func (c MasqueradeConfig) check(p *config.Problems) {
 	}
 }
 
-// maxExcept is far more than a network has ranges, and little work to check.
+// maxExcept limits the exceptions: far more than a network has ranges, and cheap to check.
 const maxExcept = 1024
 
-// PolicyConfig says what evaluates traffic.
+// PolicyConfig configures policy enforcement.
 type PolicyConfig struct {
-	Mode   string        `config:"mode" enum:"required,init,none" help:"required: a container's creation waits until the kernel has the tables that evaluate it, and fails if they do not come in time. init: it does not wait, and until they come only the local node may call the container. none: every pod may talk to every pod, and the policy service is not used"`
-	Audit  bool          `config:"audit" help:"let pass what the policies of this node's containers would deny, and report it"`
-	Linger time.Duration `config:"linger" help:"how long tables stay in the kernel after the last container that they evaluate; a container with the same labels is then created without waiting"`
+	Mode   string        `config:"mode" enum:"required,init,none" help:"required: creating a container waits for its policy tables, and fails after a timeout. init: it does not wait; until the tables arrive, only the local node can connect to the container. none: no policies"`
+	Audit  bool          `config:"audit" help:"forward and report packets that policies of this node's containers would deny"`
+	Linger time.Duration `config:"linger" help:"how long policy tables stay in the kernel after their last container; a new container with the same labels then need not wait"`
 }
 
-// The modes.
 const (
 	policyRequired = "required"
 	policyInit     = "init"
 	policyNone     = "none"
 )
 
-// LoadBalancingConfig says whether addresses of services lead to their backends.
+// LoadBalancingConfig configures the translation of service addresses to backends.
 type LoadBalancingConfig struct {
-	Mode            string `config:"mode" enum:"off,on" help:"on: addresses of services lead to the backends that sluice-loadbalancer names. off: they are not translated, and another program may do so"`
-	Cgroup          string `config:"cgroup" help:"directory of the cgroup2 hierarchy whose processes reach services, or that has one as unified; empty: /sys/fs/cgroup"`
-	OtherNamespaces string `config:"otherNamespaces" enum:"translate,leave" help:"sockets in network namespaces that are neither the node's nor those of its endpoints: translate services for them, or leave them alone"`
+	Mode            string `config:"mode" enum:"off,on" help:"on: translate addresses of services to the backends that sluice-loadbalancer sends. off: do not translate; another program may"`
+	Cgroup          string `config:"cgroup" help:"directory of the cgroup2 hierarchy whose processes can use services; its subdirectory unified is tried, too; empty: /sys/fs/cgroup"`
+	OtherNamespaces string `config:"otherNamespaces" enum:"translate,leave" help:"sockets in network namespaces of neither the node nor an endpoint: translate services for them, or leave them alone"`
 }
 
-// The modes.
 const (
 	balancingOff = "off"
 	balancingOn  = "on"
@@ -194,7 +190,7 @@ const (
 
 func (c LoadBalancingConfig) on() bool { return c.Mode == balancingOn }
 
-// ServicesConfig is where the services are that this one calls.
+// ServicesConfig configures the connections to the other services of Sluice.
 type ServicesConfig struct {
 	IPAM     string `config:"ipam" help:"socket of sluice-ipam"`
 	Identity string `config:"identity" help:"socket of sluice-identity"`
@@ -205,24 +201,24 @@ type ServicesConfig struct {
 	Timeout time.Duration `config:"timeout" help:"how long one call may take"`
 }
 
-// AuditConfig is about the comparison of records and kernel.
+// AuditConfig configures the comparison of records with the kernel.
 type AuditConfig struct {
-	Interval time.Duration `config:"interval" help:"between two audits"`
-	Repair   bool          `config:"repair" help:"put right what is found, at once when the kernel reports a change; switch off only to look at a damaged node"`
+	Interval time.Duration `config:"interval" help:"time between two audits"`
+	Repair   bool          `config:"repair" help:"repair differences, immediately when the kernel reports a change; switch off only to examine a broken node"`
 }
 
-// ConnectionsConfig says how long connections are remembered after their last
-// packet, and how often those that are over are collected.
+// ConnectionsConfig configures how long a connection is tracked after its last packet, and how often expired
+// connections are collected.
 type ConnectionsConfig struct {
-	TCPOpening     time.Duration `config:"tcpOpening" help:"TCP and SCTP until the initiator goes on after an answer"`
+	TCPOpening     time.Duration `config:"tcpOpening" help:"TCP and SCTP until the handshake is complete"`
 	TCPEstablished time.Duration `config:"tcpEstablished" help:"TCP and SCTP, open or half-closed"`
 	TCPClosing     time.Duration `config:"tcpClosing" help:"TCP and SCTP, closed or reset; shorter while the table is more than half full"`
 	UDPUnanswered  time.Duration `config:"udpUnanswered" help:"UDP without an answer"`
 	UDPAnswered    time.Duration `config:"udpAnswered" help:"UDP with an answer"`
 	ICMP           time.Duration `config:"icmp" help:"ICMP echo"`
 	Other          time.Duration `config:"other" help:"other protocols"`
-	MinInterval    time.Duration `config:"minInterval" help:"least time between two collections"`
-	MaxInterval    time.Duration `config:"maxInterval" help:"most time between two collections; budgets of new connections hold for that long"`
+	MinInterval    time.Duration `config:"minInterval" help:"minimum time between two collections"`
+	MaxInterval    time.Duration `config:"maxInterval" help:"maximum time between two collections; budgets of new connections are for this interval"`
 }
 
 func (c ConnectionsConfig) options() conntrack.CollectorOptions {
@@ -244,13 +240,13 @@ func defaultConnections() ConnectionsConfig {
 	}
 }
 
-// EventsConfig is about what the programs report.
+// EventsConfig configures the events that the programs report.
 type EventsConfig struct {
-	PerSecond uint32 `config:"perSecond" help:"events per second of one endpoint and reason, 16 times as many per CPU; what exceeds it is counted"`
+	PerSecond uint32 `config:"perSecond" help:"events per second of one endpoint and reason, 16 times as many per CPU; events beyond the limit are only counted"`
 }
 
 func defaults(p instance.Paths) Config {
-	node, _ := os.Hostname() // Validate asks for it
+	node, _ := os.Hostname() // Validate rejects an empty name
 	return Config{
 		Node:        node,
 		StateDir:    p.ServiceStateDir(service),
@@ -258,7 +254,7 @@ func defaults(p instance.Paths) Config {
 		BPFDir:      p.BPFDir,
 		NetnsDirs:   []string{"/run"},
 		TunnelPorts: []uint16{4789},
-		// where kube-proxy in IPVS mode puts every address of a service
+		// kube-proxy in IPVS mode adds the addresses of services to this device
 		ServiceDevices: []string{"kube-ipvs0"},
 		Routing:        RoutingConfig{Mode: string(cluster.None), ProbePort: 4242},
 		LoadBalancing:  LoadBalancingConfig{Mode: balancingOff, OtherNamespaces: othersTranslate},
@@ -278,14 +274,14 @@ func defaults(p instance.Paths) Config {
 // OneShot implements process.OneShot.
 func (c *Config) OneShot() bool { return c.ValidateOnly || c.Uninstall }
 
-// Validate says what no single value shows.
+// Validate checks the settings, including constraints between them.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if dir := c.LoadBalancing.Cgroup; dir != "" && !filepath.IsAbs(dir) {
 		p.Addf("loadBalancing.cgroup", "%q is not an absolute path", dir)
 	}
 	if c.Node == "" || len(c.Node) > 253 {
-		p.Addf("node", "%q is no name of a node: want 1 to 253 bytes", c.Node)
+		p.Addf("node", "%q is not a valid node name: want 1 to 253 bytes", c.Node)
 	}
 	for key, path := range map[string]string{
 		"stateDir": c.StateDir, "spoolDir": c.SpoolDir, "bpfDir": c.BPFDir, "procSysNet": c.ProcSysNet,
@@ -306,7 +302,7 @@ func (c *Config) Validate() error {
 		case !cidr.IsValid() || cidr != cidr.Masked() || cidr.Addr().Is4In6():
 			p.Addf("podCIDRs", "%v is not a masked prefix", cidr)
 		case cidr.Bits() > cidr.Addr().BitLen()-2:
-			p.Addf("podCIDRs", "%v has no room for a pod", cidr)
+			p.Addf("podCIDRs", "%v has no address for a pod", cidr)
 		case slices.ContainsFunc(c.PodCIDRs[:i], cidr.Overlaps):
 			p.Addf("podCIDRs", "%v overlaps a range before it", cidr)
 		}
@@ -316,7 +312,7 @@ func (c *Config) Validate() error {
 	}
 	for _, a := range c.Underlay.Addresses {
 		if !a.IsGlobalUnicast() || a.Is4In6() || a.Zone() != "" {
-			p.Addf("underlay.addresses", "%v is no address by which others reach a node", a)
+			p.Addf("underlay.addresses", "%v is not an address by which other nodes can reach this node", a)
 		}
 	}
 	for _, pattern := range c.Underlay.Devices {
@@ -330,7 +326,7 @@ func (c *Config) Validate() error {
 	}
 	c.Routing.check(&p)
 	if n := len(c.closedPorts()); n > kernel.MaxTunnelPorts {
-		p.Addf("tunnelPorts", "%d ports with that of the tunnel, at most %d", n, kernel.MaxTunnelPorts)
+		p.Addf("tunnelPorts", "%d ports including the tunnel's, at most %d", n, kernel.MaxTunnelPorts)
 	}
 	if c.Routing.probes() && slices.Contains(c.closedPorts(), c.Routing.ProbePort) {
 		p.Addf("routing.probePort", "%d is a tunnel port", c.Routing.ProbePort)
@@ -358,7 +354,7 @@ func (c *Config) Validate() error {
 		p.Addf("connections.maxInterval", "%s is not between minInterval and an hour", c.Connections.MaxInterval)
 	}
 	if c.Uninstall && c.ValidateOnly {
-		p.Addf("uninstall", "validateOnly changes nothing")
+		p.Addf("uninstall", "cannot be combined with validateOnly, which changes nothing")
 	}
 	if c.Audit.Interval < time.Second {
 		p.Addf("audit.interval", "%s is below a second", c.Audit.Interval)
@@ -374,9 +370,9 @@ func (c *Config) Calls() sandbox.Calls {
 	return sandbox.Calls{Netlink: true, Datagram: c.Routing.probes(), Enter: true, Names: []string{"bpf"}}
 }
 
-// files are what the process opens after its start. A network namespace counts
-// as a file of the directory in which it is mounted. Of the spool it is the
-// directory above: the plugin may make it.
+// files returns the paths that the process opens after its start. Opening a network namespace counts as access to the
+// directory under which it is mounted. The spool's parent is listed, because the CNI plugin may create the spool
+// itself.
 func (c *Config) files() sandbox.Files {
 	read := append([]string{"/sys/devices/system/cpu", "/sys/kernel/btf"}, c.NetnsDirs...)
 	if c.LoadBalancing.on() {
@@ -389,7 +385,7 @@ func (c *Config) files() sandbox.Files {
 	}
 }
 
-// kernel are the options of the maps and programs.
+// kernel returns the options of maps and programs.
 func (c Config) kernel(l *slog.Logger) kernel.Options {
 	return kernel.Options{
 		Dir: c.BPFDir, PodCIDRs: c.PodCIDRs, TunnelPorts: c.closedPorts(), EventsPerSecond: c.Events.PerSecond,
@@ -399,8 +395,8 @@ func (c Config) kernel(l *slog.Logger) kernel.Options {
 	}
 }
 
-// cgroup is the directory at which the programs of sockets are attached. Beside the
-// first version, cgroup2 is mounted below the directory.
+// cgroup returns the directory at which the socket programs are attached. On hosts that still use cgroup v1, cgroup2 is
+// mounted at its subdirectory unified.
 func (c LoadBalancingConfig) cgroup() string {
 	dir := cmp.Or(c.Cgroup, "/sys/fs/cgroup")
 	for _, dir := range []string{dir, filepath.Join(dir, "unified")} {
@@ -412,12 +408,12 @@ func (c LoadBalancingConfig) cgroup() string {
 	return dir
 }
 
-// sockets say whose sockets reach services; nil: nobody's do.
+// sockets returns the options of the socket programs; nil if services are not translated.
 func (c LoadBalancingConfig) sockets() *sockets.Options {
 	if !c.on() {
 		return nil
 	}
-	// A cgroup that somebody names is meant, if it is not the root.
+	// A configured cgroup is used as it is, even if it is not the root of its hierarchy.
 	return &sockets.Options{
 		Cgroup:       c.cgroup(),
 		Subtree:      c.Cgroup != "",

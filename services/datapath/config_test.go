@@ -29,7 +29,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What every service takes is documented once, elsewhere.
+	// Settings common to all services are documented elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `node`")
 	own = "| `node` " + strings.TrimSpace(own)
 	if ok && strings.Contains(string(doc), own) {

@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain: neither ADD nor DEL is at
-// fault when the disk is full or read-only, and the status says so until the
-// disk can be written to.
+// TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain fills the disk or makes it read-only. ADD and DEL fail with
+// ErrStorage, and the status reports the problem until the disk is writable again.
 func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -98,7 +97,7 @@ func TestKernelDiskThatTakesNoRecordsIsToldAndTriedAgain(t *testing.T) {
 	}
 }
 
-// fill writes until there is no room.
+// fill writes to a file until the disk is full.
 func fill(path string) error {
 	f, err := os.Create(path)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod: the programs hand what needs an ICMP error to the stack. The walls around
-// the pod range, and the check of source addresses, must let it get there.
+// TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod sends packets that need an ICMP error. The programs pass such
+// packets to the host stack. The firewall around the pod range and the check of source addresses must let them through.
 func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
@@ -76,14 +76,15 @@ func TestKernelAPodIsToldOfHopsAndSizesOnTheWayToAnotherPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, c.want) {
-				t.Errorf("the pod was told %v, want %v", err, c.want)
+				t.Errorf("the pod got %v, want %v", err, c.want)
 			}
 		})
 	}
 }
 
-// TestKernelAddressThatTheHostGotMeanwhileIsTheHosts: programs tell the host from the world by its addresses: one that came while
-// nobody watched, with all else as it was, must not be missed.
+// TestKernelAddressThatTheHostGotMeanwhileIsTheHosts adds a host address while the datapath is down. The programs
+// distinguish the host from the world by its addresses, so the next start must notice the address even if nothing else
+// changed.
 func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
@@ -101,7 +102,7 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.start(true)
-	servicetest.EventuallyNil(t, "the address is the host's", func() error {
+	servicetest.EventuallyNil(t, "the address is known as the host's", func() error {
 		have, err := w.node.Kernel.Endpoints.HostAddrs()
 		if err == nil && !slices.Contains(have, late) {
 			err = fmt.Errorf("host addresses %v", have)
@@ -110,15 +111,15 @@ func TestKernelAddressThatTheHostGotMeanwhileIsTheHosts(t *testing.T) {
 	})
 }
 
-// TestKernelAddressesThatTheUplinkSharesAreTheHosts: everybody on the uplink, and any router there, includes the node: what a pod
-// sends to these addresses is evaluated as sent to its host, because it gets there.
+// TestKernelAddressesThatTheUplinkSharesAreTheHosts sends from a pod to the broadcast address and the subnet-router
+// anycast address of the uplink. The packets reach the host, so they must be evaluated as packets to the host.
 func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
 	a := w.pod("a")
 	w.outside()
-	// A worker of the kernel joins the address of the routers: what comes before is lost.
-	servicetest.EventuallyNil(t, "the node is one of the routers", func() error {
+	// A kernel worker joins the anycast address. Packets before that are lost.
+	servicetest.EventuallyNil(t, "the node has the anycast address", func() error {
 		return w.home.Do(func() error {
 			routes, err := netlink.RouteGet(net.ParseIP("2001:db8::"))
 			if err == nil && (len(routes) != 1 || routes[0].Type != unix.RTN_ANYCAST) {
@@ -152,10 +153,10 @@ func TestKernelAddressesThatTheUplinkSharesAreTheHosts(t *testing.T) {
 		}
 		got := make([]byte, 20)
 		if n, err := l.Read(got); err != nil || string(got[:n]) != "everybody" {
-			t.Errorf("%s: the host received %q, %v: then it is nothing to guard", c.to, got[:n], err)
+			t.Errorf("%s: the host received %q, %v: so this case tests nothing", c.to, got[:n], err)
 		}
 		if after := w.counted(event.ForwardedToHost); after != before+1 {
-			t.Errorf("%s: %d packets went to the host as such, want 1", c.to, after-before)
+			t.Errorf("%s: %d packets were evaluated as packets to the host, want 1", c.to, after-before)
 		}
 	}
 }

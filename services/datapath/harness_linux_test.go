@@ -33,12 +33,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
-// patience bounds every wait for something that must happen.
+// patience limits every wait for an event that must happen.
 const patience = servicetest.Patience
 
 func pathOf(ns *netns.Namespace) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
 
-// leases and identities that behave.
+// leases is a fake of sluice-ipam that keeps state.
 type leases struct {
 	mu   sync.Mutex
 	held map[workload.Owner][]netip.Addr
@@ -104,8 +104,7 @@ func (i *identities) Release(_ context.Context, o workload.Owner) error {
 	return nil
 }
 
-// world is a node in a namespace of its own, whose datapath can be started and
-// stopped.
+// world is a node in its own network namespace, whose datapath can be started and stopped.
 type world struct {
 	t          testing.TB
 	home       *netns.Namespace
@@ -116,21 +115,21 @@ type world struct {
 	written    *record.Store // of node
 	stop       func()
 	next       uint16
-	pods4      netip.Prefix                         // where containers' addresses are from
-	policies   policystream.Service                 // nil: every pod may talk to every pod
+	pods4      netip.Prefix                         // prefix of the containers' addresses
+	policies   policystream.Service                 // nil: no policies
 	required   bool                                 // creations wait for their tables
 	wait       time.Duration                        // for how long; 0: the default
-	events     uint32                               // per second, CPU and reason; 0: the default
-	records    func(*record.Store) endpoint.Records // what start uses instead, if set
+	events     uint32                               // events per second, CPU and reason; 0: the default
+	records    func(*record.Store) endpoint.Records // what start uses instead of the store, if set
 	ranges     podrange.Source                      // nil: the ranges are configured
-	cluster    cluster.Source                       // nil: other nodes are not known
+	cluster    cluster.Source                       // nil: other nodes are unknown
 	registry   cluster.Registry                     // nil: the node is not registered
 	underlay   UnderlayConfig
 	masquerade MasqueradeConfig
 	routing    RoutingConfig
 	frontends  frontendstream.Service // nil: services are not translated
-	state      frontendstream.Memory  // of them
-	cgroup     string                 // whose sockets reach services; "": none do
+	state      frontendstream.Memory  // state of the frontends
+	cgroup     string                 // cgroup whose sockets can use services; "": none
 	pods6      netip.Prefix
 	mtu        uint16
 }
@@ -193,13 +192,13 @@ func (w *world) store() *record.Store {
 	return s
 }
 
-// opened is a datapath that does no work yet.
+// opened is a datapath whose background work is not started.
 type opened struct {
 	node    *datapath
 	records *record.Store
 }
 
-// open opens the datapath, which takes over what the one before has left.
+// open opens the datapath, which adopts the state of its predecessor.
 func (w *world) open() opened {
 	w.t.Helper()
 	records := w.store()
@@ -220,7 +219,7 @@ func (w *world) open() opened {
 	return opened{n, records}
 }
 
-// start runs the datapath, with the watch of the kernel if repair is set.
+// start runs the datapath, and also the watch of kernel changes if repair is set.
 func (w *world) start(repair bool) {
 	w.t.Helper()
 	r := w.open()
@@ -231,7 +230,7 @@ func (w *world) start(repair bool) {
 	w.run(r, repair)
 }
 
-// run starts the work of a datapath that was restored.
+// run starts the background work of a restored datapath.
 func (w *world) run(r opened, repair bool) {
 	w.t.Helper()
 	n, records := r.node, r.records
@@ -246,7 +245,7 @@ func (w *world) run(r opened, repair bool) {
 			}
 			task.Run = func(ctx context.Context) error { return n.Endpoints.Auditor.Watch(ctx, true) }
 		case "audit", "policy", "conntrack of the host", "connections", "identities", "beliefs", "probes":
-			continue // tests that are about one of these run it themselves
+			continue // tests of these tasks run them themselves
 		case "sockets":
 			if w.cgroup == "" {
 				continue
@@ -273,7 +272,7 @@ func (w *world) run(r opened, repair bool) {
 	w.t.Cleanup(w.stop)
 }
 
-// hostPortWarnings name the host ports that lead nowhere.
+// hostPortWarnings returns the warnings about host ports that are not in effect.
 func (w *world) hostPortWarnings() []string {
 	lines := w.node.Endpoints.Warnings()
 	if w.node.Services != nil {
@@ -303,7 +302,7 @@ func (w *world) spec(name string, ns *netns.Namespace) endpoint.Spec {
 
 func (w *world) pod(name string) *pod { return w.podWith(name, func(*endpoint.Spec) {}) }
 
-// podWith makes a pod from a request that change has changed.
+// podWith creates a pod from a request that change may modify.
 func (w *world) podWith(name string, change func(*endpoint.Spec)) *pod {
 	w.t.Helper()
 	ns := netnstest.New(w.t)
@@ -317,7 +316,7 @@ func (w *world) podWith(name string, change func(*endpoint.Spec)) *pod {
 	return p
 }
 
-// counted is how many packets the programs counted for a reason.
+// counted returns how many packets the programs counted for a reason.
 func (w *world) counted(r event.Reason) uint64 {
 	w.t.Helper()
 	counters, err := w.node.Kernel.Events.Metrics()
@@ -360,9 +359,8 @@ func dialIn(ns *netns.Namespace, network string, to netip.AddrPort, timeout time
 	return c, abortOnClose(c)
 }
 
-// abortOnClose makes the end of a connection immediate. A socket whose last
-// segments the peer cannot acknowledge any more, because its endpoint was
-// deleted, otherwise outlives its process by minutes and its namespace with it.
+// abortOnClose makes close reset the connection. Otherwise a socket whose last segments the peer can no longer
+// acknowledge, because its endpoint was deleted, outlives its process by minutes and keeps its namespace alive.
 func abortOnClose(c net.Conn) error {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		return tcp.SetLinger(0)
@@ -370,10 +368,10 @@ func abortOnClose(c net.Conn) error {
 	return nil
 }
 
-// echo listens on a TCP port of the pod and sends back what comes.
+// echo listens on a TCP port of the pod and sends back what it receives.
 func (p *pod) echo(a netip.Addr) netip.AddrPort { return p.echoAt(netip.AddrPortFrom(a, 0)) }
 
-// echoAt is echo at a port; 0: any.
+// echoAt is echo at the given port; 0: any free port.
 func (p *pod) echoAt(at netip.AddrPort) netip.AddrPort {
 	p.t.Helper()
 	a, l := at.Addr(), p.listen("tcp", at.String()).(net.Listener)

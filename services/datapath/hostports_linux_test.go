@@ -35,14 +35,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// The addresses of the node at its uplink.
+// Addresses of the node on its uplink.
 var (
 	uplink4 = netip.MustParseAddr("192.0.2.1")
 	uplink6 = netip.MustParseAddr("2001:db8::1")
 )
 
-// newServiceWorld is a node that translates services, with addresses of its own. Nobody
-// says which services there are.
+// newServiceWorld is a node with addresses that translates services. No load balancer sends frontends.
 func newServiceWorld(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)
@@ -60,28 +59,28 @@ func newServiceWorld(t *testing.T) *world {
 	return w
 }
 
-// hostPort is a port of the node that leads to a port of a pod.
+// hostPort returns the mapping of a host port to a port of a pod.
 func hostPort(hostIP netip.Addr, port uint16, p workload.Protocol, to uint16) endpoint.PortMapping {
 	return endpoint.PortMapping{HostIP: hostIP, HostPort: port, Protocol: p, ContainerPort: to}
 }
 
-// podWithPorts makes a pod that has ports of the node.
+// podWithPorts creates a pod with host ports.
 func (w *world) podWithPorts(name string, ms ...endpoint.PortMapping) *pod {
 	w.t.Helper()
 	return w.podWith(name, func(s *endpoint.Spec) { s.PortMappings = ms })
 }
 
-// attachedSockets waits until sockets are led to services.
+// attachedSockets waits until the socket programs are attached.
 func (w *world) attachedSockets() {
 	w.t.Helper()
 	select {
 	case <-w.node.Services.Attached():
 	case <-time.After(patience):
-		w.t.Fatal("the programs of sockets are not attached")
+		w.t.Fatal("the socket programs are not attached")
 	}
 }
 
-// asks compares who is reached from a namespace at some ports of TCP.
+// asks fails unless every TCP address is reached from the namespace.
 func asks(t *testing.T, when string, from *netns.Namespace, to ...netip.AddrPort) {
 	t.Helper()
 	for _, at := range to {
@@ -91,7 +90,7 @@ func asks(t *testing.T, when string, from *netns.Namespace, to ...netip.AddrPort
 	}
 }
 
-// hostPorts are the frontends of host ports that the kernel has, with what they lead to.
+// hostPorts returns the host port frontends in the kernel with their backends.
 func (w *world) hostPorts() (lines []string) {
 	w.t.Helper()
 	fs, err := w.node.Kernel.Services.List()
@@ -107,8 +106,8 @@ func (w *world) hostPorts() (lines []string) {
 	return lines
 }
 
-// TestKernelHostPortsLeadToTheirPod from the node and from its pods, without
-// sluice-loadbalancer, over a restart, until the pod is deleted.
+// TestKernelHostPortsLeadToTheirPod connects to host ports from the node and from its pods, without sluice-loadbalancer
+// and across a restart, until the pod is deleted.
 func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 	w := newServiceWorld(t)
 	web := w.podWithPorts("web",
@@ -130,15 +129,15 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 		asks(t, when+", from the node", w.home, node4, node6, local, netip.MustParseAddrPort("[::1]:8080"))
 		asks(t, when+", from a pod", asker.ns, node4, node6)
 		asks(t, when+", from a pod by packets", plain.ns, node4, node6)
-		// The pod whose port is that of one address has nothing there that listens.
+		// Nothing listens in the pod that has the host port on one address only.
 		for _, from := range []*netns.Namespace{w.home, asker.ns, plain.ns} {
 			err := talk(from, netip.AddrPortFrom(uplink4, 8080), patience)
 			if !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("%s: the port of one address leads elsewhere: %v", when, err)
+				t.Errorf("%s: the host port on one address reaches another pod: %v", when, err)
 			}
 		}
 		if err := talk(asker.ns, local, patience); !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("%s: at the loopback address of a pod: %v", when, err)
+			t.Errorf("%s: to the loopback address inside a pod: %v", when, err)
 		}
 	}
 	works("at first")
@@ -166,7 +165,7 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 	}
 	w.attachedSockets()
 
-	// A connected UDP socket does not go on to an address that another pod may have.
+	// A connected UDP socket must not keep sending to an address that another pod may get.
 	c := w.dial(w.home, "udp", netip.MustParseAddrPort("192.0.2.1:8080"))
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
@@ -179,30 +178,30 @@ func TestKernelHostPortsLeadToTheirPod(t *testing.T) {
 		t.Errorf("after the deletion of web: host ports %q, want %q", got, want[2:3])
 	}
 	if err := talk(w.home, node4, patience); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("at a port that was given up: %v, want a refusal", err)
+		t.Errorf("to a released host port: %v, want connection refused", err)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Read(make([]byte, 8)); !errors.Is(err, unix.ECONNABORTED) {
-		t.Errorf("a connected socket reads %v, want that it was ended", err)
+		t.Errorf("read from a connected socket: %v, want that the socket was ended", err)
 	}
-	// The port is free, and begins with the restart of nothing.
+	// The port can be used again immediately, without a restart.
 	again := w.podWithPorts("again", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
 	again.echoAt(netip.AddrPortFrom(again.spec.Addrs[0], 80))
-	asks(t, "of another pod", w.home, node4)
+	asks(t, "by another pod", w.home, node4)
 	asks(t, "of another pod", asker.ns, node4)
 }
 
-// TestKernelHostPortsAreRefusedThatAreTaken by another pod or by the node, and with
-// services off.
+// TestKernelHostPortsAreRefusedThatAreTaken requests host ports that another pod or the node uses, and host ports while
+// services are off.
 func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 	w := newServiceWorld(t)
 	w.podWithPorts("web", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
 	before := len(w.node.Endpoints.Core.List())
 	refused := func(name string, is error, text string, m endpoint.PortMapping) {
 		t.Helper()
-		s := w.spec(name, w.home) // it is refused before that matters
+		s := w.spec(name, w.home) // the request is refused before the namespace matters
 		s.PortMappings = []endpoint.PortMapping{m}
 		s.Netns = pathOf(w.pod(name + "-ns").ns)
 		before++
@@ -218,7 +217,7 @@ func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 	}
 	refused("taken", endpoint.ErrHostPort, "by endpoint web/eth0", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
 	refused("tunnel", endpoint.ErrInvalid, "between nodes", hostPort(netip.Addr{}, 4789, workload.UDP, 80))
-	refused("foreign", endpoint.ErrInvalid, "no address of this node",
+	refused("foreign", endpoint.ErrInvalid, "not an address of this node",
 		hostPort(netip.MustParseAddr("198.51.100.1"), 8080, workload.TCP, 80))
 	if lines := w.hostPortWarnings(); len(lines) > 0 {
 		t.Errorf("warnings %q", lines)
@@ -234,8 +233,8 @@ func TestKernelHostPortsAreRefusedThatAreTaken(t *testing.T) {
 		hostPort(netip.Addr{}, 8081, workload.TCP, 80))
 }
 
-// TestKernelHostPortsAndServicesKeepTheirPorts: what sluice-loadbalancer names completely
-// leaves host ports alone, and a node port takes none, but gets it when it is free.
+// TestKernelHostPortsAndServicesKeepTheirPorts applies a complete listing of sluice-loadbalancer, which must not remove
+// host ports. A node port cannot take the port of a host port, and gets it when it becomes free.
 func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	w := newWorld(t)
 	socket := filepath.Join(t.TempDir(), "lb.sock")
@@ -293,7 +292,7 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	if err := has(frontend.HostPort)(); err != nil {
 		t.Error(err)
 	}
-	// The service has the cluster IP, and a pod cannot have the port at that.
+	// The service has the cluster IP, and a pod cannot use the service's port on that address.
 	s := w.podWithPorts("other", hostPort(netip.Addr{}, 30081, workload.TCP, 80)).spec
 	s.Owner.ContainerID, s.PortMappings[0].HostPort = "third", 30080
 	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, true); !errors.Is(err, endpoint.ErrHostPort) {
@@ -301,13 +300,13 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	}
 
 	w.del(mine)
-	for m := range b.heard { // by a new subscription
+	for m := range b.heard { // from a new subscription
 		if m.GetAck().GetEnforced() == 7 {
 			break
 		}
 	}
 	go func() { // until the stream ends
-		for range b.heard { //nolint:revive // what comes is not looked at
+		for range b.heard { //nolint:revive // only drain
 		}
 	}()
 	t.Cleanup(func() { stop(); close(b.heard) })
@@ -318,8 +317,8 @@ func TestKernelHostPortsAndServicesKeepTheirPorts(t *testing.T) {
 	}
 }
 
-// TestKernelSocketsOfAPodAreLeftAsTheyAre where its request says so: its packets are led
-// to the backend instead, which a translation shows.
+// TestKernelSocketsOfAPodAreLeftAsTheyAre tests a pod whose request disables the socket programs. Its connections are
+// translated per packet instead, which creates a translation entry.
 func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 	w := newServiceWorld(t)
 	web := w.podWithPorts("web", hostPort(netip.Addr{}, 8080, workload.TCP, 80))
@@ -349,7 +348,7 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 		for _, p := range []*pod{web, led, left} {
 			i := slices.IndexFunc(all, func(n sockets.Namespace) bool { return n.Slot == p.ep.Slot })
 			if i < 0 || all[i].Leave != p.spec.LeaveSockets {
-				t.Errorf("%s: the namespace of %s is not as it should be in %+v", when, p.owner, all)
+				t.Errorf("%s: the entry of %s's namespace is wrong in %+v", when, p.owner, all)
 			}
 		}
 	}
@@ -357,12 +356,12 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 		flags(when)
 		asks(t, when, led.ns, at)
 		if n := translations(led); n != 0 {
-			t.Errorf("%s: %d translations of packets of a pod whose sockets are led", when, n)
+			t.Errorf("%s: %d translation entries for a pod whose sockets are translated", when, n)
 		}
 		had := translations(left)
 		asks(t, when, left.ns, at)
 		if n := translations(left); n != had+1 {
-			t.Errorf("%s: %d translations of packets more, want 1", when, n-had)
+			t.Errorf("%s: %d new translation entries, want 1", when, n-had)
 		}
 		if e, err := w.node.Endpoints.Core.Get(left.owner); err != nil || !e.Spec.LeaveSockets {
 			t.Errorf("%s: the endpoint is %+v, %v", when, e.Spec, err)
@@ -374,7 +373,7 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What somebody else has written is put right.
+	// An entry that another process overwrote is repaired.
 	cookie, err := left.ns.Cookie()
 	if err != nil {
 		t.Fatal(err)
@@ -388,14 +387,14 @@ func TestKernelSocketsOfAPodAreLeftAsTheyAre(t *testing.T) {
 	flags("after the audit")
 }
 
-// TestKernelKilledWithHostPortsGivesThemUp: a process that is killed before or after a
-// frontend is written or removed leaves none that another container could not have.
+// TestKernelKilledWithHostPortsGivesThemUp kills the process before or after it writes or removes a frontend. No
+// frontend may remain that would block the port for another container.
 func TestKernelKilledWithHostPortsGivesThemUp(t *testing.T) {
 	n := newNode(t)
 	cgroup := kerneltest.NewCgroup(t)
 	enterable(t, cgroup)
 	for _, dir := range []string{cgroup, filepath.Dir(filepath.Dir(cgroup))} {
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the service is another user
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the service runs as another user
 			t.Fatal(err)
 		}
 	}
@@ -430,7 +429,7 @@ func TestKernelKilledWithHostPortsGivesThemUp(t *testing.T) {
 		"datapath/delete/cut", "datapath/delete/unpublish", "datapath/delete/tombstone",
 	} {
 		r := n.request(fmt.Sprintf("killed-%d", i), byte(i+2), n.pod())
-		// The next one has the same port.
+		// The next container requests the same port.
 		r.PortMappings = []*datapathv1.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: netv1.Protocol_PROTOCOL_TCP}}
 		remove := &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()}
 		n.Faults.KillAt(point, 0)
@@ -441,7 +440,7 @@ func TestKernelKilledWithHostPortsGivesThemUp(t *testing.T) {
 			if got := frontends(); len(got) != 2 || got[0].GetKind() != datapathv1.FrontendKind_FRONTEND_KIND_HOST_PORT {
 				t.Errorf("%s: before it the kernel has %v, want a host port of each family", point, got)
 			}
-			_, _ = n.datapath.DeleteEndpoint(t.Context(), remove) // it is killed, or answers just before
+			_, _ = n.datapath.DeleteEndpoint(t.Context(), remove) // the process is killed, or answers just before
 		}
 		n.Exit()
 		start()
@@ -455,9 +454,9 @@ func TestKernelKilledWithHostPortsGivesThemUp(t *testing.T) {
 	n.nothingIsLeft()
 }
 
-// TestKernelUDPFlowOfAHostPortFollowsItsPod: a flow of UDP by packets stays open while the pod with the host
-// port goes and another one, which had claimed the port in vain before, gets it. The flow reaches the new pod,
-// and after that one has gone, nobody.
+// TestKernelUDPFlowOfAHostPortFollowsItsPod keeps a UDP flow open, translated per packet, while the pod with the host
+// port is deleted and another pod gets the port, which it was refused before. The flow reaches the new pod, and nothing
+// after that pod is deleted.
 func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 	w := newServiceWorld(t)
 	port := hostPort(netip.Addr{}, 8053, workload.UDP, 53)
@@ -490,7 +489,7 @@ func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 	refused := w.spec("second", ns)
 	refused.PortMappings = []endpoint.PortMapping{port}
 	if _, err := w.node.Endpoints.Core.Create(t.Context(), refused, false); !errors.Is(err, endpoint.ErrHostPort) {
-		t.Fatalf("a second pod with the port: %v, want a refusal", err)
+		t.Fatalf("a second pod with the port: %v, want ErrHostPort", err)
 	}
 	reaches("after the refusal", to)
 	w.del(first)
@@ -498,7 +497,7 @@ func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 	reaches("the second pod", receive(second))
 	w.del(second)
 	if got := w.hostPorts(); len(got) != 0 {
-		t.Errorf("host ports %q after both pods have gone", got)
+		t.Errorf("host ports %q after both pods were deleted", got)
 	}
 	if _, err := flow.Write([]byte("nobody")); err != nil {
 		t.Fatal(err)
@@ -507,6 +506,6 @@ func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := flow.Read(make([]byte, 8)); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("with no pod at the port: %d bytes, %v, want a refusal", n, err)
+		t.Errorf("with no pod at the port: %d bytes, %v, want connection refused", n, err)
 	}
 }

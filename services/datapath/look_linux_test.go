@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// await gives the first event that is wanted.
+// await returns the first event that matches.
 func (w *world) await(reader *observe.Reader, wanted func(observe.Event) bool) observe.Event {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
@@ -53,7 +53,8 @@ func TestKernelObserversSeeRepairs(t *testing.T) {
 	}
 }
 
-// A flood may end with events that were left out: no event follows to tell.
+// TestKernelLossIsToldThoughNoEventFollows ends a flood with lost events. The loss must be reported although no later
+// event triggers the report.
 func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 	w := newWorld(t)
 	w.events = 1
@@ -75,7 +76,7 @@ func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 		return err == nil && lost == total && seen+lost >= sent
 	})
 	if lost == 0 {
-		t.Errorf("%d packets, %d events, nothing lost", sent, seen)
+		t.Errorf("%d packets, %d events, no loss reported", sent, seen)
 	}
 }
 
@@ -108,11 +109,11 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p, err := w.node.Collector.Collect(t.Context()); err != nil || p.Orphaned == 0 {
-		t.Errorf("after the endpoint is gone: %+v, %v", p, err)
+		t.Errorf("after the endpoint is deleted: %+v, %v", p, err)
 	}
 }
 
-// pinned opens a map behind the datapath's back.
+// pinned opens a map through its pin, bypassing the datapath.
 func (w *world) pinned(name string) *ebpf.Map {
 	w.t.Helper()
 	pins, err := filepath.Glob(filepath.Join(w.dir, "bpf", "sluice", name+"_v*"))
@@ -127,7 +128,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 	return m
 }
 
-// findings of an audit with a subject; "": with any.
+// findings returns the audit findings with a subject; "": all.
 func (w *world) findings(repair bool, subject string) (found []endpoint.Finding) {
 	w.t.Helper()
 	err := w.node.Endpoints.Core.Audit(w.t.Context(), repair, func(f endpoint.Finding) error {
@@ -152,7 +153,7 @@ func TestKernelAuditPutsPolicyTablesRight(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := w.findings(false, kernelmaps.SubjectTable); len(found) != 1 || !strings.Contains(found[0].Key, "300") || found[0].Repaired {
-		t.Errorf("a word that nobody wrote: %+v", found)
+		t.Errorf("an entry that was never written: %+v", found)
 	}
 	if found := w.findings(true, kernelmaps.SubjectTable); len(found) != 1 || !found[0].Repaired || found[0].Err != nil {
 		t.Errorf("repaired: %+v", found)
@@ -192,8 +193,8 @@ func TestKernelAuditPutsPolicyWordsRight(t *testing.T) {
 	}
 }
 
-// INV-52: what a node without policies allowed is nobody's policy when they are
-// wanted again.
+// TestKernelWhatWasAllowedWithoutPoliciesEvaluatesNobodyNew proves INV-52: tables that a node wrote in policy mode none
+// are not used when policies are enabled again.
 func TestKernelWhatWasAllowedWithoutPoliciesEvaluatesNobodyNew(t *testing.T) {
 	w := newWorld(t)
 	w.policies = nobody{}
@@ -210,6 +211,6 @@ func TestKernelWhatWasAllowedWithoutPoliciesEvaluatesNobodyNew(t *testing.T) {
 	w.policies, w.required, w.wait = nobody{}, true, time.Millisecond
 	w.start(false)
 	if err := w.node.Policy.Applier.Await(t.Context(), identity); !errors.Is(err, policysync.ErrUnavailable) {
-		t.Errorf("a new endpoint would begin with tables that no policy gave: %v", err)
+		t.Errorf("a new endpoint would start with tables that come from no policy: %v", err)
 	}
 }

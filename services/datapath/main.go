@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command sluice-datapath owns the network of one node: devices, addresses,
-// routes, eBPF maps and programs. It is the only process of Sluice with
-// privileges, and keeps four of them.
+// Command sluice-datapath owns the network of one node: devices, addresses, routes, eBPF maps and programs. It is the
+// only privileged process of Sluice, and keeps four capabilities.
 package main
 
 import (
@@ -60,7 +59,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	// Locked: from here on no other process works on this instance.
+	// openState takes the lock: from here on no other process works on this instance.
 	records, a, err := openState(p, cfg, called)
 	if err != nil {
 		return err
@@ -78,9 +77,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
 	if err := p.Phase("replay deletions", func() error { return spool.Replay(ctx, d.Endpoints.Core) }); err != nil {
-		// It is tried again while the process serves. A process that ended here over
-		// a full disk would keep every other container from coming and going.
-		p.Log.Error("spooled deletions wait", log.Err(err))
+		// The replay is repeated while the process serves. If the process exited here because of a full disk, no other
+		// container could be created or deleted.
+		p.Log.Error("spooled deletions not replayed, retrying", log.Err(err))
 	}
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
@@ -95,8 +94,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return every(ctx, readyInterval, func() { p.Unready(api.Unready(ctx)) })
 	})
 	p.Go("readiness", func(ctx context.Context) error {
-		// Calls are answered before that: a deletion needs no other service, and a
-		// creation waits by itself.
+		// The server already answers calls at this point: deletions need no other service, and creations wait on their own.
 		for _, part := range d.subjects {
 			for _, a := range part.Awaits() {
 				if err := await(ctx, p, a); err != nil {
@@ -112,7 +110,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	return p.Serve(ctx, srv)
 }
 
-// await says what the process waits for until it is there.
+// await reports what the process waits for, and blocks until it has happened.
 func await(ctx context.Context, p *process.Process, a work.Await) error {
 	p.Waiting("waiting for " + a.What)
 	select {
@@ -123,7 +121,7 @@ func await(ctx context.Context, p *process.Process, a work.Await) error {
 	}
 }
 
-// newServer registers what answers calls.
+// newServer creates the gRPC server and registers its services.
 func newServer(
 	p *process.Process, cfg Config, d *datapath, called callees, records *record.Store, started time.Time,
 ) (*server.Server, *rpc.Server, error) {
@@ -177,30 +175,31 @@ func newServer(
 	return s, srv, err
 }
 
-// settings warn of what this process was started with.
+// settings warns about settings that this process was started with.
 type settings struct {
 	p     *process.Process
-	node  string        // the setting
-	named func() string // the name that identity has for this node
+	node  string        // the configured name
+	named func() string // the name that sluice-identity registered this node under
 }
 
-// Warnings name layers of the sandbox that the kernel lacks, and a name of the node that is not identity's.
+// Warnings lists sandbox layers that the kernel lacks, and a configured node name that differs from the name in
+// sluice-identity.
 func (s settings) Warnings() []string {
 	all := s.p.MissingLayers()
 	set := slices.ContainsFunc(s.p.Effective.Entries, func(e config.Entry) bool {
 		return e.Key == "node" && e.Source != config.FromDefault
 	})
 	if name := s.named(); set && name != "" && name != s.node {
-		all = append(all, fmt.Sprintf("the setting node is %q, and sluice-identity has this node as %q, which events name; "+
-			"remove the setting, or make the two equal", s.node, name))
+		all = append(all, fmt.Sprintf("the setting node is %q, but sluice-identity registered this node as %q, the name that events use; "+
+			"remove the setting, or use the same name in both", s.node, name))
 	}
 	return all
 }
 
-// readyInterval is how often the services are asked whether an ADD could be served.
+// readyInterval is how often the readiness for CNI ADD is checked.
 const readyInterval = time.Second
 
-// every calls fn now and at intervals until ctx ends.
+// every calls fn immediately and then at each interval, until ctx ends.
 func every(ctx context.Context, interval time.Duration, fn func()) error {
 	t := time.NewTicker(interval)
 	defer t.Stop()
@@ -214,7 +213,7 @@ func every(ctx context.Context, interval time.Duration, fn func()) error {
 	}
 }
 
-// kernelRelease is as in uname -r.
+// kernelRelease returns the release, as uname -r prints it.
 func kernelRelease() (string, error) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
@@ -223,7 +222,7 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(uts.Release[:]), nil
 }
 
-// clusterStream is what the node knows of others.
+// clusterStream returns the state of this node's view of the other nodes.
 func (d *datapath) clusterStream() server.ClusterStream {
 	counts := d.Kernel.IPCache.Counts()
 	return server.ClusterStream{
@@ -233,7 +232,7 @@ func (d *datapath) clusterStream() server.ClusterStream {
 	}
 }
 
-// background starts what keeps the node as the records say, and follows other processes.
+// background starts the loops that reconcile the node with the records and follow the other processes.
 func background(p *process.Process, d *datapath, called callees, spool *record.Spool) {
 	for _, t := range d.tasks() {
 		p.Go(t.Name, t.Run)
@@ -245,22 +244,22 @@ func background(p *process.Process, d *datapath, called callees, spool *record.S
 	})
 }
 
-// capabilities are all that the process keeps; docs/privileges.md has the reasons.
-// Files are opened as its user: it reads nothing that is root's alone.
+// capabilities are the capabilities that the process keeps; docs/privileges.md has the reasons. Files are opened as the
+// process's user, so it cannot read files that only root can read.
 var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 
-// callees are the processes that this one calls.
+// callees are clients of the processes that this one calls.
 type callees struct {
 	ipam     *client.IPAM
 	identity *client.Identity
-	stream   func(client.Wishes) *client.Owners // of what endpoints shall be
+	stream   func(client.Wishes) *client.Owners // creates the stream of the desired identities of endpoints
 	owners   *client.Owners
 	cluster  *client.Cluster
-	policy   *client.Policy       // nil if no policy is wanted
+	policy   *client.Policy       // nil in policy mode none
 	balancer *client.LoadBalancer // nil if services are not translated
 }
 
-// dial prepares the connections; they need no service to be there.
+// dial prepares the connections. It succeeds even if the services are down.
 func dial(p *process.Process, cfg Config) (s callees, err error) {
 	open := func(path string) grpc.ClientConnInterface {
 		cc, derr := p.Dial(path, cfg.Services.Timeout)
@@ -280,8 +279,7 @@ func dial(p *process.Process, cfg Config) (s callees, err error) {
 	return s, err
 }
 
-// openState opens the files in the state directory, and gives what is around the
-// datapath's parts.
+// openState opens the files in the state directory, and returns the surroundings of the datapath's parts.
 func openState(p *process.Process, cfg Config, called callees) (*record.Store, around, error) {
 	a := around{
 		instance: p.Paths.Name, log: p.Log, leases: called.ipam, ranges: called.ipam, identities: called.identity,
@@ -307,7 +305,7 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 			a.audits = record.OpenAuditModes(filepath.Join(cfg.StateDir, "audit-mode.json"))
 		}
 	} else if !cfg.ValidateOnly {
-		// Without policies nothing is enforced, which is what the operator wants then.
+		// Without policies nothing is enforced, as configured.
 		if err := enforced.Forget(); err != nil {
 			return nil, a, fmt.Errorf("forget the enforced policy revision: %w", err)
 		}
@@ -331,9 +329,8 @@ func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store,
 	return record.Open(dir, bootID, logger)
 }
 
-// uninstall removes devices, rules, routes and the firewall table. The pins stay: another
-// program mounted their bpffs. It fails while a process runs, makes no directory, and may
-// be repeated.
+// uninstall removes devices, rules, routes and the firewall table. The pins stay, because another program mounted their
+// bpffs. It fails while a process of the instance runs, creates no directories, and can be repeated.
 func uninstall(p *process.Process, cfg Config) error {
 	release, err := record.Exclude(filepath.Join(cfg.StateDir, "endpoints"))
 	if err != nil {
@@ -346,7 +343,7 @@ func uninstall(p *process.Process, cfg Config) error {
 	return errors.Join(err, uninstallNode(p.Paths.Name, ranges), release())
 }
 
-// validate says what a start would put right.
+// validate reports what a start would repair.
 func validate(ctx context.Context, p *process.Process, d *datapath) error {
 	findings, err := d.Endpoints.Core.Inspect(ctx)
 	if err != nil {
@@ -358,6 +355,6 @@ func validate(ctx context.Context, p *process.Process, d *datapath) error {
 	if bad := d.Endpoints.Core.Counts().BadRecords; len(findings)+len(bad) > 0 {
 		return fmt.Errorf("%d differences, %d unreadable records; nothing was changed", len(findings), len(bad))
 	}
-	p.Log.Info("nothing to put right")
+	p.Log.Info("nothing to repair")
 	return nil
 }

@@ -46,16 +46,16 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// executable is the service as it is shipped: built without cgo, because the Go
-// runtime refuses to change the capabilities of threads that C might have made.
+// executable is the service as shipped: built without cgo, because the Go runtime refuses to change the capabilities of
+// threads that C may have created.
 var executable string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(takenEnv) != "" {
 		os.Exit(process.Run(service, defaults, taken, process.Privileged(instance.DatapathID, capabilities...)))
 	}
-	// Everything of the tests is below it, and nothing of other tests that run at
-	// the same time and mount as well. The name is short: sockets are below, too.
+	// All files of the tests are below this directory, apart from other tests that mount at the same time. The name is
+	// short, because socket paths are limited.
 	dir, err := os.MkdirTemp("", "dp")
 	if err == nil {
 		err = os.Setenv("TMPDIR", dir)
@@ -68,18 +68,17 @@ func TestMain(m *testing.M) {
 	build := exec.Command("go", "build", "-o", executable, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	code := 1
-	if err := os.Chmod(dir, 0o755); err != nil { // the service is another user
+	if err := os.Chmod(dir, 0o755); err != nil { // the service runs as another user
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 	} else {
-		// Keeps tests off the main thread. netnstest.New leaves its thread in the new
-		// namespace, to end with the goroutine; the main thread cannot end, would
-		// keep the namespace alive, and is the one that /proc/self/net shows.
+		// Keeps tests off the main thread. netnstest.New leaves its thread in the new namespace and relies on the thread's
+		// end. The main thread cannot end: it would keep the namespace alive, and /proc/self/net would show that namespace.
 		runtime.LockOSThread()
-		// Endpoint devices only: development nodes have devices of other names.
+		// Only endpoint devices are checked: development nodes have devices with other names.
 		code = leaktest.Run(m, leaktest.Links("sl"+strings.Repeat("[0-9a-f]", 11)), leaktest.Mounts(dir))
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -89,7 +88,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// ipam and identity are what the datapath calls, as far as it can tell.
+// fakeServices are sluice-ipam and sluice-identity as the datapath sees them.
 type fakeServices struct {
 	ipamv1.UnimplementedIPAMServiceServer
 	identityv1.UnimplementedIdentityServiceServer
@@ -148,7 +147,7 @@ func (s *fakeServices) ReleaseIdentity(_ context.Context, r *identityv1.ReleaseI
 	return &identityv1.ReleaseIdentityResponse{}, nil
 }
 
-// identityOnly keeps the two services' methods of the same name apart.
+// identityOnly separates methods that have the same name in both services.
 type identityOnly struct {
 	identityv1.UnimplementedIdentityServiceServer
 	s *fakeServices
@@ -193,14 +192,14 @@ func (i ipamOnly) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.
 
 // testNode is a machine with one datapath.
 type testNode struct {
-	*servicetest.Process // nil: none
+	*servicetest.Process // nil: not running
 
 	t        *testing.T
-	whole    *testing.T // outlives subtests, as the process does
+	whole    *testing.T // the parent test: the process outlives subtests
 	dir      string
-	home     int // the network namespace
+	home     int // fd of the node's network namespace
 	services *fakeServices
-	launch   func(cmd *exec.Cmd, start func() error) error // how it is started; as root if nil
+	launch   func(cmd *exec.Cmd, start func() error) error // starts the process; nil: as root
 	datapath datapathv1.DatapathServiceClient
 }
 
@@ -229,7 +228,7 @@ func newNetns(t *testing.T) int {
 	return fd
 }
 
-// in runs fn on a thread in the namespace, which ends with it.
+// in runs fn on a new thread in the namespace. The thread ends with fn.
 func in(fd int, fn func() error) error {
 	done := make(chan error)
 	go func() {
@@ -244,7 +243,7 @@ func in(fd int, fn func() error) error {
 }
 
 func newNode(t *testing.T) *testNode {
-	// t.TempDir may be too long for a socket's path.
+	// t.TempDir may be too long for a socket path.
 	dir, err := os.MkdirTemp("", "n")
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +263,7 @@ func newNode(t *testing.T) *testNode {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(socket, 0o666); err != nil { // the service is another user
+		if err := os.Chmod(socket, 0o666); err != nil { // the service runs as another user
 			t.Fatal(err)
 		}
 		s := grpc.NewServer()
@@ -295,7 +294,7 @@ func newNode(t *testing.T) *testNode {
 	return n
 }
 
-// enterable lets other users reach a directory of t.TempDir.
+// enterable lets other users enter a directory of t.TempDir.
 func enterable(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
@@ -336,7 +335,7 @@ func (n *testNode) run(flags ...string) {
 	n.whole.Cleanup(n.stop)
 }
 
-// stop asks the process to end, if there is one, which must go well.
+// stop terminates the process, if one is running, and requires exit code 0.
 func (n *testNode) stop() {
 	if n.Process == nil {
 		return
@@ -347,8 +346,8 @@ func (n *testNode) stop() {
 	n.Process = nil
 }
 
-// pod binds a new network namespace to a file, as runtimes do: the process may
-// not look into /proc of others.
+// pod binds a new network namespace to a file, as container runtimes do: the process must not read other processes'
+// /proc.
 func (n *testNode) pod() string {
 	n.t.Helper()
 	fd := newNetns(n.t)
@@ -379,7 +378,7 @@ func (n *testNode) request(name string, last byte, ns string) *datapathv1.Create
 	}
 }
 
-// leftovers is what exists because of endpoints, besides the process's memory.
+// leftovers describes what exists because of endpoints, except for the process's memory.
 func (n *testNode) leftovers() string {
 	n.services.mu.Lock()
 	left := []string{fmt.Sprintf("%d leases, %d identities", len(n.services.confirmed), len(n.services.identities))}
@@ -425,8 +424,7 @@ func (n *testNode) nothingIsLeft() {
 	}
 }
 
-// TestKernelProcessHasExactlyItsCapabilities proves INV-1, for each way in which
-// the process may be started.
+// TestKernelProcessHasExactlyItsCapabilities proves INV-1 for each way to start the process.
 func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
 	four := []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
 	six := append([]privilege.Cap{unix.CAP_SETUID, unix.CAP_SETGID}, four...)
@@ -452,7 +450,7 @@ func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
 			n.launch = c.launch
 			n.start()
 			n.wantRights(privilege.SetOf(four...), privilege.SetOf(c.bounding...))
-			// And it is enough.
+			// The capabilities suffice.
 			r := n.request("a", 2, n.pod())
 			if _, err := n.datapath.CreateEndpoint(t.Context(), r); err != nil {
 				t.Error(err)
@@ -465,8 +463,8 @@ func TestKernelProcessHasExactlyItsCapabilities(t *testing.T) {
 	}
 }
 
-// bound leaves the calling thread, which is not used again, and what it starts
-// the bounding set of a container or a unit.
+// bound drops capabilities from the bounding set of the calling thread and the processes that it starts, as a container
+// or a unit does. The thread is not used afterwards.
 func bound(keep []privilege.Cap) error {
 	for c := privilege.Cap(0); c <= unix.CAP_LAST_CAP; c++ {
 		if slices.Contains(keep, c) {
@@ -479,7 +477,7 @@ func bound(keep []privilege.Cap) error {
 	return nil
 }
 
-// wantRights looks at every thread of the process.
+// wantRights checks every thread of the process.
 func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 	n.t.Helper()
 	set := func(s privilege.Set) string { return fmt.Sprintf("%016x", uint64(s)) }
@@ -497,8 +495,8 @@ func (n *testNode) wantRights(capabilities, bounding privilege.Set) {
 	}
 }
 
-// Killed between any two steps of ADD and DEL, and started again, the process
-// leaves nothing of what it had begun.
+// TestKernelKilledAtEveryFaultPointLeavesNothing kills the process between any two steps of ADD and DEL and starts it
+// again. Nothing of the interrupted call may remain.
 func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 	n := newNode(t)
 	n.start()
@@ -509,7 +507,7 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 	tested := 0
 	for _, point := range points {
 		if !strings.HasPrefix(point, "datapath/create/") && !strings.HasPrefix(point, "datapath/delete/") || point == "datapath/create/policy" {
-			continue // nothing evaluates here; the node tests kill what applies policies
+			continue // no policies here; the node tests kill the process while it applies policies
 		}
 		tested++
 		t.Run(strings.TrimPrefix(point, "datapath/"), func(t *testing.T) {
@@ -522,7 +520,7 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// DEL may be answered before the point is reached
+				// DEL may return before the fault point
 				_, err = n.datapath.DeleteEndpoint(t.Context(), &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()})
 				if err != nil && status.Code(err) != codes.Unavailable {
 					t.Fatal(err)
@@ -534,7 +532,7 @@ func TestKernelKilledAtEveryFaultPointLeavesNothing(t *testing.T) {
 				t.Fatalf("the process ended with %s, want SIGKILL", n.Cmd.ProcessState)
 			}
 			n.start()
-			// what the runtime does after an error: clean up, by name
+			// the runtime cleans up after an error, by name
 			if _, err := n.datapath.DeleteEndpoint(t.Context(), &datapathv1.DeleteEndpointRequest{Owner: r.GetOwner()}); err != nil {
 				t.Fatal(err)
 			}
@@ -560,11 +558,11 @@ func TestKernelValidateOnlyChangesNothingAndTellsByItsExitCode(t *testing.T) {
 		return in(n.home, cmd.Run)
 	}
 	if err := validate(); err != nil {
-		t.Errorf("beside the running service: %v", err)
+		t.Errorf("while the service runs: %v", err)
 	}
 	n.stop()
 	if err := validate(); err != nil {
-		t.Errorf("a node in order: %v", err)
+		t.Errorf("a node without differences: %v", err)
 	}
 	ifs := func() (names []string) {
 		if err := in(n.home, func() error {
@@ -589,11 +587,12 @@ func TestKernelValidateOnlyChangesNothingAndTellsByItsExitCode(t *testing.T) {
 	if after := ifs(); strings.Join(after, ",") != strings.Join(before, ",") {
 		t.Errorf("devices before %v, after %v", before, after)
 	}
-	n.start() // and a real start does what the other one told, and asks ipam
+	n.start() // a real start repairs what --validate-only reported, and compares with ipam
 	n.nothingIsLeft()
 }
 
-// TestKernelUninstallLeavesTheNetworkAsItWas, and not beside a running service.
+// TestKernelUninstallLeavesTheNetworkAsItWas compares the network before the start and after uninstalling, and requires
+// that uninstalling fails while the service runs.
 func TestKernelUninstallLeavesTheNetworkAsItWas(t *testing.T) {
 	n := newNode(t)
 	network := func() (all string) {
@@ -604,7 +603,7 @@ func TestKernelUninstallLeavesTheNetworkAsItWas(t *testing.T) {
 				"ip route show table all", "ip -6 route show table all", "nft list ruleset",
 			} {
 				words := strings.Fields(command)
-				out, err := exec.Command(words[0], words[1:]...).CombinedOutput() //nolint:gosec // those above
+				out, err := exec.Command(words[0], words[1:]...).CombinedOutput() //nolint:gosec // the commands above
 				if err != nil {
 					return fmt.Errorf("%s: %w: %s", command, err, out)
 				}
@@ -614,7 +613,7 @@ func TestKernelUninstallLeavesTheNetworkAsItWas(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		// The state of a link settles by itself, and counters count.
+		// Link states settle on their own, and counters change.
 		return regexp.MustCompile(`<\S*>|state \w+|counter packets \d+ bytes \d+| linkdown`).ReplaceAllString(all, "")
 	}
 	uninstall := func() error {
@@ -637,22 +636,22 @@ func TestKernelUninstallLeavesTheNetworkAsItWas(t *testing.T) {
 		"10.98.0.1/32", "prohibit", "unreachable 10.98.0.0/24", "table inet sluice-datapath-test", ": sl",
 	} {
 		if !strings.Contains(during, made) {
-			t.Errorf("the running service has made no %q:\n%s", made, during)
+			t.Errorf("the running service created no %q:\n%s", made, during)
 		}
 	}
 	if err := uninstall(); !strings.Contains(err.Error(), "another process") {
-		t.Errorf("beside the running service: %v, want a refusal", err)
+		t.Errorf("while the service runs: %v, want an error", err)
 	}
 	if now := network(); now != during {
 		t.Errorf("the refusal changed\n%s\nto\n%s", during, now)
 	}
 	n.stop()
-	for range 2 { // the second finds nothing
+	for range 2 { // the second run finds nothing
 		if err := uninstall(); strings.TrimSpace(err.Error()) != "" {
 			t.Fatal(err)
 		}
 		if now := network(); now != before {
-			t.Errorf("the network was\n%s\nand is\n%s", before, now)
+			t.Errorf("the network before:\n%s\nafter:\n%s", before, now)
 		}
 	}
 }
@@ -666,8 +665,8 @@ func recordOf(t *testing.T, n *testNode) string {
 	return files[0].Name()
 }
 
-// TestKernelProbesSayWhatItWaitsFor: a datapath without its policy service, or
-// without a pod range, runs, and is not ready. It needs to be told its ranges once.
+// TestKernelProbesSayWhatItWaitsFor starts a datapath without its policy service or without a pod range. It runs, but
+// is not ready. Once it has received its ranges, it needs them only once.
 func TestKernelProbesSayWhatItWaitsFor(t *testing.T) {
 	n := newNode(t)
 	learning := append([]string{"--pod-cidrs="}, servicetest.ProbeFlags...)
@@ -690,8 +689,8 @@ func TestKernelProbesSayWhatItWaitsFor(t *testing.T) {
 	n.WantProbes(200, "ok")
 }
 
-// TestKernelMissingMountEndsTheStartByName: otherwise the process would run, and
-// connect no container.
+// TestKernelMissingMountEndsTheStartByName starts the datapath without a required mount. It must exit and name the
+// mount; otherwise it would run and connect no container.
 func TestKernelMissingMountEndsTheStartByName(t *testing.T) {
 	n := newNode(t)
 	mount := func(source, kind string, flags ...uintptr) string {
@@ -808,7 +807,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 		t.Errorf("listed %v, %v", m, err)
 	}
 	if _, err := list.Recv(); !errors.Is(err, io.EOF) {
-		t.Errorf("after the only one: %v", err)
+		t.Errorf("after the only endpoint: %v", err)
 	}
 	for _, other := range []*datapathv1.ListEndpointsRequest{{Manager: "cni"}, {Manager: "test", Network: "other"}, {Network: "other"}} {
 		if list, err = n.datapath.ListEndpoints(ctx, other); err != nil {
@@ -838,7 +837,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 	}
 	check, err = n.datapath.CheckEndpoint(ctx, &datapathv1.CheckEndpointRequest{Owner: r.GetOwner(), Addresses: []string{"10.98.0.77"}})
 	if err != nil || len(check.GetDifferences()) != 1 || check.GetDifferences()[0].GetSubject() != "addresses" {
-		t.Errorf("checked with another address %v, %v", check, err)
+		t.Errorf("check with another address: %v, %v", check, err)
 	}
 
 	for field, r := range map[string]*datapathv1.ReclaimEndpointsRequest{
@@ -871,7 +870,7 @@ func TestKernelEveryCallTellsTheSameAboutAnEndpoint(t *testing.T) {
 		}(),
 	} {
 		if status.Code(err) != codes.NotFound {
-			t.Errorf("of one that is gone: %v", err)
+			t.Errorf("for a deleted endpoint: %v", err)
 		}
 	}
 	n.nothingIsLeft()
@@ -907,7 +906,7 @@ func TestKernelSpooledDeletionsAreDoneBeforeServing(t *testing.T) {
 	}
 	left, err := os.ReadDir(spool)
 	if err != nil || len(left) != 1 || left[0].Name() != "damaged.bad" {
-		t.Errorf("spool %v, %v, want the damaged one set aside", left, err)
+		t.Errorf("spool %v, %v, want the corrupt entry set aside", left, err)
 	}
 	n.nothingIsLeft()
 }

@@ -27,8 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// mirror tells whoever asks, line by line, which address and port it sees. It
-// listens at one port by TCP and by UDP.
+// mirror answers each line with the address and port of its sender. It listens on one port for TCP and UDP.
 func (p *pod) mirror(a netip.Addr) netip.AddrPort {
 	p.t.Helper()
 	l := p.listen("tcp", netip.AddrPortFrom(a, 0).String()).(net.Listener)
@@ -43,7 +42,7 @@ func (p *pod) mirror(a netip.Addr) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			_, _ = u.WriteTo([]byte(from.String()+"\n"), from) // it asks again
+			_, _ = u.WriteTo([]byte(from.String()+"\n"), from) // the client asks again
 		}
 	})
 	wg.Go(func() {
@@ -79,7 +78,7 @@ func (p *pod) mirror(a netip.Addr) netip.AddrPort {
 	return at
 }
 
-// ask asks the mirror at the other end of a connection what it sees.
+// ask returns the source address that the mirror at the other end of c sees.
 func ask(c net.Conn) (netip.AddrPort, error) {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return netip.AddrPort{}, err
@@ -104,7 +103,7 @@ func (w *world) dial(ns *netns.Namespace, network string, to netip.AddrPort) net
 	return c
 }
 
-// sees fails unless a mirror sees the connection come from an address.
+// sees fails unless the mirror sees the wanted source address.
 func (w *world) sees(what string, c net.Conn, want netip.Addr) netip.AddrPort {
 	w.t.Helper()
 	got, err := ask(c)
@@ -114,7 +113,7 @@ func (w *world) sees(what string, c net.Conn, want netip.Addr) netip.AddrPort {
 	return got
 }
 
-// beyond gives the outside an address of another network, and the node the route.
+// beyond adds an address of another network to the outside, and a route to the node.
 func (w *world) beyond(out *pod, a netip.Addr) {
 	w.t.Helper()
 	bits := a.BitLen()
@@ -140,7 +139,7 @@ func (w *world) beyond(out *pod, a netip.Addr) {
 	}
 }
 
-// TestKernelMasqueradeExcludes proves INV-90 by what the ends of connections see.
+// TestKernelMasqueradeExcludes proves INV-90 by the source addresses that peers see.
 func TestKernelMasqueradeExcludes(t *testing.T) {
 	w := newWorld(t)
 	w.masquerade = MasqueradeConfig{Enabled: true, Except: []netip.Prefix{
@@ -175,16 +174,16 @@ func TestKernelMasqueradeExcludes(t *testing.T) {
 			if network == "tcp" {
 				w.fromPodSide(there, w.node.Ranges.NodeAddrs()[i])
 			}
-			// what a pod answers keeps its address, or its peer would not take it
+			// replies of a pod keep its address, or the peer would not accept them
 			w.sees(network+" from outside", w.dial(out.ns, network, mine), netip.MustParseAddr(c.outside))
 		}
 	}
 	if diffs, err := w.node.Node.Guard.Check(); err != nil || len(diffs) > 0 {
-		t.Errorf("the table is not what it is to be: %+v, %v", diffs, err)
+		t.Errorf("the firewall table is wrong: %+v, %v", diffs, err)
 	}
 }
 
-// fromPodSide fails unless the node itself keeps its address on the pod side.
+// fromPodSide fails unless the node's own connections keep the node's address on the pod side.
 func (w *world) fromPodSide(to netip.AddrPort, own netip.Addr) {
 	w.t.Helper()
 	var c net.Conn
@@ -201,8 +200,8 @@ func (w *world) fromPodSide(to netip.AddrPort, own netip.Addr) {
 	w.sees("the node by its address on the pod side", c, own)
 }
 
-// TestKernelMasqueradeLeavesPodsAlone sends out of a device of the instance's group, as
-// the stack does with what one pod sends another and no program can deliver.
+// TestKernelMasqueradeLeavesPodsAlone sends through a device of the instance's group, as the host stack does with a
+// packet between pods that no program can deliver.
 func TestKernelMasqueradeLeavesPodsAlone(t *testing.T) {
 	w := newWorld(t)
 	w.masquerade.Enabled = true
@@ -247,8 +246,7 @@ func TestKernelMasqueradeLeavesPodsAlone(t *testing.T) {
 
 func portOf(c net.Conn) uint16 { return netip.MustParseAddrPort(c.LocalAddr().String()).Port() }
 
-// TestKernelMasqueradeLeavesOldConnectionsAlone switches a masquerade on while
-// connections of both directions are open.
+// TestKernelMasqueradeLeavesOldConnectionsAlone enables masquerading while connections of both directions are open.
 func TestKernelMasqueradeLeavesOldConnectionsAlone(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
@@ -263,13 +261,13 @@ func TestKernelMasqueradeLeavesOldConnectionsAlone(t *testing.T) {
 	w.sees("a new one", w.dial(a.ns, "tcp", there), netip.MustParseAddr("192.0.2.1"))
 	for range 3 {
 		if got := w.sees("of the pod", leaving, a.spec.Addrs[0]); got != before {
-			t.Errorf("seen as %v, before as %v", got, before)
+			t.Errorf("seen as %v, want %v as before", got, before)
 		}
 		w.sees("from outside", coming, netip.MustParseAddr("192.0.2.2"))
 	}
 }
 
-// others is a source of nodes in this process.
+// others is a source of other nodes in this process.
 type others struct {
 	*watch.Hub[cluster.Key, cluster.Item]
 }
@@ -291,9 +289,9 @@ func (o others) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[c
 	}
 }
 
-// TestKernelMasqueradeFollowsTheClustersRanges has ranges of another node come and go:
-// pods there see the address of the pod, also after a restart before anybody
-// says so again. A connection keeps what it began with.
+// TestKernelMasqueradeFollowsTheClustersRanges adds and removes ranges of another node. Pods there see the pod's
+// address, also after a restart before the source has sent its listing. An existing connection keeps its source
+// address.
 func TestKernelMasqueradeFollowsTheClustersRanges(t *testing.T) {
 	w := newWorld(t)
 	source := others{watch.NewHub[cluster.Key](watch.Options[cluster.Item]{Loading: true})}
@@ -304,7 +302,7 @@ func TestKernelMasqueradeFollowsTheClustersRanges(t *testing.T) {
 	w.beyond(out, remote)
 	there := out.mirror(remote)
 	early := w.dial(a.ns, "tcp", there)
-	w.sees("an address that nobody knows", early, node)
+	w.sees("an address of no known range", early, node)
 
 	key := cluster.Key{Node: "other"}
 	say := func(ranges ...netip.Prefix) {
@@ -329,20 +327,20 @@ func TestKernelMasqueradeFollowsTheClustersRanges(t *testing.T) {
 		})
 	}
 	say(netip.MustParsePrefix("198.18.5.0/24"))
-	becomes("a range of another node", own)
-	w.sees("a connection that began before", early, node)
+	becomes("after another node's range was added", own)
+	w.sees("a connection from before", early, node)
 	late := w.dial(a.ns, "tcp", there)
-	w.sees("a connection that begins after", late, own)
+	w.sees("a new connection", late, own)
 
 	w.stop()
-	w.cluster = others{watch.NewHub[cluster.Key](watch.Options[cluster.Item]{Loading: true})} // which says nothing
+	w.cluster = others{watch.NewHub[cluster.Key](watch.Options[cluster.Item]{Loading: true})} // sends nothing
 	w.start(true)
 	w.sees("after a restart", w.dial(a.ns, "tcp", there), own)
 	w.sees("an older connection after a restart", late, own)
 	w.sees("the oldest connection after a restart", early, node)
 
 	source = w.cluster.(others)
-	source.Loaded() // no node
-	becomes("the node is gone", node)
-	w.sees("a connection to a pod of it", late, own)
+	source.Loaded() // with no node
+	becomes("after the node was removed", node)
+	w.sees("a connection to a pod of the removed node", late, own)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// probeMounts says which mount is missing without which no container could be
-// connected, though the process would run.
+// probeMounts returns an error that names a missing mount without which the process would run but could not connect any
+// container.
 func (c *Config) probeMounts() error {
 	if c.ValidateOnly {
 		return nil
@@ -34,7 +34,7 @@ func (c *Config) probeMounts() error {
 		if !m.Receives() {
 			return fmt.Errorf("netnsDirs: namespaces that are mounted later below %s are not seen here, "+
 				"because the mount at %s is private; mount the machine's %[1]s with mountPropagation HostToContainer, "+
-				"and have it shared on the machine (mount --make-rshared /)", dir, m.Point)
+				"and make it shared on the machine (mount --make-rshared /)", dir, m.Point)
 		}
 	}
 	return nil

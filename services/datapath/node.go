@@ -37,37 +37,37 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
-// around is what the datapath's parts work with.
+// around is what the parts of the datapath depend on.
 type around struct {
 	instance string
 	bootID   string
-	home     *netns.Namespace // the node's network namespace; nil for that of the caller
+	home     *netns.Namespace // the node's network namespace; nil: the caller's
 	log      *slog.Logger
 
 	leases     endpoint.Leases
 	ranges     podrange.Source
-	cluster    cluster.Source   // nil: other nodes are not known
-	publisher  nodes.Publisher  // nil: nothing says when others know an endpoint
+	cluster    cluster.Source   // nil: other nodes are unknown
+	publisher  nodes.Publisher  // nil: publication of endpoints to other nodes is not awaited
 	registry   cluster.Registry // nil: the node is not registered
-	numbers    string           // file of the numbers of nodes; "": none
-	hearing    belief.Service   // nil: nothing says when the node heard from the store
-	beliefs    string           // file of what is believed of other nodes; "": none
+	numbers    string           // file of the node IDs; "": none
+	hearing    belief.Service   // nil: the age of the store's data is unknown
+	beliefs    string           // file of the trust in mappings of other nodes; "": none
 	identities endpoint.Identities
 	records    endpoint.Records
 
 	policies      policystream.Service   // nil in policy mode none
 	names         learned.Service        // nil in policy mode none
-	enforced      policystream.Memory    // nil: nothing keeps it
+	enforced      policystream.Memory    // nil: the enforced state is not kept
 	audits        auditmode.Store        // nil in policy mode none, and with validateOnly
 	frontends     frontendstream.Service // nil: services are not translated
-	frontendState frontendstream.Memory  // nil: nothing keeps it
+	frontendState frontendstream.Memory  // nil: the state is not kept
 
-	phase    func(name string, f func() error) error // runs and reports a long step of a start; nil: it is called
-	patience time.Duration                           // how long a creation waits for its tables; 0 is 10 s
+	phase    func(name string, f func() error) error // runs and reports a step of the start; nil: just calls it
+	patience time.Duration                           // how long a creation waits for its tables; 0: 10 s
 }
 
-// datapath is the parts of the process without its server, in the order in which they are
-// opened: each is given those before it.
+// datapath holds the parts of the process without its server, in the order in which they are opened: each part uses the
+// parts before it.
 type datapath struct {
 	Home        *netns.Namespace
 	Kernel      *kernel.Kernel
@@ -78,24 +78,23 @@ type datapath struct {
 	Services    *services.Services // nil: services are not translated
 	Observation *observation.Observation
 	Endpoints   *endpoints.Endpoints
-	Collector   *conntrack.Collector // of connections; nil with validateOnly
+	Collector   *conntrack.Collector // nil with validateOnly
 
-	subjects []subject // all of them, in the order in which their work begins
+	subjects []subject // in the order in which their work begins
 	closers  []func() error
 }
 
-// subject is what the process has to do with each of its parts.
+// subject is one part of the process.
 type subject interface {
-	// Tasks are the background work.
+	// Tasks returns the background work.
 	Tasks() []work.Task
-	// Awaits are what must have happened before the process is ready.
+	// Awaits returns the events that must happen before the process is ready.
 	Awaits() []work.Await
-	// Warnings name what an operator has to look at, one line each.
+	// Warnings lists problems that an operator has to look at, one line each.
 	Warnings() []string
 }
 
-// open adopts or makes maps and programs and opens everything else. It changes
-// no endpoint.
+// open adopts or creates maps and programs and opens everything else. It does not change any endpoint.
 func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	d := &datapath{Home: a.home}
 	defer func() {
@@ -169,7 +168,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	return d, nil
 }
 
-// connections are the part of the kernel that needs background work.
+// connections is the background work of connection tracking.
 type connections struct {
 	collector *conntrack.Collector
 	kernel    *kernel.Kernel
@@ -182,7 +181,7 @@ func (c connections) Tasks() []work.Task {
 func (connections) Awaits() []work.Await { return nil }
 func (connections) Warnings() []string   { return nil }
 
-// Close lets go of everything and leaves the kernel as it is.
+// Close releases all resources of the process and leaves the kernel state unchanged.
 func (d *datapath) Close() error {
 	var errs []error
 	for i := len(d.closers) - 1; i >= 0; i-- {
@@ -202,7 +201,7 @@ func (d *datapath) openRanges(cfg Config) (*podrange.Set, error) {
 	return podrange.Of(ranges, len(cfg.PodCIDRs) == 0), nil
 }
 
-// setsSysctls says whether the datapath sets the sysctls of the whole node.
+// setsSysctls reports whether the datapath sets the sysctls of the whole node.
 func (d *datapath) setsSysctls(cfg Config) (set bool, err error) {
 	if cfg.NodeSysctls != "auto" {
 		return cfg.NodeSysctls == "set", nil
@@ -214,11 +213,11 @@ func (d *datapath) setsSysctls(cfg Config) (set bool, err error) {
 func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, error) {
 	k := d.Kernel
 	maps := nodes.Maps{Addresses: k.Addresses, IPCache: k.IPCache, Endpoints: k.Endpoints, Nodes: k.Nodes, Programs: k.Programs.On}
-	if !cfg.ValidateOnly { // else its maps are its own, and have no pins
+	if !cfg.ValidateOnly { // with validateOnly, maps are private to this process and have no pins
 		var err error
 		maps.Pins = k.Pins
 		if maps.Numbers, err = k.NodeNumbers(); err != nil {
-			return nil, fmt.Errorf("find the numbers of nodes: %w", err)
+			return nil, fmt.Errorf("read the node IDs: %w", err)
 		}
 		if maps.Overlay, err = k.OverlayAddrs(); err != nil {
 			return nil, fmt.Errorf("find the overlay addresses of an earlier process: %w", err)
@@ -241,8 +240,7 @@ func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, er
 	return nodes.Open(o)
 }
 
-// openPolicy takes over the tables that are in the kernel, or removes them if
-// nothing shall evaluate packets; then it returns nil.
+// openPolicy adopts the policy tables in the kernel. In policy mode none it removes them and returns nil.
 func (d *datapath) openPolicy(cfg Config, a around, index *lifecycle.Index, changed *endpoint.SlotEvents) (*policy.Policy, error) {
 	if cfg.Policy.Mode == policyNone {
 		if cfg.ValidateOnly {
@@ -255,7 +253,7 @@ func (d *datapath) openPolicy(cfg Config, a around, index *lifecycle.Index, chan
 		Audits: a.audits, Records: a.records, Endpoints: index.List, Changed: changed.Add,
 		Wait: cfg.Policy.Mode == policyRequired, Timeout: a.patience, Audit: cfg.Policy.Audit, Linger: cfg.Policy.Linger, Log: a.log,
 	}
-	if !cfg.ValidateOnly { // else its ipcache is its own, and nobody is told anything
+	if !cfg.ValidateOnly { // with validateOnly, the ipcache is private to this process, and no service is called
 		o.Addresses, o.Names = d.Kernel.IPCache, a.names
 	}
 	return policy.Open(o)
@@ -287,7 +285,7 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 		FollowConntrack: d.Services != nil, Ranges: d.Ranges, AuditInterval: cfg.Audit.Interval, Repair: cfg.Audit.Repair, Log: a.log,
 		Overlay: cluster.Mode(cfg.Routing.Mode) == cluster.Overlay, Phase: a.phase,
 	}
-	if !cfg.ValidateOnly { // else its maps are its own
+	if !cfg.ValidateOnly { // with validateOnly, maps are private to this process
 		o.Lifecycle.Tables = maps.AuditTables
 		if d.Ranges.Changes() && a.ranges != nil {
 			o.Source, o.Entries = a.ranges, d.Kernel.IPCache
@@ -306,13 +304,13 @@ func (d *datapath) openCollector(cfg Config, a around) (*conntrack.Collector, er
 	return d.Kernel.Connections.NewCollector(o)
 }
 
-// restore brings records and maps together, so that calls can be served.
+// restore reconciles records and maps, so that calls can be served.
 func (d *datapath) restore(ctx context.Context) error {
 	d.Node.Restore()
 	return d.Endpoints.Restore(ctx)
 }
 
-// tasks are the background work of all subjects.
+// tasks returns the background work of all parts.
 func (d *datapath) tasks() (all []work.Task) {
 	for _, s := range d.subjects {
 		all = append(all, s.Tasks()...)
@@ -320,9 +318,8 @@ func (d *datapath) tasks() (all []work.Task) {
 	return all
 }
 
-// uninstallNode removes what an instance made in the caller's network namespace: the
-// devices of its endpoints, then what the node has for all of them. What is not
-// there is no error.
+// uninstallNode removes everything that an instance created in the caller's network namespace: first the devices of its
+// endpoints, then the node-wide devices, routes and rules. Missing objects are not an error.
 func uninstallNode(instance string, cidrs []netip.Prefix) error {
 	home, err := netns.Current()
 	if err != nil {
@@ -340,6 +337,6 @@ func uninstallNode(instance string, cidrs []netip.Prefix) error {
 	}
 	defer others.Close()
 	err = errors.Join(others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
-	// The firewall last: until then it drops what a device without programs sends.
+	// The firewall is removed last: until then it drops packets from devices without programs.
 	return errors.Join(err, firewall.New(home, instance, nil, firewall.Marks{}).Remove())
 }

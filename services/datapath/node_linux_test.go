@@ -42,7 +42,7 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 		if err := talk(a.ns, b.echo(addr), patience); err != nil {
 			t.Fatalf("tcp a to %v: %v", addr, err)
 		}
-		// three of the handshake, data and acknowledgement both ways
+		// three packets of the handshake, data and an acknowledgement in each direction
 		if n := w.counted(event.ForwardedToPod) - before; n < 6 {
 			t.Errorf("tcp a to %v: the programs moved %d packets, want at least 6", addr, n)
 		}
@@ -98,17 +98,17 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 		t.Error("a connection of a deleted endpoint still exchanges data")
 	}
 	if w.counted(event.NoRoute)+w.counted(event.NoEndpoint) == dropped {
-		t.Error("no drop was counted")
+		t.Error("no drop counted")
 	}
 	servicetest.EventuallyNil(t, "release", func() error {
 		w.leases.mu.Lock()
 		defer w.leases.mu.Unlock()
 		if _, held := w.leases.held[b.owner]; held || w.node.Endpoints.Core.Counts().PendingReleases > 0 {
-			return errors.New("the addresses are still held")
+			return errors.New("the addresses are still allocated")
 		}
 		return nil
 	})
-	// the namespace outlives the endpoint: the device must go all the same
+	// the namespace outlives the endpoint, but the device must be removed
 	servicetest.EventuallyNil(t, "reap", func() error {
 		devices, err := w.node.Devices.Devices()
 		if err != nil {
@@ -121,7 +121,7 @@ func TestKernelDeletionCutsAtOnceAndReleasesLater(t *testing.T) {
 	})
 }
 
-// raw sends one UDP datagram from the pod's device with any source address.
+// sendFrom sends one UDP datagram from the pod's device with any source address.
 func (p *pod) sendFrom(source netip.Addr, to netip.AddrPort) {
 	p.t.Helper()
 	packet := make([]byte, 32)
@@ -173,8 +173,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 	}
 }
 
-// cutOff says that nothing of the pod gets anywhere: not to another pod, not
-// to the node, not beyond it.
+// cutOff fails unless the pod reaches none of the targets: no other pod, not the node, nothing beyond it.
 func cutOff(t *testing.T, w *world, a *pod, targets map[string]netip.AddrPort) {
 	t.Helper()
 	for name, addr := range targets {
@@ -194,7 +193,7 @@ func (w *world) deleteClsact(p *pod) {
 	}
 }
 
-// outside joins the node to another namespace that pods reach by routing.
+// outside connects the node to another namespace that pods reach through routing.
 func (w *world) outside() *pod {
 	w.t.Helper()
 	ns := netnstest.New(w.t)
@@ -249,7 +248,7 @@ func (w *world) outside() *pod {
 // TestKernelWithoutItsProgramsAPodReachesNothing proves INV-33.
 func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	w := newWorld(t)
-	w.start(false) // nobody repairs
+	w.start(false) // no repairs
 	a, b := w.pod("a"), w.pod("b")
 	out := w.outside()
 	host := &pod{t: t, ns: w.home}
@@ -273,11 +272,11 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 	w.deleteClsact(a)
 	cutOff(t, w, a, targets)
 
-	// the rule and the firewall are two walls: each must hold beyond the node
+	// the rule and the firewall are two barriers: each must block traffic beyond the node on its own
 	if err := w.node.Node.Guard.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	delete(targets, "its host (IPv4)") // the rule local comes first: only the firewall stops these
+	delete(targets, "its host (IPv4)") // the rule of table local comes first: only the firewall blocks this traffic
 	delete(targets, "its host (IPv6)")
 	delete(targets, "uplink addr of the host")
 	cutOff(t, w, a, targets)
@@ -287,7 +286,7 @@ func TestKernelWithoutItsProgramsAPodReachesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Contains(subjects(diffs), endpoint.SubjectFilter) {
-		t.Errorf("check does not tell that the programs are gone: %+v", diffs)
+		t.Errorf("check does not report the missing programs: %+v", diffs)
 	}
 	if err := w.node.Endpoints.Auditor.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
@@ -343,7 +342,7 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 			if diffs, err := w.node.Node.Guard.Check(); err != nil || len(diffs) > 0 {
 				return err
 			}
-			// seen too late, unless it was repaired already
+			// noticed too late, unless it is already repaired
 			return w.home.Do(func() error { return isAwake(w.node.Node.Guard.Name()) })
 		},
 		"the rules": func() error {
@@ -376,11 +375,11 @@ func TestKernelRemovedWallsAreRebuilt(t *testing.T) {
 	}
 }
 
-// TestKernelAlteredRulesAreSeen puts rules in the places of those that stop what no program has marked which differ in
-// one thing: the check misses the right ones, and the repair adds them.
+// TestKernelAlteredRulesAreSeen replaces a rule that blocks unmarked packets by a rule that differs in one property.
+// The check must report the original rule as missing, and the repair must add it.
 func TestKernelAlteredRulesAreSeen(t *testing.T) {
 	w := newWorld(t)
-	w.start(false) // nobody repairs
+	w.start(false) // no repairs
 	missing := func() (rules int) {
 		t.Helper()
 		diffs, err := w.node.Node.Host.Check()
@@ -418,13 +417,13 @@ func TestKernelAlteredRulesAreSeen(t *testing.T) {
 				t.Fatalf("ip %q: %v", args, err)
 			}
 		}
-		// A range that goes leaves what the others of its family need: all jump to one rule.
+		// Removing a range keeps the rules that other ranges of its family need: all jump to one rule.
 		gone := netip.MustParsePrefix(elsewhere)
 		if err := w.node.Devices.RemoveRange(gone); err != nil {
 			t.Errorf("remove %v: %v", gone, err)
 		}
 		if n := missing(); n != 0 {
-			t.Errorf("%d rules are missing when %v has gone", n, gone)
+			t.Errorf("%d rules are missing after %v was removed", n, gone)
 		}
 		from, node := p.String(), w.node.Ranges.NodeAddrs()[i].String()
 		for _, rule := range []struct {
@@ -465,8 +464,8 @@ func TestKernelAlteredRulesAreSeen(t *testing.T) {
 	}
 }
 
-// putToSleep makes a table dormant: its chains leave their hooks. The library
-// cannot say that.
+// putToSleep makes a table dormant: its chains are detached from their hooks. The nftables library has no function for
+// this.
 func putToSleep(table string) error {
 	const begin, end = 0x10, 0x11 // NFNL_MSG_BATCH_BEGIN and _END of linux/netfilter/nfnetlink.h
 	message := func(kind, family, resource uint16, attrs []byte) []byte {
@@ -508,7 +507,7 @@ func isAwake(name string) error {
 		return err
 	}
 	if table.Flags != 0 {
-		return errors.New("it is dormant, and the check says that it is as it should be")
+		return errors.New("the table is dormant, and the check reports no difference")
 	}
 	return nil
 }
@@ -601,7 +600,7 @@ func TestKernelConnectionsLiveThroughRestarts(t *testing.T) {
 		}
 		w.start(true)
 		if n := w.counted(event.ForwardedToPod); n <= moved {
-			t.Errorf("restart %d: the counter went from %d to %d, so other programs carried the traffic", i, moved, n)
+			t.Errorf("restart %d: the counter went from %d to %d, so other programs handled the traffic", i, moved, n)
 		}
 		if now := filter(); now != program {
 			t.Errorf("restart %d: program %d was replaced by %d although nothing changed", i, program, now)
@@ -638,7 +637,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	gone.ns.Close() // the container ends: its namespace goes, and its device
+	gone.ns.Close() // the container ends: its namespace and its device are destroyed
 	servicetest.EventuallyNil(t, "the device goes with its namespace", func() error {
 		return w.home.Do(func() error {
 			if _, err := netlink.LinkByName(gone.ep.Device.HostName); err == nil {
@@ -656,7 +655,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	}
 	for _, o := range []workload.Owner{gone.owner, deleted.owner} {
 		if _, err := w.node.Endpoints.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
-			t.Errorf("endpoint of %s: %v, want it gone", o, err)
+			t.Errorf("endpoint of %s: %v, want it deleted", o, err)
 		}
 	}
 	if left, _ := os.ReadDir(spool); len(left) != 0 {
@@ -682,9 +681,8 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 	})
 }
 
-// TestKernelSpoolIsReplayedWhileServing: what the plugin spooled just before
-// the socket was there is done without another restart, whatever a clock said when
-// it was written or when the endpoint was made.
+// TestKernelSpoolIsReplayedWhileServing spools a deletion just before the socket exists. The service must replay it
+// without another restart, independent of the clock times of the spool entry and of the endpoint's creation.
 func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	w := newWorld(t)
 	spool := filepath.Join(w.dir, "spool")
@@ -704,7 +702,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	})
 	for _, o := range []workload.Owner{early.owner, deleted.owner} {
 		if _, err := w.node.Endpoints.Core.Get(o); !errors.Is(err, endpoint.ErrNotFound) {
-			t.Errorf("endpoint of %s: %v, want it gone", o, err)
+			t.Errorf("endpoint of %s: %v, want it deleted", o, err)
 		}
 	}
 	if _, err := w.node.Endpoints.Core.Get(kept.owner); err != nil {
@@ -716,7 +714,7 @@ func TestKernelSpoolIsReplayedWhileServing(t *testing.T) {
 	}
 }
 
-// stubborn are records in which one owner's endpoint cannot be buried.
+// stubborn is a record store that cannot mark one owner's endpoint as deleted.
 type stubborn struct {
 	*record.Store
 	owner workload.Owner
@@ -729,7 +727,8 @@ func (s stubborn) Save(r endpoint.Record) error {
 	return s.Store.Save(r)
 }
 
-// TestKernelOneStubbornDeletionKeepsNoOtherWaiting: it stays in the spool.
+// TestKernelOneStubbornDeletionKeepsNoOtherWaiting replays several deletions of which one fails. The failed deletion
+// stays in the spool, the others are done.
 func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	w := newWorld(t)
 	bad := workload.Owner{ContainerID: "bad", Interface: "eth0"}
@@ -741,7 +740,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 		writeSpool(t, spool, p.owner, time.Now())
 	}
 	if err := record.OpenSpool(spool, log.Discard()).Replay(t.Context(), w.node.Endpoints.Core); err == nil {
-		t.Error("the replay says nothing of the deletion that failed")
+		t.Error("the replay returns no error for the failed deletion")
 	}
 	left, err := os.ReadDir(spool)
 	if err != nil || len(left) != 1 || left[0].Name() != bad.Key() {
@@ -749,7 +748,7 @@ func TestKernelOneStubbornDeletionKeepsNoOtherWaiting(t *testing.T) {
 	}
 	for _, p := range pods {
 		if _, err := w.node.Endpoints.Core.Get(p.owner); p.owner != bad && !errors.Is(err, endpoint.ErrNotFound) {
-			t.Errorf("endpoint of %s: %v, want it gone", p.owner, err)
+			t.Errorf("endpoint of %s: %v, want it deleted", p.owner, err)
 		}
 	}
 }
@@ -801,7 +800,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]error{
-		pathOf(w.home):            endpoint.ErrNamespace, // the node's own
+		pathOf(w.home):            endpoint.ErrNamespace, // the node's own namespace
 		file:                      endpoint.ErrNamespace,
 		fifo:                      endpoint.ErrNamespace,
 		"/proc/self/ns/mnt":       endpoint.ErrNamespace,
@@ -817,7 +816,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 	}
 
 	p := w.pod("first")
-	s := w.spec("second", p.ns) // another owner, the same name in the same namespace
+	s := w.spec("second", p.ns) // another owner, the same interface name in the same namespace
 	if _, err := w.node.Endpoints.Core.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrNameTaken) {
 		t.Errorf("a taken interface name: %v", err)
 	}
@@ -825,7 +824,7 @@ func TestKernelBadNamespacesAndNamesAreRefused(t *testing.T) {
 		t.Errorf("devices after the refusal: %v, %v", devices, err)
 	}
 	if err := talk(w.home, p.echo(p.spec.Addrs[0]), patience); err != nil {
-		t.Errorf("the first pod suffers: %v", err)
+		t.Errorf("the first pod is affected: %v", err)
 	}
 }
 
@@ -835,14 +834,14 @@ func TestKernelSameOwnerAgainInTheSameNamespace(t *testing.T) {
 	p := w.pod("a")
 	again, err := w.node.Endpoints.Core.Create(t.Context(), p.spec, false)
 	if err != nil || again.Slot != p.ep.Slot || again.Device.HostIndex != p.ep.Device.HostIndex {
-		t.Fatalf("the same again: %+v, %v", again, err)
+		t.Fatalf("the same request again: %+v, %v", again, err)
 	}
 	other := p.spec
 	other.MTU = 1400
 	if _, err := w.node.Endpoints.Core.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) {
 		t.Errorf("other content: %v, want ErrExists", err)
 	}
-	// a runtime that tries again at once meets the device that waits for the reaper
+	// a runtime that immediately retries finds the device that the reaper has not yet removed
 	if _, err := w.node.Endpoints.Core.Delete(t.Context(), p.owner); err != nil {
 		t.Fatal(err)
 	}

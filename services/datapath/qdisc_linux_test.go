@@ -14,9 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 )
 
-// TestKernelForeignQdiscIsReported shows that CHECK, the audit and status name a qdisc of
-// others at the root of a host end, which is what the CNI plugin bandwidth makes, and that
-// nothing removes it.
+// TestKernelForeignQdiscIsReported adds a foreign root qdisc to a host end, as the CNI plugin bandwidth does. CHECK,
+// the audit and the status must report it, and nothing may remove it.
 func TestKernelForeignQdiscIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)

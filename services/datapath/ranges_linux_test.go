@@ -51,14 +51,14 @@ func (a announced) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Even
 	}
 }
 
-// only announces these ranges, and that there is no other.
+// only announces exactly these ranges.
 func (a announced) only(ranges ...netip.Prefix) {
 	for _, p := range a.Keys() {
 		if !slices.Contains(ranges, p) {
 			a.Delete(p)
 		}
 	}
-	primary := map[bool]bool{} // a range of the family is
+	primary := map[bool]bool{} // families that have a primary range
 	for _, p := range ranges {
 		is4 := p.Addr().Is4()
 		a.Upsert(p, podrange.Range{Node: podrange.NodeAddr(p), Primary: !primary[is4]})
@@ -67,7 +67,7 @@ func (a announced) only(ranges ...netip.Prefix) {
 	a.Loaded()
 }
 
-// traces are what the node has of a range, in the kernel's words.
+// traces lists the kernel objects of a range on the node.
 func (w *world) traces(p netip.Prefix) []string {
 	w.t.Helper()
 	family, node := "-4", podrange.NodeAddr(p).String()
@@ -110,7 +110,7 @@ func (w *world) traces(p netip.Prefix) []string {
 	return found
 }
 
-// allTraces are two rules, the route, the address and two entries.
+// allTraces is the number of objects of a range: two rules, the route, the address and two map entries.
 const allTraces = 6
 
 func (w *world) wantRange(p netip.Prefix, there bool) {
@@ -122,13 +122,13 @@ func (w *world) wantRange(p netip.Prefix, there bool) {
 		}
 		diffs, err := w.node.Node.Host.Check()
 		if len(diffs) > 0 {
-			return fmt.Errorf("the node differs: %v", diffs)
+			return fmt.Errorf("the node has differences: %v", diffs)
 		}
 		return err
 	})
 }
 
-// podIn makes a pod with the address of this number in each range.
+// podIn creates a pod whose address in each range has this last byte.
 func (w *world) podIn(name string, last byte, ranges ...netip.Prefix) *pod {
 	w.t.Helper()
 	ns := netnstest.New(w.t)
@@ -151,9 +151,9 @@ func (w *world) podIn(name string, last byte, ranges ...netip.Prefix) *pod {
 	return p
 }
 
-// TestKernelRangesComeAndGoWhilePodsTalk proves INV-19: a node begins without a
-// range; ranges come, two of one family among them, and go, and a connection
-// between pods in different ones never notices, over a restart without the source.
+// TestKernelRangesComeAndGoWhilePodsTalk proves INV-19: a node starts without a range. Ranges are added, two of one
+// family among them, and removed. A connection between pods in different ranges is never interrupted, not even by a
+// restart without the source.
 func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()
 	w.ranges = source
@@ -201,20 +201,20 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	}
 	talking("before anything goes")
 
-	// One goes while a pod lives in it. The kernel keeps it over a restart, with
-	// and without a source that answers.
+	// A range is removed while a pod has an address in it. The kernel keeps the range across restarts, whether the source
+	// answers or not.
 	source.only(cidr6, second)
 	silent := newAnnounced()
 	for _, s := range []announced{source, silent, source} {
 		w.wantRange(cidr4, true)
-		talking("in a range that goes")
+		talking("in a removed range")
 		w.stop()
 		w.ranges = s
 		w.start(true)
 		select {
 		case <-w.node.Endpoints.Keeper.Known():
 		default:
-			t.Error("after a restart no range is known")
+			t.Error("after a restart, no range is known")
 		}
 		w.wantRange(second, true)
 	}
@@ -225,9 +225,9 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	w.wantRange(cidr4, false)
 	w.wantRange(second, true)
 	if err := talk(w.home, b.echo(b.spec.Addrs[0]), patience); err != nil {
-		t.Errorf("host to a pod of the range that stays: %v", err)
+		t.Errorf("host to a pod of the remaining range: %v", err)
 	}
-	// It comes back.
+	// The range is added again.
 	source.only(cidr4, cidr6, second)
 	w.wantRange(cidr4, true)
 	d := w.podIn("d", 12, cidr4)
@@ -236,9 +236,9 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	}
 }
 
-// TestKernelSourcesIntoTheTunnelStayOverAStart: while sluice-ipam is away, what comes from
-// outside for a backend elsewhere keeps the source that an earlier process has found. No step
-// of a start finds a difference, or writes another one for a moment.
+// TestKernelSourcesIntoTheTunnelStayOverAStart restarts the datapath while sluice-ipam is away. External traffic to a
+// backend on another node keeps the source address that the previous process wrote. No step of the start reports a
+// difference or writes another address, not even briefly.
 func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()
 	w.ranges, w.frontends, w.routing = source, silentBalancer{}, RoutingConfig{Mode: "overlay", TunnelPort: 4789}
@@ -259,12 +259,12 @@ func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 	same := func(when string) {
 		t.Helper()
 		if l, err := r.node.Kernel.Nodes.Local(); err != nil || l != before {
-			t.Errorf("%s this node is %+v, %v; it was %+v", when, l, err, before)
+			t.Errorf("%s this node is %+v, %v; want %+v", when, l, err, before)
 		}
 	}
 	same("after the programs were taken over")
 	if diffs, err := r.node.Node.Fabric.Check(); err != nil || len(diffs) > 0 {
-		t.Errorf("the first look of a start finds %v, %v", diffs, err)
+		t.Errorf("the first comparison of a start: %v, %v", diffs, err)
 	}
 	if err := r.node.restore(t.Context()); err != nil {
 		t.Error(err)
@@ -289,15 +289,15 @@ func TestKernelSourcesIntoTheTunnelStayOverAStart(t *testing.T) {
 	same("when sluice-ipam is back")
 }
 
-// TestKernelARangeThatHoldsTheNodesUplinkIsRefused: rules and routes of such a range
-// would cut the node off.
+// TestKernelARangeThatHoldsTheNodesUplinkIsRefused announces ranges that contain the uplink's address. Rules and routes
+// of such a range would disconnect the node.
 func TestKernelARangeThatHoldsTheNodesUplinkIsRefused(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()
 	w.ranges = source
 	w.start(true)
 	out := w.outside()
-	uplink := netip.MustParsePrefix("192.0.2.0/24")  // of which the uplink's address is the second one
-	holding := netip.MustParsePrefix("192.0.0.0/22") // of which it is not
+	uplink := netip.MustParsePrefix("192.0.2.0/24")  // the uplink's address is its second address
+	holding := netip.MustParsePrefix("192.0.0.0/22") // the uplink's address is another one in the range
 	for _, p := range []netip.Prefix{uplink, holding} {
 		source.only(cidr4, p)
 		w.wantRange(cidr4, true)
@@ -309,15 +309,15 @@ func TestKernelARangeThatHoldsTheNodesUplinkIsRefused(t *testing.T) {
 			return nil
 		})
 	}
-	if found := w.traces(uplink); len(found) != 1 { // its address, which outside made
-		t.Errorf("the node has %q of the refused range", found)
+	if found := w.traces(uplink); len(found) != 1 { // the uplink's address, which outside created
+		t.Errorf("the node has %q for the rejected range", found)
 	}
 	if err := talk(w.home, out.echo(netip.MustParseAddr("192.0.2.2")), patience); err != nil {
-		t.Errorf("the node is cut off: %v", err)
+		t.Errorf("the node is disconnected: %v", err)
 	}
 }
 
-// must is the range of an address that has one.
+// must returns p, and panics if there is none.
 func must(p netip.Prefix, ok bool) netip.Prefix {
 	if !ok {
 		panic("no range")
@@ -325,8 +325,7 @@ func must(p netip.Prefix, ok bool) netip.Prefix {
 	return p
 }
 
-// TestKernelUninstallKnowsTheRangesByItsPins proves that what was learned is
-// removed without a configuration that says it.
+// TestKernelUninstallKnowsTheRangesByItsPins uninstalls learned ranges that are in no configuration.
 func TestKernelUninstallKnowsTheRangesByItsPins(t *testing.T) {
 	w, source := newWorld(t), newAnnounced()
 	w.ranges = source

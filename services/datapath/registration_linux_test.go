@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// registered keeps what was registered last.
+// registered keeps the last registration.
 type registered struct {
 	mu   sync.Mutex
 	last cluster.Underlay
@@ -49,7 +49,7 @@ func (r *registered) want(t *testing.T, what string, addresses, overlay []string
 	})
 }
 
-// ip calls the command in the node's namespace, once for each line.
+// ip runs the command in the node's namespace, once per line.
 func (w *world) ip(lines ...string) {
 	w.t.Helper()
 	for _, line := range lines {
@@ -63,13 +63,13 @@ func (w *world) ip(lines ...string) {
 	}
 }
 
-// TestKernelNodeIsRegisteredAsItChanges registers the addresses of the uplinks, and
-// does so again as addresses, default routes and pod ranges come and go.
+// TestKernelNodeIsRegisteredAsItChanges expects the addresses of the uplinks to be registered, and registered again
+// when addresses, default routes and pod ranges change.
 func TestKernelNodeIsRegisteredAsItChanges(t *testing.T) {
 	w, r, ranges := newWorld(t), &registered{}, newAnnounced()
 	w.registry, w.ranges = r, ranges
 	w.start(true)
-	r.want(t, "a node without anything", nil, nil)
+	r.want(t, "a node without uplinks", nil, nil)
 	for name, addr := range map[string]string{
 		"up0": "192.0.2.10/24", "up1": "198.51.100.10/24",
 		"other": "203.0.113.10/24",
@@ -85,7 +85,7 @@ func TestKernelNodeIsRegisteredAsItChanges(t *testing.T) {
 	ranges.only(high, low, six)
 	r.want(t, "more ranges", []string{"198.51.100.10", "192.0.2.10"}, []string{"10.2.0.1", "fd01::1"})
 	w.ip("route delete default dev up0 metric 200")
-	r.want(t, "a default route less", []string{"198.51.100.10"}, []string{"10.2.0.1", "fd01::1"})
+	r.want(t, "after a default route was removed", []string{"198.51.100.10"}, []string{"10.2.0.1", "fd01::1"})
 	w.ip("address add 198.51.100.11/24 dev up1")
 	r.want(t, "an address more", []string{"198.51.100.10", "198.51.100.11"}, []string{"10.2.0.1", "fd01::1"})
 	w.stop()

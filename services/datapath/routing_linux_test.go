@@ -27,15 +27,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
 )
 
-// routed is a node that exchanges packets with another one.
+// routed is a node that exchanges packets with another node.
 type routed struct {
 	*world
 	name  string
-	addrs []netip.Addr // between the nodes
+	addrs []netip.Addr // on the link between the nodes
 	hub   others
 }
 
-// newPair makes two nodes on one link that know each other.
+// newPair creates two nodes on one link that know each other.
 func newPair(t *testing.T, routing RoutingConfig, families ...string) (a, b *routed) {
 	t.Helper()
 	nodes := make([]*routed, 2)
@@ -92,7 +92,7 @@ func moveTo(t *testing.T, w *world, device string, to *netns.Namespace) {
 	}
 }
 
-// know gives a node a source of others.
+// know gives a node a source of other nodes.
 func (n *routed) know(all bool, hub others) {
 	n.hub, n.cluster = hub, hub
 	if all {
@@ -100,7 +100,7 @@ func (n *routed) know(all bool, hub others) {
 	}
 }
 
-// say has a node hear of another one.
+// say announces another node to n.
 func (n *routed) say(of *routed) {
 	n.hub.Upsert(cluster.Key{Node: of.name}, cluster.Item{Node: &cluster.Node{
 		Incarnation: of.name, Addresses: of.addrs, Ranges: []netip.Prefix{of.pods4, of.pods6},
@@ -108,7 +108,7 @@ func (n *routed) say(of *routed) {
 	}})
 }
 
-// ways awaits those to the only other node, which satisfy ok.
+// ways waits until the next hops to the only other node satisfy ok.
 func (n *routed) ways(what string, ok func(ways [2]nodemap.NextHop) bool) {
 	n.t.Helper()
 	servicetest.EventuallyNil(n.t, what, func() error {
@@ -125,8 +125,7 @@ func (n *routed) ways(what string, ok func(ways [2]nodemap.NextHop) bool) {
 	})
 }
 
-// reaches fails unless a pod reaches another one under its own address by TCP, in
-// both families.
+// reaches fails unless the pod reaches another pod with its own address as the source, by TCP, in both families.
 func (p *pod) reaches(to *pod) {
 	p.t.Helper()
 	for i, a := range to.spec.Addrs {
@@ -146,8 +145,7 @@ func (p *pod) reaches(to *pod) {
 	}
 }
 
-// modes are those in which packets travel, and the families of the network between
-// the nodes.
+// modes are the routing modes and the families of the network between the nodes.
 var modes = map[string]struct {
 	RoutingConfig
 	families []string
@@ -164,8 +162,8 @@ var modes = map[string]struct {
 	"native": {RoutingConfig{Mode: "native"}, []string{"4", "6"}, [2]nodemap.Flags{nodemap.Hop, nodemap.Hop}},
 }
 
-// TestKernelPodsOfTwoNodesReachEachOther in each mode, also while a node restarts
-// and hears of no other one, and after its audit finds nothing.
+// TestKernelPodsOfTwoNodesReachEachOther tests each mode, also while a node restarts without its source of other nodes.
+// The audit must find nothing.
 func TestKernelPodsOfTwoNodesReachEachOther(t *testing.T) {
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +186,7 @@ func TestKernelPodsOfTwoNodesReachEachOther(t *testing.T) {
 
 			a.stop()
 			if _, err := ask(c); err != nil {
-				t.Errorf("without the process: %v", err)
+				t.Errorf("while the process is down: %v", err)
 			}
 			a.know(false, others{watch.NewHub[cluster.Key](watch.Options[cluster.Item]{Loading: true})})
 			a.start(true)
@@ -203,7 +201,7 @@ func TestKernelPodsOfTwoNodesReachEachOther(t *testing.T) {
 	}
 }
 
-// TestKernelHostReachesPodsOfAnotherNode by the routes of its stack.
+// TestKernelHostReachesPodsOfAnotherNode through the routes of the host stack.
 func TestKernelHostReachesPodsOfAnotherNode(t *testing.T) {
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {
@@ -234,7 +232,7 @@ func TestKernelHostReachesPodsOfAnotherNode(t *testing.T) {
 	}
 }
 
-// TestKernelWayFollowsTheUplinksMTU and a route's, down and up.
+// TestKernelWayFollowsTheUplinksMTU lowers and raises the MTU of the uplink and of a route.
 func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {
@@ -251,8 +249,8 @@ func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 			want("a raised uplink's", 1500)
 			a.ip("route add " + b.addrs[0].String() + " dev uplink0 mtu 1350")
 			want("a route's", 1350)
-			// The map of the programs is written before the routes of the stack.
-			servicetest.EventuallyNil(t, "the stack's route follows", func() (err error) {
+			// The map of the programs is written before the routes of the host stack.
+			servicetest.EventuallyNil(t, "the MTU of the host's route", func() (err error) {
 				var out []byte
 				doErr := a.home.Do(func() error {
 					out, err = exec.CommandContext(t.Context(), "ip", "route", "get", b.pods4.Addr().Next().String()).Output()
@@ -269,7 +267,7 @@ func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 	}
 }
 
-// TestKernelTunnelDeviceThatIsDeletedComesBack, and packets travel again.
+// TestKernelTunnelDeviceThatIsDeletedComesBack deletes the tunnel device. It must be created again and carry packets.
 func TestKernelTunnelDeviceThatIsDeletedComesBack(t *testing.T) {
 	a, b := newPair(t, RoutingConfig{Mode: "overlay"}, "4", "6")
 	pa, pb := a.pod("a"), b.pod("b")
@@ -282,7 +280,7 @@ func TestKernelTunnelDeviceThatIsDeletedComesBack(t *testing.T) {
 	}
 }
 
-// TestKernelNodeOfAnotherModeIsNamed and gets no packets.
+// TestKernelNodeOfAnotherModeIsNamed expects a warning about a node with another routing mode, and no packets to it.
 func TestKernelNodeOfAnotherModeIsNamed(t *testing.T) {
 	a, b := newPair(t, RoutingConfig{Mode: "overlay"}, "4", "6")
 	a.ways("a way", func(ways [2]nodemap.NextHop) bool { return ways[0].Flags != 0 })
@@ -295,8 +293,8 @@ func TestKernelNodeOfAnotherModeIsNamed(t *testing.T) {
 	}
 }
 
-// hasPrograms says whether a device has programs where it receives: filters of ours, or,
-// where the kernel has it, anything of tcx.
+// hasPrograms reports whether a device has programs at ingress: filters of Sluice or, where the kernel supports it, any
+// tcx program.
 func (n *routed) hasPrograms(t *testing.T, device string) (has bool) {
 	t.Helper()
 	if err := n.home.Do(func() error {
@@ -320,8 +318,8 @@ func (n *routed) hasPrograms(t *testing.T, device string) (has bool) {
 	return has
 }
 
-// TestKernelAnotherModeLeavesNothingOfTheOneBefore, and an uninstallation nothing at
-// all.
+// TestKernelAnotherModeLeavesNothingOfTheOneBefore changes the routing mode, which must remove everything of the
+// previous mode; uninstalling must remove everything.
 func TestKernelAnotherModeLeavesNothingOfTheOneBefore(t *testing.T) {
 	a, b := newPair(t, RoutingConfig{Mode: "overlay"}, "4", "6")
 	traces := func() (list []string) {

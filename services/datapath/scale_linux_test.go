@@ -17,11 +17,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// sizes are how many endpoints a node of the benchmarks has.
+// sizes are the numbers of endpoints on a node in the benchmarks.
 var sizes = []int{50, 500, 1000}
 
-// BenchmarkRestart measures what a start adopts: maps and programs are open, then
-// everything of the endpoints was compared.
+// BenchmarkRestart measures the start of a node with endpoints: opening maps and programs, then comparing everything of
+// the endpoints.
 func BenchmarkRestart(b *testing.B) {
 	w := newWorld(b)
 	w.pods4 = netip.MustParsePrefix("10.96.0.0/16")
@@ -58,19 +58,18 @@ func BenchmarkRestart(b *testing.B) {
 	}
 }
 
-// fill makes endpoints until the node has n.
+// fill creates endpoints until the node has n.
 func (w *world) fill(n int) {
 	for have := len(w.node.Endpoints.Core.List()); have < n; have++ {
 		w.pod(fmt.Sprintf("resident-%d", have))
 	}
 }
 
-// batch is how many containers BenchmarkLife makes before it deletes them.
+// batch is how many containers BenchmarkLife creates before it deletes them.
 const batch = 20
 
-// BenchmarkLife measures a creation and a deletion on a node that has endpoints
-// already, and the processor time of each with that of the events which the kernel
-// sends about it. Other services are fakes that answer at once.
+// BenchmarkLife measures creation and deletion on a node that already has endpoints, including the processor time for
+// handling the kernel's events. Other services are fakes that answer at once.
 func BenchmarkLife(b *testing.B) {
 	w := newWorld(b)
 	w.pods4 = netip.MustParsePrefix("10.96.0.0/16")
@@ -90,7 +89,7 @@ func BenchmarkLife(b *testing.B) {
 					return err
 				})
 				for _, ns := range namespaces {
-					ns.Close() // its device goes with it
+					ns.Close() // destroys the device, too
 				}
 				settle(b)
 			}
@@ -111,7 +110,7 @@ func (w *world) batch(tb testing.TB) (namespaces []*netns.Namespace, specs []end
 	return namespaces, specs
 }
 
-// cost is what operations took.
+// cost is the time that operations took.
 type cost struct {
 	took []time.Duration
 	cpu  time.Duration
@@ -137,7 +136,7 @@ func (c *cost) report(b *testing.B, what string) {
 	b.ReportMetric(milliseconds(c.cpu)/float64(len(c.took)), "ms-cpu-"+what)
 }
 
-// settle waits until the process has nothing to do.
+// settle waits until the process is idle.
 func settle(tb testing.TB) {
 	const look = 20 * time.Millisecond
 	tick := time.NewTicker(look)
@@ -155,7 +154,7 @@ func settle(tb testing.TB) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// processorTime is what the process has used, in the kernel too.
+// processorTime returns the processor time of the process, including kernel time.
 func processorTime(tb testing.TB) time.Duration {
 	tb.Helper()
 	var u unix.Rusage

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// attach makes another endpoint in the namespace of a pod.
+// attach creates another endpoint in the namespace of a pod.
 func (w *world) attach(p *pod, name string) *pod {
 	w.t.Helper()
 	q := &pod{t: w.t, ns: p.ns, spec: w.spec(p.owner.ContainerID, p.ns)}
@@ -47,8 +47,7 @@ func (w *world) del(p *pod) {
 	})
 }
 
-// talkFrom connects from an address, or from any if it is not valid, and returns
-// the one that the other end saw.
+// talkFrom connects from an address, or from any if it is not valid, and returns the source address that the peer saw.
 func talkFrom(ns *netns.Namespace, from netip.Addr, to netip.AddrPort) (used netip.Addr, err error) {
 	err = ns.Do(func() error {
 		d := net.Dialer{Timeout: patience}
@@ -66,8 +65,8 @@ func talkFrom(ns *netns.Namespace, from netip.Addr, to netip.AddrPort) (used net
 	return used, err
 }
 
-// works fails unless the attachment has traffic in both directions and families,
-// with its own addresses, and its interior is as it should be.
+// works fails unless the attachment has traffic in both directions and families with its own addresses, and its
+// configuration inside the container is correct.
 func (p *pod) works(w *world, peer *pod) {
 	p.t.Helper()
 	for i, a := range p.ep.Spec.Addrs {
@@ -83,7 +82,7 @@ func (p *pod) works(w *world, peer *pod) {
 	}
 }
 
-// leadsBy fails unless what is bound to no address leaves by the attachment's.
+// leadsBy fails unless sockets that are bound to no address use the attachment p.
 func leadsBy(t *testing.T, ns *netns.Namespace, p, peer *pod) {
 	t.Helper()
 	for i, want := range p.ep.Spec.Addrs {
@@ -93,8 +92,8 @@ func leadsBy(t *testing.T, ns *netns.Namespace, p, peer *pod) {
 	}
 }
 
-// leadsNowhere fails unless there are no default routes. For IPv6 the kernel then
-// takes an address, and the route for it, from those there are.
+// leadsNowhere fails unless there are no default routes. For IPv6, the kernel then chooses one of the remaining
+// addresses and its route.
 func leadsNowhere(t *testing.T, ns *netns.Namespace, rest, peer *pod) {
 	t.Helper()
 	if used, err := talkFrom(ns, netip.Addr{}, peer.echo(peer.ep.Spec.Addrs[0])); !errors.Is(err, unix.ENETUNREACH) {
@@ -126,7 +125,7 @@ func sourceRulesIn(t *testing.T, ns *netns.Namespace) (n int) {
 	return n
 }
 
-// TestKernelTwoAttachmentsOfOnePod: each has its traffic, whichever goes first.
+// TestKernelTwoAttachmentsOfOnePod tests that each attachment has its own traffic, and deletes them in both orders.
 func TestKernelTwoAttachmentsOfOnePod(t *testing.T) {
 	for _, order := range []string{"first goes first", "second goes first"} {
 		t.Run(order, func(t *testing.T) {
@@ -176,8 +175,7 @@ func TestKernelTwoAttachmentsOfOnePod(t *testing.T) {
 	}
 }
 
-// TestKernelDefaultRouteOfOthersStays: an interface that another plugin made is
-// the first one.
+// TestKernelDefaultRouteOfOthersStays tests a pod whose first interface another plugin created.
 func TestKernelDefaultRouteOfOthersStays(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
@@ -202,13 +200,13 @@ func TestKernelDefaultRouteOfOthersStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := p.ep.Device.SourceRouted, p.ep.Spec.Addrs[:1]; !slices.Equal(got, want) {
-		t.Errorf("source-routed %v, want %v: the other interface leads IPv4 alone", got, want)
+		t.Errorf("source-routed %v, want %v: the other interface has only an IPv4 default route", got, want)
 	}
 	p.works(w, peer)
 }
 
-// TestKernelAuditOfContainersRepairsRoutesAndRules: CHECK and the audit name what
-// is missing inside, and a repair that is asked for puts it back.
+// TestKernelAuditOfContainersRepairsRoutesAndRules removes routes and rules inside a container. CHECK and the audit
+// report them, and an audit with repair restores them.
 func TestKernelAuditOfContainersRepairsRoutesAndRules(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)

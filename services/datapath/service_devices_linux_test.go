@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// addBridge gives the node a device with an address.
+// addBridge adds a device with an address to the node.
 func (w *world) addBridge(name string, a netip.Addr) {
 	w.t.Helper()
 	err := w.home.Do(func() error {
@@ -32,8 +32,8 @@ func (w *world) addBridge(name string, a netip.Addr) {
 	}
 }
 
-// kube-proxy in IPVS mode gives every address of a service to a device of the
-// node. What a pod sends there goes to the service's pods.
+// TestKernelAddressesOfServicesAreNotTheHosts adds service addresses to a device of the node, as kube-proxy in IPVS
+// mode does. Packets from a pod to such an address are not packets to the host.
 func TestKernelAddressesOfServicesAreNotTheHosts(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)

@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// balancer is a sluice-loadbalancer that sends one snapshot to each subscriber and
-// hands on what it hears.
+// balancer is a sluice-loadbalancer that sends one snapshot to each subscriber and forwards the messages that it
+// receives.
 type balancer struct {
 	loadbalancerv1.UnimplementedLoadBalancerServiceServer
 	snapshot *loadbalancerv1.WatchFrontendsResponse
@@ -59,7 +59,7 @@ func (b *balancer) serve(t *testing.T, path string) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := grpc.NewServer(grpc.WaitForHandlers(true)) // none sends to heard after stop
+	srv := grpc.NewServer(grpc.WaitForHandlers(true)) // no handler sends to heard after stop
 	loadbalancerv1.RegisterLoadBalancerServiceServer(srv, b)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = srv.Serve(l) }()
@@ -68,8 +68,8 @@ func (b *balancer) serve(t *testing.T, path string) (stop func()) {
 	return stop
 }
 
-// until waits until the service has heard that a barrier is enforced and its
-// removed backends are not used any more.
+// until waits until the datapath has acknowledged that a barrier is enforced and that removed backends are no longer
+// used.
 func (b *balancer) until(seq uint64) {
 	for m := range b.heard {
 		if m.GetAck().GetEnforced() == seq && m.GetAck().GetEnded() == seq {
@@ -78,7 +78,7 @@ func (b *balancer) until(seq uint64) {
 	}
 }
 
-// frontendsOf is a snapshot of frontends with one backend each, by their addresses.
+// frontendsOf returns a snapshot with one frontend per address, each with one backend.
 func frontendsOf(run string, seq uint64, addrs ...string) *loadbalancerv1.WatchFrontendsResponse {
 	m := &loadbalancerv1.WatchFrontendsResponse{}
 	for _, a := range addrs {
@@ -107,8 +107,8 @@ func frontendsOf(run string, seq uint64, addrs ...string) *loadbalancerv1.WatchF
 	return m
 }
 
-// TestKernelServicesStayWhileEitherSideIsAway: the kernel translates what it did
-// before while sluice-loadbalancer or the datapath is away, by the same numbers.
+// TestKernelServicesStayWhileEitherSideIsAway stops sluice-loadbalancer or the datapath. The kernel keeps translating
+// with the same service IDs.
 func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	w := newWorld(t)
 	socket := filepath.Join(t.TempDir(), "lb.sock")
@@ -142,7 +142,7 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	}
 	var dumped []string
 	err := w.node.Kernel.Dump("sl_fe4", func(key, value string) error { dumped = append(dumped, key); return nil })
-	if err != nil || len(dumped) != 4 { // each frontend, and its address
+	if err != nil || len(dumped) != 4 { // each frontend and its address
 		t.Errorf("sl_fe4 has %q, %v", dumped, err)
 	}
 	servicetest.Eventually(t, "programs of earlier revisions have ended", func() bool {
@@ -158,7 +158,7 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	w.start(false)
 	adopted := list()
 	for i := range adopted {
-		// Until the service says them again.
+		// unknown until the service sends them again
 		adopted[i].Service, adopted[i].Kind = before[i].Service, before[i].Kind
 	}
 	if !reflect.DeepEqual(adopted, before) {
@@ -175,20 +175,20 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	if findings, err := w.node.Kernel.Services.Audit(false); len(findings) > 0 || err != nil {
 		t.Errorf("audit: %q, %v", findings, err)
 	}
-	// The removed one's number is free soon, because no socket names it.
-	servicetest.EventuallyNil(t, "the number of the removed frontend is free", func() error {
+	// The ID of the removed frontend is free soon, because no socket uses it.
+	servicetest.EventuallyNil(t, "the ID of the removed frontend is free", func() error {
 		if err := w.node.Services.FreeNumbers(t.Context()); err != nil {
 			return err
 		}
 		n, err := w.node.Kernel.Services.Counts()
 		if err == nil && (n.Resting != 0 || n.Frontends != 2) {
-			err = fmt.Errorf("in use are %+v, want two frontends and no number that rests", n)
+			err = fmt.Errorf("IDs in use: %+v, want two frontends and no ID in quarantine", n)
 		}
 		return err
 	})
 
-	// what another program removes is put back by the node's audit: the frontend's key and
-	// that of its address
+	// the node's audit restores entries that another program removed: the entry of the frontend and the entry of its
+	// address
 	m := w.node.Kernel.Pins.Map("sl_fe4")
 	removed := map[bpf.MapsSlFeKey4]bpf.MapsSlFe{}
 	var k bpf.MapsSlFeKey4
@@ -206,14 +206,14 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	}
 	for k, was := range removed {
 		if err := m.Lookup(&k, &v); err != nil || v != was || v.Inside != 0 && v.Inside != after[0].Inside.Number {
-			t.Errorf("the removed key %+v leads to %+v, %v", k, v, err)
+			t.Errorf("the removed key %+v has the value %+v, %v", k, v, err)
 		}
 	}
 	if len(removed) != 2 {
 		t.Errorf("removed were %+v", removed)
 	}
 
-	// without services nothing is left of them
+	// in mode off, nothing of the services remains
 	w.stop()
 	w.frontends = nil
 	w.start(false)
@@ -222,8 +222,8 @@ func TestKernelServicesStayWhileEitherSideIsAway(t *testing.T) {
 	}
 }
 
-// TestKernelConnectionsNameNumbersOfServices: a connection its front, a translation its
-// front and its backend, in both families.
+// TestKernelConnectionsNameNumbersOfServices tests which IDs entries refer to: a connection refers to its front, a
+// translation to its front and its backend, in both families.
 func TestKernelConnectionsNameNumbersOfServices(t *testing.T) {
 	w := newWorld(t)
 	w.frontends = silentBalancer{}
@@ -231,7 +231,7 @@ func TestKernelConnectionsNameNumbersOfServices(t *testing.T) {
 	k := w.node.Kernel
 	put := func(name string, key, value any) {
 		t.Helper()
-		// The maps are this test's: no program runs.
+		// The maps belong to this test: no program runs.
 		if err := k.Pins.Map(name).Update(key, value, ebpf.UpdateNoExist); err != nil {
 			t.Fatal(err)
 		}
@@ -245,10 +245,10 @@ func TestKernelConnectionsNameNumbersOfServices(t *testing.T) {
 	want := servicemap.NoNumbers()
 	want.Name(13, false, 21)
 	want.Name(14, true, 22)
-	for _, front := range []uint32{0, 11, 12} { // 0 is none
+	for _, front := range []uint32{0, 11, 12} { // 0: none
 		want.Fronts[front] = struct{}{}
 	}
 	if got, err := w.node.Services.Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("named are %+v, %v, want %+v", got, err, want)
+		t.Errorf("IDs in use: %+v, %v, want %+v", got, err, want)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
-// shareStream keeps what it is sent, by limit.
+// shareStream keeps the messages by limit.
 type shareStream struct {
 	grpc.ServerStream
 	got map[string]*sharesv1.ListSharesResponse
@@ -27,8 +27,8 @@ func (s *shareStream) Send(r *sharesv1.ListSharesResponse) error {
 	return nil
 }
 
-// TestKernelSharesNameTheEndpointThatFillsABound: a pod makes more connections than it may, another one
-// makes one. ListShares says what each of them has and was refused, and nothing of others.
+// TestKernelSharesNameTheEndpointThatFillsABound lets a pod open more connections than its share, and another pod one.
+// ListShares must report the usage and refusals of both, and no other endpoint.
 func TestKernelSharesNameTheEndpointThatFillsABound(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)
@@ -48,7 +48,7 @@ func TestKernelSharesNameTheEndpointThatFillsABound(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = c.Close() }()
-		_, _ = c.Write([]byte("x")) // one beyond the share is dropped
+		_, _ = c.Write([]byte("x")) // the connection beyond the share is dropped
 	}
 	for range few + refused {
 		ask(greedy)
@@ -65,7 +65,7 @@ func TestKernelSharesNameTheEndpointThatFillsABound(t *testing.T) {
 	got := list("")
 	l := got["connections-ipv4"]
 	if n := len(l.GetEndpoints()); n != 2 || !l.GetLimit().GetByEndpoint() || l.GetLimit().GetSize() == 0 {
-		t.Fatalf("%d endpoints have connections, want the two that began some: %v", n, l)
+		t.Fatalf("%d endpoints have connections, want the two that opened some: %v", n, l)
 	}
 	for i, want := range []struct {
 		id            string
@@ -74,12 +74,12 @@ func TestKernelSharesNameTheEndpointThatFillsABound(t *testing.T) {
 		e := l.GetEndpoints()[i]
 		if e.GetOwner().GetContainerId() != want.id || e.GetUsed() != want.used || e.GetRefused() != want.refused ||
 			e.GetKind() != sharesv1.EndpointKind_ENDPOINT_KIND_CONTAINER || e.GetMost() < e.GetUsed() {
-			t.Errorf("place %d: %v, want %d connections and %d refusals of %s", i, e, want.used, want.refused, want.id)
+			t.Errorf("entry %d: %v, want %d connections and %d refusals of %s", i, e, want.used, want.refused, want.id)
 		}
 	}
 	for _, name := range []string{"fragments", "events", "answers", "too-big", "connections-ipv6"} {
 		if x := got[name]; x == nil || name != "events" && len(x.GetEndpoints()) != 0 {
-			t.Errorf("limit %s: %v, want one that nobody uses", name, x)
+			t.Errorf("limit %s: %v, want an unused limit", name, x)
 		}
 	}
 	if x := list(shares.Labelled("acme").Name())["connections-ipv4"]; len(x.GetEndpoints()) != 0 {
@@ -89,6 +89,6 @@ func TestKernelSharesNameTheEndpointThatFillsABound(t *testing.T) {
 		t.Fatal(err)
 	}
 	if used, most := w.node.Collector.Use(conntrack.Outside, 0); used != 0 || most == 0 {
-		t.Errorf("outside has %d connections of at most %d, want none", used, most)
+		t.Errorf("external clients have %d connections of at most %d, want none", used, most)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// silentBalancer is a sluice-loadbalancer that says nothing.
+// silentBalancer is a sluice-loadbalancer that sends nothing.
 type silentBalancer struct{}
 
 func (silentBalancer) Subscribe(ctx context.Context, _ frontendstream.Subscription) (frontendstream.Stream, error) {
@@ -21,7 +21,7 @@ func (silentBalancer) Subscribe(ctx context.Context, _ frontendstream.Subscripti
 	return nil, ctx.Err()
 }
 
-// wantNamespaces compares the map of namespaces with the node and its pods, by slot.
+// wantNamespaces compares the map of namespaces with the node and its pods, by endpoint ID.
 func (w *world) wantNamespaces(when string, pods ...*pod) {
 	w.t.Helper()
 	cookie, err := w.home.Cookie()
@@ -47,8 +47,8 @@ func (w *world) wantNamespaces(when string, pods ...*pod) {
 	}
 }
 
-// TestKernelSocketsAreNamedAfterServicesWereOff: the map of namespaces was left alone
-// meanwhile, and what it says of a slot is of the pod that had it before.
+// TestKernelSocketsAreNamedAfterServicesWereOff enables services again. While they were off, the map of namespaces was
+// not updated, so its entry for an endpoint ID is of the endpoint that had the ID before.
 func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 	w := newWorld(t)
 	w.frontends = silentBalancer{}
@@ -66,10 +66,10 @@ func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stop()
-	w.start(false) // slots are given out from the first one on again
+	w.start(false) // endpoint IDs are assigned from the first again
 	later := w.pod("later")
 	if later.ep.Slot != gone.ep.Slot {
-		t.Fatalf("the later pod has slot %d, that of before had %d: this shows nothing", later.ep.Slot, gone.ep.Slot)
+		t.Fatalf("the later pod has slot %d, the earlier one had %d: the test proves nothing", later.ep.Slot, gone.ep.Slot)
 	}
 	w.stop()
 
@@ -81,8 +81,8 @@ func TestKernelSocketsAreNamedAfterServicesWereOff(t *testing.T) {
 	w.wantNamespaces("with services again", later, stays)
 }
 
-// TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace: an endpoint that has gone
-// while its namespace was opened takes nothing from another one there.
+// TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace claims a namespace for an endpoint that is deleted
+// meanwhile. If another endpoint uses the namespace, its entry must remain.
 func TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.frontends = silentBalancer{}
@@ -97,7 +97,7 @@ func TestKernelSocketsStayThoseOfTheEndpointThatHasTheNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.wantNamespaces("after it", p)
-	// In a namespace of its own it leaves nothing.
+	// In a namespace without another endpoint, it leaves no entry.
 	alone := w.pod("alone")
 	if err := w.node.Kernel.Namespaces.Release(alone.ep.Slot); err != nil {
 		t.Fatal(err)

@@ -16,8 +16,7 @@ import (
 
 const uplinkFilter = "/proc/sys/net/ipv4/conf/up0/rp_filter"
 
-// addUplink gives the node a device with the default route and a strict
-// reverse path filter, as some distributions set it.
+// addUplink adds a device with the default route and a strict reverse path filter, as some distributions configure it.
 func (w *world) addUplink() {
 	w.t.Helper()
 	err := w.home.Do(func() error {
@@ -63,7 +62,7 @@ func (w *world) uplinkFilter() string {
 	return strings.TrimSpace(string(value))
 }
 
-// audited are the sysctls in which an audit finds a difference.
+// audited lists the sysctls for which an audit finds a difference.
 func (w *world) audited(repair bool) []string {
 	w.t.Helper()
 	var keys []string
@@ -79,8 +78,8 @@ func (w *world) audited(repair bool) []string {
 	return keys
 }
 
-// TestKernelFilterOfTheUplinkIsSwitchedOff: what others send to pods would be dropped
-// where it comes in.
+// TestKernelFilterOfTheUplinkIsSwitchedOff tests the reverse path filter of the uplink, which would drop packets to
+// pods on arrival.
 func TestKernelFilterOfTheUplinkIsSwitchedOff(t *testing.T) {
 	w := newWorld(t)
 	w.start(false)

@@ -25,9 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
-// takenEnv has the test binary be a datapath that somebody has taken over: it
-// has the rights of the real one, and tries what docs/privileges.md lists. The
-// value is the directory of the test.
+// takenEnv makes the test binary act as a compromised datapath: it has the privileges of the real one, and attempts
+// what docs/privileges.md lists. The value is the directory of the test.
 const takenEnv = "DATAPATH_TEST_TAKEN"
 
 func taken(_ context.Context, p *process.Process, cfg Config) error {
@@ -75,8 +74,7 @@ func raw(number uintptr, args ...uintptr) func() error {
 	}
 }
 
-// misdeeds are the lines of docs/privileges.md. Files are opened and not
-// changed, and nothing is attached.
+// misdeeds are the lines of docs/privileges.md. Files are only opened, and nothing is attached.
 func misdeeds(dir string, cfg Config) map[string]func() error {
 	return map[string]func() error{
 		"write /etc/shadow":                   write("/etc/shadow"),
@@ -135,7 +133,7 @@ func openInternet(kind, protocol int) error {
 	return err
 }
 
-// talkUDP sends a packet to itself by the socket of probes.
+// talkUDP sends a packet to itself through the probe socket.
 func talkUDP(cfg Config) error {
 	c, err := probe.Listen(probe.IPv4, cfg.Routing.ProbePort)
 	if err != nil {
@@ -156,8 +154,7 @@ func enterOwn() error {
 	return errors.Join(unix.Setns(fd, unix.CLONE_NEWNET), unix.Close(fd))
 }
 
-// loadTracing loads a program that could be attached to every system call of
-// the machine, and attaches it nowhere.
+// loadTracing loads a program that could be attached to every system call of the machine, but does not attach it.
 func loadTracing() error {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.RawTracepoint, License: "GPL",
@@ -181,7 +178,7 @@ func TestKernelTakenProcess(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(n.dir, "other"), 0o755), os.WriteFile(filepath.Join(n.dir, "other", "db"), nil, 0o644), //nolint:gosec // which others could read
+	if err := errors.Join(os.Mkdir(filepath.Join(n.dir, "other"), 0o755), os.WriteFile(filepath.Join(n.dir, "other", "db"), nil, 0o644), //nolint:gosec // readable by other users
 		os.Mkdir(filepath.Join(n.dir, "state"), 0o700), os.Chown(filepath.Join(n.dir, "state"), 65706, 65700)); err != nil {
 		t.Fatal(err)
 	}

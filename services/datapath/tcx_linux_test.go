@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 )
 
-// attachTCX puts a program in front of ours that ends the hook with TCX_PASS,
-// and returns its id.
+// attachTCX attaches a program that returns TCX_PASS, before Sluice's program, and returns its ID.
 func (w *world) attachTCX(ifindex uint32, hook ebpf.AttachType) ebpf.ProgramID {
 	w.t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -48,8 +47,8 @@ func (w *world) attachTCX(ifindex uint32, hook ebpf.AttachType) ebpf.ProgramID {
 	return id
 }
 
-// TestKernelForeignTCXProgramIsReported: a tcx program runs before the filters of clsact, and one that returns a
-// verdict ends the hook: ours does not run.
+// TestKernelForeignTCXProgramIsReported attaches a foreign tcx program. It runs before the filters of clsact, and if it
+// returns a verdict, Sluice's program does not run.
 func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.start(true)
@@ -78,7 +77,7 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 			if !slices.ContainsFunc(diffs, named) {
 				t.Errorf("check says %+v, want a difference with %q", diffs, want)
 			}
-			// Each audit tells, because none removes what others attach.
+			// Every audit reports it, because no audit removes foreign programs.
 			for range 2 {
 				found := w.findings(true, endpoint.SubjectTCX)
 				if len(found) != 1 || !named(found[0].Difference) || found[0].Repaired || found[0].Err == nil {

@@ -24,13 +24,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 )
 
-// recordFile is where the endpoint's record lies.
+// recordFile returns the path of the endpoint's record.
 func (w *world) recordFile(o workload.Owner) string {
 	return filepath.Join(w.dir, "endpoints", o.Key()+".ready.json")
 }
 
-// newer is the record as a later version would write it: whole, with a field
-// that this one does not know.
+// newer returns the record as a later version could write it: intact, with a field that this version does not know.
 func newer(t *testing.T, record []byte) []byte {
 	t.Helper()
 	var e struct {
@@ -59,9 +58,9 @@ func hasLink(ns *netns.Namespace, name string) error {
 	})
 }
 
-// TestKernelUnreadableRecordClosesItsPodAlone proves INV-43 for records: the pod
-// of a record that is corrupt, or of a newer version, keeps its device and has
-// no traffic, nothing it holds is given up, and other pods notice nothing.
+// TestKernelUnreadableRecordClosesItsPodAlone proves INV-43 for records: if a record is corrupt or of a newer version,
+// its pod keeps its device but has no traffic, its addresses and identity are not released, and other pods are not
+// affected.
 func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 	for name, damage := range map[string]func(*testing.T, []byte) []byte{
 		"flipped": func(_ *testing.T, b []byte) []byte {
@@ -118,7 +117,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 				t.Errorf("the file was changed: %v", err)
 			}
 
-			// The program of the closed pod is put back like any other's.
+			// The program of the closed pod is restored like any other.
 			if err := w.home.Do(func() error {
 				link, err := netlink.LinkByName(lost.ep.Device.HostName)
 				if err != nil {
@@ -161,7 +160,7 @@ func TestKernelUnreadableRecordClosesItsPodAlone(t *testing.T) {
 			if existed, err := w.node.Endpoints.Core.Delete(t.Context(), lost.owner); err != nil || !existed {
 				t.Errorf("DEL of its owner: %v, %v", existed, err)
 			}
-			servicetest.EventuallyNil(t, "what the pod held is released, its device removed and its record gone", func() error {
+			servicetest.EventuallyNil(t, "the pod's addresses and identity released, its device and record removed", func() error {
 				w.leases.mu.Lock()
 				defer w.leases.mu.Unlock()
 				if _, err := os.Lstat(file); len(w.leases.held) != 2 || !errors.Is(err, os.ErrNotExist) || hasLink(lost.ns, "eth0") == nil || len(w.node.Endpoints.Core.Counts().BadRecords) != 0 {

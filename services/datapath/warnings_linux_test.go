@@ -48,6 +48,6 @@ func TestKernelRuleThatRestoresConnectionMarksIsAWarning(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list := w.node.Node.Host.Warnings(); len(list) != 0 {
-		t.Errorf("after the rule is gone %q", list)
+		t.Errorf("after the rule was removed: %q", list)
 	}
 }

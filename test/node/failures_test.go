@@ -192,7 +192,7 @@ func rows() []failure {
 				"STORE_UNAVAILABLE",
 			},
 			prints: []string{"new label sets cannot be connected: etcd is away: ", "Meanwhile: without etcd: "},
-			probes: []string{"identity: new label sets get no number now; "},
+			probes: []string{"identity: new label sets get no identity now; "},
 		}),
 		gone(devnode.Identity, failure{
 			away: "sluice-identity", connections: "go on", begun: "work", enforced: "enforced",
@@ -252,7 +252,7 @@ func rows() []failure {
 				"no space left on device",
 			},
 			prints: []string{"sluice-identity: new label sets cannot be connected: ", "no space left on device"},
-			probes: []string{"identity: new label sets get no number now; "},
+			probes: []string{"identity: new label sets get no identity now; "},
 		}),
 		full(devnode.IPAM, failure{
 			away: "disk of sluice-ipam full", connections: "go on", begun: "work", enforced: "enforced",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client calls the services that the datapath depends on and turns
-// their answers into the core's words.
+// Package client calls the services that the datapath depends on and converts their answers to types and errors of the
+// core.
 package client
 
 import (
@@ -34,7 +34,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
-// Health remembers how the last call of a service ended.
+// Health remembers how the last call of a service ended. It is safe for concurrent use.
 type Health struct {
 	Name string
 
@@ -42,14 +42,14 @@ type Health struct {
 	err error // guarded by mu
 }
 
-// Err is the error of the last call if the service did not answer, else nil.
+// Err returns the error of the last call if the service did not answer, else nil.
 func (h *Health) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.err
 }
 
-// note takes the outcome of a call: an answer is an answer, whatever it says.
+// note records the outcome of a call. Any answer of the service, even an error, counts as healthy.
 func (h *Health) note(err error) {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Unimplemented:
@@ -63,9 +63,8 @@ func (h *Health) note(err error) {
 	h.err = err
 }
 
-// translate names the service and gives the error its meaning in the core, which
-// is ErrLease for the codes in lease. What the service answered stays in the
-// chain, so that the server passes its reason and details on.
+// translate adds the service's name and the matching error of the core, which is ErrLease for the codes in lease. The
+// service's answer stays in the chain, so that the server passes its reason and details on.
 func (h *Health) translate(err error, lease ...codes.Code) error {
 	h.note(err)
 	if err == nil {
@@ -97,7 +96,7 @@ type IPAM struct {
 	health healthpb.HealthClient
 }
 
-// NewIPAM uses a connection to ipam's socket.
+// NewIPAM returns a client that uses cc, a connection to ipam's socket.
 func NewIPAM(cc grpc.ClientConnInterface) *IPAM {
 	return &IPAM{Health: Health{Name: "ipam"}, client: ipamv1.NewIPAMServiceClient(cc), health: healthpb.NewHealthClient(cc)}
 }
@@ -125,18 +124,17 @@ func (i *IPAM) Claim(ctx context.Context, o workload.Owner, addrs []netip.Addr) 
 	return i.Confirm(ctx, o, addrs)
 }
 
-// watchAgain is the pause before health is watched again.
+// watchAgain is the pause before the health watch is opened again.
 const watchAgain = 50 * time.Millisecond
 
-// Reconnected sends whenever a connection that was lost is there again, until
-// ctx ends, when it closes the channel. The service may have lost something in
-// between, whether a call noticed or not.
+// Reconnected sends each time that a lost connection is re-established. The channel is closed when ctx ends. The
+// service may have lost state while it was disconnected, even if no call failed in that time.
 func (i *IPAM) Reconnected(ctx context.Context) <-chan struct{} {
 	ch := make(chan struct{}, 1)
 	go func() {
 		defer close(ch)
 		for again := false; ctx.Err() == nil; {
-			// The stream ends with its connection, however fast the next one is there.
+			// The stream ends with its connection, however quickly the next connection is established.
 			stream, err := i.health.Watch(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
 			if err == nil {
 				if _, err = stream.Recv(); err == nil && again {
@@ -164,8 +162,8 @@ func (i *IPAM) Release(ctx context.Context, o workload.Owner) error {
 	return i.translate(err)
 }
 
-// What an honest ipam never exceeds: the datapath has rights that ipam has not,
-// and does not let it decide how much memory or time a question takes.
+// Limits that a correct ipam never exceeds. The datapath has more privileges than ipam, so ipam must not control how
+// much memory or time a call takes.
 const (
 	maxListed   = 1 << 18 // four times the allocations of a /16
 	maxPools    = 64
@@ -198,10 +196,10 @@ func (i *IPAM) Confirmed(ctx context.Context) (ours, others []workload.Owner, er
 			others = append(others, wire.OwnerOf(a.GetOwner()))
 		}
 	}
-	return nil, nil, fmt.Errorf("ipam: it lists more than %d allocations", maxListed)
+	return nil, nil, fmt.Errorf("ipam: the list has more than %d allocations", maxListed)
 }
 
-// Pools lists the ranges.
+// Pools lists the pod ranges of ipam.
 func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 	resp, err := i.client.ListPools(ctx, &ipamv1.ListPoolsRequest{})
 	if err != nil {
@@ -209,7 +207,7 @@ func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 	}
 	i.note(nil)
 	if n := len(resp.GetPools()); n > maxPools {
-		return nil, fmt.Errorf("ipam: it has %d pools, at most %d are expected", n, maxPools)
+		return nil, fmt.Errorf("ipam: the list has %d pools, at most %d are accepted", n, maxPools)
 	}
 	var pools []endpoint.Pool
 	for _, p := range resp.GetPools() {
@@ -226,7 +224,7 @@ func (i *IPAM) Pools(ctx context.Context) ([]endpoint.Pool, error) {
 	return pools, nil
 }
 
-// Writable says why ipam cannot write its state, and so gives no address: the disk, in its words.
+// Writable returns the reason why ipam cannot write its state, and therefore cannot allocate addresses; nil if it can.
 func (i *IPAM) Writable(ctx context.Context) error {
 	resp, err := i.client.GetStatus(ctx, &ipamv1.GetStatusRequest{})
 	if err != nil {
@@ -247,8 +245,8 @@ func (i *IPAM) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[ne
 	}, rangeEvent)
 }
 
-// rangeEvent reads what it can: a range that is not understood is none, and one
-// without an address of the node has the zero Addr there.
+// rangeEvent converts a message. It ignores a range that it cannot parse. Value.Node is the zero Addr if the message
+// has no valid node address.
 func rangeEvent(m *ipamv1.WatchPoolsResponse) watch.Event[netip.Prefix, podrange.Range] {
 	out := watch.Event[netip.Prefix, podrange.Range]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
 	switch e := m.GetEvent().(type) {
@@ -278,7 +276,7 @@ type Identity struct {
 	health healthpb.HealthClient
 }
 
-// NewIdentity uses a connection to identity's socket.
+// NewIdentity returns a client that uses cc, a connection to identity's socket.
 func NewIdentity(cc grpc.ClientConnInterface) *Identity {
 	return &Identity{Health: Health{Name: "identity"}, client: identityv1.NewIdentityServiceClient(cc), health: healthpb.NewHealthClient(cc)}
 }
@@ -304,13 +302,13 @@ func (i *Identity) Resolve(ctx context.Context, s endpoint.Spec) (endpoint.Ident
 	return withTenant(id, resp), nil
 }
 
-// unresolved is translate for an answer that may be about the pod.
+// unresolved is translate, and adds ErrPodUnknown if the answer is about the pod.
 func (i *Identity) unresolved(err error) error {
 	if !rpcerr.Is(err, identityv1.ErrorReason_ERROR_REASON_POD_NOT_FOUND,
 		identityv1.ErrorReason_ERROR_REASON_KUBERNETES_UNAVAILABLE) {
 		return i.translate(err)
 	}
-	i.note(nil) // it answers
+	i.note(nil) // the service did answer
 	return fmt.Errorf("identity: %w: %w: %w", endpoint.ErrUnavailable, endpoint.ErrPodUnknown, rpcerr.Answer(err))
 }
 
@@ -332,14 +330,14 @@ func (i *Identity) Confirm(ctx context.Context, o workload.Owner, number uint32)
 	return i.translate(err)
 }
 
-// resolved is a message that says what an endpoint is.
+// resolved is a message with the identity of an endpoint.
 type resolved interface {
 	GetIdentity() *identityv1.Identity
 	GetNamedPorts() []*workloadv1.NamedPort
 	GetFromPod() bool
 }
 
-// withTenant adds the tenant that an answer names, if it does.
+// withTenant adds the tenant in the answer, if there is one.
 func withTenant(id endpoint.Identity, m *identityv1.ResolveEndpointResponse) endpoint.Identity {
 	id.Tenant, _ = wire.ReadTenant(m.GetTenant())
 	return id
@@ -355,9 +353,9 @@ func identityUnchecked(m resolved) endpoint.Identity {
 	return id
 }
 
-// identityOf is what a message says an endpoint is. The datapath has rights that
-// identity has not: it does not take its word that a container is the host. The
-// error is not ErrInvalid: the caller did nothing wrong.
+// identityOf returns the endpoint's identity from a message. The datapath has more privileges than identity, so it
+// rejects reserved identities: identity cannot declare a container to be the host. The error is not ErrInvalid, because
+// the caller made no mistake.
 func identityOf(m resolved) (endpoint.Identity, error) {
 	id := identityUnchecked(m)
 	if err := id.Validate(); err != nil {
@@ -365,20 +363,19 @@ func identityOf(m resolved) (endpoint.Identity, error) {
 	}
 	if len(id.Labels) > maxLabels || len(id.Ports) > maxPorts {
 		return endpoint.Identity{}, fmt.Errorf(
-			"identity %d has %d labels and %d named ports, at most %d and %d are believed",
+			"identity %d has %d labels and %d named ports, at most %d and %d are accepted",
 			id.Number, len(id.Labels), len(id.Ports), maxLabels, maxPorts)
 	}
 	return id, nil
 }
 
-// What is believed of an identity: as much as an endpoint may have.
+// Limits on the answers of the identity service, equal to the limits of an endpoint.
 const (
 	maxLabels = 1024
 	maxPorts  = workload.MaxNamedPorts
 )
 
-// Labels implements observe.LabelSource. That the number is nobody's is
-// endpoint.ErrNotFound.
+// Labels implements observe.LabelSource. It returns endpoint.ErrNotFound for an unassigned identity.
 func (i *Identity) Labels(ctx context.Context, identity uint32) ([]label.Label, error) {
 	resp, err := i.client.GetIdentity(ctx, &identityv1.GetIdentityRequest{Number: identity})
 	if status.Code(err) == codes.NotFound {
@@ -388,7 +385,7 @@ func (i *Identity) Labels(ctx context.Context, identity uint32) ([]label.Label, 
 		return nil, i.translate(err)
 	}
 	if n := len(resp.GetIdentity().GetLabels()); n > maxLabels {
-		return nil, fmt.Errorf("identity: identity %d has %d labels, at most %d are believed", identity, n, maxLabels)
+		return nil, fmt.Errorf("identity: identity %d has %d labels, at most %d are accepted", identity, n, maxLabels)
 	}
 	return wire.LabelsOf(resp.GetIdentity().GetLabels()), nil
 }
@@ -401,29 +398,29 @@ func (i *Identity) Release(ctx context.Context, o workload.Owner) error {
 	return i.translate(err)
 }
 
-// Ping asks whether the service answers.
+// Ping reports whether the service answers.
 func (i *Identity) Ping(ctx context.Context) error {
 	_, err := i.client.GetStatus(ctx, &identityv1.GetStatusRequest{})
 	return i.translate(err)
 }
 
-// Ready says why a label set that is new would get no number: the service does not
-// answer, or has no store.
+// Ready returns the reason why a new label set would get no identity: the service does not answer, or its store is
+// unavailable.
 func (i *Identity) Ready(ctx context.Context) error {
 	resp, err := i.health.Check(ctx, &healthpb.HealthCheckRequest{})
 	if err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-		return errors.New("identity: it is not ready; new label sets get no number")
+		return errors.New("identity: not ready; new label sets get no identity")
 	}
 	if err != nil {
 		return i.translate(err)
 	}
 	resp, err = i.health.Check(ctx, &healthpb.HealthCheckRequest{Service: wire.NewLabelSets})
 	switch {
-	case status.Code(err) == codes.NotFound: // of an earlier version, which does not say
+	case status.Code(err) == codes.NotFound: // an earlier version, which does not report this
 		return nil
 	case err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING:
-		return errors.New("identity: new label sets get no number now; what sluice-identity says of etcd and its disk " +
-			"is the reason")
+		return errors.New("identity: new label sets get no identity now; see the problems of sluice-identity " +
+			"with etcd and its disk")
 	}
 	return i.translate(err)
 }

@@ -31,10 +31,10 @@ type Cluster struct {
 	Health
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
-	name   atomic.Pointer[string] // of this node; nil: not known yet
+	name   atomic.Pointer[string] // this node's name; nil: not known yet
 }
 
-// NodeName is the name of this node as identity has it; empty until this node was registered.
+// NodeName returns the name that identity registered this node under; empty until this node is registered.
 func (c *Cluster) NodeName() string {
 	if name := c.name.Load(); name != nil {
 		return *name
@@ -42,7 +42,7 @@ func (c *Cluster) NodeName() string {
 	return ""
 }
 
-// NewCluster uses a connection to identity's socket.
+// NewCluster returns a client that uses cc, a connection to identity's socket.
 func NewCluster(cc grpc.ClientConnInterface, l *slog.Logger) *Cluster {
 	return &Cluster{
 		Health: Health{Name: "identity"}, client: identityv1.NewClusterServiceClient(cc), log: l.With("source", "cluster"),
@@ -56,8 +56,8 @@ func (c *Cluster) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event
 	}, c.events)
 }
 
-// events are those of a message, in the order of its fields. A bookmark behind
-// them has the token. What cannot be read is left out.
+// events yields the events of a message in the order of its fields, then a bookmark with the token. It skips events
+// that it cannot parse.
 func (c *Cluster) events(m *identityv1.WatchClusterResponse) iter.Seq[watch.Event[cluster.Key, cluster.Item]] {
 	type event = watch.Event[cluster.Key, cluster.Item]
 	return func(yield func(event) bool) {
@@ -95,7 +95,7 @@ func (c *Cluster) events(m *identityv1.WatchClusterResponse) iter.Seq[watch.Even
 func (c *Cluster) prefix(text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
-		c.log.Error("a prefix that is none, ignored", "prefix", text)
+		c.log.Error("invalid prefix ignored", "prefix", text)
 	}
 	return p, err == nil
 }
@@ -130,14 +130,14 @@ func (c *Cluster) node(n *identityv1.Node) *cluster.Node {
 	return out
 }
 
-// modes as the API has them. None is that of a node that has registered no mode.
+// modes maps the routing modes to the API. A node that registered no mode has None.
 var modes = map[cluster.Mode]identityv1.RoutingMode{
 	cluster.Overlay: identityv1.RoutingMode_ROUTING_MODE_OVERLAY,
 	cluster.Native:  identityv1.RoutingMode_ROUTING_MODE_NATIVE,
 }
 
-// Published waits, at most so long, until the store has the addresses of an endpoint;
-// false: it may not have them.
+// Published waits until the store has the addresses of an endpoint, for at most atMost. It returns false if the store
+// may not have them.
 func (c *Cluster) Published(ctx context.Context, o workload.Owner, atMost time.Duration) bool {
 	resp, err := c.client.WaitForPublication(ctx, &identityv1.WaitForPublicationRequest{
 		Owner: wire.Owner(o), Timeout: durationpb.New(atMost),

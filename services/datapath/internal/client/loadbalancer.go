@@ -21,12 +21,12 @@ type LoadBalancer struct {
 	client loadbalancerv1.LoadBalancerServiceClient
 }
 
-// NewLoadBalancer uses a connection to loadbalancer's socket.
+// NewLoadBalancer returns a client that uses cc, a connection to loadbalancer's socket.
 func NewLoadBalancer(cc grpc.ClientConnInterface) *LoadBalancer {
 	return &LoadBalancer{Health: Health{Name: "loadbalancer"}, client: loadbalancerv1.NewLoadBalancerServiceClient(cc)}
 }
 
-// Ping asks whether the service answers.
+// Ping reports whether the service answers.
 func (l *LoadBalancer) Ping(ctx context.Context) error {
 	_, err := l.client.GetStatus(ctx, &loadbalancerv1.GetStatusRequest{})
 	return l.translate(err)
@@ -57,7 +57,7 @@ type frontendStream struct {
 	health *Health
 }
 
-// send reports why the stream has ended rather than that it has: Recv does.
+// send reports only that sending failed. The reason why the stream ended is returned by Recv.
 func (s *frontendStream) send(m *loadbalancerv1.WatchFrontendsRequest) error {
 	if err := s.stream.Send(m); err != nil {
 		return fmt.Errorf("frontends: send: %w", err)

@@ -20,18 +20,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Wishes takes what the identity service wants endpoints to be.
+// Wishes receives the identities that the identity service wants endpoints to have.
 type Wishes interface {
 	Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map[workload.Owner]struct{})
 	OnlyWishesOf(listed map[workload.Owner]struct{})
 }
 
-// maxOwners is more than a node has endpoints; a service that names more is not
-// believed.
+// maxOwners is more than a node has endpoints. A longer list is rejected.
 const maxOwners = 1 << 14
 
-// Owners follows the identity service's stream of what owners shall be. While it is
-// away nothing changes.
+// Owners follows the identity service's stream of the desired identities of owners. While the service is away, nothing
+// changes.
 type Owners struct {
 	client identityv1.IdentityServiceClient
 	sink   Wishes
@@ -42,29 +41,29 @@ type Owners struct {
 	err      error // guarded by mu
 }
 
-// NewOwners uses a connection to identity's socket.
+// NewOwners returns a client that uses cc, a connection to identity's socket.
 func NewOwners(cc grpc.ClientConnInterface, sink Wishes, l *slog.Logger) *Owners {
 	return &Owners{client: identityv1.NewIdentityServiceClient(cc), sink: sink, log: l.With("source", "identity")}
 }
 
-// Run follows until ctx ends.
+// Run follows the stream until ctx ends.
 func (s *Owners) Run(ctx context.Context) error {
 	return watch.Follow(ctx, s, s, watch.FollowOptions{
 		Max: maxOwners, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: s.log,
 	})
 }
 
-// State says whether everything was heard, and why not.
+// State reports whether the initial listing was received, and the last error of the stream.
 func (s *Owners) State() (complete bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.complete, s.err
 }
 
-// owned is what the service says of an owner.
+// owned is the desired state of an owner.
 type owned struct {
 	identity endpoint.Identity
-	confirm  bool // the owner shall become it
+	confirm  bool // the identity is new to the owner and must be confirmed
 }
 
 // Watch implements watch.Source.
@@ -81,9 +80,9 @@ func (s *Owners) event(m *identityv1.WatchEndpointsResponse) watch.Event[workloa
 		out.Kind, out.Key = watch.Upsert, wire.OwnerOf(e.Upsert.GetOwner())
 		id, err := identityOf(e.Upsert)
 		if err != nil {
-			// The datapath has rights that identity has not, and does not take its word
-			// that a container is the host. The endpoint stays what it is.
-			s.log.Error("an identity that no endpoint has, ignored", "owner", out.Key.String(), log.Err(err))
+			// The datapath has more privileges than identity, so identity cannot declare a container to be the host. The
+			// endpoint keeps its identity.
+			s.log.Error("invalid identity for an endpoint ignored", "owner", out.Key.String(), log.Err(err))
 			break
 		}
 		out.Value = owned{id, e.Upsert.GetConfirm()}
@@ -95,8 +94,8 @@ func (s *Owners) event(m *identityv1.WatchEndpointsResponse) watch.Event[workloa
 	return out
 }
 
-// Apply implements watch.Sink. What is not to be confirmed came from a call of this
-// process, which knows it already.
+// Apply implements watch.Sink. Identities without confirm were assigned by a call of this process, which knows them
+// already.
 func (s *Owners) Apply(_ context.Context, c watch.Changes[workload.Owner, owned]) error {
 	wanted, withdrawn := map[workload.Owner]endpoint.Identity{}, map[workload.Owner]struct{}{}
 	for o, v := range c.Upserts {

@@ -29,13 +29,13 @@ type Policy struct {
 	client policyv1.PolicyServiceClient
 }
 
-// NewPolicy uses a connection to policy's socket.
+// NewPolicy returns a client that uses cc, a connection to policy's socket.
 func NewPolicy(cc grpc.ClientConnInterface) *Policy {
 	return &Policy{Health: Health{Name: "policy"}, client: policyv1.NewPolicyServiceClient(cc)}
 }
 
-// Ping asks whether the service answers, and sends tables: the error is
-// policystream.ErrWaits if it waits for policies.
+// Ping reports whether the service answers and sends tables. It returns policystream.ErrWaits if the service still
+// waits for policies.
 func (p *Policy) Ping(ctx context.Context) error {
 	st, err := p.client.GetStatus(ctx, &policyv1.GetStatusRequest{})
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *policyStream) Recv() (policytable.Message, error) {
 	return policywire.MessageOf(m)
 }
 
-// send reports why the stream has ended rather than that it has.
+// send reports only that sending failed. The reason why the stream ended is returned by Recv.
 func (s *policyStream) send(m *policyv1.WatchPolicyTablesRequest) error {
 	if err := s.stream.Send(m); err != nil {
 		return fmt.Errorf("policy tables: send: %w", err)
@@ -136,7 +136,7 @@ func (s *policyStream) Hold(h policystream.Hold) error {
 	}}})
 }
 
-// maxReason is how long a reason may be, in characters.
+// maxReason is the maximum length of a reason, in bytes.
 const maxReason = 1024
 
 func clip(s string) string {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package node is the subject of nodes in the datapath: what this node has for all of its
-// endpoints, what it says of itself, what it knows of other nodes, and the way there.
+// Package node is the part of the datapath about nodes: the configuration that all endpoints of this node share, the
+// registration of this node, the known other nodes, and packet forwarding to them.
 package node
 
 import (
@@ -37,27 +37,27 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
 )
 
-// Publisher says when other nodes can know the addresses of an endpoint.
+// Publisher waits until an endpoint is published.
 type Publisher interface {
 	Published(ctx context.Context, o workload.Owner, atMost time.Duration) bool
 }
 
-// Maps are those of the kernel that nodes have to do with.
+// Maps are the kernel maps that the package uses.
 type Maps struct {
-	Addresses *ipmap.Maps // to be read
+	Addresses *ipmap.Maps // only read
 	IPCache   *ipcache.Cache
 	Endpoints *endpointmap.Maps
 	Nodes     *nodemap.Maps
-	Pins      host.Pins // nil: the maps have none
-	// Numbers are those of other nodes that the maps have, Overlay this node's own
-	// addresses in the tunnel, as an earlier process wrote them.
+	Pins      host.Pins // nil: the maps are not pinned
+	// Numbers are the node IDs in the maps, Overlay this node's own addresses in the tunnel, both as a previous process
+	// wrote them.
 	Numbers []uint16
 	Overlay []netip.Addr
-	// Programs returns the programs of a set of devices that were loaded last.
+	// Programs returns the most recently loaded programs for a kind of device.
 	Programs func(program.Devices) []*program.Program
 }
 
-// Options say what the node is, and what it works with.
+// Options are the configuration and the dependencies of the node.
 type Options struct {
 	Instance string
 	BootID   string
@@ -68,31 +68,31 @@ type Options struct {
 	Log      *slog.Logger
 
 	Mode      cluster.Mode
-	Port      uint16       // UDP, of the tunnel; 0: there is none
-	Addresses []netip.Addr // by which other nodes reach this one; none: those of Uplinks
-	Uplinks   []string     // devices; none: those that have routes
-	MTU       uint16       // of pods; 0: the default route's, less the tunnel's
-	Services  bool         // packets from outside may be for services
-	// Masquerade gives pods the node's address beyond the cluster but at these
-	// destinations; nil: none is given.
+	Port      uint16       // UDP port of the tunnel; 0: none
+	Addresses []netip.Addr // by which other nodes reach this node; none: the addresses of Uplinks
+	Uplinks   []string     // devices; none: the devices that have routes
+	MTU       uint16       // of pods; 0: the default route's, minus the tunnel overhead
+	Services  bool         // external packets may be for services
+	// Masquerade replaces the source of pods' connections beyond the cluster by the node's address, except for these
+	// destinations; nil: no masquerade.
 	Masquerade *[]netip.Prefix
-	SetSysctls bool   // those of the whole node
-	ProcSysNet string // where they are; "": /proc/sys/net
-	ProbePort  uint16 // UDP, of probes of other nodes; 0: they are not probed
-	Repair     bool   // what differs, beside reporting it
+	SetSysctls bool   // set the sysctls of the whole node
+	ProcSysNet string // directory of the sysctls; "": /proc/sys/net
+	ProbePort  uint16 // UDP port of probes of other nodes; 0: no probes
+	Repair     bool   // repair differences, in addition to reporting them
 
-	Source    cluster.Source   // nil: other nodes are not known
+	Source    cluster.Source   // nil: other nodes are unknown
 	Registry  cluster.Registry // nil: the node is not registered
-	Publisher Publisher        // nil: nothing says when others know an endpoint
-	Hearing   belief.Service   // nil: nothing says when the node heard from the store
-	// Files of the numbers of nodes, and of what is believed of them; "": none.
+	Publisher Publisher        // nil: publication of endpoints to other nodes is not awaited
+	Hearing   belief.Service   // nil: the age of the store's data is unknown
+	// Files of the node IDs, and of the trust in other nodes; "": none.
 	Numbers, Beliefs string
 
-	// ValidateOnly leaves out everything that other nodes could notice.
+	// ValidateOnly disables everything that other nodes could notice.
 	ValidateOnly bool
 }
 
-// Node is this node among others. Fields may be nil as they say.
+// Node is this node and its view of the other nodes. Fields may be nil as documented.
 type Node struct {
 	Host      *host.Host
 	Guard     *firewall.Table
@@ -100,16 +100,16 @@ type Node struct {
 	Follower  *cluster.Follower  // nil without a source
 	Registrar *cluster.Registrar // nil without a registry
 	Prober    *probe.Prober      // nil: other nodes are not probed
-	Fabric    *routing.Router    // nil if no packets travel to other nodes
+	Fabric    *routing.Router    // nil: no packets travel to other nodes
 	MTU       uint16             // of pods
 
 	o           Options
 	underlay    *underlay.Underlay // nil with ValidateOnly
-	beliefs     *belief.Beliefs    // nil if nothing says when the node heard from the store
-	unpublished atomic.Uint64      // creations that ended before others could know the addresses
+	beliefs     *belief.Beliefs    // nil: the age of the store's data is unknown
+	unpublished atomic.Uint64      // creations that returned before other nodes had the addresses
 }
 
-// Open takes over what an earlier process left. It changes no device before Restore.
+// Open adopts the state of a previous process. It does not change devices before Restore.
 func Open(o Options) (_ *Node, err error) {
 	n := &Node{o: o, MTU: o.MTU}
 	defer func() {
@@ -149,24 +149,24 @@ func Open(o Options) (_ *Node, err error) {
 	return n, nil
 }
 
-// Close lets go of everything and leaves the kernel as it is.
+// Close releases all resources and leaves the kernel state unchanged.
 func (n *Node) Close() {
 	if n.underlay != nil {
 		n.underlay.Close()
 	}
 }
 
-// Restore removes what is left of another mode of an earlier process.
+// Restore removes the state of another routing mode of a previous process.
 func (n *Node) Restore() {
 	if n.Fabric == nil && n.underlay != nil {
-		// What is left of it harms nobody.
+		// Leftovers of it do no harm.
 		if err := routing.Remove(n.underlay, n.o.Maps.Nodes); err != nil {
-			n.o.Log.Error("the way to other nodes not removed", log.Err(err))
+			n.o.Log.Error("routes and devices to other nodes not removed", log.Err(err))
 		}
 	}
 }
 
-// Tasks are the background work.
+// Tasks returns the background work.
 func (n *Node) Tasks() []work.Task {
 	var tasks []work.Task
 	if n.Fabric != nil {
@@ -191,13 +191,13 @@ func (n *Node) Tasks() []work.Task {
 	return tasks
 }
 
-// Awaits is empty: endpoints of this node work without other nodes.
+// Awaits returns nil: endpoints of this node work without other nodes.
 func (*Node) Awaits() []work.Await { return nil }
 
-// Warnings name what others have set up on the node, and what keeps packets from other nodes.
+// Warnings lists problems with the configuration of the node, and problems that block packets from other nodes.
 func (n *Node) Warnings() []string { return n.Host.Warnings() }
 
-// Mode is how packets travel to pods of other nodes.
+// Mode returns how packets travel to pods of other nodes.
 func (n *Node) Mode() cluster.Mode {
 	if n.Fabric == nil {
 		return cluster.None
@@ -205,15 +205,14 @@ func (n *Node) Mode() cluster.Mode {
 	return n.Fabric.State().Mode
 }
 
-// Name names another node by its number; "": it is not known.
+// Name returns the name of another node by its node ID; "" if it is unknown.
 func (n *Node) Name(number uint16) string { return n.Numbers.Name(number) }
 
-// publicationWait is how long a creation waits until other nodes can know its
-// addresses. Without a tunnel they drop what comes from one that they do not know.
+// publicationWait is how long a creation waits until other nodes have its addresses. With native routing, other nodes
+// drop packets from addresses that they do not know.
 const publicationWait = 200 * time.Millisecond
 
-// Published returns nil if nobody waits until other nodes know an endpoint, and else what
-// waits for it.
+// Published returns a function that waits until other nodes have an endpoint's addresses, or nil if this is not needed.
 func (n *Node) Published() func(ctx context.Context, o workload.Owner) {
 	if n.o.Publisher == nil || n.o.Mode != cluster.Native {
 		return nil
@@ -225,10 +224,10 @@ func (n *Node) Published() func(ctx context.Context, o workload.Owner) {
 	}
 }
 
-// Unpublished counts creations that ended before other nodes could know the addresses.
+// Unpublished counts creations that returned before other nodes had the addresses.
 func (n *Node) Unpublished() uint64 { return n.unpublished.Load() }
 
-// addresses are those by which other nodes reach this one.
+// addresses returns the addresses by which other nodes reach this node.
 func (n *Node) addresses() ([]netip.Addr, error) {
 	if len(n.o.Addresses) > 0 {
 		return n.o.Addresses, nil
@@ -236,11 +235,10 @@ func (n *Node) addresses() ([]netip.Addr, error) {
 	return n.o.Devices.UnderlayAddrs(n.o.Uplinks)
 }
 
-// MinMTU is the least MTU of pods: IPv6 does not work with less.
+// MinMTU is the minimum MTU of pods, which IPv6 requires.
 const MinMTU = 1280
 
-// defaultMTU is what pods can send to others by the default route, in a tunnel if
-// there is one.
+// defaultMTU returns the MTU of the default route, minus the tunnel overhead if there is a tunnel.
 func (n *Node) defaultMTU() (uint16, error) {
 	mtu, err := netdev.DefaultMTU(n.o.Home)
 	if err != nil || n.o.Port == 0 {
@@ -253,8 +251,8 @@ func (n *Node) defaultMTU() (uint16, error) {
 	return max(mtu-routing.Overhead4, MinMTU), err
 }
 
-// othersIn are the pod ranges and the addresses of other nodes as the ipcache has them,
-// before the cluster says them again.
+// othersIn returns the pod ranges and addresses of other nodes in the ipcache, for use until the cluster has sent them
+// again.
 func othersIn(entries []ipmap.Entry) (o cluster.Others) {
 	for _, e := range entries {
 		switch {
@@ -265,15 +263,14 @@ func othersIn(entries []ipmap.Entry) (o cluster.Others) {
 			o.Nodes = append(o.Nodes, e.Prefix.Addr())
 		}
 	}
-	// Other nodes are reached by the addresses of their devices alone.
+	// Other nodes are only reached by addresses of their devices.
 	o.Nodes = slices.DeleteFunc(o.Nodes, func(a netip.Addr) bool {
 		return slices.ContainsFunc(o.Ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 	})
 	return o
 }
 
-// openGuard has the firewall know how packets travel between nodes, and the ranges
-// and nodes that an earlier process knew.
+// openGuard configures the firewall with the routing mode and the ranges and nodes that a previous process knew.
 func (n *Node) openGuard(earlier cluster.Others) {
 	group := netdev.Group(n.o.Instance)
 	n.Guard = firewall.New(n.o.Home, n.o.Instance, []uint32{group, group | 1}, firewall.Marks{
@@ -297,7 +294,7 @@ func (n *Node) openGuard(earlier cluster.Others) {
 	}
 }
 
-// openFabric prepares the way to other nodes.
+// openFabric prepares packet forwarding to other nodes.
 func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 	o := n.o
 	programs := func(d program.Devices) func() []*program.Program {
@@ -319,7 +316,7 @@ func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 		if !o.Services {
 			return nil
 		}
-		mode = cluster.None // for what comes from outside for services
+		mode = cluster.None // for external packets to services
 	}
 	holders := map[netip.Prefix]uint16{}
 	for _, e := range entries {
@@ -337,8 +334,8 @@ func (n *Node) openFabric(entries []ipmap.Entry) (err error) {
 	return err
 }
 
-// rememberOverlay finds the overlay addresses that an earlier process used: the sources of
-// packets to backends elsewhere and, where services are off, those of routes.
+// rememberOverlay finds the overlay addresses that a previous process used: the sources of packets to backends on other
+// nodes and, if services are off, the sources of routes.
 func (n *Node) rememberOverlay() error {
 	overlay := slices.Clone(n.o.Maps.Overlay)
 	routes, err := n.underlay.Routes()
@@ -388,7 +385,7 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 			}
 			return addrs
 		},
-		// Behind the stack's masquerade a pod reaches what the node itself reaches.
+		// Because the host stack masquerades these packets, a pod can reach what the node itself can reach.
 		NodesByStack: o.Masquerade != nil && o.Mode == cluster.Overlay,
 	}
 	if n.Prober != nil {
@@ -406,11 +403,11 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 	n.Follower = cluster.NewFollower(follow)
 }
 
-// registration is what this node says of itself.
+// registration returns the current description of this node.
 func (n *Node) registration() (u cluster.Underlay, err error) {
 	overlay, known := n.o.Ranges.OverlayAddrs()
 	if !known {
-		return u, errors.New("sluice-ipam has not said yet which range has the overlay address")
+		return u, errors.New("sluice-ipam has not announced yet which range has the overlay address")
 	}
 	u = cluster.Underlay{Overlay: overlay, MTU: n.MTU, Mode: n.o.Mode, Port: n.o.Port}
 	u.Addresses, err = n.addresses()
@@ -420,7 +417,7 @@ func (n *Node) registration() (u cluster.Underlay, err error) {
 	return u, err
 }
 
-// silence is how long ago this node heard from the store.
+// silence returns how long ago this node heard from the store.
 func (n *Node) silence() (time.Duration, bool) {
 	if n.beliefs == nil {
 		return 0, false
@@ -428,7 +425,7 @@ func (n *Node) silence() (time.Duration, bool) {
 	return n.beliefs.Silence()
 }
 
-// peers are what other nodes said last of what they hear from the store.
+// peers returns what other nodes last reported about their contact with the store.
 func (n *Node) peers() map[string]belief.Peer {
 	peers := map[string]belief.Peer{}
 	if n.Prober == nil {
@@ -440,8 +437,7 @@ func (n *Node) peers() map[string]belief.Peer {
 	return peers
 }
 
-// probe has the other nodes probed, with packets as large as those that carry the
-// largest of a pod.
+// probe sets the other nodes to probe, with packets as large as the largest packets of pods on the underlay.
 func (n *Node) probe(nodes map[string]cluster.Node) {
 	size := int(n.MTU)
 	if n.Mode() == cluster.Overlay {

@@ -36,7 +36,7 @@ func probed() probe.State {
 			},
 			{
 				Node: "b", Address: at(2), State: probe.Unreachable, ExpectedMTU: 1500, Losses: 3,
-				Trouble: "no answer to 3 questions",
+				Trouble: "no answer to 3 probes",
 			},
 			{Node: "c", Address: at(3)},
 		},
@@ -71,7 +71,7 @@ func TestStatusHasEveryPathThoseWithTroubleFirst(t *testing.T) {
 		t.Errorf("sums %v", got)
 	}
 	if want := []string{
-		"node a at 2001:db8::1: path MTU 1400 < 1500 expected", "node b at 192.0.2.2: no answer to 3 questions",
+		"node a at 2001:db8::1: path MTU 1400 < 1500 expected", "node b at 192.0.2.2: no answer to 3 probes",
 	}; !slices.Equal(warnings, want) {
 		t.Errorf("warnings %q, want %q", warnings, want)
 	}

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package belief decides, with native routing, which nodes' mappings the datapath
-// believes.
+// Package belief decides, with native routing, which nodes' mappings the datapath trusts.
 //
-// A node that does not hear from the store goes on with the mappings that it has. Other
-// nodes wait before they give an address to another endpoint, but not for ever. After
-// that time this node believes the mappings of another node only if that node does not
-// hear from the store either, as its answers to probes say: then it cannot have given its
-// addresses to other endpoints. The addresses of endpoints on the other nodes become
-// unknown-in-cluster, so that denials apply to them and allowances of selectors do not.
+// A node that is cut off from the store keeps using the mappings that it has. Other nodes wait before they assign an
+// address to another endpoint, but not forever. After that time, this node trusts the mappings of another node only if
+// that node is cut off from the store, too, as its answers to probes report: then it cannot have assigned its addresses
+// to other endpoints. The mappings of all other nodes are changed to the identity unknown-in-cluster, so that denials
+// apply to them and label-based allow rules do not.
 package belief
 
 import (
@@ -27,68 +25,67 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 )
 
-// ErrUnsupported says that the identity service is of a version that does not say how
-// long ago it heard from the store.
-var ErrUnsupported = errors.New("sluice-identity does not say when it heard from the store")
+// ErrUnsupported is returned if the identity service is of an earlier version, which does not report when it last heard
+// from the store.
+var ErrUnsupported = errors.New("sluice-identity does not report when it last heard from the store")
 
-// Answer is what the identity service says.
+// Answer is the answer of the identity service.
 type Answer struct {
-	Heard   bool          // it has heard from the store since it started
-	Silence time.Duration // how long ago this node had everything that the store had
-	Stale   time.Duration // after which time of silence mappings are doubted
+	Heard   bool          // the service has heard from the store since it started
+	Silence time.Duration // time since this node had the latest state of the store
+	Stale   time.Duration // silence after which mappings are no longer trusted
 }
 
 // Service is the identity service.
 type Service interface {
-	// Confirm says up to which point the kernel has everything. It returns
-	// ErrUnsupported if the service does not have the call.
+	// Confirm reports the store revision up to which the kernel has all changes. It returns ErrUnsupported if the service
+	// does not have the call.
 	Confirm(ctx context.Context, applied watch.Origin) (Answer, error)
 }
 
-// Peer is what another node said last.
+// Peer is the last answer of another node.
 type Peer struct {
-	Said bool // it has said something to this process
-	// Silence is how long that node had not heard from the store.
+	Said bool // the node has answered this process
+	// Silence is how long that node had been cut off from the store.
 	Silence time.Duration
-	// Valid says that the node said it a short time ago: it cannot have given its
-	// addresses to other endpoints since.
+	// Valid is true if the answer is recent: the node cannot have assigned its addresses to other endpoints since.
 	Valid bool
 }
 
-// Inputs are what Run decides by, and whom it tells.
+// Inputs are the data that Run decides on, and the callback for changes.
 type Inputs struct {
-	Applied func() watch.Origin    // up to which point the kernel has everything
-	Peers   func() map[string]Peer // all other nodes by name
-	// Changed is called when Believes may return something else than before.
+	Applied func() watch.Origin    // store revision up to which the kernel has all changes
+	Peers   func() map[string]Peer // all other nodes, by name
+	// Changed is called when results of Believes may have changed.
 	Changed func() error
 }
 
 // Options of Beliefs. All but Path and Log are needed.
 type Options struct {
 	Service Service
-	Path    string // of the file that keeps the state over restarts; "": none
+	Path    string // file that keeps the state across restarts; "": none
 	BootID  string
-	// Now is the time since the machine booted, with that in which it slept.
+	// Now is the time since the machine booted, including suspend.
 	Now func() time.Duration
 	Log *slog.Logger
 }
 
-// Bounds.
+// Time limits.
 const (
-	// cutOff is the time of silence after which a node is cut off from the store.
+	// cutOff is the silence after which a node counts as cut off from the store.
 	cutOff = time.Minute
-	// interval is how often the service is asked, and callTime how long one call may take.
+	// interval is the time between two calls of the service, callTime the timeout of one call.
 	interval, callTime = 5 * time.Second, 2 * time.Second
-	// saveEvery is the least time between two writes of the file without a change.
+	// saveEvery is the minimum time between two writes of the file without a change.
 	saveEvery = time.Minute
-	// settling is how long after the start a node that has not answered yet is believed as
-	// by the process before.
+	// settling is the time after the start in which the previous process's decision applies to nodes that have not
+	// answered yet.
 	settling = 30 * time.Second
-	// usual is the time of silence before the service has said one.
+	// usual is the silence limit until the service has reported one.
 	usual = 15 * time.Minute
 )
 
-// never is the time at which a node heard that has never heard.
+// never is the value of heard if the node has never heard from the store.
 const never = time.Duration(-1 << 62)
 
 // Beliefs is the state of this node. Its methods may be called concurrently.
@@ -96,20 +93,20 @@ type Beliefs struct {
 	o Options
 
 	mu    sync.Mutex
-	heard time.Duration   // guarded by mu; by Now; never
-	known bool            // guarded by mu; this process or one before it has asked the service
+	heard time.Duration   // guarded by mu; last contact with the store, by Now; never: none
+	known bool            // guarded by mu; this process or a previous one has an answer of the service
 	limit time.Duration   // guarded by mu
-	began time.Duration   // guarded by mu; of this process
-	was   map[string]bool // guarded by mu; nodes that were doubted last
+	began time.Duration   // guarded by mu; start of this process
+	was   map[string]bool // guarded by mu; nodes that were not trusted at the last write
 	stale bool            // guarded by mu; at the last step
 	saved time.Duration   // guarded by mu
 	peers map[string]Peer // guarded by mu; of the last step
-	fails bool            // guarded by mu; the file could not be written
+	fails bool            // guarded by mu; the last write of the file failed
 }
 
 var schema = durable.Schema{Name: "sluice.datapath.belief", Version: 1}
 
-// maxFile bounds the file, in bytes.
+// maxFile is the maximum size of the file in bytes.
 const maxFile = 16 << 20
 
 type file struct {
@@ -119,8 +116,8 @@ type file struct {
 	Doubted []string      `json:"doubted,omitempty"`
 }
 
-// Open reads what an earlier process left. Without a file, as after an update, the node
-// counts as having heard from the store now. After a reboot it has not heard.
+// Open reads the state of the previous process. Without a file, as after an upgrade, the node counts as having heard
+// from the store now. After a reboot it counts as cut off.
 func Open(o Options) *Beliefs {
 	if o.Log == nil {
 		o.Log = log.Discard()
@@ -134,7 +131,7 @@ func Open(o Options) *Beliefs {
 	switch err := durable.Load(o.Path, maxFile, schema, &f); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		o.Log.Error("when this node heard from the store is not known; it counts as cut off until it hears", log.Err(err))
+		o.Log.Error("cannot read when this node last heard from the store; treating it as cut off until it does", log.Err(err))
 		b.heard, b.known = never, true
 	case f.BootID != o.BootID:
 		b.heard, b.known, b.limit = never, true, f.Limit
@@ -148,7 +145,7 @@ func Open(o Options) *Beliefs {
 	return b
 }
 
-// silence is how long the node has not heard. It runs with mu held.
+// silence returns the time since the node heard from the store. Called with mu held.
 func (b *Beliefs) silence(now time.Duration) time.Duration {
 	if b.heard == never {
 		return time.Duration(1<<63 - 1)
@@ -156,15 +153,14 @@ func (b *Beliefs) silence(now time.Duration) time.Duration {
 	return max(0, now-b.heard)
 }
 
-// Silence returns how long ago this node heard from the store; known is false before that
-// is known.
+// Silence returns how long ago this node heard from the store; known is false as long as that is unknown.
 func (b *Beliefs) Silence() (d time.Duration, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.silence(b.o.Now()), b.known
 }
 
-// Believes reports whether the mappings of a node are believed.
+// Believes reports whether the mappings of a node are trusted.
 func (b *Beliefs) Believes(node string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -182,7 +178,7 @@ func (b *Beliefs) believes(node string) bool {
 	return p.Said && p.Valid && p.Silence >= cutOff
 }
 
-// Run asks the service, and decides, until ctx ends.
+// Run calls the service and updates the decision until ctx ends.
 func (b *Beliefs) Run(ctx context.Context, in Inputs) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -216,23 +212,23 @@ func (b *Beliefs) step(ctx context.Context, in Inputs) {
 	b.stale, b.peers = b.silence(now) > b.limit, peers
 	if b.stale != was {
 		if b.stale {
-			b.o.Log.Warn("this node has not heard from the store for so long that it doubts the mappings of nodes that have",
+			b.o.Log.Warn("this node has been cut off from the store too long; no longer trusting mappings of nodes that are not cut off",
 				"after", b.limit)
 		} else {
-			b.o.Log.Info("this node hears from the store again and believes all mappings")
+			b.o.Log.Info("this node hears from the store again; trusting all mappings")
 		}
 	}
 	changed := b.stale || was
 	b.mu.Unlock()
 	if changed {
 		if err := in.Changed(); err != nil {
-			b.o.Log.Error("the addresses of other nodes are not as they should be; trying again", log.Err(err))
+			b.o.Log.Error("mappings of other nodes not updated, trying again", log.Err(err))
 		}
 	}
 	b.save(now)
 }
 
-// save writes the file if there is news.
+// save writes the file if its content changed, or is older than saveEvery.
 func (b *Beliefs) save(now time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -251,7 +247,7 @@ func (b *Beliefs) save(now time.Duration) {
 		BootID: b.o.BootID, Heard: b.heard, Limit: b.limit, Doubted: slices.Sorted(maps.Keys(doubted)),
 	}, durable.SyncAll)
 	if err != nil && !b.fails {
-		b.o.Log.Error("when this node heard from the store is not written", log.Err(err))
+		b.o.Log.Error("cannot write when this node last heard from the store", log.Err(err))
 	}
 	if b.fails = err != nil; err == nil {
 		b.was, b.saved = doubted, now

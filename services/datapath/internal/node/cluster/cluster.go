@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package cluster follows what the identity service says of other nodes, and
-// says what this node is.
+// Package cluster follows the identity service's stream of other nodes, and registers this node.
 //
-// The Follower takes nodes, their ranges and the addresses of their endpoints
-// from a source and has the ipcache say them; it gives each node a number, by
-// which the kernel knows it. The source may be away or begin anew: nothing is
-// removed before a complete listing lacks it.
+// The Follower receives nodes, their pod ranges and the mappings of their endpoints from a source, and writes them to
+// the ipcache. It assigns each node a node ID, by which the kernel refers to it. The source may be away or restart: an
+// entry is removed only if it is missing in a complete listing.
 package cluster
 
 import (
@@ -28,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
-// Key names a node or the mapping of an address; one of its fields is set.
+// Key names a node or the mapping of an address. Exactly one field is set.
 type Key struct {
 	Node   string
 	Prefix netip.Prefix
@@ -37,63 +35,60 @@ type Key struct {
 // Item is the value of a Key.
 type Item struct {
 	Node     *Node            // of a node
-	On       string           // of a mapping: the node that it is on; "": none
+	On       string           // of a mapping: the node that has the address; "": none
 	Identity identity.Numeric // of a mapping
 }
 
-// Node is what the cluster says of another node.
+// Node is another node as the cluster knows it.
 type Node struct {
 	Incarnation string
-	Addresses   []netip.Addr // by which it is reached, the preferred of a family first
+	Addresses   []netip.Addr // by which the node is reached, the preferred address of a family first
 	Ranges      []netip.Prefix
-	Overlay     []netip.Addr // of the node itself inside its ranges
+	Overlay     []netip.Addr // the node's own addresses inside its ranges
 	Mode        Mode
-	TunnelPort  uint16 // on which it takes packets of the tunnel; 0: on none
-	MTU         uint16 // of the largest packet that its pods take, bytes; 0: not known
+	TunnelPort  uint16 // at which it receives tunnel packets; 0: none
+	MTU         uint16 // of the largest packet that its pods accept, bytes; 0: unknown
 }
 
 // Mode is how packets travel between pods of two nodes.
 type Mode string
 
-// The modes.
 const (
-	None    Mode = "none" // they do not
+	None    Mode = "none" // no packets travel
 	Overlay Mode = "overlay"
 	Native  Mode = "native"
 )
 
-// Member is a node with its name, and the number by which the kernel knows it.
+// Member is a node with its name and node ID.
 type Member struct {
 	Name   string
 	Number uint16
 	Node
 }
 
-// Fabric leads packets to other nodes.
+// Fabric forwards packets to other nodes.
 type Fabric interface {
-	// Join takes nodes, before a range or mapping is published that has their
-	// numbers. What cannot be done is tried again later, and no packets travel
-	// until then.
+	// Join adds or updates nodes. It is called before a range or mapping with their node IDs is published. Failed work is
+	// retried later, and no packets travel until then.
 	Join(members []Member)
-	// Hold says which number has a range now; 0: none. It comes before that is
-	// published, too.
+	// Hold sets the node ID of each range's node; 0: none. It is called before the range is published.
 	Hold(holders map[netip.Prefix]uint16)
-	// Leave ends numbers after everything published has another one or is removed.
+	// Leave removes node IDs. It is called after all published entries with them were changed or removed.
 	Leave(numbers []uint16)
-	// Complete says that every node was taken that there is.
+	// Complete is called when Join has received all existing nodes.
 	Complete()
 }
 
-// Others are the pod ranges and the addresses of other nodes.
+// Others are the pod ranges and node addresses of other nodes.
 type Others struct {
 	Ranges []netip.Prefix
 	Nodes  []netip.Addr
 }
 
-// Source has all other nodes and their mappings.
+// Source provides all other nodes and their mappings.
 type Source = watch.Source[Key, Item]
 
-// Entries are those of the ipcache.
+// Entries are the ipcache entries of other nodes.
 type Entries interface {
 	SetRemote(p netip.Prefix, r ipcache.Remote) error
 	RemoveRemote(p netip.Prefix) error
@@ -103,68 +98,62 @@ type Entries interface {
 	InUse(number uint16) bool
 }
 
-// maxKeys is how many nodes and mappings are believed: as many as the ipcache
-// has entries of one family.
+// maxKeys is the maximum number of nodes and mappings: as many as the ipcache has entries of one family.
 const maxKeys = 1 << 19
 
-// FollowerOptions are what a Follower needs. Functions and interfaces without a word about nil
-// are required.
+// FollowerOptions are the dependencies of a Follower. Functions and interfaces are required unless nil is documented.
 type FollowerOptions struct {
 	Source  Source
 	Entries Entries
 	Numbers *Numbers
 
-	// Away is called when the source fails, Back when it answers after that; nil: they
-	// are not.
+	// Away is called when the source fails, Back when it answers again; nil: not called.
 	Away, Back func()
 
-	// NodesByStack says that packets to other nodes themselves go by the host's
-	// stack, which gives them the address of this one.
+	// NodesByStack routes packets to addresses of other nodes through the host stack, which masquerades them with this
+	// node's address.
 	NodesByStack bool
 
-	// Fabric is told of nodes and ranges; nil: no packets travel to other nodes.
+	// Fabric is called with changes of nodes and ranges; nil: no packets travel to other nodes.
 	Fabric Fabric
 
-	// Earlier is what an earlier process knew: until everything is said once, it counts
-	// for Moved beside what was.
+	// Earlier is the state of the previous process. Until the first complete listing, it is added to the current state in
+	// calls of Moved.
 	Earlier Others
 
-	// Local are the addresses of this node, which no range of another can have; nil:
-	// they are not known.
+	// Local returns the addresses of this node, which no range of another node may contain; nil: unknown.
 	Local func() []netip.Addr
 
-	// Known is told all other nodes by their names when they may not be those of
-	// before; nil: it is not.
+	// Known is called with all other nodes by name when they may have changed; nil: not called.
 	Known func(nodes map[string]Node)
 
-	// Believes reports whether the mappings of a node are believed; nil: all are.
+	// Believes reports whether the mappings of a node are trusted; nil: all are.
 	Believes func(node string) bool
 
-	// Moved is told all ranges and addresses of other nodes when they may not be
-	// those of before; nil: it is not.
+	// Moved is called with all ranges and addresses of other nodes when they may have changed; nil: not called.
 	Moved func(ranges []netip.Prefix, nodes []netip.Addr) error
 
 	Log *slog.Logger
 }
 
-// Follower keeps the ipcache as the source says.
+// Follower keeps the ipcache equal to the source.
 type Follower struct {
 	o       FollowerOptions
-	earlier Others // of o, until everything was said; only Apply and its callees use it
+	earlier Others // of o, until the first complete listing; used only by Apply and its callees
 	log     *slog.Logger
 
 	mu       sync.Mutex
 	nodes    map[string]Node           // guarded by mu
-	local    []netip.Addr              // guarded by mu; what Local said last
+	local    []netip.Addr              // guarded by mu; last result of Local
 	holders  map[netip.Prefix][]string // guarded by mu; sorted names of the nodes that have a range
-	refused  map[Key]string            // guarded by mu; what is not believed, and why
-	complete bool                      // guarded by mu; the source has said everything, and is there
+	refused  map[Key]string            // guarded by mu; rejected entries with the reason
+	complete bool                      // guarded by mu; the listing is complete, and the source answers
 	err      error                     // guarded by mu; why not
-	applied  watch.Origin              // guarded by mu; up to which the ipcache has everything; zero: not known
-	doubted  map[uint16]struct{}       // guarded by mu; numbers of the nodes that are not believed
+	applied  watch.Origin              // guarded by mu; up to which the ipcache has all changes; zero: unknown
+	doubted  map[uint16]struct{}       // guarded by mu; node IDs of the nodes that are not trusted
 }
 
-// NewFollower prepares a follower. It does nothing before Run.
+// NewFollower returns a follower. It does nothing before Run.
 func NewFollower(o FollowerOptions) *Follower {
 	return &Follower{
 		o: o, earlier: o.Earlier, log: o.Log.With("source", "cluster"),
@@ -172,21 +161,20 @@ func NewFollower(o FollowerOptions) *Follower {
 	}
 }
 
-// Run follows until ctx ends.
+// Run follows the source until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
 	return watch.Follow(ctx, f.o.Source, f, watch.FollowOptions{
 		Max: maxKeys, RetryMin: 50 * time.Millisecond, RetryMax: 2 * time.Second, Log: f.log,
 	})
 }
 
-// Apply implements watch.Sink. Nodes come before the mappings on them, and go
-// after those.
+// Apply implements watch.Sink. Nodes are added before mappings on them, and removed after these mappings.
 func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var errs []error
 	installed := map[string]Installation{}
-	ranges := map[netip.Prefix]struct{}{} // whose holder may be another
+	ranges := map[netip.Prefix]struct{}{} // ranges whose node may have changed
 	changed := false
 	if f.o.Local != nil {
 		f.local = f.o.Local()
@@ -199,7 +187,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			f.hold(k.Node, f.believed(k, *item.Node), ranges)
 		case item.On != "":
 			if _, ok := f.o.Numbers.Of(item.On); !ok && installed[item.On] == (Installation{}) {
-				installed[item.On] = Installation{} // its record comes later
+				installed[item.On] = Installation{} // its record arrives later
 			}
 		}
 	}
@@ -211,7 +199,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	}
 	errs = append(errs, f.doubt())
 	f.save()
-	// before a packet goes there by a name
+	// before packets are forwarded by a new entry
 	errs = append(errs, f.tell(changed))
 	for p := range ranges {
 		errs = append(errs, f.writeRange(p))
@@ -249,22 +237,21 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 	return err
 }
 
-// Applied returns the point of the store up to which the ipcache has everything; zero: that
-// is not known.
+// Applied returns the store revision up to which the ipcache has all changes; zero if it is unknown.
 func (f *Follower) Applied() watch.Origin {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.applied
 }
 
-// Reconsider asks again which nodes are believed.
+// Reconsider evaluates again which nodes are trusted, and updates the ipcache.
 func (f *Follower) Reconsider() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.doubt()
 }
 
-// doubt makes the ipcache doubt the nodes that are not believed. It runs with mu held.
+// doubt updates which nodes the ipcache does not trust. Called with mu held.
 func (f *Follower) doubt() error {
 	if f.o.Believes == nil {
 		return nil
@@ -285,7 +272,7 @@ func (f *Follower) doubt() error {
 	return err
 }
 
-// join tells the fabric which nodes have what is about to be published.
+// join passes the fabric the nodes and ranges that are about to be published.
 func (f *Follower) join(installed map[string]Installation, ranges map[netip.Prefix]struct{}) {
 	if f.o.Fabric == nil {
 		return
@@ -301,7 +288,7 @@ func (f *Follower) join(installed map[string]Installation, ranges map[netip.Pref
 	f.hand(ranges)
 }
 
-// hand tells the fabric whose some ranges are.
+// hand passes the fabric the nodes that have the given ranges.
 func (f *Follower) hand(ranges map[netip.Prefix]struct{}) {
 	if f.o.Fabric == nil || len(ranges) == 0 {
 		return
@@ -316,7 +303,7 @@ func (f *Follower) hand(ranges map[netip.Prefix]struct{}) {
 	f.o.Fabric.Hold(holders)
 }
 
-// tell says the ranges and addresses of all others to whom it may concern.
+// tell passes the nodes, ranges and addresses of all other nodes to the subscribers in the options.
 func (f *Follower) tell(changed bool) error {
 	if changed && f.o.Known != nil {
 		f.o.Known(maps.Clone(f.nodes))
@@ -334,7 +321,7 @@ func (f *Follower) tell(changed bool) error {
 	return f.o.Moved(slices.Compact(ranges), slices.Compact(nodes))
 }
 
-// publish has the ipcache say one mapping.
+// publish writes one mapping to the ipcache.
 func (f *Follower) publish(k Key, item Item) error {
 	delete(f.refused, k)
 	if why := refusal(k.Prefix, item.Identity); why != "" {
@@ -351,8 +338,7 @@ func (f *Follower) publish(k Key, item Item) error {
 	})
 }
 
-// isOfNode says whether an address is one of its node's devices, and not one inside a
-// range of the node.
+// isOfNode reports whether an address belongs to a device of its node, outside the node's ranges.
 func (f *Follower) isOfNode(p netip.Prefix, item Item) bool {
 	if item.On == "" || !item.Identity.OfNode() {
 		return false
@@ -360,24 +346,24 @@ func (f *Follower) isOfNode(p netip.Prefix, item Item) bool {
 	return !slices.ContainsFunc(f.nodes[item.On].Ranges, func(r netip.Prefix) bool { return r.Contains(p.Addr()) })
 }
 
-// refusal says why a mapping is not believed: this process has rights that the
-// source has not.
+// refusal returns the reason to reject a mapping, or "". This process has more privileges than the source, and
+// validates its data.
 func refusal(p netip.Prefix, id identity.Numeric) string {
 	switch {
 	case !p.IsValid() || !p.IsSingleIP() || p.Addr().Is4In6():
 		return fmt.Sprintf("%v is not the prefix of one address", p)
 	case !id.OfNode() && id.Scope() != identity.ScopeCluster:
-		return fmt.Sprintf("no address of another node has identity %d", id)
+		return fmt.Sprintf("identity %d cannot be on another node", id)
 	}
 	return ""
 }
 
 func (f *Follower) refuse(k Key, why string) {
 	f.refused[k] = why
-	f.log.Error("what the cluster says is not believed", "node", k.Node, "prefix", k.Prefix, "why", why)
+	f.log.Error("invalid entry of the cluster ignored", "node", k.Node, "prefix", k.Prefix, "why", why)
 }
 
-// believed is a node without the ranges that no node can have.
+// believed returns the node without its invalid ranges.
 func (f *Follower) believed(k Key, n Node) Node {
 	delete(f.refused, k)
 	ranges := n.Ranges
@@ -396,7 +382,7 @@ func (f *Follower) believed(k Key, n Node) Node {
 	return n
 }
 
-// checkRanges looks again at the ranges that hold an address of a node that came or changed.
+// checkRanges checks existing ranges again that contain an address of a new or changed node.
 func (f *Follower) checkRanges(upserts map[Key]Item, ranges map[netip.Prefix]struct{}) {
 	for _, item := range upserts {
 		if item.Node == nil {
@@ -411,8 +397,8 @@ func (f *Follower) checkRanges(upserts map[Key]Item, ranges map[netip.Prefix]str
 	}
 }
 
-// checkAround refuses a range around an address by which a node is reached: packets
-// from there would be taken for a pod's.
+// checkAround rejects a range that contains an address of a node: packets from that address would be treated as packets
+// of a pod.
 func (f *Follower) checkAround(p netip.Prefix, n Node) error {
 	inside := func(who string, addrs []netip.Addr) error {
 		if i := slices.IndexFunc(addrs, p.Contains); i >= 0 {
@@ -428,7 +414,7 @@ func (f *Follower) checkAround(p netip.Prefix, n Node) error {
 	return err
 }
 
-// hold notes what a node is, and which ranges have to be looked at.
+// hold stores a node and adds its old and new ranges to ranges, for writing.
 func (f *Follower) hold(name string, n Node, ranges map[netip.Prefix]struct{}) {
 	for _, p := range f.nodes[name].Ranges {
 		f.holders[p] = slices.DeleteFunc(f.holders[p], func(h string) bool { return h == name })
@@ -446,8 +432,7 @@ func (f *Follower) hold(name string, n Node, ranges map[netip.Prefix]struct{}) {
 	f.nodes[name] = n
 }
 
-// writeRange has the ipcache say whose a range is. Two nodes have one only while
-// it moves between them.
+// writeRange writes the node of a range to the ipcache. Two nodes have the same range only while it moves between them.
 func (f *Follower) writeRange(p netip.Prefix) error {
 	holders := f.holders[p]
 	if len(holders) == 0 {
@@ -457,8 +442,7 @@ func (f *Follower) writeRange(p netip.Prefix) error {
 	return f.o.Entries.SetRemote(p, ipcache.Remote{Identity: identity.UnknownInCluster, Node: number})
 }
 
-// remove ends a node. Its number rests, also while a mapping that the source still
-// has is on it.
+// remove removes a node. Its node ID goes into quarantine, even if the source still has a mapping on it.
 func (f *Follower) remove(name string) error {
 	var errs []error
 	ranges := map[netip.Prefix]struct{}{}
@@ -474,7 +458,7 @@ func (f *Follower) remove(name string) error {
 
 func (f *Follower) save() {
 	if err := f.o.Numbers.Save(); err != nil {
-		f.log.Error("numbers of nodes not written", log.Err(err))
+		f.log.Error("node IDs not written", log.Err(err))
 	}
 }
 
@@ -501,7 +485,7 @@ func (f *Follower) Complete(_ context.Context, listed map[Key]struct{}) error {
 			delete(f.refused, k)
 		}
 	}
-	// Those of an earlier process that went while this one was not there.
+	// Nodes of the previous process that were removed while no process ran.
 	for name, number := range f.o.Numbers.Names() {
 		if _, ok := f.nodes[name]; !ok && !f.o.Entries.InUse(number) {
 			f.o.Numbers.Remove(name)
@@ -532,22 +516,22 @@ func (f *Follower) Failed(_ context.Context, why error) error {
 	return nil
 }
 
-// back tells that the source answers if it has failed before. It runs with mu held.
+// back calls Back if the source answers after a failure. Called with mu held.
 func (f *Follower) back() {
 	if f.err != nil && f.o.Back != nil {
 		f.o.Back()
 	}
 }
 
-// State is what a follower has.
+// State is the state of a follower.
 type State struct {
-	Complete bool  // everything was heard, and the source is there
+	Complete bool  // the listing is complete, and the source answers
 	Err      error // why not
 	Nodes    int   // other nodes
 	Refused  []string
 }
 
-// State of the follower.
+// State returns the state of the follower.
 func (f *Follower) State() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -563,5 +547,5 @@ func (f *Follower) State() State {
 	return s
 }
 
-// Name of the node with a number, as far as it is known.
+// Name returns the name of the node with a node ID, "" if it is unknown.
 func (f *Follower) Name(number uint16) string { return f.o.Numbers.Name(number) }

@@ -17,41 +17,40 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Installation is what a number stands for besides the name of the node: another
-// one of the same name has another number.
+// Installation identifies a node together with its name: after a reinstallation, a node of the same name gets another
+// node ID.
 type Installation struct {
 	Incarnation string `json:"incarnation"`
 	Tunnel      string `json:"tunnel"` // addresses that packets to the node are sent to
 }
 
-// Bounds of numbers.
+// Limits of node IDs.
 const (
 	MaxNumber = 1<<14 - 1
-	// NoNumber stands for a node for which no number was left. Nothing is sent to it.
+	// NoNumber is the node ID of a node that got none because all were in use. No packets are sent to it.
 	NoNumber = 0xffff
 )
 
-// NumberGrace is how long a number rests at least before another node gets it.
+// NumberGrace is the minimum time of a node ID's quarantine.
 const NumberGrace = time.Minute
 
-// NumbersOptions of Numbers. All but Log and Now are needed.
+// NumbersOptions are the options of Numbers. All except Log and Now are required.
 type NumbersOptions struct {
-	Path   string // of the file; "": none is kept
+	Path   string // of the file; "": none
 	BootID string // numbers of another boot mean nothing
-	// InUse says whether the ipcache has a number.
+	// InUse reports whether an ipcache entry has the node ID.
 	InUse func(uint16) bool
-	// Found are the numbers that the ipcache and connections have at the start.
+	// Found are the node IDs in the ipcache and in connections at the start.
 	Found []uint16
 	Log   *slog.Logger // nothing is logged if nil
 	Now   func() time.Time
 }
 
-// Numbers are the numbers by which the kernel knows other nodes, of this node
-// alone. A number that a node has lost rests until neither the ipcache nor a
-// connection has it: it never means two nodes to anything that lives.
+// Numbers assigns node IDs, which are local to this node, to other nodes. A released node ID stays in quarantine until
+// neither the ipcache nor a connection uses it, so no live entry ever refers to two nodes.
 //
-// They are kept in a file over restarts of the process. Without it everything is
-// safe all the same: nodes get other numbers.
+// The node IDs are kept in a file across restarts of the process. If the file is lost, nodes get new node IDs, which is
+// safe.
 type Numbers struct {
 	o NumbersOptions
 
@@ -59,9 +58,9 @@ type Numbers struct {
 	nodes   map[string]numbered // guarded by mu; by name
 	names   map[uint16]string   // guarded by mu; of nodes
 	resting map[uint16]rest     // guarded by mu
-	last    uint16              // guarded by mu; the number that was given last
-	changed bool                // guarded by mu; the file differs
-	err     error               // guarded by mu; why the file could not be read or written
+	last    uint16              // guarded by mu; the node ID that was assigned last
+	changed bool                // guarded by mu; the file is outdated
+	err     error               // guarded by mu; error of reading the file or of the last write
 }
 
 type numbered struct {
@@ -69,27 +68,25 @@ type numbered struct {
 	Installation
 }
 
-// rest is a number that no node has.
+// rest is a node ID in quarantine.
 type rest struct {
-	name  string // of the node that had it; "": not known
+	name  string // of the node that had it; "": unknown
 	since time.Time
 }
 
 var numbersSchema = durable.Schema{Name: "sluice.datapath.nodes", Version: 1}
 
-// maxNumbers bounds the file, in bytes.
+// maxNumbers is the maximum size of the file in bytes.
 const maxNumbers = 16 << 20
 
-// numbersFile is the content of the file.
 type numbersFile struct {
 	BootID  string              `json:"bootId"`
 	Last    uint16              `json:"last"`
 	Nodes   map[string]numbered `json:"nodes"`
-	Resting map[uint16]string   `json:"resting"` // names of the nodes that had them
+	Resting map[uint16]string   `json:"resting"` // names of the nodes that had the node IDs
 }
 
-// OpenNumbers reads the file. What cannot be read is reported, and its numbers
-// rest as far as they are in use.
+// OpenNumbers reads the file. An unreadable file is logged; then the node IDs in use go into quarantine.
 func OpenNumbers(o NumbersOptions) *Numbers {
 	if o.Log == nil {
 		o.Log = log.Discard()
@@ -106,7 +103,7 @@ func OpenNumbers(o NumbersOptions) *Numbers {
 	case errors.Is(n.err, fs.ErrNotExist):
 		n.err = nil
 	case n.err != nil:
-		o.Log.Error("numbers of nodes not read, nodes get new ones", log.Err(n.err))
+		o.Log.Error("node IDs not read, assigning new ones", log.Err(n.err))
 	case f.BootID == o.BootID:
 		n.last = f.Last
 		for name, node := range f.Nodes {
@@ -136,8 +133,8 @@ func (n *Numbers) taken() map[uint16]bool {
 	return taken
 }
 
-// Set gives nodes numbers. One that has a number as this installation keeps it.
-// Moved leads from numbers that rest from now on to those that take their place.
+// Set assigns node IDs. A node that already has one for the same installation keeps it. The result maps node IDs that
+// go into quarantine to their replacements.
 func (n *Numbers) Set(nodes map[string]Installation) (moved map[uint16]uint16) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -163,8 +160,7 @@ func (n *Numbers) Set(nodes map[string]Installation) (moved map[uint16]uint16) {
 	return moved
 }
 
-// free is the next number that is not taken: the one that was not used for the
-// longest time.
+// free returns the next free node ID: the one that has been unused for the longest time.
 func (n *Numbers) free(taken map[uint16]bool) uint16 {
 	for range MaxNumber {
 		n.last = n.last%MaxNumber + 1
@@ -183,7 +179,7 @@ func (n *Numbers) rest(number uint16, name string) {
 	}
 }
 
-// Remove has the number of a node rest. A name without one is not an error.
+// Remove puts the node ID of a node into quarantine. An unknown name is not an error.
 func (n *Numbers) Remove(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -194,7 +190,7 @@ func (n *Numbers) Remove(name string) {
 	}
 }
 
-// Of is the number of a node; NoNumber: it has none.
+// Of returns the node ID of a node. Without one it returns NoNumber and false.
 func (n *Numbers) Of(name string) (number uint16, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -205,7 +201,7 @@ func (n *Numbers) Of(name string) (number uint16, ok bool) {
 	return node.Number, true
 }
 
-// Names are the nodes with their numbers.
+// Names returns all nodes with their node IDs.
 func (n *Numbers) Names() map[string]uint16 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -216,7 +212,7 @@ func (n *Numbers) Names() map[string]uint16 {
 	return names
 }
 
-// Name is the node that has, or had last, a number; "" if it is not known.
+// Name returns the node that has, or last had, a node ID; "" if it is unknown.
 func (n *Numbers) Name(number uint16) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -226,9 +222,8 @@ func (n *Numbers) Name(number uint16) string {
 	return n.resting[number].name
 }
 
-// Passed ends the rest of numbers that nothing has any more. Began is when the
-// connections were read, from one end to the other, and seen are the numbers in
-// them.
+// Passed ends the quarantine of node IDs that are no longer used. began is the time at which a complete pass over the
+// connections started, seen are the node IDs found in them.
 func (n *Numbers) Passed(began time.Time, seen map[uint16]struct{}) {
 	n.mu.Lock()
 	var waiting []uint16
@@ -242,7 +237,7 @@ func (n *Numbers) Passed(began time.Time, seen map[uint16]struct{}) {
 		used := n.o.InUse(number)
 		n.mu.Lock()
 		if r, ok := n.resting[number]; ok && used {
-			n.resting[number] = rest{r.name, n.o.Now()} // a program may just have read it
+			n.resting[number] = rest{r.name, n.o.Now()} // a program may have read the entry just now
 		} else if ok {
 			delete(n.resting, number)
 			n.changed = true
@@ -251,14 +246,14 @@ func (n *Numbers) Passed(began time.Time, seen map[uint16]struct{}) {
 	}
 }
 
-// Resting is how many numbers rest.
+// Resting returns the number of node IDs in quarantine.
 func (n *Numbers) Resting() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.resting)
 }
 
-// Save writes the file if anything has changed.
+// Save writes the file if something has changed.
 func (n *Numbers) Save() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -274,15 +269,14 @@ func (n *Numbers) Save() error {
 	return n.err
 }
 
-// Err is why the file could not be read, or not be written the last time.
+// Err returns the error of reading the file or of the last write.
 func (n *Numbers) Err() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.err
 }
 
-// tunnelOf are the addresses that packets to a node are sent to: the first of
-// each family.
+// tunnelOf returns the addresses that packets to a node are sent to: the first of each family.
 func tunnelOf(n Node) string {
 	var first [2]string
 	for _, a := range n.Addresses {

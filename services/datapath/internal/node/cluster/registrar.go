@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Underlay is where and how this node is reached by others.
+// Underlay describes how other nodes reach this node.
 type Underlay struct {
-	Addresses []netip.Addr // the preferred of a family first
-	Overlay   []netip.Addr // of the node itself inside its ranges, one of a family
-	MTU       uint16       // of what its pods take, bytes
-	Mode      Mode         // how packets for its pods travel
-	Port      uint16       // UDP, on which it takes packets of the tunnel; 0: on none
+	Addresses []netip.Addr // the preferred address of a family first
+	Overlay   []netip.Addr // the node's own addresses inside its ranges, one per family
+	MTU       uint16       // of the largest packet that its pods accept, bytes
+	Mode      Mode         // how packets to its pods travel
+	Port      uint16       // UDP port at which it receives tunnel packets; 0: none
 }
 
 func (u Underlay) equal(v Underlay) bool {
@@ -28,13 +28,12 @@ func (u Underlay) equal(v Underlay) bool {
 		u.MTU == v.MTU && u.Mode == v.Mode && u.Port == v.Port
 }
 
-// Registry takes what this node is.
+// Registry registers this node in the cluster.
 type Registry interface {
 	Register(ctx context.Context, u Underlay) error
 }
 
-// Registrar says what this node is: at the start, whenever that changes, and when
-// the registry may have lost it.
+// Registrar registers this node: at the start, after each change, and when the registry may have lost the registration.
 type Registrar struct {
 	registry Registry
 	look     func() (Underlay, error)
@@ -42,17 +41,17 @@ type Registrar struct {
 	wake     Changes
 
 	mu    sync.Mutex
-	again bool  // guarded by mu; say it although it is the same
-	err   error // guarded by mu; why it was not said
+	again bool  // guarded by mu; register even without a change
+	err   error // guarded by mu; why the last registration failed
 }
 
-// Changes has a Registrar look again at what the node is. It may exist before the Registrar.
+// Changes triggers a Registrar to compare the node with its registration. It may be created before the Registrar.
 type Changes chan struct{}
 
-// NewChanges has nothing to look at.
+// NewChanges returns a Changes without a pending trigger.
 func NewChanges() Changes { return make(Changes, 1) }
 
-// Add says that the node may be another. It does not wait.
+// Add triggers a comparison. It does not block.
 func (c Changes) Add() {
 	select {
 	case c <- struct{}{}:
@@ -60,16 +59,15 @@ func (c Changes) Add() {
 	}
 }
 
-// NewRegistrar prepares a registrar. look says what the node is now, and changes when it may
-// be another.
+// NewRegistrar returns a registrar. look returns the current description of the node; changes triggers calls of it.
 func NewRegistrar(registry Registry, look func() (Underlay, error), changes Changes, l *slog.Logger) *Registrar {
 	return &Registrar{registry: registry, look: look, log: l, wake: changes, again: true}
 }
 
-// Changed has Run look again at what the node is. It does not wait.
+// Changed triggers Run to compare the node with its registration. It does not block.
 func (r *Registrar) Changed() { r.wake.Add() }
 
-// Lost has Run say again what the node is: the registry was away.
+// Lost makes Run register the node again, because the registry was away.
 func (r *Registrar) Lost() {
 	r.mu.Lock()
 	r.again = true
@@ -77,13 +75,13 @@ func (r *Registrar) Lost() {
 	r.Changed()
 }
 
-// Pauses after a registration that failed.
+// Pauses after a failed registration.
 const (
 	registerAgain    = 100 * time.Millisecond
 	registerAgainMax = 5 * time.Second
 )
 
-// Run registers until ctx ends.
+// Run registers the node until ctx ends.
 func (r *Registrar) Run(ctx context.Context) error {
 	var said Underlay
 	pause := registerAgain
@@ -134,8 +132,7 @@ func (r *Registrar) note(err error) {
 	r.err = err
 }
 
-// Err is why the cluster does not have what the node is now, as far as this
-// process knows.
+// Err returns the reason why the current description of the node is not registered; nil if it is.
 func (r *Registrar) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -21,27 +21,26 @@ const (
 	tunnelName  = "tunnel"
 )
 
-// loopback is the index of lo, the same in each network namespace, and no other
-// device has it. A name can be changed.
+// loopback is the index of lo, which is the same in each network namespace. The name could be changed.
 const loopback = 1
 
-// Fabric is how packets between nodes travel.
+// Fabric describes how packets travel between nodes.
 type Fabric struct {
-	// Native: they travel as they are; else in a tunnel.
+	// Native: packets travel without encapsulation; otherwise in a tunnel.
 	Native bool
-	// TunnelGroup is the device group of the tunnel's device, of an overlay alone.
+	// TunnelGroup is the device group of the tunnel device; only with an overlay.
 	TunnelGroup uint32
-	// TunnelPort is the UDP port of the tunnel, of an overlay alone.
+	// TunnelPort is the UDP port of the tunnel; only with an overlay.
 	TunnelPort uint16
-	// Own are the ranges of this node's pods as they are now.
+	// Own returns the current ranges of this node's pods.
 	Own func() []netip.Prefix
-	// Others are the ranges of other nodes until SetOthers says them.
+	// Others are the ranges of other nodes until the first call of SetOthers.
 	Others []netip.Prefix
-	// Nodes are the addresses of other nodes until SetOthers says them.
+	// Nodes are the addresses of other nodes until the first call of SetOthers.
 	Nodes []netip.Addr
 }
 
-// SetFabric has the table protect traffic between nodes from the next Repair on.
+// SetFabric makes the table protect traffic between nodes, from the next Repair on.
 func (t *Table) SetFabric(f Fabric) {
 	f.Others, f.Nodes = slices.Clone(f.Others), slices.Clone(f.Nodes)
 	t.mu.Lock()
@@ -49,7 +48,7 @@ func (t *Table) SetFabric(f Fabric) {
 	t.set.fabric = &f
 }
 
-// check refuses what would cut off each device that is in no group, or no tunnel.
+// check rejects settings whose rules would drop the packets of every device without a group, or of the tunnel.
 func (f *Fabric) check() error {
 	if f != nil && !f.Native && (f.TunnelGroup == 0 || f.TunnelPort == 0) {
 		return errors.New("an overlay needs the device group and the UDP port of its tunnel")
@@ -57,23 +56,22 @@ func (f *Fabric) check() error {
 	return nil
 }
 
-// wanted is what the walls of a fabric do, in words.
+// wanted describes the rules of the fabric for audits.
 func (f *Fabric) wanted(tracked bool) string {
 	if f.Native {
-		return "drop sources in pod ranges that come by devices of others: those of this node, " +
-			"and those of other nodes unless they have a mark"
+		return "drop packets from foreign devices whose source is in a pod range of this node, " +
+			"or, without a mark, in a pod range of another node"
 	}
 	words := fmt.Sprintf("drop UDP of endpoints to port %d, drop packets of device group %#x without a mark, drop "+
-		"sources in pod ranges of all nodes that come by devices of others", f.TunnelPort, f.TunnelGroup)
+		"packets from foreign devices whose source is in a pod range of any node", f.TunnelPort, f.TunnelGroup)
 	if tracked {
 		words += fmt.Sprintf(", do not track UDP to port %d", f.TunnelPort)
 	}
 	return words
 }
 
-// fabricRules are those of the chain of what has no mark: walls are its rules about
-// endpoints. What comes by devices of others leaves the chain first, because the packets
-// of the tunnel do, as they arrive.
+// fabricRules returns the rules of the chain for unmarked packets; walls are its rules about endpoints. Packets from
+// foreign devices leave the chain first, because tunnel packets arrive through these devices.
 func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
 	foreign := []expr.Any{ // meta iif != lo
 		&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
@@ -89,7 +87,7 @@ func (t *Table) fabricRules(f *Fabric, walls [][]expr.Any) [][]expr.Any {
 	}))
 }
 
-// notOf is `meta iifgroup != G`, for each of the groups.
+// notOf is `meta iifgroup != G` for each group.
 func notOf(groups []uint32) (exprs []expr.Any) {
 	for i, g := range groups {
 		if i == 0 {
@@ -100,11 +98,10 @@ func notOf(groups []uint32) (exprs []expr.Any) {
 	return exprs
 }
 
-// bars are `meta iifgroup G udp dport P counter drop`, for each of the groups. The
-// programs drop what pods send to the tunnel's port of a node by the addresses that it
-// has registered. By any other one, such as that of a loopback device, a masquerade of
-// this table or of others would give the packet the address of this node, and the other
-// node would believe what the pod has written into it.
+// bars is `meta iifgroup G udp dport P counter drop` for each group. The programs drop packets from pods to the tunnel
+// port at the registered addresses of nodes. A packet to another address of a node, such as an address on a loopback
+// device, could be masqueraded by this or another table with the address of this node, and the other node would then
+// trust its content.
 func (t *Table) bars(port uint16) (rules [][]expr.Any) {
 	for _, g := range t.groups {
 		rules = append(rules, slices.Concat([]expr.Any{
@@ -128,8 +125,8 @@ func udpTo(port uint16) []expr.Any {
 	}
 }
 
-// fabricWalls are the chain of what comes by devices of others, and, of an overlay on a
-// node that tracks connections, `type filter hook output priority raw; policy accept;`.
+// fabricWalls returns the chain for packets from foreign devices and, for an overlay on a node that tracks connections,
+// `type filter hook output priority raw; policy accept;`.
 func (t *Table) fabricWalls(f *Fabric, tracked bool, table *nftables.Table) []wall {
 	foreign := wall{chain: &nftables.Chain{Name: foreignName, Table: table}}
 	drop := func(set string, unless []expr.Any) {
@@ -146,8 +143,8 @@ func (t *Table) fabricWalls(f *Fabric, tracked bool, table *nftables.Table) []wa
 		drop(othersSet, t.unmarked())
 		return []wall{foreign}
 	}
-	// The port of a tunnel's sender says nothing: it hashes the flow within, so
-	// that each would be an entry that no answer meets.
+	// The source port of a tunnel packet is a hash of the inner flow. Tracking these packets would create an entry per
+	// flow that no reply ever matches.
 	notrack := append(udpTo(f.TunnelPort), &expr.Notrack{})
 	if tracked {
 		foreign.rules = append(foreign.rules, notrack)

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package firewall keeps a firewall table of walls and a masquerade.
+// Package firewall maintains the nftables table of an instance: filter chains and a masquerade.
 //
-// One drops what comes from an endpoint's device without having met an eBPF
-// program. The programs mark everything that they give to the host's stack. If
-// somebody takes a program off a device, its packets arrive without a mark:
-// this table drops them, those to the node itself included, which no routing
-// rule could.
+// One chain drops packets from endpoint devices that no eBPF program has processed. The programs mark every packet that
+// they pass to the host stack. If another process detaches a program from a device, its packets arrive without a mark
+// and this table drops them, including packets to the node itself, which no routing rule could stop.
 //
-// The other marks every packet that the stack forwards, by the kind of device that it
-// came in by: an endpoint's, the tunnel, or another one. The programs know a packet by
-// its device of arrival, which fragments lose when the stack copies them. An address
-// of the host as their source would make them the host's own; the mark says that they
-// are not.
+// Another chain marks every packet that the stack forwards with the kind of device by which it arrived: an endpoint's
+// device, the tunnel, or any other device. The programs otherwise recognise a packet by its ingress device, which
+// fragments lose when the stack copies them. If such a fragment has an address of the host as its source, it would
+// count as sent by the host; the mark prevents this.
 //
-// With a fabric, others stand between the node's devices and packets that claim to
-// come from a pod: none of this node's comes by a device that is not an endpoint's,
-// and those of other nodes come by the tunnel, or past a program of the uplink.
+// With a fabric, further chains check packets whose source is a pod: a pod of this node can only send through its
+// endpoint device, and packets of pods on other nodes arrive through the tunnel or an uplink's program.
 //
-// The masquerade, if there is one, gives connections of pods to addresses beyond
-// the node the node's own address.
+// The optional masquerade replaces the source of connections from pods to destinations beyond the node by the node's
+// address.
 //
-// It is spoken to by netlink; no program is executed.
+// The package uses netlink and executes no program.
 package firewall
 
 import (
@@ -49,18 +45,18 @@ type Table struct {
 	marks  Marks
 
 	kernel sync.Mutex // held while the kernel's table is compared or written; taken before mu
-	seen   *seen      // guarded by kernel; nil: it may have changed
+	seen   *seen      // guarded by kernel; nil: the table may have changed
 
 	mu  sync.Mutex
 	set settings // guarded by mu
 }
 
-// settings are what the table is to hold besides the walls of endpoints.
+// settings define the content of the table in addition to the rules for endpoints.
 type settings struct {
-	masquerade *Masquerade // nil: there is none
-	fabric     *Fabric     // nil: there is none
-	others     *others     // nil: SetOthers has said nothing
-	tracked    bool        // the node tracks connections, or has
+	masquerade *Masquerade // nil: none
+	fabric     *Fabric     // nil: none
+	others     *others     // nil before the first SetOthers
+	tracked    bool        // the node tracks connections, or did
 }
 
 func (t *Table) settings() settings {
@@ -69,19 +65,19 @@ func (t *Table) settings() settings {
 	return t.set
 }
 
-// Marks are the values of some bits of packet marks. The table writes one of the last
-// four into each packet that the stack forwards.
+// Marks are values of some bits of packet marks. The table writes one of the last four to each packet that the stack
+// forwards.
 type Marks struct {
-	Mask uint32 // the bits
-	Pod  uint32 // from a device of an endpoint
-	Pods uint32 // from a device of an endpoint to another one
-	// Tunnel is that of what came by the tunnel.
+	Mask uint32 // the bits that the table uses
+	Pod  uint32 // arrived through an endpoint's device
+	Pods uint32 // arrived through an endpoint's device and leaves through another
+	// Tunnel: arrived through the tunnel.
 	Tunnel uint32
-	Others uint32 // from a device that is neither
+	Others uint32 // arrived through any other device
 }
 
-// New describes the table; Repair makes it. Packets from devices of the groups, which
-// are those of endpoints, are dropped unless they have a bit of the mask in their mark.
+// New returns a table; Repair creates it in the kernel. Packets from devices of the groups, which are the endpoints'
+// devices, are dropped unless their mark has a bit of the mask.
 func New(home *netns.Namespace, instance string, groups []uint32, marks Marks) *Table {
 	name := "sluice"
 	if instance != "" {
@@ -90,7 +86,7 @@ func New(home *netns.Namespace, instance string, groups []uint32, marks Marks) *
 	return &Table{home: home, name: name, groups: groups, marks: marks}
 }
 
-// Name of the table.
+// Name returns the name of the table.
 func (t *Table) Name() string { return t.name }
 
 const (
@@ -124,8 +120,7 @@ func (t *Table) walls(s settings, table *nftables.Table) []wall {
 
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// chain is `type filter hook prerouting priority raw; policy accept;`: before
-// anything routes a packet, translates it or lets it through.
+// chain is `type filter hook prerouting priority raw; policy accept;`: before routing, NAT and other filters.
 func (t *Table) chain(table *nftables.Table) *nftables.Chain {
 	policy := nftables.ChainPolicyAccept
 	return &nftables.Chain{
@@ -145,7 +140,7 @@ func (t *Table) rule(group uint32) []expr.Any {
 	})
 }
 
-// unmarked is `meta mark & M == 0`: no program has looked at the packet.
+// unmarked is `meta mark & M == 0`: no program has processed the packet.
 func (t *Table) unmarked() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
@@ -154,8 +149,8 @@ func (t *Table) unmarked() []expr.Any {
 	}
 }
 
-// forwardChain is `type filter hook forward priority 300; policy accept;`: behind
-// what others do to marks there.
+// forwardChain is `type filter hook forward priority 300; policy accept;`: after chains of others that may change
+// marks.
 func (t *Table) forwardChain(table *nftables.Table) *nftables.Chain {
 	policy := nftables.ChainPolicyAccept
 	return &nftables.Chain{
@@ -212,9 +207,8 @@ func (t *Table) conn(fn func(*nftables.Conn) error) error {
 	return errors.Join(fn(c), c.CloseLasting())
 }
 
-// Repair makes the table as it should be, in one transaction. Chains that hook in where
-// they should stay and get their rules anew, so that a packet in such a chain meets its
-// former rules or its new ones, also while Repair runs.
+// Repair creates or repairs the table in one transaction. Chains with the right hook are kept and only their rules
+// replaced, so that at any time, a packet passes either the old rules or the new ones.
 func (t *Table) Repair() error {
 	t.kernel.Lock()
 	defer t.kernel.Unlock()
@@ -237,7 +231,7 @@ func (t *Table) repair(p plan) error {
 		}
 		err = c.Flush()
 		if err != nil && kept != nil {
-			// Another has changed the table since it was read.
+			// Another process changed the table since it was read.
 			if err = t.write(c, p, nil); err == nil {
 				err = c.Flush()
 			}
@@ -253,11 +247,10 @@ func (t *Table) repair(p plan) error {
 	return err
 }
 
-// write puts the table into a transaction: as a whole in place of another one, or into
-// what is kept of it.
+// write adds the table to a transaction: as a replacement of the whole table, or with only the changes to what is kept.
 func (t *Table) write(c *nftables.Conn, p plan, kept *kept) error {
 	table := t.table()
-	// added first, so that the deletion cannot fail
+	// added first, so that deleting it cannot fail
 	c.AddTable(table)
 	if kept == nil {
 		c.DelTable(table)
@@ -277,7 +270,7 @@ func (t *Table) write(c *nftables.Conn, p plan, kept *kept) error {
 		}
 	}
 	walls := t.walls(p.settings, table)
-	for _, w := range walls { // before a rule leads to one
+	for _, w := range walls { // before rules refer to the chains
 		if kept.chains[w.chain.Name] {
 			c.FlushChain(w.chain)
 		} else {
@@ -292,16 +285,16 @@ func (t *Table) write(c *nftables.Conn, p plan, kept *kept) error {
 	return nil
 }
 
-// kept is what of the kernel's table can stay when it is repaired.
+// kept is the part of the kernel's table that a repair keeps.
 type kept struct {
 	chains map[string]bool
-	sets   map[string][]span // and their elements
+	sets   map[string][]span // with their elements
 }
 
 func newKept() *kept { return &kept{map[string]bool{}, map[string][]span{}} }
 
-// kept reads what of the kernel's table can stay; nil: nothing can, because the table is
-// not there, or has chains or sets that the plan has not or has otherwise.
+// kept reads the part of the kernel's table that can be kept. It returns nil if the table is missing, or has chains or
+// sets that differ from the plan.
 func (t *Table) kept(c *nftables.Conn, p plan) (*kept, error) {
 	if d, err := t.compareTable(c, p); d != nil || err != nil {
 		return nil, err
@@ -330,7 +323,7 @@ func (t *Table) kept(c *nftables.Conn, p plan) (*kept, error) {
 	return k, nil
 }
 
-// keptSets reads the sets that can stay. It is false if the table has others.
+// keptSets reads the sets that can be kept. It returns false if the table has other sets.
 func (t *Table) keptSets(c *nftables.Conn, p plan, k *kept) (bool, error) {
 	have, err := c.GetSets(t.table())
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -354,7 +347,7 @@ func (t *Table) keptSets(c *nftables.Conn, p plan, k *kept) (bool, error) {
 	return true, nil
 }
 
-// chains are those of the kernel's table.
+// chains returns the chains of the kernel's table, by name.
 func (t *Table) chains(c *nftables.Conn) (map[string]*nftables.Chain, error) {
 	all, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -369,12 +362,12 @@ func (t *Table) chains(c *nftables.Conn) (map[string]*nftables.Chain, error) {
 	return ours, nil
 }
 
-// table is what names it to the kernel.
+// table returns the name and family of the table.
 func (t *Table) table() *nftables.Table {
 	return &nftables.Table{Name: t.name, Family: nftables.TableFamilyINet}
 }
 
-// Remove takes the table away. It is for an uninstallation, and tests.
+// Remove removes the table. It is used by uninstallation and tests.
 func (t *Table) Remove() error {
 	t.kernel.Lock()
 	defer t.kernel.Unlock()
@@ -386,7 +379,7 @@ func (t *Table) Remove() error {
 	})
 }
 
-// Check compares the table with what Repair makes.
+// Check compares the table with the result of Repair.
 func (t *Table) Check() ([]endpoint.Difference, error) {
 	t.kernel.Lock()
 	defer t.kernel.Unlock()
@@ -398,26 +391,26 @@ func (t *Table) Check() ([]endpoint.Difference, error) {
 	return []endpoint.Difference{{Subject: "firewall", Key: t.name, Want: t.wanted(p.settings), Have: d.have}}, nil
 }
 
-// wanted is what the table does, in words.
+// wanted describes the table for audits.
 func (t *Table) wanted(s settings) string {
-	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark what is forwarded",
+	words := fmt.Sprintf("drop packets of device groups %#x without a mark in %#x, mark forwarded packets",
 		t.groups, t.marks.Mask)
 	if s.fabric != nil {
 		words += ", " + s.fabric.wanted(s.tracked)
 	}
 	if s.masquerade != nil {
-		words += ", masquerade what pods send beyond the node"
+		words += ", masquerade packets of pods to destinations beyond the node"
 	}
 	return words
 }
 
-// A difference is how the table is not what it is to be.
+// A difference is the first difference between the kernel's table and the plan.
 type difference struct {
-	have    string   // in words; "": nothing
-	changes []change // what sets lack or have too many, if that is all
+	have    string   // description; "": the table is missing
+	changes []change // differences of sets, if there are no others
 }
 
-// and adds what a set has too many, and what it lacks.
+// and adds the difference of one set to d.
 func (d *difference) and(ch change) *difference {
 	if len(ch.remove)+len(ch.more) == 0 {
 		return d
@@ -429,7 +422,7 @@ func (d *difference) and(ch change) *difference {
 	return d
 }
 
-// compare reads the table in a generation and gives nil if it is like the plan.
+// compare reads the table at a generation. It returns nil if the table equals the plan.
 func (t *Table) compare(p plan, generation uint32) (d *difference, err error) {
 	t.seen = nil
 	err = t.conn(func(c *nftables.Conn) error {
@@ -454,8 +447,8 @@ func (t *Table) compareTable(c *nftables.Conn, _ plan) (*difference, error) {
 		return nil, fmt.Errorf("list firewall tables: %w", err)
 	}
 	for _, table := range tables {
-		// One flag puts it to sleep. Repair sets none, so no flag is right; the
-		// library (0.3.0) gives them in the wrong byte order.
+		// A single flag makes the table dormant. Repair sets none, so any flag is a difference. The library (0.3.0) returns
+		// flags in the wrong byte order.
 		if table.Name == t.name && table.Flags != 0 {
 			return &difference{have: fmt.Sprintf("a table with flags %#x, perhaps dormant", table.Flags)}, nil
 		}
@@ -499,7 +492,7 @@ func (t *Table) compareWalls(c *nftables.Conn, p plan) (*difference, error) {
 	return nil, nil
 }
 
-// chainText is where a chain hooks in and what it does at its end, in words.
+// chainText describes type, hook, priority, policy and device of a chain.
 func chainText(ch *nftables.Chain) string {
 	hook, priority, policy := "no hook", "none", "none"
 	if ch.Hooknum != nil {
@@ -514,14 +507,14 @@ func chainText(ch *nftables.Chain) string {
 	return fmt.Sprintf("type %s, %s, priority %s, policy %s, device %q", ch.Type, hook, priority, policy, ch.Device)
 }
 
-// same compares two rules in everything but what their counters have counted.
+// same compares two rules without the values of their counters.
 func same(have, want []expr.Any) bool {
 	return slices.EqualFunc(have, want, func(h, w expr.Any) bool {
 		switch w := w.(type) {
 		case *expr.Counter:
 			_, ok := h.(*expr.Counter)
 			return ok
-		case *expr.Lookup: // the number of a set means something in one transaction only
+		case *expr.Lookup: // the ID of a set is only valid within a transaction
 			h, ok := h.(*expr.Lookup)
 			return ok && h.SetName == w.SetName && h.Invert == w.Invert && h.SourceRegister == w.SourceRegister &&
 				!h.IsDestRegSet

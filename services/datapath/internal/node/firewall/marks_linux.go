@@ -15,19 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markHooks are the hooks between one of our programs and the next.
+// markHooks are the hooks that packets pass between two programs of Sluice.
 var markHooks = map[nftables.ChainHook]string{
 	*nftables.ChainHookPrerouting: "prerouting", *nftables.ChainHookForward: "forward", *nftables.ChainHookPostrouting: "postrouting",
 }
 
-// mostChains is how many chains MarkRules reads. Those of type nat are not
-// among them: they see first packets alone, and kube-proxy has thousands.
+// mostChains is the maximum number of chains that MarkRules reads. It skips chains of type nat: they only process the
+// first packet of a connection, and kube-proxy has thousands.
 const mostChains = 512
 
-// MarkRules names the firewall rules of others that may change bits of the
-// packet mark other than free, one line each with table and chain. The
-// conditions of a rule are not looked at. Rules of iptables-legacy cannot be
-// read this way.
+// MarkRules lists the firewall rules of others that may change bits of the packet mark other than free: one line each,
+// with table and chain. Conditions of rules are ignored. Rules of iptables-legacy cannot be read this way.
 func (t *Table) MarkRules(free uint32) (found []string, err error) {
 	err = t.conn(func(c *nftables.Conn) error {
 		chains, err := c.ListChains()
@@ -76,7 +74,7 @@ type markSearch struct {
 	found  []string
 }
 
-// look reads a chain and those that it leads to.
+// look searches a chain and all chains that it jumps to.
 func (s *markSearch) look(ch *nftables.Chain, hook string) error {
 	name := nameOf(ch.Table, ch.Name)
 	if s.seen[name] || len(s.seen) >= mostChains {
@@ -85,7 +83,7 @@ func (s *markSearch) look(ch *nftables.Chain, hook string) error {
 	s.seen[name] = true
 	rules, err := s.conn.GetRules(ch.Table, ch)
 	if errors.Is(err, unix.ENOENT) {
-		return nil // it is gone
+		return nil // deleted meanwhile
 	}
 	if err != nil {
 		return fmt.Errorf("list the rules of chain %s of table %s: %w", ch.Name, ch.Table.Name, err)
@@ -121,9 +119,9 @@ func familyName(f nftables.TableFamily) string {
 	return "inet"
 }
 
-// markChange says which bits of the packet mark a rule may change, and how.
+// markChange returns which bits of the packet mark a rule may change, and how.
 func markChange(exprs []expr.Any) (how string, changed uint32) {
-	// what a register holds: the mark with some bits changed, or anything else
+	// content of a register: the mark with some bits changed, or anything else
 	type content struct {
 		mark    bool
 		changed uint32
@@ -170,7 +168,7 @@ func markChange(exprs []expr.Any) (how string, changed uint32) {
 // Modes of CONNMARK in linux/netfilter/xt_connmark.h.
 const connmarkRestore = 2
 
-// targetChange reads the targets that iptables-nft leaves in rules.
+// targetChange evaluates the iptables targets that iptables-nft keeps in rules.
 func targetChange(e *expr.Target) (string, uint32) {
 	var info []byte
 	if u, ok := e.Info.(*xt.Unknown); ok {

@@ -17,26 +17,26 @@ import (
 
 const masqueradeName = "masquerade"
 
-// Ports that masqueraded connections get: what Linux gives to connections of the
-// node itself, and above the ports of services.
+// Source ports of masqueraded connections: the kernel's default range for local connections, above the ports of
+// services.
 const (
 	masqueradePortMin = 32768
 	masqueradePortMax = 60999
 )
 
-// Masquerade says which connections leave the node under its own address.
+// Masquerade selects the connections that leave the node with the node's address.
 type Masquerade struct {
-	// Mark of what pods send, within the mask of Marks.
+	// Mark is the mark of packets from pods, within the mask of Marks.
 	Mark uint32
-	// Own are the ranges of this node's pods as they are now.
+	// Own returns the current ranges of this node's pods.
 	Own func() []netip.Prefix
-	// Except are destinations that see the address of the pod.
+	// Except are destinations that see the pod's address.
 	Except []netip.Prefix
-	// Others are the ranges of other nodes until SetOthers says them.
+	// Others are the ranges of other nodes until the first call of SetOthers.
 	Others []netip.Prefix
 }
 
-// SetMasquerade makes the table one with a masquerade from the next Repair on.
+// SetMasquerade enables the masquerade, from the next Repair on.
 func (t *Table) SetMasquerade(m Masquerade) {
 	m.Except, m.Others = slices.Clone(m.Except), slices.Clone(m.Others)
 	t.mu.Lock()
@@ -44,11 +44,10 @@ func (t *Table) SetMasquerade(m Masquerade) {
 	t.set.masquerade = &m
 }
 
-// masqueradeWall is `type nat hook postrouting priority srcnat; policy accept;`. Only
-// what begins a connection gets there, and what it decides holds as long as that.
-// What goes to another pod of the node has lost the mark of pods in the chain of
-// what is forwarded. A TCP segment that begins nothing is of a connection that is
-// older than the masquerade.
+// masqueradeWall is `type nat hook postrouting priority srcnat; policy accept;`. The kernel passes it only the first
+// packet of a connection, and applies the result to the whole connection. Packets to another pod of the node do not
+// match, because the forward chain has replaced their mark. A TCP segment without SYN belongs to a connection that was
+// opened before the masquerade was enabled, and is left alone.
 func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 	policy := nftables.ChainPolicyAccept
 	w := wall{chain: &nftables.Chain{
@@ -75,9 +74,8 @@ func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 	return w
 }
 
-// exceptions are the names, without the family, of the sets of destinations that see
-// the address of the pod. With a fabric, the ranges of other nodes are in a set that
-// its walls ask, too.
+// exceptions returns the names, without the family suffix, of the sets of destinations that see the pod's address. With
+// a fabric, the ranges of other nodes are in a set that the fabric's rules use, too.
 func (s settings) exceptions() []string {
 	if s.fabric != nil {
 		return []string{exceptSet, othersSet}
@@ -85,10 +83,9 @@ func (s settings) exceptions() []string {
 	return []string{exceptSet}
 }
 
-// masqueradeRule is `ip saddr @own4 ip daddr != @except4 counter masquerade to
-// :32768-60999`, or that of IPv6. A port in the range stays if it is free; else the
-// kernel takes one at random. The library (0.3.0) cannot write fully-random beside
-// ports.
+// masqueradeRule is `ip saddr @own4 ip daddr != @except4 counter masquerade to :32768-60999`, or the same for IPv6. The
+// kernel keeps the source port if it is in the range and free, and otherwise picks a random one. The library (0.3.0)
+// cannot combine fully-random with ports.
 func masqueradeRule(f family, exceptions []string) []expr.Any {
 	exprs := append(f.source(),
 		&expr.Lookup{SourceRegister: 1, SetName: ownSet + f.suffix},
@@ -104,9 +101,9 @@ func masqueradeRule(f family, exceptions []string) []expr.Any {
 	)
 }
 
-// Closed names the chains of others that drop what they forward unless a rule of
-// theirs accepts it, as Docker and firewalld have them: no rule of another table
-// lets it through. Chains of iptables-legacy cannot be read this way.
+// Closed lists the chains of others that drop forwarded packets unless one of their own rules accepts them, as with
+// Docker and firewalld. A rule of another table cannot override this. Chains of iptables-legacy cannot be read this
+// way.
 func (t *Table) Closed() (found []string, err error) {
 	err = t.conn(func(c *nftables.Conn) error {
 		chains, err := c.ListChains()
@@ -125,7 +122,7 @@ func (t *Table) Closed() (found []string, err error) {
 				}
 			}
 			if how != "" {
-				found = append(found, fmt.Sprintf("chain %s of table %s %s stops what the node forwards for pods unless a rule in it accepts that: %s",
+				found = append(found, fmt.Sprintf("chain %s of table %s %s drops packets that the node forwards for pods unless one of its rules accepts them: %s",
 					ch.Name, familyName(ch.Table.Family), ch.Table.Name, how))
 			}
 		}
@@ -134,7 +131,7 @@ func (t *Table) Closed() (found []string, err error) {
 	return found, err
 }
 
-// closing finds a rule without a condition that drops or rejects.
+// closing returns a description of a rule without conditions that drops or rejects; "" if there is none.
 func closing(c *nftables.Conn, ch *nftables.Chain) (string, error) {
 	rules, err := c.GetRules(ch.Table, ch)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -154,7 +151,7 @@ func closing(c *nftables.Conn, ch *nftables.Chain) (string, error) {
 			}
 		}
 		if stops && !conditions {
-			return fmt.Sprintf("rule %d of it has no condition", r.Handle), nil
+			return fmt.Sprintf("its rule %d drops or rejects without a condition", r.Handle), nil
 		}
 	}
 	return "", nil

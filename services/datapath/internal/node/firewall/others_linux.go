@@ -21,7 +21,7 @@ type others struct {
 	nodes  []netip.Addr
 }
 
-// A plan is what the table is to hold at one moment: the ranges of the node come and go.
+// A plan is the desired content of the table at one moment. The ranges of the node change over time.
 type plan struct {
 	settings
 	sets []set
@@ -38,25 +38,23 @@ func (t *Table) plan() plan {
 	return plan{s, s.sets()}
 }
 
-// tracks says whether the kernel tracks connections of the node, which it does as soon
-// as a rule of anybody asks for it: then it knows some, if only those of the tunnel.
+// tracks reports whether the kernel tracks connections of the node. It does so as soon as a rule of any table needs it;
+// then there is at least one tracked connection, if only of the tunnel.
 func (t *Table) tracks() (tracks bool) {
 	_ = t.home.Do(func() error {
 		count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
-		// Without the file there is no connection tracking.
+		// Without the file, the kernel has no connection tracking.
 		tracks = err == nil && strings.TrimSpace(string(count)) != "0"
 		return nil
 	})
 	return tracks
 }
 
-// SetOthers says which pod ranges other nodes have, and by which addresses they are
-// reached. One transaction writes the elements of sets that differ from it, and a packet
-// meets the sets of before or those of after; if none differ, nothing is written. A table
-// that differs otherwise is repaired. Without a masquerade or a fabric there is nothing
-// to do.
+// SetOthers sets the pod ranges and addresses of other nodes. It writes the changed set elements in one transaction, so
+// a packet sees either the old sets or the new ones. Without changes nothing is written. If the table differs in
+// anything else, it is repaired. Without a masquerade or a fabric, nothing is written.
 func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
-	// Held from before the table is to be another until it is: Check finds no difference.
+	// Held until the table is written, so that Check does not report the pending change as a difference.
 	t.kernel.Lock()
 	defer t.kernel.Unlock()
 	t.mu.Lock()
@@ -77,12 +75,11 @@ func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
 	if d == nil || len(d.changes) > 0 && t.change(p, d.changes, generation) == nil {
 		return nil
 	}
-	// Also if another wrote to the sets after they were read.
+	// Also if another process changed the sets after they were read.
 	return t.repair(p)
 }
 
-// change writes what sets lack or have too many, in one transaction. They were looked
-// at in a generation.
+// change writes changes of sets, which were read at the generation, in one transaction.
 func (t *Table) change(p plan, changes []change, generation uint32) error {
 	t.seen = nil
 	err := t.conn(func(c *nftables.Conn) error {
@@ -99,15 +96,14 @@ func (t *Table) change(p plan, changes []change, generation uint32) error {
 	return err
 }
 
-// seen is a plan that the table was like, and the generation of the kernel's tables in
-// which it was.
+// seen is a plan that the table was equal to, at a generation of the kernel's ruleset.
 type seen struct {
 	plan       plan
 	generation uint32
 }
 
-// remember notes that the table is like the plan if no transaction but so many of ours
-// has run since a generation.
+// remember records that the table equals the plan, if since the generation the only transactions were ours, whose
+// number is given.
 func (t *Table) remember(p plan, generation, ours uint32) {
 	t.seen = nil
 	if now := t.generation(); generation != 0 && now == generation+ours {
@@ -115,22 +111,22 @@ func (t *Table) remember(p plan, generation, ours uint32) {
 	}
 }
 
-// sinceSeen is how the table differs from a plan, without a look at it: known if it has
-// been like another since which no transaction has run.
+// sinceSeen computes the difference between the table and a plan without reading the table. known is false if the table
+// may have changed since it was last known.
 func (t *Table) sinceSeen(p plan, generation uint32) (d *difference, known bool) {
 	last := t.seen
 	if last == nil || generation == 0 || last.generation != generation ||
 		last.plan.masquerade != p.masquerade || last.plan.fabric != p.fabric {
 		return nil, false
 	}
-	for i, have := range last.plan.sets { // by the same settings, so they are the same ones
+	for i, have := range last.plan.sets { // the settings are the same, so the sets are, too
 		d = d.and(have.change(p.sets[i]))
 	}
 	return d, true
 }
 
-// generation is what each transaction of the namespace raises by 1; 0: not known.
-// Nothing is lost then but time.
+// generation returns the ruleset generation, which each transaction in the namespace increments; 0: unknown. Then the
+// only cost is that the table is read again.
 func (t *Table) generation() uint32 {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: t.home.Fd()})
 	if err != nil {

@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names of sets, to which the suffix of a family belongs.
+// Names of sets, without the suffix of the family.
 const (
 	ownSet    = "own"    // ranges of this node's pods
 	othersSet = "others" // ranges of other nodes
 	exceptSet = "except" // destinations that see the address of a pod
 )
 
-// A family is where its packets have the source; the destination follows.
+// A family describes where its packets have the source address; the destination follows it.
 type family struct {
 	suffix        string // of the names of sets
 	number        byte
@@ -34,7 +34,7 @@ var (
 	ipv6 = family{suffix: "6", number: unix.NFPROTO_IPV6, offset: 8, bytes: 16}
 )
 
-// source is `meta nfproto F` and has the source of the packet in register 1.
+// source is `meta nfproto F`, and loads the packet's source address into register 1.
 func (f family) source() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
@@ -43,7 +43,7 @@ func (f family) source() []expr.Any {
 	}
 }
 
-// sets are those that rules of the table ask.
+// sets returns the sets that the table's rules use.
 func (s settings) sets() (sets []set) {
 	if s.masquerade == nil && s.fabric == nil {
 		return nil
@@ -62,7 +62,7 @@ func (s settings) sets() (sets []set) {
 	return sets
 }
 
-// own are the ranges of this node's pods.
+// own returns the ranges of this node's pods.
 func (s settings) own() []netip.Prefix {
 	if s.fabric != nil {
 		return s.fabric.Own()
@@ -70,7 +70,7 @@ func (s settings) own() []netip.Prefix {
 	return s.masquerade.Own()
 }
 
-// known is what is known of other nodes.
+// known returns the known ranges and addresses of other nodes.
 func (s settings) known() (o others) {
 	if s.others != nil {
 		return *s.others
@@ -84,7 +84,7 @@ func (s settings) known() (o others) {
 	return o
 }
 
-// except are the exceptions of the masquerade that no other set has.
+// except returns the exceptions of the masquerade that are in no other set.
 func (s settings) except() (except []netip.Prefix) {
 	if s.masquerade == nil {
 		return nil
@@ -109,15 +109,14 @@ type set struct {
 	ranges []span
 }
 
-// span is the addresses from first up to the one before end; an invalid end is
-// the one behind the last address of the family.
+// span is the interval from first to the address before end. An invalid end means the end of the family's address
+// space.
 type span struct{ first, end netip.Addr }
 
-// perMessage is how many elements go into one message: a list of them has at most
-// 64 KiB.
+// perMessage is the number of elements per message: a list of elements is limited to 64 KiB.
 const perMessage = 512
 
-// named is the set without elements.
+// named returns the set without elements.
 func (s set) named(table *nftables.Table) *nftables.Set {
 	kind := nftables.TypeIPAddr
 	if s.bits == 128 {
@@ -126,7 +125,7 @@ func (s set) named(table *nftables.Table) *nftables.Set {
 	return &nftables.Set{Table: table, Name: s.name, KeyType: kind, Interval: true}
 }
 
-// add puts the set into a transaction.
+// add adds the creation of the set to a transaction.
 func (s set) add(c *nftables.Conn, table *nftables.Table) error {
 	named := s.named(table)
 	return errors.Join(c.AddSet(named, nil), addElements(c, named, s.ranges))
@@ -139,20 +138,19 @@ func addElements(c *nftables.Conn, named *nftables.Set, ranges []span) (err erro
 	return err
 }
 
-// A change is what a set of the kernel's has too many, and what it lacks.
+// A change holds the elements to remove from a set in the kernel and to add to it.
 type change struct {
 	set          set
 	remove, more []span
 }
 
-// change leads from a set to another.
+// change returns the change from s to another set.
 func (s set) change(to set) change {
 	return change{to, without(s.ranges, to.ranges), without(to.ranges, s.ranges)}
 }
 
-// write puts the change into a transaction. Elements that stay are not touched: before
-// Linux 7.0 a packet can miss, while a transaction ends, an interval that it removes and
-// adds again.
+// write adds the change to a transaction. Unchanged elements are not touched: before Linux 7.0, a packet can miss an
+// interval that a transaction removes and adds again, while the transaction is committed.
 func (ch change) write(c *nftables.Conn, table *nftables.Table) (err error) {
 	named := ch.set.named(table)
 	for some := range slices.Chunk(elements(ch.remove), perMessage) {
@@ -171,8 +169,8 @@ func elements(ranges []span) (all []nftables.SetElement) {
 	return all
 }
 
-// spans are the prefixes of a family in order, without those within others. Neighbours
-// stay apart, so that one that comes or goes changes no other.
+// spans returns the prefixes of a family in order, without prefixes inside others. Adjacent prefixes are not merged, so
+// that adding or removing one does not change another.
 func spans(prefixes []netip.Prefix, bits int) (all []span) {
 	prefixes = slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool { return p.Addr().BitLen() != bits })
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
@@ -187,7 +185,7 @@ func spans(prefixes []netip.Prefix, bits int) (all []span) {
 	return all
 }
 
-// last address of a prefix.
+// last returns the last address of a prefix.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -233,14 +231,14 @@ func (t *Table) compareSets(c *nftables.Conn, p plan) (*difference, error) {
 	return d, nil
 }
 
-// setText is what a set may hold, in words.
+// setText describes the type and flags of a set.
 func setText(s *nftables.Set) string {
 	return fmt.Sprintf("of %s: intervals %t, map %t, with a timeout %t, constant %t, dynamic %t",
 		s.KeyType.Name, s.Interval, s.IsMap, s.HasTimeout, s.Constant, s.Dynamic)
 }
 
-// spansOf reads elements of a set. They are not whole if one of them is no begin or end
-// of an interval as elements makes them.
+// spansOf converts elements of a set to intervals. whole is false if the elements are not pairs of begin and end, as
+// elements creates them.
 func spansOf(have []nftables.SetElement) (all []span, whole bool) {
 	slices.SortFunc(have, func(a, b nftables.SetElement) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
@@ -267,7 +265,7 @@ func spansOf(have []nftables.SetElement) (all []span, whole bool) {
 	return all, true
 }
 
-// without are the spans that others lack.
+// without returns the intervals of all that are not in others.
 func without(all, others []span) (rest []span) {
 	has := make(map[span]struct{}, len(others))
 	for _, s := range others {

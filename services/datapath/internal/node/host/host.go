@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package host keeps what the node has for all endpoints and none of them owns:
-// rules, routes, sysctls, the firewall, the pins of maps, and the host's own
-// addresses in the maps. It changes nothing of an endpoint.
+// Package host manages what the node has for all endpoints together: rules, routes, sysctls, the firewall, the pins of
+// maps, and the host's own addresses in the maps. It does not change endpoints.
 package host
 
 import (
@@ -21,56 +20,53 @@ import (
 type Devices interface {
 	CheckNode() ([]endpoint.Difference, error)
 	RepairNode() error
-	// RemoveRange takes away what the node has for a former pod range.
+	// RemoveRange removes the rules, routes and address of a former pod range.
 	RemoveRange(p netip.Prefix) error
-	// AddrIn finds an address of another device in a pod range.
+	// AddrIn looks for an address of another device in a pod range.
 	AddrIn(p netip.Prefix) (a netip.Addr, device string, err error)
-	// HostAddrs lists the addresses that are the host's.
+	// HostAddrs lists the addresses of the host.
 	HostAddrs() ([]netip.Addr, error)
 }
 
-// Firewall is the node's table of packet filter rules.
+// Firewall is the nftables table of the instance.
 type Firewall interface {
 	Check() ([]endpoint.Difference, error)
 	Repair() error
-	// MarkRules names the rules of others that may change bits of the packet mark
-	// other than free.
+	// MarkRules lists the rules of others that may change bits of the packet mark other than free.
 	MarkRules(free uint32) ([]string, error)
-	// Closed names the chains of others that stop what the node forwards.
+	// Closed lists the chains of others that drop forwarded packets.
 	Closed() ([]string, error)
 }
 
-// Addresses are those of the host in the maps.
+// Addresses are the addresses of the host in the maps.
 type Addresses interface {
 	HostAddrs() ([]netip.Addr, error)
 	SyncHostAddrs(addrs []netip.Addr) error
 }
 
-// Fabric is what leads to other nodes.
+// Fabric manages packet forwarding to other nodes.
 type Fabric interface {
 	Check() ([]endpoint.Difference, error)
 	Repair() error
-	// Warnings name what keeps packets from other nodes, or may.
+	// Warnings lists problems that block packets from other nodes, or may.
 	Warnings() []string
 }
 
-// Pins lead from the file system to the maps.
+// Pins are the pins of the maps in the bpffs.
 type Pins interface {
-	// Audit names the pins that do not lead to the map in use, and with repair puts
-	// them back.
+	// Audit returns the pins that do not refer to the map in use. With repair, it restores them.
 	Audit(repair bool) ([]string, error)
 }
 
-// Options are what Host keeps.
+// Options are the dependencies of Host.
 type Options struct {
 	Devices   Devices
 	Firewall  Firewall
 	Addresses Addresses
 	Fabric    Fabric // nil: no packets travel to other nodes
-	Pins      Pins   // nil: the maps have none
+	Pins      Pins   // nil: the maps are not pinned
 	Ranges    *podrange.Set
-	// Changed is called when addresses or default routes of the node may be others;
-	// nil: nobody is told.
+	// Changed is called when addresses or default routes of the node may have changed; nil: not called.
 	Changed func()
 	Log     *slog.Logger
 }
@@ -78,13 +74,13 @@ type Options struct {
 // Host implements endpoint.Host.
 type Host struct {
 	o        Options
-	warnings atomic.Pointer[[]string] // nil before the first look
+	warnings atomic.Pointer[[]string] // nil before the first CheckWarnings
 }
 
-// New looks at nothing yet.
+// New returns a Host. It does not read or change the kernel.
 func New(o Options) *Host { return &Host{o: o} }
 
-// Changed says that addresses or default routes of the node may be others.
+// Changed reports that addresses or default routes of the node may have changed.
 func (h *Host) Changed() {
 	if h.o.Changed != nil {
 		h.o.Changed()
@@ -146,7 +142,7 @@ func (h *Host) Repair() error {
 	return errors.Join(errs...)
 }
 
-// SyncAddrs brings the host's addresses into the maps.
+// SyncAddrs writes the host's addresses to the maps.
 func (h *Host) SyncAddrs() error {
 	defer h.Changed()
 	addrs, err := h.o.Devices.HostAddrs()
@@ -156,7 +152,7 @@ func (h *Host) SyncAddrs() error {
 	return h.o.Addresses.SyncHostAddrs(addrs)
 }
 
-// RemoveRange takes away what the node has for a former pod range.
+// RemoveRange removes the rules, routes and address of a former pod range.
 func (h *Host) RemoveRange(p netip.Prefix) error {
 	return errors.Join(h.o.Devices.RemoveRange(p), h.SyncAddrs())
 }

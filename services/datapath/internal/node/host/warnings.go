@@ -14,12 +14,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
 )
 
-// realtimeFile says "1" on a kernel with PREEMPT_RT, and is missing elsewhere.
+// realtimeFile contains "1" on a kernel with PREEMPT_RT, and is missing on other kernels.
 const realtimeFile = "/sys/kernel/realtime"
 
-// Warnings name what others have set up on the node that limits what the
-// programs can guarantee, one line each, as of the last audit, and what keeps
-// packets from other nodes, as of now.
+// Warnings lists, one per line, foreign configuration of the node that limits the guarantees of the programs, as of the
+// last audit, and current problems that block packets from other nodes.
 func (h *Host) Warnings() []string {
 	warnings := h.limits()
 	if h.o.Fabric != nil {
@@ -28,7 +27,7 @@ func (h *Host) Warnings() []string {
 	return warnings
 }
 
-// limits are what the last CheckWarnings has found.
+// limits returns the result of the last CheckWarnings.
 func (h *Host) limits() []string {
 	if w := h.warnings.Load(); w != nil {
 		return slices.Clone(*w)
@@ -36,7 +35,7 @@ func (h *Host) limits() []string {
 	return nil
 }
 
-// CheckWarnings looks for what Warnings names, and logs what is new.
+// CheckWarnings updates the warnings about the node, and logs new ones.
 func (h *Host) CheckWarnings() error {
 	list, err := h.o.Firewall.MarkRules(netdev.MarkFree)
 	if err != nil {
@@ -44,7 +43,7 @@ func (h *Host) CheckWarnings() error {
 	}
 	closed, err := h.o.Firewall.Closed()
 	if err != nil {
-		return fmt.Errorf("look for firewall chains that stop what is forwarded: %w", err)
+		return fmt.Errorf("look for firewall chains that drop forwarded packets: %w", err)
 	}
 	list = append(list, closed...)
 	rt, err := realtime(realtimeFile)
@@ -59,7 +58,7 @@ func (h *Host) CheckWarnings() error {
 	h.warnings.Store(&list)
 	for _, w := range list {
 		if !slices.Contains(before, w) {
-			h.o.Log.Warn("the node limits what the programs guarantee", "why", w)
+			h.o.Log.Warn("the node's configuration limits the guarantees of the programs", "why", w)
 		}
 	}
 	return nil

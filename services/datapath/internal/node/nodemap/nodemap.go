@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodemap writes and reads the maps of nodes: how each other node is
-// reached, by its number, and which node has an address of the network between
-// them. It does not know why a packet goes one way or another.
+// Package nodemap reads and writes the maps of nodes: the next hops to each other node, by node ID, and which node has
+// an underlay address. It does not decide on next hops.
 package nodemap
 
 import (
@@ -19,32 +18,32 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Flags say how packets travel on a way.
+// Flags describe how packets travel to a node.
 type Flags uint16
 
-// Flags of a way. Without Overlay a packet travels as it is.
+// Flags of a next hop. Without Overlay, packets are sent without encapsulation.
 const (
-	// Overlay: in the tunnel, whose device the way names.
+	// Overlay: in the tunnel, through the device in the next hop.
 	Overlay Flags = 1 << iota
-	// Underlay6: the packets around those in the tunnel are IPv6.
+	// Underlay6: the outer packets of the tunnel are IPv6.
 	Underlay6
-	// Hop: the node is the next hop on the way's device.
+	// Hop: the node is directly reachable on the device.
 	Hop
-	// Lookup: the kernel's routes say the device and the next hop.
+	// Lookup: the program looks up device and gateway in the kernel's routes.
 	Lookup
 
-	native // of the element of this node
+	native // in the element of this node
 
-	// Fragments: the packets of the tunnel may be fragmented.
+	// Fragments: the outer packets may be fragmented.
 	Fragments
 
-	byStack // of the element of this node
+	byStack // in the element of this node
 )
 
-// NextHop is how packets for the pods of a node leave this node; zero: they do not leave.
+// NextHop is how packets to the pods of a node leave this node; zero: they do not leave.
 type NextHop struct {
 	Ifindex uint32
-	// MTU is the largest IP packet of a pod, in bytes.
+	// MTU is the size of the largest IP packet of a pod, in bytes.
 	MTU   uint16
 	Flags Flags
 }
@@ -53,59 +52,56 @@ func (w NextHop) packed() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 
 
 func wayOf(word uint64) NextHop { return NextHop{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
 
-// Node is where another node is.
+// Node holds the addresses of another node.
 type Node struct {
-	// IPv4 and IPv6 are where packets are sent to; invalid: nowhere.
+	// IPv4 and IPv6 are the destinations of packets to the node; invalid: none.
 	IPv4, IPv6 netip.Addr
 	// Addrs are all addresses that its packets may come from.
 	Addrs []netip.Addr
 }
 
-// Entry is what the maps have of a node.
+// Entry is the state of a node in the maps.
 type Entry struct {
 	Node
-	// NextHops of IPv4 and of IPv6 packets.
+	// NextHops of IPv4 and IPv6 packets.
 	NextHops [2]NextHop
 }
 
-// Local is what the programs know of this node.
+// Local is the state of this node in the maps.
 type Local struct {
-	// Overlay or Native: how packets travel between pods of two nodes; neither: not
-	// at all.
+	// Overlay or Native is set if packets travel between pods of two nodes.
 	Overlay, Native bool
-	// ByStack, with Native: packets between pods of two nodes go by the host's stack.
+	// ByStack, with Native: packets between pods of two nodes pass the host stack.
 	ByStack bool
-	// TunnelIfindex is the tunnel device, 0 without Overlay or while it is missing.
+	// TunnelIfindex is the tunnel device; 0 without Overlay or while the device is missing.
 	TunnelIfindex uint32
-	// Sources are the places, plus 1, of the addresses that packets to backends
-	// elsewhere come from; 0: there is none.
+	// Sources are the address IDs of the sources of packets to backends on other nodes; 0: none.
 	Sources [Sources]uint16
 }
 
-// Kinds of addresses that packets of senders outside get on their way to a backend
-// elsewhere, of IPv4; those of IPv6 are one more.
+// Indices of Sources for IPv4: the source addresses that external packets get on their way to a backend on another
+// node. The index for IPv6 is one higher.
 const (
-	SourceOverlay = 0 // SL_SOURCE_OVERLAY: into the tunnel
-	SourceUplink  = 2 // SL_SOURCE_UPLINK: as they are
-	Sources       = 4 // how many there are
+	SourceOverlay = 0 // SL_SOURCE_OVERLAY: through the tunnel
+	SourceUplink  = 2 // SL_SOURCE_UPLINK: without a tunnel
+	Sources       = 4 // number of indices
 )
 
-// Limits of the maps.
 const (
 	MaxNumber = 1<<14 - 1
 	MaxAddrs  = 16 // of one node
 )
 
-// Maps are the maps of nodes. Its methods may be called concurrently.
+// Maps are the maps of nodes. Their methods may be called concurrently.
 type Maps struct {
 	gate  pin.Gate
 	addrs *ebpf.Map
-	nodes []byte // of sl_node
+	nodes []byte // value of sl_node
 
-	owned map[netip.Addr]uint16 // of addrs, once it was read; guarded by gate
+	owned map[netip.Addr]uint16 // content of addrs, nil before the first read; guarded by gate
 }
 
-// Open finds the maps of nodes among all. It writes nothing.
+// Open finds the maps of nodes. It writes nothing.
 func Open(pm *pin.Maps) *Maps {
 	return &Maps{
 		gate:  pin.Gate{ValidateOnly: pm.ValidateOnly},
@@ -113,12 +109,12 @@ func Open(pm *pin.Maps) *Maps {
 	}
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (m *Maps) Close() { m.gate.Close() }
 
 const nodeSize = 64
 
-// Places in the value of sl_node.
+// Offsets in an element of sl_node.
 const (
 	placeIPv6 = 16
 	placeIPv4 = 32
@@ -134,15 +130,14 @@ func (m *Maps) nextHop(number uint16, family int) *uint64 {
 
 func check(number uint16) error {
 	if number == 0 || number > MaxNumber {
-		return fmt.Errorf("%w: %d is no number of a node", pin.ErrInvalid, number)
+		return fmt.Errorf("%w: %d is not a node ID", pin.ErrInvalid, number)
 	}
 	return nil
 }
 
-// SetNode says where a node is. It has no way until SetNextHops gives it one. Addresses
-// that packets are sent to stay as long as the number: others are pin.ErrExists.
-// Another node's address among Addrs is pin.ErrExists, too; the rest is written
-// all the same.
+// SetNode writes the addresses of a node. Packets are sent to it only after SetNextHops. IPv4 and IPv6 cannot change
+// while the node ID is in use: other values return pin.ErrExists. If another node has an address in Addrs, SetNode
+// returns pin.ErrExists, too, but writes the remaining addresses.
 func (m *Maps) SetNode(number uint16, n Node) error {
 	if err := check(number); err != nil {
 		return err
@@ -152,11 +147,11 @@ func (m *Maps) SetNode(number uint16, n Node) error {
 	}
 	for _, a := range slices.Concat(n.Addrs, []netip.Addr{n.IPv4, n.IPv6}) {
 		if a.Is4In6() || a.Zone() != "" {
-			return fmt.Errorf("%w: %v is no address of a node", pin.ErrInvalid, a)
+			return fmt.Errorf("%w: %v is not valid as the address of a node", pin.ErrInvalid, a)
 		}
 	}
 	if n.IPv4.IsValid() && !n.IPv4.Is4() || n.IPv6.IsValid() && !n.IPv6.Is6() {
-		return fmt.Errorf("%w: %v and %v are not of their families", pin.ErrInvalid, n.IPv4, n.IPv6)
+		return fmt.Errorf("%w: %v is not IPv4, or %v is not IPv6", pin.ErrInvalid, n.IPv4, n.IPv6)
 	}
 	if err := m.gate.Lock(); err != nil {
 		return err
@@ -210,7 +205,7 @@ func (n *Node) readAddrs(b []byte) {
 	}
 }
 
-// SetNextHops says how packets for the pods of a node leave, by one store a family.
+// SetNextHops writes the next hops to a node, with one store per family.
 func (m *Maps) SetNextHops(number uint16, ipv4, ipv6 NextHop) error {
 	if err := check(number); err != nil {
 		return err
@@ -225,8 +220,7 @@ func (m *Maps) SetNextHops(number uint16, ipv4, ipv6 NextHop) error {
 	return nil
 }
 
-// RemoveNode removes a node. Nothing may name its number by then. One that is not
-// there is no error.
+// RemoveNode removes a node. No entry may refer to its node ID any more. A missing node is not an error.
 func (m *Maps) RemoveNode(number uint16) error {
 	if err := check(number); err != nil {
 		return err
@@ -252,7 +246,7 @@ func (m *Maps) RemoveNode(number uint16) error {
 	return errors.Join(errs...)
 }
 
-// SetLocal says what this node is, by two stores.
+// SetLocal writes the state of this node, with two stores.
 func (m *Maps) SetLocal(l Local) error {
 	if err := m.gate.Lock(); err != nil {
 		return err
@@ -279,7 +273,7 @@ func (m *Maps) SetLocal(l Local) error {
 	return nil
 }
 
-// Local is what the programs know of this node.
+// Local returns the state of this node.
 func (m *Maps) Local() (Local, error) {
 	if err := m.gate.RLock(); err != nil {
 		return Local{}, err
@@ -294,7 +288,7 @@ func (m *Maps) Local() (Local, error) {
 	return l, nil
 }
 
-// Nodes are the nodes that the maps have, by number.
+// Nodes returns all nodes in the maps, by node ID.
 func (m *Maps) Nodes() (map[uint16]Entry, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
@@ -326,8 +320,7 @@ func (m *Maps) Nodes() (map[uint16]Entry, error) {
 	return nodes, nil
 }
 
-// owners are all addresses with the numbers of their nodes. The caller holds the gate
-// for changes.
+// owners returns all addresses with their node IDs. The caller holds the gate for writing.
 func (m *Maps) owners() (_ map[netip.Addr]uint16, err error) {
 	if m.owned == nil {
 		m.owned, err = m.list()
@@ -335,7 +328,7 @@ func (m *Maps) owners() (_ map[netip.Addr]uint16, err error) {
 	return m.owned, err
 }
 
-// insert writes an address once.
+// insert writes an address that must not exist yet.
 func (m *Maps) insert(a netip.Addr, number uint16) error {
 	if err := pin.InsertOnce(m.addrs, keyOf(a), uint32(number)); err != nil {
 		return fmt.Errorf("address %v: %w", a, err)
@@ -382,7 +375,7 @@ func addrOf(key bpf.MapsSlNodeAddr) netip.Addr {
 	return netip.AddrFrom16(key.Addr)
 }
 
-// String is the way in words.
+// String describes the next hop.
 func (w NextHop) String() string {
 	if w == (NextHop{}) {
 		return "none"

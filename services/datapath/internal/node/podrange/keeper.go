@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 )
 
-// The places between the steps of a change.
+// Fault points between the steps of a change.
 var (
 	faultAddEntry    = fault.Register("datapath/ranges/add-entry")
 	faultAddNode     = fault.Register("datapath/ranges/add-node")
@@ -28,13 +28,13 @@ var (
 	faultRemoveEntry = fault.Register("datapath/ranges/remove-entry")
 )
 
-// Range is what the source says of a range.
+// Range is the source's information about a range.
 type Range struct {
-	Node    netip.Addr // the node's own address in it
-	Primary bool       // that address is the node's overlay address
+	Node    netip.Addr // the node's own address in the range
+	Primary bool       // Node is the node's overlay address
 }
 
-// Source has the ranges.
+// Source provides the ranges.
 type Source = watch.Source[netip.Prefix, Range]
 
 // Entries are the ranges in the ipcache.
@@ -43,26 +43,26 @@ type Entries interface {
 	DropRange(p netip.Prefix) error
 }
 
-// Host is what the node has for its ranges.
+// Host manages the node's rules, routes and addresses of its ranges.
 type Host interface {
-	// Repair makes what the node is to have for the ranges of the set.
+	// Repair creates what is missing for the ranges of the set.
 	Repair() error
-	// RemoveRange takes away what it has for a range that is none of the set's.
+	// RemoveRange removes what the node has for a range that is no longer in the set.
 	RemoveRange(p netip.Prefix) error
-	// AddrIn finds an address of the node's devices in a range, but for its own
-	// one there, and says which device has it.
+	// AddrIn looks for an address of the node's devices in a range, other than the node's own address of the range, and
+	// returns it with its device.
 	AddrIn(p netip.Prefix) (a netip.Addr, device string, err error)
 }
 
-// Endpoints live in the ranges.
+// Endpoints are the endpoints with addresses in the ranges.
 type Endpoints interface {
-	// CloseRange closes a range unless an endpoint has an address of it.
+	// CloseRange closes a range unless an endpoint has an address in it.
 	CloseRange(p netip.Prefix) bool
 }
 
 // Options of a Keeper.
 type Options struct {
-	Set       *Set // with the ranges that the ipcache has
+	Set       *Set // with the ranges in the ipcache
 	Source    Source
 	Entries   Entries
 	Host      Host
@@ -70,19 +70,18 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Keeper keeps the set equal to a source. A range that the source has not any
-// more stays while an endpoint lives in it.
+// Keeper keeps the set equal to a source. A range that the source removed stays until no endpoint has an address in it.
 type Keeper struct {
 	Options
 	known   chan struct{} // closed when there is a range
 	overlay chan struct{} // closed when there are overlay addresses
 
 	mu      sync.Mutex
-	here    map[netip.Prefix]struct{} // guarded by mu; of which the kernel may have something
-	wanted  map[netip.Prefix]Range    // guarded by mu; what the source has
-	going   map[netip.Prefix]struct{} // guarded by mu; what it has not any more
-	refused map[netip.Prefix]error    // guarded by mu; of wanted
-	away    error                     // guarded by mu; why the source is
+	here    map[netip.Prefix]struct{} // guarded by mu; ranges of which the kernel may have state
+	wanted  map[netip.Prefix]Range    // guarded by mu; ranges of the source
+	going   map[netip.Prefix]struct{} // guarded by mu; ranges that the source removed
+	refused map[netip.Prefix]error    // guarded by mu; rejected ranges of wanted
+	away    error                     // guarded by mu; last error of the source
 }
 
 // New returns a Keeper that does nothing before Run.
@@ -101,11 +100,10 @@ func New(o Options) *Keeper {
 	return k
 }
 
-// Known is closed when the node has, or has had, a pod range.
+// Known is closed once the node has, or had, a pod range.
 func (k *Keeper) Known() <-chan struct{} { return k.known }
 
-// Overlay is closed when the node has overlay addresses: those that the source has said, or
-// those that an earlier process used.
+// Overlay is closed once the node has overlay addresses, from the source or from a previous process.
 func (k *Keeper) Overlay() <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -113,7 +111,7 @@ func (k *Keeper) Overlay() <-chan struct{} {
 	return k.overlay
 }
 
-// noteOverlay closes overlay when there are overlay addresses. mu is held.
+// noteOverlay closes overlay if there are overlay addresses. Called with mu held.
 func (k *Keeper) noteOverlay() {
 	select {
 	case <-k.overlay:
@@ -198,7 +196,7 @@ func (k *Keeper) Failed(_ context.Context, why error) error {
 	return nil
 }
 
-// retry does what had to wait.
+// retry repeats postponed work.
 func (k *Keeper) retry(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -211,7 +209,7 @@ func (k *Keeper) retry(ctx context.Context) {
 	}
 }
 
-// reconsider adds the ranges that were refused if nothing is in their way any more.
+// reconsider adds ranges that were rejected if the reason no longer exists.
 func (k *Keeper) reconsider(ctx context.Context) error {
 	var errs []error
 	for p := range k.refused {
@@ -220,8 +218,8 @@ func (k *Keeper) reconsider(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// comes makes a range one of the node's: first its entry, which drops what has
-// no endpoint, then what the node has for it, then it is open. mu is held.
+// comes adds a range: first its ipcache entry, which drops packets to unassigned addresses, then the node's rules and
+// routes; then endpoints can use it. Called with mu held.
 func (k *Keeper) comes(ctx context.Context, p netip.Prefix) error {
 	delete(k.going, p)
 	if k.Set.isOpen(p) {
@@ -254,40 +252,40 @@ func (k *Keeper) comes(ctx context.Context, p netip.Prefix) error {
 	return nil
 }
 
-// postpone makes reconsider try again.
+// postpone schedules another attempt.
 func (k *Keeper) postpone(p netip.Prefix, err error) error {
 	k.refused[p] = err
 	return err
 }
 
-// special are ranges that no pod can have.
+// special are ranges that pods cannot use.
 var special = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/96"), netip.MustParsePrefix("::ffff:0:0/96"),
 	netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 }
 
-// Check says why a prefix can be the range of no node's pods.
+// Check returns an error if a prefix cannot be a pod range on any node.
 func Check(p netip.Prefix) error {
 	if !p.IsValid() || p != p.Masked() || p.Bits() > p.Addr().BitLen()-2 {
 		return fmt.Errorf("%v is not a masked prefix with room for a pod", p)
 	}
 	for _, q := range special {
 		if p.Overlaps(q) {
-			return fmt.Errorf("%v overlaps %v, which no pod can have", p, q)
+			return fmt.Errorf("%v overlaps %v, which pods cannot use", p, q)
 		}
 	}
 	return nil
 }
 
-// check says why a range cannot be the node's. This process has rights that the
-// source has not: a range cuts off whoever has an address of it and is no pod.
+// check returns an error if a range cannot be used on this node. This process has more privileges than the source and
+// validates its data: a pod range disconnects every host with an address in it that is not a pod.
 func (k *Keeper) check(p netip.Prefix) error {
 	if err := Check(p); err != nil {
 		return err
 	}
 	if own := k.wanted[p].Node; own != NodeAddr(p) {
-		return fmt.Errorf("%v: the node's own address in it is %v there, and %v here", p, own, NodeAddr(p))
+		return fmt.Errorf("%v: the source gives the node the address %v in it, but the node uses %v", p, own, NodeAddr(p))
 	}
 	for _, q := range k.Set.All() {
 		if p != q && p.Overlaps(q) {
@@ -301,8 +299,8 @@ func (k *Keeper) check(p netip.Prefix) error {
 	return err
 }
 
-// goes takes a range away, unless an endpoint lives in it: first it is closed, then
-// what the node has for it goes, then its entry. mu is held.
+// goes removes a range unless an endpoint has an address in it: it closes the range, then removes the node's rules and
+// routes, then the ipcache entry. Called with mu held.
 func (k *Keeper) goes(ctx context.Context, p netip.Prefix) error {
 	delete(k.wanted, p)
 	delete(k.refused, p)
@@ -329,7 +327,7 @@ func (k *Keeper) goes(ctx context.Context, p netip.Prefix) error {
 	return nil
 }
 
-// Problems say what an ADD that needs the ranges waits for.
+// Problems lists the reasons why an ADD that needs the ranges has to wait.
 func (k *Keeper) Problems() (texts []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -245,13 +245,13 @@ func TestARangeStaysWhileAnEndpointLivesInIt(t *testing.T) {
 func TestARangeThatCannotBeTheNodesIsRefusedByName(t *testing.T) {
 	for text, s := range map[string]string{
 		"10.1.0.0/16 overlaps the pod range 10.1.0.0/24":                        "10.1.0.0/16",
-		"127.1.0.0/24 overlaps 127.0.0.0/8, which no pod can have":              "127.1.0.0/24",
-		"0.0.0.0/0 overlaps 0.0.0.0/8, which no pod can have":                   "0.0.0.0/0",
+		"127.1.0.0/24 overlaps 127.0.0.0/8, which pods cannot use":              "127.1.0.0/24",
+		"0.0.0.0/0 overlaps 0.0.0.0/8, which pods cannot use":                   "0.0.0.0/0",
 		"10.9.0.0/24 holds 10.9.0.7, an address of eth7":                        "10.9.0.0/24",
 		"10.3.0.0/31 is not a masked prefix with room for a pod":                "10.3.0.0/31",
 		"10.3.0.0/24: the node's own address in it is 10.3.0.9 there":           "10.3.0.0/24",
-		"::ffff:10.3.0.0/120 overlaps ::ffff:0.0.0.0/96, which no pod can have": "::ffff:10.3.0.0/120",
-		"fe80::/64 overlaps fe80::/10, which no pod can have":                   "fe80::/64",
+		"::ffff:10.3.0.0/120 overlaps ::ffff:0.0.0.0/96, which pods cannot use": "::ffff:10.3.0.0/120",
+		"fe80::/64 overlaps fe80::/10, which pods cannot use":                   "fe80::/64",
 	} {
 		keep(t, []string{"10.1.0.0/24"}, func(n *node, k *Keeper) {
 			n.foreign = netip.MustParseAddr("10.9.0.7")

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package podrange keeps the node's pod ranges: which there are at this moment,
-// and how one comes and goes while pods run.
+// Package podrange manages the node's pod ranges, and adds and removes ranges while pods run.
 //
-// The ipcache remembers them. A range is there before anything else of it, and
-// until nothing else of it is left, so that a process that was killed, or that
-// starts while sluice-ipam is away, finds every range that the node may have.
+// The ipcache stores the ranges. The ipcache entry of a range is created first and removed last, so that after a kill,
+// or a start while sluice-ipam is away, the process finds every range that the node may have.
 package podrange
 
 import (
@@ -15,28 +13,27 @@ import (
 	"sync"
 )
 
-// NodeAddr is the node's own address in a range, the second of it.
+// NodeAddr returns the node's own address in a range, the second address.
 func NodeAddr(p netip.Prefix) netip.Addr { return p.Addr().Next() }
 
-// Set is the ranges of the node. It may be used concurrently; what it returns is
-// the caller's.
+// Set holds the ranges of the node. It is safe for concurrent use, and its methods return copies.
 type Set struct {
 	changes bool
 
 	mu   sync.RWMutex
 	all  []netip.Prefix // guarded by mu
-	open []netip.Prefix // guarded by mu; those of all in which endpoints may be made
-	// primary are the ranges whose own addresses are the node's overlay addresses, one
-	// of a family; guarded by mu; not all need be among all.
+	open []netip.Prefix // guarded by mu; ranges in which endpoints can be created
+	// primary are the ranges whose own addresses are the node's overlay addresses, one per family; guarded by mu; may
+	// contain ranges that are not in all.
 	primary map[bool]netip.Prefix
-	// remembered are the families whose primary range an earlier process has left, and
-	// the source has not named yet; guarded by mu.
+	// remembered are the families whose primary range comes from a previous process and is not confirmed by the source;
+	// guarded by mu.
 	remembered map[bool]bool
-	known      bool // guarded by mu; primary is what the source has
+	known      bool // guarded by mu; primary comes from the source
 }
 
-// Of returns a set of ranges that are all open and, if no Keeper changes them,
-// all that there ever are: then the first of each family is primary.
+// Of returns a set with all ranges open. If changes is false, no Keeper changes the set, and the first range of each
+// family is primary.
 func Of(ranges []netip.Prefix, changes bool) *Set {
 	s := &Set{
 		changes: changes, all: slices.Clone(ranges), open: slices.Clone(ranges),
@@ -51,17 +48,17 @@ func Of(ranges []netip.Prefix, changes bool) *Set {
 	return s
 }
 
-// Changes says whether a range may come.
+// Changes reports whether the ranges can change.
 func (s *Set) Changes() bool { return s.changes }
 
-// All are the ranges that the node is to have rules, routes and an address for.
+// All returns the ranges for which the node needs rules, routes and an address.
 func (s *Set) All() []netip.Prefix {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.Clone(s.all)
 }
 
-// NodeAddrs are the node's own addresses in all ranges.
+// NodeAddrs returns the node's own addresses in all ranges.
 func (s *Set) NodeAddrs() []netip.Addr {
 	var addrs []netip.Addr
 	for _, p := range s.All() {
@@ -72,11 +69,10 @@ func (s *Set) NodeAddrs() []netip.Addr {
 	return addrs
 }
 
-// OverlayAddrs are the overlay addresses of the node, at most one of a family, IPv4
-// first: its own addresses in the primary ranges. They stay the same while ranges come
-// and go beside these. They are not known before the source has said which ranges are
-// primary, unless the node has no range at all: until then they are those that Remember
-// was told. A family whose primary range the node does not have yet has none.
+// OverlayAddrs returns the overlay addresses of the node, at most one per family, IPv4 first: its own addresses in the
+// primary ranges. They do not change when other ranges are added or removed. A family whose primary range the node does
+// not have yet has no overlay address. known is false until the source has announced the primary ranges, unless the
+// node has no range; until then, the addresses of Remember are returned.
 func (s *Set) OverlayAddrs() (addrs []netip.Addr, known bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -88,9 +84,9 @@ func (s *Set) OverlayAddrs() (addrs []netip.Addr, known bool) {
 	return addrs, s.known || len(s.all) == 0
 }
 
-// Remember says which overlay addresses an earlier process used. Their ranges are primary
-// until the source has said which are. An address that is not the node's own in one of its
-// ranges is left out, and so is all of it where the configuration has the ranges.
+// Remember sets the overlay addresses that a previous process used. Their ranges are primary until the source has
+// announced the primary ranges. Addresses that are not the node's own in one of its ranges are ignored. With configured
+// ranges, all are ignored.
 func (s *Set) Remember(overlay []netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +101,7 @@ func (s *Set) Remember(overlay []netip.Addr) {
 	}
 }
 
-// setPrimary makes the range of a family primary; false: it is already.
+// setPrimary makes a range the primary range of its family. It returns false if it already was.
 func (s *Set) setPrimary(p netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +112,8 @@ func (s *Set) setPrimary(p netip.Prefix) bool {
 	return changes
 }
 
-// listed says that the source has named every primary range, so that what was remembered
-// ends; false: it had before.
+// listed records that the source has announced all primary ranges, and discards remembered ones. It returns false if
+// this was already recorded.
 func (s *Set) listed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +126,7 @@ func (s *Set) listed() bool {
 	return first
 }
 
-// Of is the range that holds an address.
+// Of returns the range that contains an address.
 func (s *Set) Of(a netip.Addr) (netip.Prefix, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -140,14 +136,14 @@ func (s *Set) Of(a netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// Open says whether an endpoint may be made with an address.
+// Open reports whether an endpoint can be created with an address.
 func (s *Set) Open(a netip.Addr) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.ContainsFunc(s.open, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Close ends the making of endpoints in a range.
+// Close prevents the creation of endpoints in a range.
 func (s *Set) Close(p netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

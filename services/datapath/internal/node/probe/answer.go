@@ -12,14 +12,14 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Bounds of what is read from one socket: a flood from outside costs the node no
-// more than that. What does not fit into the socket's buffer during a pause is lost.
+// Limits on reading from one socket, so that a flood costs the node no more than that. Packets that exceed the socket's
+// buffer during a pause are lost.
 const (
 	maxReads  = 10000 // packets per second
 	readPause = 10 * time.Millisecond
 )
 
-// read takes what a socket gets until it is closed.
+// read handles the packets of a socket until it is closed.
 func (p *Prober) read(conn Conn) {
 	var buf []byte
 	b := make([]byte, 1<<16)
@@ -31,7 +31,7 @@ func (p *Prober) read(conn Conn) {
 		}
 		now := time.Now()
 		if now.Before(budget.take(now)) {
-			time.Sleep(readPause) // the bound itself: nothing is waited for
+			time.Sleep(readPause) // enforces the rate limit
 		}
 		if err != nil {
 			p.o.Log.Debug("read a probe", log.Err(err))
@@ -44,8 +44,7 @@ func (p *Prober) read(conn Conn) {
 	}
 }
 
-// receive takes a payload. ok: out is the answer to it. What was sent to many nodes
-// at once is answered by none.
+// receive handles a payload. If ok, out is the answer to it. Packets to multicast addresses are not answered.
 func (p *Prober) receive(b []byte, from netip.AddrPort, to netip.Addr, now time.Time) (out outgoing, ok bool) {
 	got, err := parse(b)
 	p.mu.Lock()
@@ -87,7 +86,7 @@ func (p *Prober) receive(b []byte, from netip.AddrPort, to netip.Addr, now time.
 	return outgoing{}, false
 }
 
-// accept takes the answer to a question. mu is held.
+// accept handles the answer to a probe. Called with mu held.
 func (p *Prober) accept(q *asked, now time.Time) {
 	way := q.path
 	delete(p.asked, q.nonce)
@@ -105,7 +104,7 @@ func (p *Prober) accept(q *asked, now time.Time) {
 	case was == Unreachable:
 		l.Info("node answers again")
 	case way.sizes.limited() && !limited:
-		l.Warn("path MTU below what is expected")
+		l.Warn("path MTU below the expected MTU")
 	case limited && way.sizes.good == way.sizes.expected:
 		l.Info("path MTU as expected again")
 	}

@@ -5,14 +5,14 @@ package probe
 
 import "time"
 
-// pace lets something happen once per gap, and burst times in a row after a rest.
+// pace is a rate limiter: one event per gap, with bursts of up to burst events.
 type pace struct {
 	gap   time.Duration
 	burst int
-	last  time.Time // when it would have happened last, had it happened gap by gap
+	last  time.Time // theoretical time of the last event
 }
 
-// take lets it happen if now is not before the time that it returns.
+// take consumes one event if now is not before the returned time.
 func (p *pace) take(now time.Time) (free time.Time) {
 	if free = p.last.Add(-p.gap * time.Duration(p.burst-1)); now.Before(free) {
 		return free
@@ -24,7 +24,7 @@ func (p *pace) take(now time.Time) (free time.Time) {
 	return now
 }
 
-// queue has paths, the one that is due first in front. It implements heap.Interface.
+// queue holds paths, ordered by the time of the next probe. It implements heap.Interface.
 type queue []*path
 
 // Len implements heap.Interface.

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A packet is a UDP payload, integers in network byte order:
+// A packet is a UDP payload, with integers in network byte order:
 //
 //	0   magic "slpb"
 //	4   version, 1
@@ -19,13 +19,13 @@ import (
 //	8   run of the asking process, random
 //	16  sequence number of the question in that run
 //	24  nonce, random
-//	40  of an answer: how long ago the answering node heard from the store, in seconds
-//	    and one more; 0: it does not say so
+//	40  of an answer: how long ago the answering node heard from the store, in seconds plus 1;
+//	    0: unknown
 //	44  zeros up to the length
 //
-// An answer is the question with another kind and its own bytes 40 to 44: what only the
-// asker knows comes back, and it is exactly as large. Datapaths of earlier versions send
-// questions of 40 bytes, and zeros in their answers.
+// An answer is a copy of the question with another kind and its own bytes 40 to 44: it returns the random values that
+// only the asker knows, and has the same size. Datapaths of earlier versions send questions of 40 bytes, and zeros in
+// their answers.
 const (
 	headerSize = 44
 	formerSize = 40
@@ -33,7 +33,6 @@ const (
 	version    = 1
 )
 
-// The kinds.
 const (
 	question kind = 1
 	answer   kind = 2
@@ -46,7 +45,7 @@ type kind uint8
 // nonce ties an answer to one question.
 type nonce [16]byte
 
-// packet is the content of a probe.
+// packet is the content of a question or an answer.
 type packet struct {
 	kind     kind
 	size     int // of the payload in bytes
@@ -56,14 +55,14 @@ type packet struct {
 	silence  uint32 // of an answer; see above
 }
 
-// Why a payload is no probe.
+// Reasons why a payload is rejected.
 var (
 	errMalformed = errors.New("not a probe")
 	errVersion   = errors.New("probe of another version")
 )
 
-// parse reads a payload. All that it does not return must be as write writes it,
-// but for the zeros, which are not looked at.
+// parse reads a payload. Fields that it does not return must have the values that append writes, except for the zeros,
+// which are ignored.
 func parse(b []byte) (p packet, err error) {
 	switch {
 	case len(b) < formerSize || len(b) > maxPayload || binary.BigEndian.Uint32(b) != magic:
@@ -83,7 +82,7 @@ func parse(b []byte) (p packet, err error) {
 	return p, nil
 }
 
-// append writes the payload behind b.
+// append appends the payload to b.
 func (p packet) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, magic)
 	b = append(b, version, byte(p.kind))
@@ -98,7 +97,7 @@ func (p packet) append(b []byte) []byte {
 	return append(b, make([]byte, p.size-headerSize)...)
 }
 
-// silenceOf is how an answer says how long ago its node heard from the store.
+// silenceOf encodes how long ago the node heard from the store.
 func silenceOf(d time.Duration, known bool) uint32 {
 	if !known {
 		return 0

@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// Reach is whether a node answers.
+// Reach is the reachability of a node.
 type Reach uint8
 
-// What a Reach says. Unknown is a path that was not asked often enough yet.
+// Values of Reach. Unknown: the path has not been probed often enough yet.
 const (
 	Unknown Reach = iota
 	Reachable
 	Unreachable
 )
 
-// String is a label of metrics.
+// String returns the value of the metric label.
 func (r Reach) String() string {
 	return [...]string{"unknown", "reachable", "unreachable"}[r]
 }
 
-// lossesToLose is how many small questions in a row are lost by an unreachable node.
+// lossesToLose is the number of consecutive lost small questions after which a node is unreachable.
 const lossesToLose = 3
 
-// timing is when a path is asked.
+// timing defines when a path is probed.
 type timing struct {
-	answer   time.Duration // after which a question is lost
-	interval time.Duration // between two rounds, at least
-	full     time.Duration // between two questions of full size on a path whose MTU is known
-	followUp time.Duration // between an answer and a question that does not wait for its turn
+	answer   time.Duration // timeout of a question
+	interval time.Duration // minimum time between two rounds
+	full     time.Duration // between two questions of full size on a path with a known MTU
+	followUp time.Duration // between an answer and an urgent question
 }
 
 func usual() timing {
@@ -42,34 +42,34 @@ func usual() timing {
 	}
 }
 
-// overhead is what is around a payload of UDP, by family.
+// overhead is the size of the IP and UDP headers, by family.
 var overhead = [families]int{IPv4: 20 + 8, IPv6: 40 + 8}
 
-// path is one address of a peer, and what is known of the way to it and back.
+// path is one address of a peer, with the state of the path to it and back.
 type path struct {
 	node   string
 	addr   netip.Addr
 	family Family
 
 	due   time.Time // of the next question
-	index int       // in the queue; -1 while a question is under way
-	asked *asked    // nil: none is under way
+	index int       // in the queue; -1 while a question is pending
+	asked *asked    // nil: no pending question
 
 	state        Reach
 	since        time.Time // of the state
 	seen         time.Time // last answer
 	last, smooth time.Duration
-	losses       int    // small questions in a row
-	history      uint64 // of the last small questions, the newest in bit 0; 1: lost
-	rounds       int    // in history, at most 64
-	failure      string // why the last question could not be sent; "": it was
-	silence      uint32 // of the last answer, as in a packet
+	losses       int    // consecutive lost small questions
+	history      uint64 // result of the last small questions, the newest in bit 0; 1: lost
+	rounds       int    // number of results in history, at most 64
+	failure      string // why the last question could not be sent; "": it was sent
+	silence      uint32 // of the last answer, encoded as in a packet
 
 	sizes   sizes
-	suspect int // size of a lost question that counts once a small one is answered; 0: none
+	suspect int // size of a lost question that counts once a small question is answered; 0: none
 }
 
-// asked is a question under way.
+// asked is a pending question.
 type asked struct {
 	path     *path
 	nonce    nonce
@@ -85,8 +85,8 @@ func newPath(node string, addr netip.Addr, mtu int, now time.Time) *path {
 	return p
 }
 
-// choose is the size of the question that is sent now. After a loss it is a small
-// one: only that tells a node that is away from a path that loses large packets.
+// choose returns the size of the next question. After a loss it is a small one: only that distinguishes an unreachable
+// node from a path that drops large packets.
 func (p *path) choose(now time.Time, full time.Duration) int {
 	if p.state == Reachable && p.losses == 0 && p.suspect == 0 && p.sizes.wants(now, full) {
 		p.sizes.last = now
@@ -95,7 +95,7 @@ func (p *path) choose(now time.Time, full time.Duration) int {
 	return p.sizes.least
 }
 
-// answered notes the answer to q. urgent: the next question waits for no interval.
+// answered records the answer to q. urgent: the next question is sent without waiting for the interval.
 func (p *path) answered(q *asked, now time.Time) (urgent bool) {
 	trip := now.Sub(q.sent)
 	if p.last, p.seen = trip, now; p.state != Reachable || p.smooth == 0 {
@@ -117,8 +117,7 @@ func (p *path) answered(q *asked, now time.Time) (urgent bool) {
 	return p.sizes.urgent()
 }
 
-// lost notes that q was not answered. urgent: the next question waits for no
-// interval.
+// lost records that q was not answered. urgent: the next question is sent without waiting for the interval.
 func (p *path) lost(q *asked, now time.Time) (urgent bool) {
 	if q.size != p.sizes.least {
 		p.suspect = q.size
@@ -132,12 +131,12 @@ func (p *path) lost(q *asked, now time.Time) (urgent bool) {
 	}
 	if p.state != Unreachable {
 		p.become(Unreachable, now)
-		p.sizes.reset(p.sizes.expected) // the node may come back by another path
+		p.sizes.reset(p.sizes.expected) // the node may become reachable through another path
 	}
 	return false
 }
 
-// note keeps whether a small question was lost.
+// note records whether a small question was lost.
 func (p *path) note(lost uint64) {
 	p.history = p.history<<1 | lost
 	p.rounds = min(p.rounds+1, 64)
@@ -149,36 +148,33 @@ func (p *path) become(r Reach, now time.Time) {
 	}
 }
 
-// Path is what is known of the way to one address of a node and back.
+// Path is the state of the path to one address of a node and back.
 type Path struct {
 	Node    string
 	Address netip.Addr
 	Family  Family
 	State   Reach
 	Since   time.Time // of the state
-	// LastAnswer is zero if there was none.
+	// LastAnswer is zero if no question was answered.
 	LastAnswer time.Time
-	// Latency is the round trip of the last question that was answered, Smoothed an
-	// average that a new one enters by an eighth. They are from this process to that
-	// one, with what it takes to schedule them.
+	// Latency is the round-trip time of the last answered question, Smoothed a moving average with weight 1/8 for the last
+	// value. Both include scheduling delays of the two processes.
 	Latency, Smoothed time.Duration
-	// MTU is the size of the largest IP packet that is carried there and back; 0: not
-	// known, because none of full size was answered yet or the node is unreachable.
-	// While Searching it is a lower bound.
+	// MTU is the size of the largest IP packet that passes in both directions; 0: unknown, because no question of full
+	// size was answered yet or the node is unreachable. While Searching, it is a lower bound.
 	MTU       int
 	Searching bool
-	// ExpectedMTU is that of the peer; 0: none, and packets of full size are not sent.
+	// ExpectedMTU is the MTU of the peer; 0: unknown, and no questions of full size are sent.
 	ExpectedMTU int
-	// Losses are the small questions without an answer since the last one.
+	// Losses is the number of unanswered small questions since the last answer.
 	Losses int
-	// Lost of the last Asked small questions, at most 64, had no answer.
+	// Lost is how many of the last Asked small questions, at most 64, were not answered.
 	Lost, Asked int
-	// Trouble is why the path is not as it should be; "": it is, or was not asked
-	// often enough yet.
+	// Trouble describes the problem of the path; "": none, or not probed often enough yet.
 	Trouble string
 }
 
-// view is the path as State gives it.
+// view converts the path for State.
 func (p *path) view(err error) Path {
 	v := Path{
 		Node: p.node, Address: p.addr, Family: p.family, State: p.state, Since: p.since, LastAnswer: p.seen,
@@ -191,7 +187,7 @@ func (p *path) view(err error) Path {
 	case p.state == Unreachable && p.failure != "":
 		v.Trouble = p.failure
 	case p.state == Unreachable:
-		v.Trouble = fmt.Sprintf("no answer to %d questions", p.losses)
+		v.Trouble = fmt.Sprintf("no answer to %d probes", p.losses)
 	case v.Searching:
 		v.Trouble = fmt.Sprintf("packets of %d bytes are lost, packets of %d bytes are not; the path MTU is being searched",
 			p.sizes.bad, v.MTU)

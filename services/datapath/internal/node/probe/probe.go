@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package probe asks other nodes whether they answer, how fast, and which size of
-// packet passes between them in both directions.
+// Package probe measures the paths to other nodes: reachability, latency, and the largest packet size that passes in
+// both directions.
 //
-// The datapath of each node sends UDP packets that may not be fragmented to that of
-// each other, and answers theirs with packets of the same size. A small question
-// tells whether a node is reachable. One of full size tells whether the path loses
-// without a word what is as large as it should carry; then the largest size that
-// passes is searched for. The kernel's own idea of the path MTU is left out: it is
-// what may be wrong.
+// The datapath of each node sends UDP packets with the DF bit (questions) to the datapath of every other node, and
+// answers their questions with packets of the same size. A small question tests reachability. A question of full size
+// detects a path that silently drops large packets; then the largest size that passes is searched for. The kernel's own
+// path MTU is ignored, because it may be wrong.
 //
-// Anybody who can reach the port may send anything to it. Only registered addresses
-// of peers, at the port itself, are answered, each a bounded number of times per
-// second and never with more than they sent. An answer counts once, from the address
-// that was asked, and with the number that only the asked one was sent.
+// Any host that can reach the port may send anything to it. Questions are answered only if they come from a registered
+// address and the probe port of a peer, at a limited rate per peer, and answers are never larger than the question. An
+// answer is accepted once, from the probed address, with the random number that was sent only to that address.
 //
-// An answer says how long ago its node heard from the store. That is the only finding
-// that has an effect on packets: a node that is cut off from the store doubts the mappings
-// of nodes that are not (package belief). The package itself changes nothing in the kernel.
+// An answer also reports how long ago its node heard from the store. This is the only result that affects packets: a
+// node that is cut off from the store stops trusting the mappings of nodes that are not (package belief). The package
+// itself does not change the kernel.
 package probe
 
 import (
@@ -38,17 +35,16 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Family of addresses.
+// Family is an address family.
 type Family uint8
 
-// The families.
 const (
 	IPv4 Family = iota
 	IPv6
 	families = 2
 )
 
-// String is a label of metrics.
+// String returns the value of the metric label.
 func (f Family) String() string { return [...]string{"ipv4", "ipv6"}[f] }
 
 func familyOf(a netip.Addr) Family {
@@ -58,90 +54,88 @@ func familyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// Bounds of what a node sends.
+// Limits on what a node sends.
 const (
-	// Rate is how many questions per second are sent at most, over all peers.
+	// Rate is the maximum number of questions per second, over all peers.
 	Rate = 50
-	// usualRate is how many the interval is chosen for: the rest is for repetitions.
+	// usualRate is the rate that the interval is chosen for; the rest is for repeated questions.
 	usualRate = 40
-	// burst is how many questions may follow each other at once.
+	// burst is the maximum number of questions sent at once.
 	burst = 10
 
-	// AnswerRate is how many questions of one peer are answered per second at most,
-	// and as many at once.
+	// AnswerRate is the maximum number of answers per second to one peer, and the maximum burst.
 	AnswerRate = 20
 
-	// MaxPeers bounds what is kept.
+	// MaxPeers limits the number of peers.
 	MaxPeers = 1 << 14
 )
 
 // Peer is another node.
 type Peer struct {
 	Name string
-	// Addresses are all by which it may send, no IPv4 within IPv6. The first of a
-	// family is asked.
+	// Addresses are all addresses from which the peer may send; no IPv4-mapped IPv6. The first address of each family is
+	// probed.
 	Addresses []netip.Addr
-	// MTU is the size in bytes of IP packets that the underlay should carry between
-	// this node and the peer; below MinMTU: not known, and no packets of full size are
-	// sent.
+	// MTU is the size in bytes of IP packets that the underlay should carry between this node and the peer. Below MinMTU
+	// it counts as unknown, and no questions of full size are sent.
 	MTU int
 }
 
-// Conn is a socket of one family, on the port that all nodes have. What is sent by
-// it is never fragmented, and no path MTU that the kernel has learnt applies.
+// Conn is a socket of one family, on the port that all nodes use. Its packets are never fragmented, and ignore the path
+// MTU that the kernel has learnt.
 type Conn interface {
-	// Read waits for a packet. It returns its sender and the local address that it was
-	// sent to, if that is one of this node alone; net.ErrClosed after Close.
+	// Read waits for a packet. It returns its sender and, if it is a unicast address of this node, its destination. It
+	// returns net.ErrClosed after Close.
 	Read(b []byte) (n int, from netip.AddrPort, to netip.Addr, err error)
-	// Write sends a packet from a local address; invalid: from that of the route.
+	// Write sends a packet from a local address; invalid: the address that the route selects.
 	Write(b []byte, to netip.AddrPort, from netip.Addr) error
 	Close() error
 }
 
-// Options of a Prober. Port and Listen are needed.
+// Options of a Prober. Port and Listen are required.
 type Options struct {
-	// Port of this node and of all others.
+	// Port is the UDP port of this and all other nodes.
 	Port uint16
 	// Listen opens the socket of a family.
 	Listen func(Family) (Conn, error)
-	// Silence returns how long ago this node heard from the store, for answers; known is
-	// false if it does not know. Nil: it never knows. It must not call the Prober.
+	// Silence returns how long ago this node heard from the store, for answers; known is false if that is unknown. Nil:
+	// never known. It must not call the Prober.
 	Silence func() (d time.Duration, known bool)
-	// Log; nothing is logged if nil.
+	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Prober asks and answers.
+// Prober sends questions and answers.
 type Prober struct {
 	o      Options
 	timing timing
 	run    uint64
-	kick   chan struct{} // the earliest due question may be another
+	kick   chan struct{} // signals that the earliest due question may have changed
 
 	mu       sync.Mutex
 	peers    map[string]*peer     // guarded by mu
-	byAddr   map[netip.Addr]*peer // guarded by mu; whose a sender's address is
-	queue    queue                // guarded by mu; paths without a question under way
-	asked    map[nonce]*asked     // guarded by mu; questions under way
-	order    []*asked             // guarded by mu; as they were sent, some of them answered
+	byAddr   map[netip.Addr]*peer // guarded by mu; peer by sender address
+	queue    queue                // guarded by mu; paths without a pending question
+	asked    map[nonce]*asked     // guarded by mu; pending questions
+	order    []*asked             // guarded by mu; in the order of sending; some may be answered
 	sequence uint64               // guarded by mu
-	pace     pace                 // guarded by mu; of questions
+	pace     pace                 // guarded by mu; rate limit of questions
 	counts   Counts               // guarded by mu
-	local    [families]netip.Addr // guarded by mu; where questions come from; invalid: by the route
+	local    [families]netip.Addr // guarded by mu; source of questions; invalid: selected by the route
 	conns    [families]Conn       // guarded by mu; nil: not open
-	errs     [families]error      // guarded by mu; why not; nil: not needed
-	reopen   [families]time.Time  // guarded by mu; when it is tried again
+	errs     [families]error      // guarded by mu; why the socket is not open; nil: not needed
+	reopen   [families]time.Time  // guarded by mu; time of the next attempt
 	used     [families]int        // guarded by mu; paths of the family
 }
 
-// peer is another node as the prober has it.
+// peer is the prober's state of another node.
 type peer struct {
 	Peer
 	paths [families]*path // nil: no address of the family
-	pace  pace            // of answers
+	pace  pace            // rate limit of answers
 }
 
-// New prepares a prober. It does nothing before Run.
+// New returns a prober. It does nothing before Run.
 func New(o Options) *Prober {
 	if o.Log == nil {
 		o.Log = log.Discard()
@@ -151,21 +145,20 @@ func New(o Options) *Prober {
 		asked: map[nonce]*asked{}, pace: pace{gap: time.Second / Rate, burst: burst},
 	}
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // never fails
 	p.run = binary.BigEndian.Uint64(b[:])
 	return p
 }
 
-// SetLocal says by which addresses this node is registered: questions come from the
-// first of each family, because others answer to no other. Without one the route
-// decides.
+// SetLocal sets the addresses that this node is registered with. Questions are sent from the first of each family,
+// because other nodes only answer registered addresses. Without one, the route selects the source.
 func (p *Prober) SetLocal(addrs []netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.local = firsts(addrs)
 }
 
-// firsts are the first addresses of each family; invalid: none.
+// firsts returns the first address of each family; invalid: none.
 func firsts(addrs []netip.Addr) (first [families]netip.Addr) {
 	for _, a := range addrs {
 		if f := familyOf(a); a.IsValid() && !first[f].IsValid() {
@@ -175,9 +168,8 @@ func firsts(addrs []netip.Addr) (first [families]netip.Addr) {
 	return first
 }
 
-// SetPeers says which other nodes there are, all of them. A new one, or one that is
-// asked at another address, is asked at once. What is known of the others stays. It
-// may be called before Run. More than MaxPeers are an error; those beyond are left out.
+// SetPeers sets the complete list of other nodes. A new peer, or one with another address, is probed at once; the state
+// of the others is kept. It may be called before Run. With more than MaxPeers it returns an error and ignores the rest.
 func (p *Prober) SetPeers(peers []Peer) error {
 	var err error
 	if len(peers) > MaxPeers {
@@ -202,11 +194,11 @@ func (p *Prober) SetPeers(peers []Peer) error {
 	clear(p.byAddr)
 	for _, n := range peers {
 		for _, a := range n.Addresses {
-			// Two nodes with one address share what is answered.
+			// Two nodes with the same address share the answers.
 			p.byAddr[a] = p.peers[n.Name]
 		}
 	}
-	// Fewer peers are asked more often: nobody waits for a turn of the many.
+	// With fewer peers, each is probed more often: shorten the waiting time of paths that were scheduled with more.
 	for _, way := range p.queue {
 		way.due = earlier(way.due, now.Add(p.interval()))
 	}
@@ -215,7 +207,7 @@ func (p *Prober) SetPeers(peers []Peer) error {
 	return err
 }
 
-// wake has the loop look at what is due.
+// wake triggers the loop to check what is due.
 func (p *Prober) wake() {
 	select {
 	case p.kick <- struct{}{}:
@@ -223,7 +215,7 @@ func (p *Prober) wake() {
 	}
 }
 
-// set makes a peer what it shall be. mu is held.
+// set updates a peer. Called with mu held.
 func (p *Prober) set(want Peer, now time.Time) {
 	n := p.peers[want.Name]
 	if n == nil {
@@ -253,7 +245,7 @@ func (p *Prober) set(want Peer, now time.Time) {
 	}
 }
 
-// drop ends a path; nil is none. mu is held.
+// drop removes a path; nil is ignored. Called with mu held.
 func (p *Prober) drop(way *path) {
 	if way == nil {
 		return
@@ -267,29 +259,28 @@ func (p *Prober) drop(way *path) {
 	}
 }
 
-// interval between two rounds of one path, with jitter, so that nodes that begin
-// together do not stay together. mu is held.
+// interval returns the time between two rounds of one path, with jitter, so that nodes that start together do not stay
+// synchronised. Called with mu held.
 func (p *Prober) interval() time.Duration {
 	d := p.pause()
 	return d - d/10 + mathrand.N(d/5)
 }
 
-// pause is the interval without jitter. mu is held.
+// pause returns the interval without jitter. Called with mu held.
 func (p *Prober) pause() time.Duration {
 	return max(p.timing.interval, time.Duration(p.used[IPv4]+p.used[IPv6])*time.Second/usualRate)
 }
 
-// outgoing is a packet to send.
 type outgoing struct {
 	packet
-	asked *asked // the question; nil: it is an answer
+	asked *asked // the question; nil: an answer
 	conn  Conn   // nil: the socket is not open
 	to    netip.AddrPort
 	from  netip.Addr
 }
 
-// Run asks and answers until ctx ends. The socket of a family is open from the first
-// peer with an address of it on.
+// Run sends questions and answers until ctx ends. The socket of a family is opened when the first peer has an address
+// of it.
 func (p *Prober) Run(ctx context.Context) error {
 	var readers sync.WaitGroup
 	defer readers.Wait()
@@ -314,11 +305,10 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// reopening is the pause before a socket is tried again that could not be opened.
+// reopening is the pause before opening a socket is retried.
 const reopening = 10 * time.Second
 
-// open opens the sockets that are needed and not open. It returns when it should be
-// called again.
+// open opens missing sockets. It returns when it should be called again.
 func (p *Prober) open(readers *sync.WaitGroup, now time.Time) (again time.Time) {
 	again = now.Add(idle)
 	for f := range Family(families) {
@@ -364,15 +354,14 @@ func (p *Prober) close() {
 // idle is how long the loop sleeps if nothing is due.
 const idle = time.Hour
 
-// step ends the questions that are lost and gives the next ones. next is when
-// there is more to do.
+// step handles lost questions and returns the next ones to send. next is the time of the next step.
 func (p *Prober) step(now time.Time) (out []outgoing, next time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next = now.Add(idle)
 	for len(p.order) > 0 {
 		q := p.order[0]
-		if p.asked[q.nonce] != q { // answered, or its peer has gone
+		if p.asked[q.nonce] != q { // answered, or its peer was removed
 			p.order = p.order[1:]
 			continue
 		}
@@ -407,11 +396,11 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// ask makes a question. mu is held.
+// ask creates a question. Called with mu held.
 func (p *Prober) ask(way *path, now time.Time) outgoing {
 	p.sequence++
 	q := &asked{path: way, sequence: p.sequence, size: way.choose(now, p.timing.full), sent: now}
-	_, _ = rand.Read(q.nonce[:]) // it never fails
+	_, _ = rand.Read(q.nonce[:]) // never fails
 	way.asked, p.asked[q.nonce], p.order = q, q, append(p.order, q)
 	p.counts.Asked[sizeOf(q)]++
 	return outgoing{
@@ -422,7 +411,7 @@ func (p *Prober) ask(way *path, now time.Time) outgoing {
 	}
 }
 
-// lost ends a question without an answer. mu is held.
+// lost handles a question without an answer. Called with mu held.
 func (p *Prober) lost(q *asked, now time.Time) {
 	p.counts.Lost[sizeOf(q)]++
 	delete(p.asked, q.nonce)
@@ -437,20 +426,20 @@ func (p *Prober) lost(q *asked, now time.Time) {
 	}
 }
 
-// requeue has a path wait for its next question. mu is held.
+// requeue schedules the next question of a path. Called with mu held.
 func (p *Prober) requeue(way *path, due time.Time) {
 	way.asked, way.due = nil, due
 	heap.Push(&p.queue, way)
 }
 
-// send sends a packet. What cannot be sent is lost; a question keeps why.
+// send sends a packet. A failed packet counts as lost; for a question, the reason is kept.
 func (p *Prober) send(o outgoing, buf []byte) []byte {
 	err := errNotOpen
 	if o.conn != nil {
 		buf = o.append(buf[:0])
 		if o.asked != nil {
 			p.mu.Lock()
-			o.asked.sent = time.Now() // others of this step took their time
+			o.asked.sent = time.Now() // sending earlier packets of this step took time
 			p.mu.Unlock()
 		}
 		err = o.conn.Write(buf, o.to, o.from)
@@ -465,7 +454,7 @@ func (p *Prober) send(o outgoing, buf []byte) []byte {
 		p.counts.Answers++
 	case o.asked == nil:
 		p.counts.Dropped[Unsent]++
-	case o.asked.size == o.asked.path.sizes.least: // a large one may be larger than the device takes
+	case o.asked.size == o.asked.path.sizes.least: // a large packet may exceed the device's MTU
 		o.asked.path.failure = err.Error()
 	}
 	return buf

@@ -224,7 +224,7 @@ func TestNodeThatGoesAndComesIsSeen(t *testing.T) {
 		n.set(func(netip.Addr, netip.Addr, int) (time.Duration, bool) { return 0, false })
 		within(t, 10*time.Second, "unreachable", func() bool { return only(t, p).State == Unreachable })
 		w := only(t, p)
-		if w.Trouble != "no answer to 3 questions" || w.MTU != 0 || time.Since(w.Since) > time.Second ||
+		if w.Trouble != "no answer to 3 probes" || w.MTU != 0 || time.Since(w.Since) > time.Second ||
 			time.Since(w.LastAnswer) > 10*time.Second || w.Lost != 3 {
 			t.Errorf("path %+v", w)
 		}

@@ -5,41 +5,40 @@ package probe
 
 import "time"
 
-// MinMTU is the least expected MTU that packets of full size are sent for, and
-// where the search for the path MTU begins: what IPv6 asks of every link.
+// MinMTU is the smallest expected MTU for which questions of full size are sent, and where the search for the path MTU
+// starts: the minimum that IPv6 requires of a link.
 const MinMTU = 1280
 
-// Misses of one size, each followed by the answer to a small question, after
-// which the path does not carry it.
+// Number of lost questions of one size, each followed by the answer to a small question, after which the path does not
+// carry that size.
 const (
-	missesOfGood   = 3 // that was carried before, or was not asked yet
+	missesOfGood   = 3 // size was carried before, or not tried yet
 	missesInSearch = 2
-	missesMore     = 3 // on a path that has lost small packets lately
+	missesMore     = 3 // in addition, on a path that recently lost small packets
 )
 
-// sizes finds the largest packet that a path carries. All figures are bytes of IP
-// packets. A lost packet of full size says nothing by itself: the caller reports
-// it only if a small one was answered afterwards.
+// sizes finds the largest packet that a path carries. All values are bytes of IP packets. A lost packet of full size
+// alone is inconclusive: the caller reports it only after a small one was answered.
 type sizes struct {
 	least    int // always carried while small questions are answered
-	expected int // 0: not known, and nothing is asked
-	good     int // largest that was answered; 0: none
-	bad      int // least that is not carried; 0: none
-	misses   int // of the size that is asked now
-	nextSize int // which size a limited path is asked next
+	expected int // 0: unknown, and no questions of full size are sent
+	good     int // largest answered size; 0: none
+	bad      int // smallest size that is not carried; 0: none
+	misses   int // of the size that is being tried
+	nextSize int // which size to try next on a limited path
 	last     time.Time
 }
 
-// reset forgets what was found, for the path may be another.
+// reset discards the results, because the path may have changed.
 func (s *sizes) reset(expected int) {
 	*s = sizes{least: s.least, expected: expected}
 }
 
-// searching says whether the largest size lies between two that are known.
+// searching reports whether the path MTU lies between two known sizes.
 func (s *sizes) searching() bool { return s.bad != 0 && s.bad-max(s.good, s.least) > 1 }
 
-// wants says whether a question of full size should be sent now: the last one was
-// sent an interval ago, or what the path carries is not known.
+// wants reports whether a question of full size should be sent now: the interval has passed since the last one, or the
+// path MTU is unknown.
 func (s *sizes) wants(now time.Time, interval time.Duration) bool {
 	if s.expected < MinMTU {
 		return false
@@ -47,20 +46,20 @@ func (s *sizes) wants(now time.Time, interval time.Duration) bool {
 	return s.urgent() || now.Sub(s.last) >= interval
 }
 
-// urgent says whether the next question of full size waits for no interval.
+// urgent reports whether the next question of full size is sent without waiting for the interval.
 func (s *sizes) urgent() bool {
 	return s.expected >= MinMTU && (s.misses > 0 || s.searching() || s.good == 0 && s.bad == 0)
 }
 
-// next is the size of the next question.
+// next returns the size of the next question.
 func (s *sizes) next() int {
 	low := max(s.good, s.least)
 	switch {
 	case s.bad == 0:
 		return s.expected
-	case s.bad-low <= 1: // the path is limited: is it still, and is it limited more?
+	case s.bad-low <= 1: // the path is limited: check whether it still is, and not more
 		again := [...]int{s.expected, s.bad, low}
-		if low == s.least { // which every small question asks
+		if low == s.least { // small questions already test this size
 			return again[s.nextSize%2]
 		}
 		return again[s.nextSize%3]
@@ -70,7 +69,7 @@ func (s *sizes) next() int {
 	return low + (s.bad-low)/2
 }
 
-// carried notes that a packet of this size was answered.
+// carried records that a packet of this size was answered.
 func (s *sizes) carried(size int) {
 	s.misses = 0
 	s.nextSize++
@@ -85,13 +84,13 @@ func (s *sizes) carried(size int) {
 	}
 }
 
-// missed notes that a packet of this size was lost on a path that carries small ones.
-// lossy: it does not carry all of them.
+// missed records that a packet of this size was lost while small packets are carried. lossy: some small packets were
+// lost, too.
 func (s *sizes) missed(size int, lossy bool) {
 	s.misses++
 	need := missesInSearch
 	switch {
-	case s.bad != 0 && size >= s.bad: // as before
+	case s.bad != 0 && size >= s.bad: // still not carried
 		need = 1
 	case s.bad == 0 || size <= s.good:
 		need = missesOfGood
@@ -112,8 +111,7 @@ func (s *sizes) missed(size int, lossy bool) {
 	}
 }
 
-// mtu is the largest size that is carried, or while searching a lower bound;
-// 0: not known.
+// mtu returns the largest size that is carried; while searching, a lower bound; 0: unknown.
 func (s *sizes) mtu() int {
 	if s.bad == 0 {
 		return s.good
@@ -121,5 +119,5 @@ func (s *sizes) mtu() int {
 	return max(s.good, s.least)
 }
 
-// limited says whether the path carries less than expected, and the search is over.
+// limited reports whether the path carries less than expected and the search is complete.
 func (s *sizes) limited() bool { return s.bad != 0 && !s.searching() }

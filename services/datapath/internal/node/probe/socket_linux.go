@@ -12,16 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a Conn on every address of the network namespace.
+// socket is a Conn bound to every address of the network namespace.
 type socket struct {
 	conn   *net.UDPConn
 	family Family
-	oob    []byte // of Read
+	oob    []byte // buffer of Read
 }
 
-// Listen opens the socket of a family in the network namespace of the calling
-// thread. The system calls are those of the datapath's sandbox: package net would
-// first open TCP sockets to find out what the machine has.
+// Listen opens the socket of a family in the network namespace of the calling thread. It only uses system calls that
+// the datapath's sandbox allows: package net would first open TCP sockets to find out what the machine supports.
 func Listen(f Family, port uint16) (_ Conn, err error) {
 	domain, addr := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(port)})
 	if f == IPv6 {
@@ -31,7 +30,7 @@ func Listen(f Family, port uint16) (_ Conn, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a UDP socket for %s: %w", f, err)
 	}
-	file := os.NewFile(uintptr(fd), "probe") // FilePacketConn makes a copy
+	file := os.NewFile(uintptr(fd), "probe") // FilePacketConn duplicates the descriptor
 	defer file.Close()
 	for _, o := range options[f] {
 		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
@@ -48,13 +47,13 @@ func Listen(f Family, port uint16) (_ Conn, err error) {
 	return &socket{conn: pc.(*net.UDPConn), family: f, oob: make([]byte, 128)}, nil
 }
 
-// option of a socket.
+// option is a socket option.
 type option struct {
 	level, name, value int
 	text               string
 }
 
-// PMTUDISC_PROBE sets DF, and measures packets by the device alone.
+// options of the sockets. PMTUDISC_PROBE sets DF and limits packets only by the device's MTU.
 var options = [families][]option{
 	IPv4: {
 		{unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, "IP_MTU_DISCOVER"},
@@ -77,8 +76,8 @@ func (s *socket) Read(b []byte) (n int, from netip.AddrPort, to netip.Addr, err 
 	return n, from, destination(s.oob[:oobn]), nil
 }
 
-// destination is the address of this node that a packet was sent to; invalid: it was
-// sent to a broadcast address, or the kernel does not say.
+// destination returns the address of this node that a packet was sent to; invalid if it was a broadcast address, or if
+// the kernel does not report it.
 func destination(oob []byte) netip.Addr {
 	for len(oob) > 0 {
 		header, data, rest, err := unix.ParseOneSocketControlMessage(oob)

@@ -9,18 +9,17 @@ import (
 	"time"
 )
 
-// Size is a label of questions: most are small, others as large as the path should
-// carry, or as the search for what it carries has it.
+// Size is a label of questions. Most are small; large ones have the expected MTU of the path, or a size of the search
+// for the path MTU.
 type Size uint8
 
-// The sizes.
 const (
 	Small Size = iota
 	Large
 	sizeCount = 2
 )
 
-// String is a label of metrics.
+// String returns the value of the metric label.
 func (s Size) String() string { return [...]string{"small", "large"}[s] }
 
 func sizeOf(q *asked) Size {
@@ -30,43 +29,42 @@ func sizeOf(q *asked) Size {
 	return Large
 }
 
-// Drop is why a packet that came in counts for nothing.
+// Drop is the reason why a received packet was ignored.
 type Drop uint8
 
-// The reasons.
 const (
-	Malformed    Drop = iota // no probe
-	OtherVersion             // of a datapath of another version
-	Unregistered             // from no address of a peer
-	WrongPort                // from another port than that of probes
-	TooMany                  // more questions of one peer than are answered
-	Unasked                  // an answer to nothing, or too late
-	Forged                   // an answer that is not from whom was asked, or not what was asked for
+	Malformed    Drop = iota // not a probe
+	OtherVersion             // from a datapath of another version
+	Unregistered             // from an address that no peer has
+	WrongPort                // from another port than the probe port
+	TooMany                  // more questions of one peer than the limit
+	Unasked                  // an answer to no pending question, or too late
+	Forged                   // an answer from another address, or with the wrong content
 	Unsent                   // a question whose answer could not be sent
 	drops        = int(Unsent) + 1
 )
 
-// String is a label of metrics.
+// String returns the value of the metric label.
 func (d Drop) String() string {
 	return [drops]string{"malformed", "version", "unregistered", "port", "rate", "unasked", "forged", "unsent"}[d]
 }
 
-// Counts are since the start.
+// Counts are counters since the start.
 type Counts struct {
 	Asked, Answered, Lost [sizeCount]uint64 // questions by Size
-	Answers               uint64            // that were sent
+	Answers               uint64            // answers sent
 	Dropped               [drops]uint64     // by Drop
 	Latency               [families]Histogram
 }
 
-// latencyBounds are the upper ends of the buckets of a Histogram.
+// latencyBounds are the upper bounds of the buckets of a Histogram.
 var latencyBounds = [...]time.Duration{
 	100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 2500 * time.Microsecond,
 	5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond,
 	250 * time.Millisecond, time.Second,
 }
 
-// Histogram counts round trips.
+// Histogram is a histogram of round-trip times.
 type Histogram struct {
 	buckets [len(latencyBounds)]uint64
 	count   uint64
@@ -81,8 +79,8 @@ func (h *Histogram) add(d time.Duration) {
 	}
 }
 
-// Cumulative is the content as Prometheus has it: how many round trips there were,
-// their sum in seconds, and by each bound in seconds how many were not above it.
+// Cumulative returns the content in Prometheus form: the number of round trips, their sum in seconds, and for each
+// bound in seconds how many did not exceed it.
 func (h *Histogram) Cumulative() (count uint64, sum float64, buckets map[float64]uint64) {
 	buckets = make(map[float64]uint64, len(h.buckets))
 	var below uint64
@@ -93,27 +91,25 @@ func (h *Histogram) Cumulative() (count uint64, sum float64, buckets map[float64
 	return h.count, h.sum.Seconds(), buckets
 }
 
-// State is what a prober knows.
+// State is the state of a prober.
 type State struct {
 	Paths []Path // by node and family
-	// Nodes that are asked, and those of them that answer at each of their addresses
-	// that are asked.
+	// Nodes is the number of probed nodes, Answering the number of nodes that answer at each of their probed addresses.
 	Nodes, Answering int
-	// Slowest is the largest smoothed latency of a path whose node answers.
+	// Slowest is the largest smoothed latency of a path to a reachable node.
 	Slowest time.Duration
 	Counts  Counts
 }
 
-// Silence is what a node said of itself in its last answer.
+// Silence is what a node reported about itself in its last answer.
 type Silence struct {
 	For time.Duration // how long ago it had heard from the store
-	// Valid says that the answer came within a minute or, where nodes are asked less often,
-	// within two rounds.
+	// Valid is true if the answer came within the last minute or, if nodes are probed less often, within two rounds.
 	Valid bool
-	Said  bool // it has answered this process, and said it
+	Said  bool // the node has answered this process
 }
 
-// Silences returns what each peer said last.
+// Silences returns the last report of each peer, by name.
 func (p *Prober) Silences() map[string]Silence {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +134,7 @@ func (p *Prober) Silences() map[string]Silence {
 	return out
 }
 
-// State of everything.
+// State returns the current state, with the paths sorted by node and family.
 func (p *Prober) State() State {
 	s := p.unsortedState()
 	slices.SortFunc(s.Paths, func(a, b Path) int {
@@ -147,7 +143,7 @@ func (p *Prober) State() State {
 	return s
 }
 
-// unsortedState is State without an order of the paths.
+// unsortedState is State with the paths in any order.
 func (p *Prober) unsortedState() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,50 +12,49 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 )
 
-// What the tunnel adds to a packet: IP, UDP and VXLAN headers and the inner Ethernet
-// header, in bytes.
+// Bytes that the tunnel adds to a packet: outer IP, UDP and VXLAN headers and the inner Ethernet header.
 const (
 	Overhead4 = 50
 	Overhead6 = 70
 )
 
-// minIPv6 is the least MTU that IPv6 works with.
+// minIPv6 is the minimum MTU that IPv6 requires.
 const minIPv6 = 1280
 
 // peer is another node.
 type peer struct {
 	cluster.Member
-	// adopted says that an earlier process made the entry, and the source has not
-	// named the node yet: its mode and port are those of the entry.
+	// adopted: a previous process wrote the entry, and the source has not listed the node yet. Mode and port are
+	// derived from the entry.
 	adopted bool
 	ranges  [2]bool // it has ranges of IPv4, IPv6
 	decision
-	err error // why the maps do not have it as decided
+	err error // why the maps differ from the decision
 }
 
-// decision is how packets to a node travel.
+// decision is the result of deciding how packets to a node travel.
 type decision struct {
 	nextHops [2]nodemap.NextHop
-	paths    [2]Path  // that the next hops were made of
-	why      string   // why a family has no next hop in which the node has ranges
-	notes    []string // what may keep packets from arriving
+	paths    [2]Path  // the paths that the next hops use
+	why      string   // why a family in which the node has ranges has no next hop
+	notes    []string // problems that may block packets
 }
 
-// at is the place of a family in pairs.
+// at returns the index of a family in pairs.
 func at(a netip.Addr) int { return a.BitLen() / 128 }
 
-// situation is what decisions depend on beside the other node.
+// situation is the input of decisions, apart from the other node.
 type situation struct {
 	mode     cluster.Mode
 	port     uint16
 	mtu      uint16       // of this node's pods, bytes
 	addrs    []netip.Addr // by which others reach this node
-	tunnel   uint32       // device that can be used; 0: none
+	tunnel   uint32       // usable tunnel device; 0: none
 	noTunnel string       // why there is none
-	limited  []uint32     // devices of a setting; nil: any
+	limited  []uint32     // configured uplinks; nil: any device
 }
 
-// preferred is the first address of a family that packets can be sent to.
+// preferred returns the first usable address of a family.
 func (s situation) preferred(p *peer, family int) netip.Addr {
 	for _, a := range p.Addresses {
 		if at(a) == family && s.usable(a) {
@@ -65,12 +64,12 @@ func (s situation) preferred(p *peer, family int) netip.Addr {
 	return netip.Addr{}
 }
 
-// usable says whether an address can be that of another node.
+// usable reports whether an address can belong to another node.
 func (s situation) usable(a netip.Addr) bool {
 	return a.IsGlobalUnicast() && !a.Is4In6() && !slices.Contains(s.addrs, a)
 }
 
-// node is what the maps have of a peer.
+// node returns the desired map entry of a peer.
 func (s situation) node(p *peer) nodemap.Node {
 	n := nodemap.Node{IPv4: s.preferred(p, 0), IPv6: s.preferred(p, 1)}
 	for _, a := range p.Addresses {
@@ -81,10 +80,10 @@ func (s situation) node(p *peer) nodemap.Node {
 	return n
 }
 
-// maxAddrs is how many addresses of a node the maps take.
+// maxAddrs is the maximum number of addresses of a node in the maps.
 const maxAddrs = 16
 
-// asks are the addresses of a peer to which paths are needed, of each family.
+// asks returns the addresses of a peer for which paths are looked up, by family.
 func (s situation) asks(p *peer) (asks [2]netip.Addr) {
 	if s.incompatible(p) != "" {
 		return asks
@@ -92,13 +91,13 @@ func (s situation) asks(p *peer) (asks [2]netip.Addr) {
 	for i := range asks {
 		asks[i] = s.preferred(p, i)
 		if s.mode == cluster.Overlay && !slices.ContainsFunc(s.addrs, func(a netip.Addr) bool { return at(a) == i }) {
-			asks[i] = netip.Addr{} // packets would leave without an address that others know
+			asks[i] = netip.Addr{} // packets would leave with a source address that other nodes do not know
 		}
 	}
 	return asks
 }
 
-// incompatible is why no packets travel between the nodes whatever the paths are.
+// incompatible returns the reason why no packets can travel between the nodes, independent of paths; "" if they can.
 func (s situation) incompatible(p *peer) string {
 	switch {
 	case p.Mode != s.mode:
@@ -106,7 +105,7 @@ func (s situation) incompatible(p *peer) string {
 	case s.mode == cluster.Overlay && p.TunnelPort != s.port:
 		return fmt.Sprintf("tunnel port %d, this node has %d", p.TunnelPort, s.port)
 	case p.Number == cluster.NoNumber:
-		return "no number is left for it"
+		return "no node ID is free"
 	case len(s.node(p).Addrs) == 0:
 		return fmt.Sprintf("no usable address among %v", p.Addresses)
 	case s.mode == cluster.Overlay && s.tunnel == 0:
@@ -115,7 +114,7 @@ func (s situation) incompatible(p *peer) string {
 	return ""
 }
 
-// decide says how packets to a peer travel. Paths are those to the addresses of asks.
+// decide decides how packets to a peer travel. paths are the paths to the addresses of asks.
 func (s situation) decide(p *peer, paths [2]Path) decision {
 	if why := s.incompatible(p); why != "" {
 		return decision{why: why}
@@ -128,9 +127,9 @@ func (s situation) decide(p *peer, paths [2]Path) decision {
 	}
 	for i, w := range d.nextHops {
 		if i > 0 && s.mode == cluster.Overlay {
-			break // it is the same
+			break // the same next hop
 		}
-		// That of the other's pods is its own matter, and no reason to look at a path.
+		// If the limit is the other node's pod MTU, the path is not the cause.
 		if path := d.path(i); w != (nodemap.NextHop{}) && w.MTU < s.mtu && (p.MTU == 0 || p.MTU > w.MTU) {
 			d.notes = append(d.notes, fmt.Sprintf(
 				"pods send up to %d bytes (mtu), the path by %s takes %d of %s", s.mtu, path.Hops[0].Device, w.MTU, families[i]))
@@ -139,10 +138,10 @@ func (s situation) decide(p *peer, paths [2]Path) decision {
 	return d
 }
 
-// families by their places in pairs.
+// families are the names of the families, by index in pairs.
 var families = [2]string{"IPv4", "IPv6"}
 
-// path is that of packets of a family, or of those around them.
+// path returns the path of packets of a family, or of the outer packets of the tunnel.
 func (d decision) path(family int) Path {
 	switch f := d.nextHops[family].Flags; {
 	case f&nodemap.Underlay6 != 0:
@@ -177,11 +176,11 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 			d = decision{nextHops: [2]nodemap.NextHop{w, w}}
 			d.paths[i] = path
 			if path.Source.IsValid() && !slices.Contains(s.addrs, path.Source) {
-				d.notes = append(d.notes, fmt.Sprintf("packets leave from %v, which is not registered for this node: %s",
+				d.notes = append(d.notes, fmt.Sprintf("packets leave with source %v, which is not registered for this node: %s",
 					path.Source, "set underlay.addresses"))
 			}
 			if p.ranges[1] && w.MTU < minIPv6 {
-				d.notes = append(d.notes, fmt.Sprintf("packets of %d bytes at most reach it, IPv6 needs %d", w.MTU, minIPv6))
+				d.notes = append(d.notes, fmt.Sprintf("the node receives packets of at most %d bytes, IPv6 needs %d", w.MTU, minIPv6))
 			}
 			return d
 		}
@@ -190,10 +189,9 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 	return d
 }
 
-// narrowed is a way in the tunnel of a path of which the kernel has learned that it takes
-// less. Packets of pods follow that, but not below what IPv6 needs: whoever can cause
-// errors about packets between the nodes could cut it off else. The tunnel's packets go in
-// pieces then.
+// narrowed adjusts a tunnel next hop if the kernel has learned a smaller path MTU. The MTU of pods follows it, but not
+// below the minimum of IPv6: otherwise a host that can trigger ICMP errors about packets between the nodes could
+// disconnect IPv6. In that case, the outer packets are fragmented.
 func narrowed(w nodemap.NextHop, path Path, overhead uint16) (_ nodemap.NextHop, note string) {
 	if path.Learned == 0 {
 		return w, ""
@@ -205,11 +203,11 @@ func narrowed(w nodemap.NextHop, path Path, overhead uint16) (_ nodemap.NextHop,
 	w.MTU = min(w.MTU, minIPv6)
 	w.Flags |= nodemap.Fragments
 	return w, fmt.Sprintf(
-		"errors from the network say that the path by %s takes %d bytes: the tunnel's packets go in pieces",
+		"ICMP errors report that the path by %s carries only %d bytes: tunnel packets are fragmented",
 		path.Hops[0].Device, path.Learned)
 }
 
-// minMTU is less than any link has that carries IP.
+// minMTU is below the MTU of any link that carries IP.
 const minMTU = 68
 
 func (s situation) native(p *peer, paths [2]Path) (d decision) {
@@ -235,7 +233,7 @@ func (s situation) native(p *peer, paths [2]Path) (d decision) {
 		}
 		for _, h := range path.Hops {
 			if s.limited != nil && !slices.Contains(s.limited, h.Ifindex) {
-				d.notes = append(d.notes, fmt.Sprintf("the path to %v leaves by %s, which is none of underlay.devices",
+				d.notes = append(d.notes, fmt.Sprintf("the path to %v leaves by %s, which is not in underlay.devices",
 					asks[i], h.Device))
 			}
 		}
@@ -250,7 +248,7 @@ func first(a, b string) string {
 	return b
 }
 
-// hops are the neighbours to which packets of a decision are handed.
+// hops returns the neighbours that packets are sent to.
 func (d decision) hops(asks [2]netip.Addr) (hops []Nexthop) {
 	for i, path := range d.paths {
 		for _, h := range path.Hops {
@@ -263,7 +261,7 @@ func (d decision) hops(asks [2]netip.Addr) (hops []Nexthop) {
 	return hops
 }
 
-// route is that of the node's own stack to a range of the peer; false: there is none.
+// route returns the route of the host stack to a range of the peer; false: none.
 func (s situation) route(d decision, p netip.Prefix, asks [2]netip.Addr, overlay []netip.Addr) (Route, bool) {
 	i := at(p.Addr())
 	if d.nextHops[i] == (nodemap.NextHop{}) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package routing leads packets to other nodes: it decides for each node by which
-// device, next hop and MTU packets for its pods leave, and keeps the maps that the
-// programs read, the routes of the node's own stack and the devices as decided.
+// Package routing forwards packets to other nodes. It decides for each node by which device, next hop and MTU packets
+// to its pods leave, and keeps the maps of the programs, the routes of the host stack and the devices in that state.
 package routing
 
 import (
@@ -17,39 +16,39 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
 )
 
-// Tunnel says how the tunnel device is to be.
+// Tunnel is the desired configuration of the tunnel device.
 type Tunnel struct {
 	Port uint16 // UDP
 	MTU  uint16 // bytes
 }
 
-// Policies are the IPsec policies of the node's namespace; xfrm.Reader reads them.
+// Policies are the IPsec policies of the node's network namespace; xfrm.Reader implements it.
 type Policies interface {
 	Policies() (xfrm.Policies, error)
-	// Watch calls changed when policies may have changed, until ctx ends or it fails.
+	// Watch calls changed when policies may have changed, until ctx ends or an error occurs.
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Nexthop is where packets leave the node.
+// Nexthop is a next hop of a path or route.
 type Nexthop struct {
 	Ifindex uint32
 	Device  string     // name
-	Via     netip.Addr // router; invalid: what is looked for is on the device's link
-	Weight  uint16     // share among several hops, at least 1
+	Via     netip.Addr // router; invalid: the destination is on the device's link
+	Weight  uint16     // share of the traffic with several hops, at least 1
 }
 
 // Path is how the kernel reaches an address.
 type Path struct {
-	Hops []Nexthop // several: each connection takes one of them
-	MTU  uint16    // largest packet, bytes: of the devices and routes
-	// Learned is what errors from the network have told the kernel, if that is less than
-	// MTU; 0: nothing. Anybody who speaks with the node may have caused them, with any size.
+	Hops []Nexthop // several: each connection uses one of them
+	MTU  uint16    // largest packet in bytes, according to devices and routes
+	// Learned is the path MTU that ICMP errors have reported to the kernel, if it is less than MTU; 0: none. Any host that
+	// communicates with the node can cause such errors, with any size.
 	Learned uint16
-	Source  netip.Addr // that the node uses unless it is told another
-	Err     error      // why there is none
+	Source  netip.Addr // default source address
+	Err     error      // why there is no path
 }
 
-// Direct says that the address is on the link of one device.
+// Direct reports whether the address is on the link of a single device.
 func (p Path) Direct() bool { return len(p.Hops) == 1 && !p.Hops[0].Via.IsValid() }
 
 func (r Route) equal(s Route) bool {
@@ -59,15 +58,15 @@ func (r Route) equal(s Route) bool {
 		})
 }
 
-// Route leads to a range of another node.
+// Route is a route to a range of another node.
 type Route struct {
 	Range  netip.Prefix
 	Hops   []Nexthop
 	Source netip.Addr // invalid: the kernel chooses
-	MTU    uint16     // bytes; 0: that of the devices
+	MTU    uint16     // bytes; 0: the devices' MTU
 }
 
-// String is the route in the words of ip-route.
+// String describes the route in the format of ip-route.
 func (r Route) String() string {
 	var texts []string
 	for _, h := range r.Hops {
@@ -84,46 +83,45 @@ func (r Route) String() string {
 	return fmt.Sprintf("%s mtu %d", text, r.MTU)
 }
 
-// Links are the devices, routes and neighbours by which packets reach other nodes.
+// Links are the devices, routes and neighbours through which packets reach other nodes.
 type Links interface {
-	// EnsureTunnel makes the tunnel device, or repairs it, programs included. With an
-	// error it returns the device if packets can be sent all the same.
+	// EnsureTunnel creates or repairs the tunnel device, including its programs. With an error, it still returns the
+	// device if packets can be sent.
 	EnsureTunnel(t Tunnel) (endpoint.HostDevice, error)
-	// CheckTunnel says what EnsureTunnel would put right, and of which device; the zero
-	// device: there is none that EnsureTunnel would keep.
+	// CheckTunnel returns what EnsureTunnel would repair, and the device; the zero device if EnsureTunnel would create a
+	// new one.
 	CheckTunnel(t Tunnel) (endpoint.HostDevice, []endpoint.Difference, error)
-	// RemoveTunnel removes the tunnel device. That there is none is no error.
+	// RemoveTunnel removes the tunnel device. A missing device is not an error.
 	RemoveTunnel() error
 
-	// Uplinks are the devices through which other nodes are reached: those with one
-	// of the node's addresses, of default routes, and used; or those of the setting.
+	// Uplinks returns the devices through which other nodes are reached: the devices that are configured or, without
+	// configuration, the devices with one of the node's addresses or a default route, and the used ones.
 	Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDevice, error)
-	// EnsureUplinks gives devices the programs of uplinks, and takes them from all
-	// others. Without programs it only makes them accept what comes by any path.
+	// EnsureUplinks attaches the uplink programs to the devices, and detaches them from all others. If programs is false,
+	// it only disables the reverse path filter of the devices.
 	EnsureUplinks(devices []endpoint.HostDevice, programs bool) error
-	// CheckUplinks says what EnsureUplinks would put right.
+	// CheckUplinks returns what EnsureUplinks would repair.
 	CheckUplinks(devices []endpoint.HostDevice, programs bool) ([]endpoint.Difference, error)
 
-	// Disturbed says whether the programs of the tunnel or of uplinks are others than they
-	// were when they were ensured: the kernel sends no event for those of tcx.
+	// Disturbed reports whether the programs of the tunnel or of uplinks have changed since they were ensured: the kernel
+	// sends no events about tcx programs.
 	Disturbed() (bool, error)
 
-	// Paths to addresses, in their order.
+	// Paths returns the paths to addresses, in the same order.
 	Paths(addrs []netip.Addr) ([]Path, error)
 
-	// Routes are those that SetRoute made.
+	// Routes returns the routes that SetRoute created.
 	Routes() (map[netip.Prefix]Route, error)
 	SetRoute(r Route) error
 	RemoveRoute(p netip.Prefix) error
-	// Foreign says which ranges the kernel reaches by another route than one that
-	// SetRoute made, and by which.
+	// Foreign returns the ranges that the kernel reaches through another route than one of SetRoute, with a description of
+	// that route.
 	Foreign(ranges []netip.Prefix) (map[netip.Prefix]string, error)
 
-	// Watch calls news, which does not wait, after changes that may concern any of
-	// this, until ctx ends.
+	// Watch calls events, which must not block, after changes that may affect any of this, until ctx ends.
 	Watch(ctx context.Context, events func()) error
 
-	// Resolve has the kernel know the link addresses of hops, whose Via is valid, and
-	// keep them known, and forget those of before that are not among them.
+	// Resolve makes the kernel resolve the link addresses of hops, whose Via is valid, and keep them resolved. It releases
+	// earlier hops that are not listed.
 	Resolve(hops []Nexthop) error
 }

@@ -5,20 +5,19 @@ package routing
 
 import "github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 
-// Maps are what the programs read of other nodes; nodemap.Maps are.
+// Maps are the maps of other nodes that the programs read; nodemap.Maps implements it.
 type Maps interface {
-	// SetNode writes the entry of a number. The same again changes nothing; another
-	// IPv4 or IPv6 address is an error while the number lives. An address that
-	// another number has is an error, too, but the rest is written.
+	// SetNode writes the entry of a node ID. Writing the same entry again changes nothing. Another IPv4 or IPv6 address is
+	// an error while the node ID is in use. An address that another node has is an error, too, but the rest is written.
 	SetNode(number uint16, n nodemap.Node) error
-	// SetNextHops writes how packets of each family travel to a node, each at once.
+	// SetNextHops writes the next hops of each family to a node, each atomically.
 	SetNextHops(number uint16, ipv4, ipv6 nodemap.NextHop) error
-	// RemoveNode removes an entry. That there is none is no error.
+	// RemoveNode removes an entry. A missing entry is not an error.
 	RemoveNode(number uint16) error
 	SetLocal(l nodemap.Local) error
-	// Local is what SetLocal wrote last, also that of an earlier process.
+	// Local returns the last value of SetLocal, also of a previous process.
 	Local() (nodemap.Local, error)
-	// Nodes are all entries.
+	// Nodes returns all entries.
 	Nodes() (map[uint16]nodemap.Entry, error)
 }
 

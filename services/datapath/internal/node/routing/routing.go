@@ -21,74 +21,72 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/xfrm"
 )
 
-// Options of a Router. All but Port, Holders and Devices are needed.
+// Options of a Router. All except Port and Holders are required unless nil is documented.
 type Options struct {
-	Mode cluster.Mode // None: the router only keeps the programs of uplinks
-	Port uint16       // UDP, of the tunnel
-	MTU  uint16       // of the node's pods, and of the tunnel device
-	// Addresses are those by which other nodes reach this one.
+	Mode cluster.Mode // None: the router only maintains the programs of uplinks
+	Port uint16       // UDP port of the tunnel
+	MTU  uint16       // of the node's pods and of the tunnel device
+	// Addresses returns the addresses by which other nodes reach this node.
 	Addresses func() ([]netip.Addr, error)
-	// Overlay are the node's own addresses inside its ranges, at most one of a family. While
-	// they are not known, what an earlier process wrote of them stays in the maps.
+	// Overlay returns the node's own addresses inside its ranges, at most one per family. While they are unknown, the
+	// values of a previous process stay in the maps.
 	Overlay func() (addrs []netip.Addr, known bool)
-	// Services has uplinks look for services in what comes from outside.
+	// Services makes uplink programs translate services for external packets.
 	Services bool
-	// AddressID is how programs name an address of this node, 0: they do not know it yet.
+	// AddressID returns the ID by which programs refer to an address of this node; 0: not assigned yet.
 	AddressID func(netip.Addr) (uint16, error)
-	// Limited says that uplinks are the devices of a setting and no others.
+	// Limited: only configured devices are uplinks.
 	Limited bool
-	// Holders are the numbers of the nodes that have a range, as an earlier process
-	// left them.
+	// Holders are the node IDs of ranges, as a previous process left them.
 	Holders map[netip.Prefix]uint16
-	// Name of the node with a number, as far as it is known.
+	// Name returns the name of the node with a node ID; "": unknown.
 	Name func(number uint16) string
-	// Repair has changes by others put right as soon as the kernel tells of them.
+	// Repair makes the router repair changes by others as soon as the kernel reports them.
 	Repair bool
 	Maps   Maps
 	Links  Links
-	// Policies are asked with native routing alone; nil: there are none.
+	// Policies are only used with native routing; nil: none.
 	Policies Policies
 	Log      *slog.Logger
 }
 
-// Router leads packets to other nodes. What it decides depends on the nodes that it
-// was told of and on what the kernel says; what is there differs from that until the
-// next look, which comes at once when either changes, and every second: the kernel
-// says nothing when it learns that a path takes smaller packets, or forgets it.
+// Router forwards packets to other nodes. Its decisions depend on the nodes that it was given and on the kernel's
+// state. It reconciles immediately when either changes, and it polls paths, because the kernel sends no event when it
+// learns or forgets a smaller path MTU.
 //
-// Nothing of an earlier process is removed before Complete. What it left of nodes
-// that were not named yet keeps working, and follows devices and routes as the rest.
+// Nothing of a previous process is removed before Complete. Entries of nodes that are not listed yet keep working, and
+// follow changes of devices and routes like all others.
 type Router struct {
 	o    Options
 	wake chan struct{}
 
 	mu       sync.Mutex
 	peers    map[string]*peer         // guarded by mu; by name
-	adopted  map[uint16]*peer         // guarded by mu; by number; those that were not named yet
-	holders  map[netip.Prefix]uint16  // guarded by mu; numbers of the nodes that have a range
-	leaving  map[uint16]bool          // guarded by mu; numbers that others replaced, until Leave
+	adopted  map[uint16]*peer         // guarded by mu; by node ID; nodes that are not listed yet
+	holders  map[netip.Prefix]uint16  // guarded by mu; node IDs of ranges
+	leaving  map[uint16]bool          // guarded by mu; node IDs that were replaced, until Leave
 	complete bool                     // guarded by mu
-	written  map[uint16]nodemap.Entry // guarded by mu; what the maps have
-	local    *nodemap.Local           // guarded by mu; what was written last; nil: nothing yet
+	written  map[uint16]nodemap.Entry // guarded by mu; content of the maps
+	local    *nodemap.Local           // guarded by mu; last written value; nil: none
 	world                             // guarded by mu
 }
 
-// world is what the last look has found.
+// world is the state that the last reconciliation found.
 type world struct {
 	situation
-	known   bool                // the addresses of this node are
+	known   bool                // the addresses of this node are known
 	device  endpoint.HostDevice // of the tunnel
 	overlay []netip.Addr
-	byStack bool   // packets between pods of two nodes go by the stack
-	why     string // they do
+	byStack bool   // packets between pods of two nodes pass the host stack
+	why     string // reason for byStack
 	sources [nodemap.Sources]uint16
 	uplinks []endpoint.HostDevice
-	routes  map[netip.Prefix]Route // of ours
+	routes  map[netip.Prefix]Route // routes of Sluice
 	foreign map[netip.Prefix]string
-	failed  map[string]error // by what was tried
+	failed  map[string]error // last error, by the work that failed
 }
 
-// New takes over what the maps have of an earlier process. It changes nothing.
+// New adopts the entries of a previous process. It changes nothing.
 func New(o Options) (*Router, error) {
 	f := &Router{
 		o: o, wake: make(chan struct{}, 1),
@@ -107,7 +105,7 @@ func New(o Options) (*Router, error) {
 	return f, nil
 }
 
-// adopt makes a peer of what the maps have.
+// adopt creates a peer from an entry of the maps.
 func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 	p := &peer{adopted: true, Member: cluster.Member{Name: o.Name(number), Number: number}}
 	if p.Name == "" {
@@ -121,30 +119,29 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 	for _, w := range e.NextHops {
 		switch {
 		case w.Flags&nodemap.Overlay != 0:
-			// Its MTU may be that of the other node, which is not known yet.
+			// Its MTU may be limited by the other node, whose MTU is not known yet.
 			p.Mode, p.TunnelPort, p.MTU = cluster.Overlay, o.Port, w.MTU
 		case w.Flags&(nodemap.Hop|nodemap.Lookup) != 0:
 			p.Mode = cluster.Native
 		}
 	}
-	p.nextHops = e.NextHops // until it can be decided anew
+	p.nextHops = e.NextHops // until the next decision
 	return p
 }
 
-// Pauses of Run.
+// Intervals of Run.
 const (
-	// pollInterval bounds how long a lowered MTU of a path, or a program that was taken
-	// off, is not noticed.
+	// pollInterval is the maximum delay before a lowered path MTU or a detached program is noticed.
 	pollInterval = 500 * time.Millisecond
-	// wholePolls is how many polls come to one look at everything.
+	// wholePolls is the number of polls per full reconciliation.
 	wholePolls = 60
-	// lookPause is at least between two looks at everything.
+	// lookPause is the minimum time between two full reconciliations.
 	lookPause = 50 * time.Millisecond
-	// watchPause is before news of the kernel are asked for again.
+	// watchPause is the pause before a failed watch is restarted.
 	watchPause = time.Second
 )
 
-// Run keeps everything as decided until ctx ends. It then leaves it as it is.
+// Run keeps the desired state until ctx ends, and then leaves it in place.
 func (f *Router) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -210,7 +207,7 @@ func (f *Router) reconcile(whole bool) {
 	f.applyPaths(whole || len(f.failed) > 0)
 }
 
-// disturbed says whether something happened to the programs without any news.
+// disturbed reports whether programs have changed without an event.
 func (f *Router) disturbed() bool {
 	disturbed, err := f.o.Links.Disturbed()
 	f.mu.Lock()
@@ -218,7 +215,7 @@ func (f *Router) disturbed() bool {
 	return f.try("look at the programs of the fabric", err) && disturbed
 }
 
-// try notes how an attempt ended, and logs it where that is new.
+// try records the result of an attempt, and logs it if it changed. It returns true on success.
 func (f *Router) try(what string, err error) bool {
 	was := f.failed[what]
 	switch {
@@ -235,8 +232,8 @@ func (f *Router) try(what string, err error) bool {
 	return false
 }
 
-// ensure brings about what belongs to no node: the tunnel device, and what the
-// programs know of this node. The lock is held.
+// ensure reconciles what is independent of other nodes: the tunnel device, and the state of this node in the maps. The
+// lock is held.
 func (f *Router) ensure(repair bool) {
 	if f.o.Mode == cluster.Overlay && repair {
 		d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
@@ -253,14 +250,14 @@ func (f *Router) ensure(repair bool) {
 	}
 	l := f.self()
 	if f.local == nil || *f.local != l {
-		if f.try("write what this node is into the maps", f.o.Maps.SetLocal(l)) {
+		if f.try("write the entry of this node to the maps", f.o.Maps.SetLocal(l)) {
 			f.local = &l
 		}
 	}
 }
 
-// find finds the addresses of this node, and those that packets to backends elsewhere come
-// from. It reports whether self may be written. The lock is held.
+// find finds the addresses of this node, and the source addresses of packets to backends on other nodes. It reports
+// whether self may be written. The lock is held.
 func (f *Router) find() bool {
 	addrs, err := f.o.Addresses()
 	if f.try("find the addresses of this node", err) {
@@ -283,7 +280,7 @@ func (f *Router) find() bool {
 	return true
 }
 
-// self is what the programs are to know of this node. The lock is held.
+// self returns the desired state of this node in the maps. The lock is held.
 func (f *Router) self() nodemap.Local {
 	return nodemap.Local{
 		Overlay: f.mode == cluster.Overlay, Native: f.mode == cluster.Native, ByStack: f.byStack,
@@ -291,9 +288,9 @@ func (f *Router) self() nodemap.Local {
 	}
 }
 
-// findPolicies decides whether packets between pods of two nodes go by the stack, which
-// alone applies IPsec policies. While the policies cannot be read, the last decision stays;
-// without one, packets go by the stack. The lock is held.
+// findPolicies decides whether packets between pods of two nodes pass the host stack, which is needed for IPsec
+// policies. While the policies cannot be read, the last decision stays; without one, packets pass the stack. The lock
+// is held.
 func (f *Router) findPolicies() {
 	if f.o.Mode != cluster.Native || f.o.Policies == nil {
 		return
@@ -311,16 +308,15 @@ func (f *Router) findPolicies() {
 	f.byStack, f.why = p.Any(), p.String()
 }
 
-// left is what an earlier process has decided, true if none has. The lock is held.
+// left returns the decision of a previous process, true if there is none. The lock is held.
 func (f *Router) left() bool {
 	l, err := f.o.Maps.Local()
 	return err != nil || !l.Native || l.ByStack
 }
 
-// findSource finds the address of each family that packets to backends elsewhere come from:
-// the first one. Where it is not known, or where the programs do not know it yet, the
-// address stays that an earlier process or an earlier look has found: without one the
-// programs refuse new connections. The lock is held.
+// findSource finds the source address of packets to backends on other nodes, by family: the first address. If it is
+// unknown, or has no ID yet, the address of the previous process or reconciliation stays, because without one the
+// programs drop new connections. The lock is held.
 func (f *Router) findSource(kind int, addrs []netip.Addr, known bool) {
 	for family := range families {
 		first := slices.IndexFunc(addrs, func(a netip.Addr) bool { return at(a) == family })
@@ -332,15 +328,15 @@ func (f *Router) findSource(kind int, addrs []netip.Addr, known bool) {
 		}
 		place, err := f.o.AddressID(addrs[first])
 		if err == nil && place == 0 {
-			err = errors.New("it is not known yet as one of the node's")
+			err = errors.New("the address is not yet in the host address map")
 		}
-		if f.try(fmt.Sprintf("have packets to backends elsewhere come from %v", addrs[first]), err) {
+		if f.try(fmt.Sprintf("set %v as the source of packets to backends on other nodes", addrs[first]), err) {
 			f.sources[kind+family] = place
 		}
 	}
 }
 
-// all are the peers, adopted ones too. The lock is held.
+// all returns the peers, including adopted ones. The lock is held.
 func (f *Router) all() []*peer {
 	all := slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return int(a.Number) - int(b.Number) })
 	for _, number := range slices.Sorted(maps.Keys(f.adopted)) {
@@ -353,7 +349,7 @@ func (f *Router) all() []*peer {
 func (f *Router) applyPaths(whole bool) {
 	all := f.all()
 	if !f.decide(all) {
-		return // nothing is known about the paths: everything stays
+		return // paths are unknown: everything stays
 	}
 	changed := false
 	for _, p := range all {
@@ -368,7 +364,7 @@ func (f *Router) applyPaths(whole bool) {
 	f.try("resolve next hops", f.o.Links.Resolve(f.hops(all)))
 }
 
-// decide decides for some nodes; false if that is not possible. The lock is held.
+// decide decides for the given nodes. It returns false if paths are unknown. The lock is held.
 func (f *Router) decide(some []*peer) bool {
 	if !f.known {
 		return false
@@ -416,8 +412,8 @@ func (f *Router) report(p *peer, d decision) {
 	f.o.Log.Warn("node not reachable", "node", p.Name, "why", d.why)
 }
 
-// write has the maps say what was decided for a node; true if that was something
-// new. What failed is tried again with again. The lock is held.
+// write writes the decision for a node to the maps, and returns true if something changed. Failed writes are repeated
+// if again is set. The lock is held.
 func (f *Router) write(p *peer, again bool) (changed bool) {
 	if p.Number == cluster.NoNumber {
 		return false
@@ -440,8 +436,8 @@ func (f *Router) write(p *peer, again bool) (changed bool) {
 	return true
 }
 
-// setNode writes an entry. Other addresses under the number are those of a node that
-// an earlier process knew. The lock is held.
+// setNode writes an entry. If other is set, the entry with this node ID belongs to a node of a previous process and is
+// removed first. The lock is held.
 func (f *Router) setNode(number uint16, n nodemap.Node, other bool) error {
 	if other {
 		if err := f.o.Maps.RemoveNode(number); err != nil {
@@ -454,7 +450,7 @@ func (f *Router) setNode(number uint16, n nodemap.Node, other bool) error {
 		f.written[number] = nodemap.Entry{Node: n, NextHops: f.written[number].NextHops}
 		return nil
 	}
-	// An address may still be that of a number that leaves: the maps have the rest.
+	// An address may still belong to a node ID that is being removed; the maps have the rest.
 	have, lerr := f.o.Maps.Nodes()
 	if e, ok := have[number]; ok {
 		f.written[number] = e
@@ -469,8 +465,7 @@ func sameNode(a, b nodemap.Node) bool {
 	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && slices.Equal(sorted(a), sorted(b))
 }
 
-// hops are the neighbours to which packets for all nodes are handed. The lock is
-// held.
+// hops returns the neighbours that packets to all nodes are sent to. The lock is held.
 func (f *Router) hops(all []*peer) []Nexthop {
 	seen := map[netip.Addr]bool{}
 	var hops []Nexthop
@@ -485,14 +480,14 @@ func (f *Router) hops(all []*peer) []Nexthop {
 	return hops
 }
 
-// ensureUplinks finds the uplinks and gives them what they need. The lock is held.
+// ensureUplinks finds and configures the uplinks. The lock is held.
 func (f *Router) ensureUplinks(all []*peer) {
 	if f.findUplinks(all) {
 		f.try("prepare the uplinks", f.o.Links.EnsureUplinks(f.uplinks, f.programmed()))
 	}
 }
 
-// findUplinks finds the uplinks; false: that is not possible. The lock is held.
+// findUplinks finds the uplinks. It returns false if that failed. The lock is held.
 func (f *Router) findUplinks(all []*peer) bool {
 	var used []uint32
 	for _, p := range all {
@@ -516,10 +511,10 @@ func (f *Router) findUplinks(all []*peer) bool {
 	return true
 }
 
-// programmed says whether uplinks have programs.
+// programmed reports whether uplinks need programs.
 func (f *Router) programmed() bool { return f.o.Mode == cluster.Native || f.o.Services }
 
-// wanted are the routes that there should be. The lock is held.
+// wanted returns the desired routes. The lock is held.
 func (f *Router) wanted(all []*peer) map[netip.Prefix]Route {
 	numbered := map[uint16]*peer{}
 	for _, p := range all {
@@ -538,8 +533,7 @@ func (f *Router) wanted(all []*peer) map[netip.Prefix]Route {
 	return routes
 }
 
-// ensureRoutes makes what is missing and, once every node was named, removes the
-// rest. The lock is held.
+// ensureRoutes creates missing routes and, once the listing is complete, removes others. The lock is held.
 func (f *Router) ensureRoutes(all []*peer, whole bool) {
 	if whole || f.routes == nil {
 		routes, err := f.o.Links.Routes()
@@ -589,7 +583,7 @@ func (f *Router) Join(members []cluster.Member) {
 	for _, m := range members {
 		p := &peer{Member: m}
 		if a, ok := f.adopted[m.Number]; ok {
-			p.decision = a.decision // what is reported is what changes
+			p.decision = a.decision // only changes are reported
 			delete(f.adopted, m.Number)
 		} else if was, ok := f.peers[m.Name]; ok {
 			p.decision = was.decision
@@ -603,7 +597,7 @@ func (f *Router) Join(members []cluster.Member) {
 	if f.local == nil {
 		f.ensure(true)
 	}
-	// Whatever is wrong with paths, the entries come before what names them.
+	// Even without paths, entries are written before other maps refer to them.
 	f.decide(joined)
 	for _, p := range joined {
 		f.write(p, true)
@@ -647,7 +641,7 @@ func (f *Router) leave(numbers []uint16) {
 		delete(f.written, number)
 	}
 	if len(numbers) > 0 {
-		f.trigger() // another number may have waited for an address
+		f.trigger() // another node ID may have waited for an address
 	}
 }
 
@@ -672,8 +666,8 @@ func (f *Router) Complete() {
 	f.trigger()
 }
 
-// Remove takes away what a Router made, for a node without packets to others. What
-// is not there is no error.
+// Remove removes what a Router created, for a node that sends no packets to other nodes. Missing objects are not an
+// error.
 func Remove(links interface{ RemoveAll() error }, m Maps) error {
 	errs := []error{m.SetLocal(nodemap.Local{}), links.RemoveAll()}
 	nodes, err := m.Nodes()

@@ -16,51 +16,48 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 )
 
-// State is what leads to other nodes at a moment.
+// State is the state of a router.
 type State struct {
 	Mode    cluster.Mode
-	Tunnel  string   // name of the device; "": there is none
+	Tunnel  string   // name of the device; "": none
 	Port    uint16   // of the tunnel
 	MTU     uint16   // of this node's pods, bytes
 	Uplinks []string // names
-	// ByStack says that packets between pods of two nodes go by the host's stack, and Why
-	// they do or do not; "" in modes in which they never do.
+	// ByStack: packets between pods of two nodes pass the host stack. Why is the reason for the choice; "" in modes
+	// without a choice.
 	ByStack bool
 	Why     string
 	Peers   []PeerState
-	Failed  []string // what was tried and did not work, and why
-	// Foreign are ranges of other nodes that the node's own stack reaches by a route
-	// of others, and that route.
+	Failed  []string // failed work with its errors
+	// Foreign are ranges of other nodes that the host stack reaches through a foreign route, with that route.
 	Foreign map[netip.Prefix]string
 }
 
-// PeerState is how another node is reached.
+// PeerState is the state of another node.
 type PeerState struct {
 	Name      string
 	Number    uint16
 	Addresses []netip.Addr
 	Mode      cluster.Mode
-	// Paths of IPv4 and of IPv6 packets.
+	// Paths of IPv4 and IPv6 packets.
 	Paths [2]PeerPath
-	// Why packets of a family do not travel although the node has ranges of it; "":
-	// they do.
+	// Why is the reason why packets of a family do not travel although the node has ranges of it; "": they do.
 	Why string
-	// Notes are what may keep packets from arriving.
+	// Notes are problems that may block packets.
 	Notes []string
-	// Adopted says that the cluster has not named the node since the start.
+	// Adopted: the cluster has not listed the node since the start.
 	Adopted bool
 }
 
-// PeerPath is how packets of one family travel to a node; the zero PeerPath: they do
-// not.
+// PeerPath is how packets of one family travel to a node; zero: they do not.
 type PeerPath struct {
-	Device   string // by which the node sends, or the tunnel
+	Device   string // device that the node sends through, or the tunnel
 	Nexthops []Nexthop
-	MTU      uint16 // of what pods send, bytes
+	MTU      uint16 // of packets of pods, bytes
 	Flags    nodemap.Flags
 }
 
-// State says what there is.
+// State returns the current state.
 func (f *Router) State() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,7 +92,7 @@ func (f *Router) peerState(p *peer) PeerState {
 		}
 		path := p.path(i)
 		ps.Paths[i] = PeerPath{Nexthops: slices.Clone(path.Hops), MTU: w.MTU, Flags: w.Flags, Device: f.device.Name}
-		// What an earlier process decided is known by its way alone until the first look.
+		// Until the first reconciliation, a decision of a previous process is known only by its next hop.
 		if w.Flags&nodemap.Overlay == 0 && len(path.Hops) > 0 {
 			ps.Paths[i].Device = path.Hops[0].Device
 		}
@@ -103,7 +100,7 @@ func (f *Router) peerState(p *peer) PeerState {
 	return ps
 }
 
-// Warnings are for an operator: what does not work, or may not.
+// Warnings lists what does not work, or may not, for an operator.
 func (f *Router) Warnings() []string {
 	s := f.State()
 	warnings := s.Failed
@@ -117,17 +114,17 @@ func (f *Router) Warnings() []string {
 	}
 	for _, r := range slices.SortedFunc(maps.Keys(s.Foreign), netip.Prefix.Compare) {
 		warnings = append(warnings, fmt.Sprintf(
-			"this node's own packets to %v do not take the route of Sluice but %s; remove that route", r, s.Foreign[r]))
+			"this node's own packets to %v do not use the route of Sluice but %s; remove that route", r, s.Foreign[r]))
 	}
 	return warnings
 }
 
-// Check says what Repair would put right.
+// Check returns what Repair would change.
 func (f *Router) Check() ([]endpoint.Difference, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var diffs []endpoint.Difference
-	first := f.local == nil // nothing was looked at yet
+	first := f.local == nil // before the first reconciliation
 	if f.mode == cluster.Overlay {
 		d, ds, err := f.o.Links.CheckTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
 		if err != nil {
@@ -141,7 +138,7 @@ func (f *Router) Check() ([]endpoint.Difference, error) {
 	if first {
 		all := f.all()
 		if !f.find() || !f.decide(all) || !f.findUplinks(all) {
-			return diffs, nil // what should be there is not known, so nothing differs
+			return diffs, nil // the desired state is unknown, so nothing differs
 		}
 	}
 	ds, err := f.o.Links.CheckUplinks(f.uplinks, f.programmed())
@@ -157,7 +154,7 @@ func (f *Router) Check() ([]endpoint.Difference, error) {
 	return append(diffs, ds...), err
 }
 
-// checkMaps compares the maps with what is decided. The lock is held.
+// checkMaps compares the maps with the decisions. The lock is held.
 func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 	have, err := f.o.Maps.Nodes()
 	if err != nil {
@@ -175,7 +172,7 @@ func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 		e, ok := have[p.Number]
 		key := fmt.Sprintf("node %s, number %d", p.Name, p.Number)
 		switch want := (nodemap.Entry{Node: f.node(p), NextHops: p.nextHops}); {
-		case !ok && empty(want): // its datapath has not said its addresses yet
+		case !ok && empty(want): // the node has not registered its addresses yet
 		case !ok:
 			add(key, describe(want), "")
 		case !sameNode(e.Node, want.Node) || e.NextHops != want.NextHops:
@@ -199,7 +196,7 @@ func (f *Router) checkMaps() (diffs []endpoint.Difference, err error) {
 	return diffs, nil
 }
 
-// empty says that the maps have nothing of an entry, and do not list it.
+// empty reports whether an entry has no data; the maps do not list such entries.
 func empty(e nodemap.Entry) bool {
 	return sameNode(e.Node, nodemap.Node{}) && e.NextHops == [2]nodemap.NextHop{}
 }
@@ -218,7 +215,7 @@ func describe(e nodemap.Entry) string {
 	return text
 }
 
-// checkRoutes compares the routes of the node's stack. The lock is held.
+// checkRoutes compares the routes of the host stack. The lock is held.
 func (f *Router) checkRoutes() (diffs []endpoint.Difference, err error) {
 	have, err := f.o.Links.Routes()
 	if err != nil {
@@ -244,7 +241,7 @@ func (f *Router) checkRoutes() (diffs []endpoint.Difference, err error) {
 	return diffs, nil
 }
 
-// Repair puts right what Check finds.
+// Repair repairs what Check reports.
 func (f *Router) Repair() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -273,7 +270,7 @@ func (f *Router) Repair() error {
 	return f.errs()
 }
 
-// errs are what was tried last and did not work. The lock is held.
+// errs returns the errors of failed work. The lock is held.
 func (f *Router) errs() error {
 	var errs []error
 	for _, what := range slices.Sorted(maps.Keys(f.failed)) {

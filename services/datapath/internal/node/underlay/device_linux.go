@@ -15,25 +15,25 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// device is a device as the kernel describes it.
+// device is a network device as the kernel describes it.
 type device struct {
 	index, flags uint32
 	mtu, group   uint32
 	name, kind   string
-	genMode      uint8 // how it gets a link-local address; genModeUnknown without IPv6
+	genMode      uint8 // how the device gets a link-local address; genModeUnknown without IPv6
 	vxlan        vxlan
-	unordered    bool // a VLAN device whose frames have their tag where others have the type
-	// The device's sysctls of each family; nil if it has none of the family.
+	unordered    bool // a VLAN device with reorder_hdr off: its frames have the tag in place of the type
+	// The device's sysctls of each family; nil without the family.
 	conf4, conf6 []byte
 }
 
-// vxlan is what is special to a device of that kind.
+// vxlan holds the attributes of VXLAN devices.
 type vxlan struct {
 	port               uint16
 	external, learning bool
 }
 
-// Attributes of linux/if_link.h that the library of system calls lacks.
+// Attributes of linux/if_link.h that package unix lacks.
 const (
 	inetConf       = 1 // IFLA_INET_CONF
 	inet6Conf      = 2 // IFLA_INET6_CONF
@@ -49,7 +49,7 @@ const (
 	conf6MTU       = 2 // DEVCONF_MTU6 of linux/ipv6.h
 )
 
-// infomsg is struct ifinfomsg.
+// infomsg returns a struct ifinfomsg.
 func infomsg(index, flags, change uint32) []byte {
 	m := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(m[4:], index)
@@ -58,7 +58,7 @@ func infomsg(index, flags, change uint32) []byte {
 	return m
 }
 
-// getLink asks for the device with an index, or with a name if the index is 0.
+// getLink requests the device with an index, or with a name if the index is 0.
 func getLink(b *rtnl.Batch, index uint32, name string) {
 	b.Add(unix.RTM_GETLINK, 0, infomsg(index, 0, 0))
 	b.Uint32(unix.IFLA_EXT_MASK, skipStats)
@@ -67,7 +67,7 @@ func getLink(b *rtnl.Batch, index uint32, name string) {
 	}
 }
 
-// deviceOf reads the answer to getLink.
+// deviceOf parses the answer to getLink.
 func deviceOf(m []byte) device {
 	l := device{genMode: genModeUnknown}
 	if len(m) < unix.SizeofIfInfomsg {
@@ -97,7 +97,7 @@ func (l *device) readInfo(v []byte) {
 		case unix.IFLA_INFO_KIND:
 			l.kind = unix.ByteSliceToString(v)
 		case unix.IFLA_INFO_DATA:
-			l.unordered = l.kind == "vlan" // without any flag the kernel sends no flags
+			l.unordered = l.kind == "vlan" // without flags, the kernel omits the attribute
 			rtnl.Attrs(v, 0, func(kind uint16, v []byte) {
 				switch {
 				case len(v) == 0:
@@ -131,7 +131,7 @@ func (l *device) readFamily(family uint16, v []byte) {
 	})
 }
 
-// device finds the device with an index, or a name if the index is 0.
+// device returns the device with an index, or with a name if the index is 0.
 func (u *Underlay) device(index uint32, name string) (device, error) {
 	var b rtnl.Batch
 	getLink(&b, index, name)
@@ -145,7 +145,6 @@ func (u *Underlay) device(index uint32, name string) (device, error) {
 	return deviceOf(replies[0].Data), nil
 }
 
-// devices lists all.
 func (u *Underlay) devices() (list []device, err error) {
 	err = whole(func() error {
 		list = nil
@@ -160,7 +159,7 @@ func (u *Underlay) devices() (list []device, err error) {
 	return list, nil
 }
 
-// setting is a sysctl of a device, which the kernel tells with the device.
+// setting is a sysctl of a device, whose value the kernel sends with the device.
 type setting struct {
 	name string
 	v6   bool
@@ -175,7 +174,7 @@ func (s setting) path(device string) string {
 	return "ipv4/conf/" + device + "/" + s.name
 }
 
-// of reads the setting of a device; false if the device has none of the family.
+// of returns the value of a device's setting; false if the device lacks the family.
 func (s setting) of(l device) (uint32, bool) {
 	conf := l.conf4
 	if s.v6 {
@@ -190,14 +189,13 @@ func (s setting) of(l device) (uint32, bool) {
 func checkSettings(ds *differences, l device, list []setting) {
 	for _, s := range list {
 		if have, ok := s.of(l); ok && have != s.want {
-			value := strconv.Itoa(int(int32(have))) //nolint:gosec // the kernel's numbers are signed
+			value := strconv.Itoa(int(int32(have))) //nolint:gosec // the kernel's values are signed
 			ds.add("sysctl", "net/"+s.path(l.name), strconv.Itoa(int(s.want)), value)
 		}
 	}
 }
 
-// applySettings writes the settings that differ. The calling thread is in the node's
-// namespace.
+// applySettings writes the settings that differ. The calling thread is in the node's namespace.
 func (u *Underlay) applySettings(l device, list []setting) error {
 	for _, s := range list {
 		if have, ok := s.of(l); !ok || have == s.want {

@@ -28,7 +28,7 @@ const (
 	extManaged  = 1 // NTF_EXT_MANAGED, since Linux 5.16
 )
 
-// resolved are states in which the kernel has a link address, or will have soon.
+// resolved are the states in which the kernel has a link address, or soon will.
 const resolved = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE |
 	unix.NUD_PERMANENT | unix.NUD_NOARP
 
@@ -39,7 +39,7 @@ func ndmsg(h hop, flags uint8) []byte {
 	return m
 }
 
-// neighbour is one as the kernel describes it.
+// neighbour is a neighbour entry of the kernel.
 type neighbour struct {
 	ifindex  uint32
 	to       netip.Addr
@@ -67,9 +67,8 @@ func readNeighbour(m []byte) (n neighbour) {
 	return n
 }
 
-// Resolve implements routing.Links. The kernel itself keeps an entry that is managed;
-// before Linux 5.16 it is asked anew whenever an entry is missing. Entries that others
-// made permanent stay as they are.
+// Resolve implements routing.Links. The kernel keeps managed entries resolved on its own; before Linux 5.16, resolution
+// is requested again whenever an entry is missing. Permanent entries of others are not changed.
 func (u *Underlay) Resolve(hops []routing.Nexthop) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -103,7 +102,7 @@ func (u *Underlay) Resolve(hops []routing.Nexthop) error {
 	return errors.Join(errs...)
 }
 
-// find looks once for neighbours that an earlier process kept. The lock is held.
+// find looks once for neighbours that a previous process managed. The lock is held.
 func (u *Underlay) find() error {
 	if u.found {
 		return nil
@@ -129,7 +128,7 @@ func getNeighbour(b *rtnl.Batch, h hop) {
 	b.Attr(unix.NDA_DST, h.addr.AsSlice())
 }
 
-// keep has the kernel resolve a neighbour unless it does already.
+// keep makes the kernel resolve a neighbour, unless it already does.
 func (u *Underlay) keep(h hop, have neighbour) error {
 	managed, known := u.hops[h]
 	switch {
@@ -162,8 +161,8 @@ func (u *Underlay) keep(h hop, have neighbour) error {
 	return nil
 }
 
-// forget ends the care for a neighbour. The entry goes only if it is ours: the kernel
-// resolves it again for whoever else needs it.
+// forget stops keeping a neighbour resolved. It deletes the entry only if Sluice created it; the kernel resolves it
+// again when needed.
 func (u *Underlay) forget(h hop) error {
 	have, err := u.neighbour(h)
 	if err != nil || have.protocol != Protocol {
@@ -192,7 +191,7 @@ func (u *Underlay) neighbour(h hop) (n neighbour, err error) {
 	return readNeighbour(replies[0].Data), nil
 }
 
-// interesting says whether news of a neighbour matter.
+// interesting reports whether events about a neighbour matter.
 func (u *Underlay) interesting(ifindex uint32, a netip.Addr) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
-// fibMatch is RTM_F_FIB_MATCH of linux/rtnetlink.h: the answer is the route that
-// matches, with all its hops, and not the way of one packet.
+// fibMatch is RTM_F_FIB_MATCH of linux/rtnetlink.h: the answer is the matching route with all its next hops, instead of
+// the path of one packet.
 const fibMatch = 0x2000
 
 // Attributes of nexthops and metrics in linux/rtnetlink.h.
@@ -28,10 +28,10 @@ const (
 	hopUnusable = unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN
 )
 
-// ErrNoPath says that an address is not one that packets leave the node for.
+// ErrNoPath is returned if packets to an address do not leave the node.
 var ErrNoPath = errors.New("no path leaves the node")
 
-// PathTo is how the kernel reaches an address.
+// PathTo returns how the kernel reaches an address.
 func (u *Underlay) PathTo(addr netip.Addr) (routing.Path, error) {
 	paths, err := u.Paths([]netip.Addr{addr})
 	if err != nil {
@@ -40,13 +40,11 @@ func (u *Underlay) PathTo(addr netip.Addr) (routing.Path, error) {
 	return paths[0], paths[0].Err
 }
 
-// together is how many addresses are asked about at once: the answers fit into the
-// socket's buffer several times.
+// together is the number of addresses per request, so that the answers fit into the socket's buffer several times.
 const together = 256
 
-// Paths implements routing.Links. It asks twice about each address: for the route with
-// all its hops, and for the way of one packet, which knows what was learned of the
-// path.
+// Paths implements routing.Links. It sends two requests per address: for the route with all its next hops, and for the
+// path of one packet, which includes the learned path MTU.
 func (u *Underlay) Paths(addrs []netip.Addr) ([]routing.Path, error) {
 	paths := make([]routing.Path, 0, len(addrs))
 	links := map[uint32]device{}
@@ -71,7 +69,7 @@ func (u *Underlay) Paths(addrs []netip.Addr) ([]routing.Path, error) {
 	return paths, nil
 }
 
-// getRoute asks how the node would reach an address.
+// getRoute requests the route to an address.
 func getRoute(b *rtnl.Batch, a netip.Addr, flags uint32) {
 	m := make([]byte, unix.SizeofRtMsg)
 	m[0], m[1] = family(a), byte(a.BitLen())
@@ -80,7 +78,7 @@ func getRoute(b *rtnl.Batch, a netip.Addr, flags uint32) {
 	b.Attr(unix.RTA_DST, a.AsSlice())
 }
 
-// path makes one of two answers.
+// path combines the two answers.
 func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]device) (p routing.Path, err error) {
 	if err := errors.Join(one.Err, all.Err); err != nil {
 		return p, err
@@ -108,7 +106,7 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 		p.Hops[i].Device = l.name
 		mtu = min(mtu, l.mtu)
 		if v6, ok := (setting{v6: true, at: conf6MTU}).of(l); ok && to.Is6() {
-			mtu = min(mtu, v6) // routers may have announced less
+			mtu = min(mtu, v6) // router advertisements may have lowered it
 		}
 	}
 	if match.mtu != 0 {
@@ -130,7 +128,7 @@ type fibRoute struct {
 	metric   uint32
 	mtu      uint32 // 0: none
 	source   netip.Addr
-	hops     []routing.Nexthop // those that can be used
+	hops     []routing.Nexthop // usable next hops
 }
 
 func readRoute(m []byte) (r fibRoute) {
@@ -184,7 +182,7 @@ func readHop(h *routing.Nexthop, kind uint16, v []byte) {
 	}
 }
 
-// readHops reads the nexthops of a route that has several.
+// readHops parses the next hops of a multipath route.
 func readHops(v []byte) (hops []routing.Nexthop) {
 	for len(v) >= sizeofHop {
 		size := int(binary.NativeEndian.Uint16(v))

@@ -18,13 +18,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
-// Protocol marks routes to other nodes. Those of this node's own ranges and
-// endpoints have another one.
+// Protocol marks routes to other nodes. Routes to this node's own ranges and endpoints have another protocol.
 const Protocol = 0x5d
 
-// routeMetric is that of an instance's routes. With a metric of their own they
-// neither replace routes of others nor those of another instance; a route of others
-// to the same range is preferred, and reported.
+// routeMetric returns the metric of an instance's routes. With its own metric, a route replaces neither routes of
+// others nor of another instance. A foreign route to the same range has priority, and is reported.
 func routeMetric(instance string) uint32 {
 	sum := sha256.Sum256([]byte("route metric\x00" + instance))
 	return 0x5d0000 | uint32(binary.BigEndian.Uint16(sum[:]))
@@ -57,8 +55,8 @@ func (u *Underlay) Routes() (routes map[netip.Prefix]routing.Route, err error) {
 	return routes, nil
 }
 
-// hasNone says whether a listing of a family's routes failed because there are none: of a
-// kernel without IPv6, and of a namespace that has not had any yet.
+// hasNone reports whether listing a family's routes failed because there are none: the kernel lacks IPv6, or the
+// namespace has had no routes yet.
 func hasNone(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT)
 }
@@ -67,7 +65,7 @@ func (u *Underlay) ours(r fibRoute) bool {
 	return r.table == unix.RT_TABLE_MAIN && r.protocol == Protocol && r.metric == u.metric
 }
 
-// routeMsg is struct rtmsg of a route to a range.
+// routeMsg returns the struct rtmsg of a route to a range.
 func routeMsg(p netip.Prefix, scope uint8) []byte {
 	m := make([]byte, unix.SizeofRtMsg)
 	m[0], m[1] = family(p.Addr()), byte(p.Bits())
@@ -115,15 +113,15 @@ func addVia(b *rtnl.Batch, of, via netip.Addr) {
 	}
 }
 
-// addNexthop adds struct rtnexthop with its attributes. It looks like an attribute
-// with flags and weight in place of the type.
+// addNexthop adds a struct rtnexthop with its attributes. Its layout is that of an attribute with flags and weight in
+// place of the type.
 func addNexthop(b *rtnl.Batch, of netip.Addr, h routing.Nexthop) {
 	index := binary.NativeEndian.AppendUint32(nil, h.Ifindex)
 	weight := (max(h.Weight, 1) - 1) & 0xff
 	b.Nest(binary.NativeEndian.Uint16([]byte{0, byte(weight)}), index, func() { addVia(b, of, h.Via) })
 }
 
-// RemoveRoute implements routing.Links. That there is none is no error.
+// RemoveRoute implements routing.Links. A missing route is not an error.
 func (u *Underlay) RemoveRoute(p netip.Prefix) error {
 	var b rtnl.Batch
 	b.Add(unix.RTM_DELROUTE, 0, routeMsg(p, unix.RT_SCOPE_NOWHERE))
@@ -133,8 +131,7 @@ func (u *Underlay) RemoveRoute(p netip.Prefix) error {
 	return u.conn.Do(&b, unix.ESRCH, unix.ENODEV)
 }
 
-// Foreign implements routing.Links: it asks by which route the kernel would reach the
-// first address that a node gives out in each range.
+// Foreign implements routing.Links: it looks up the route to the first address that a node assigns in each range.
 func (u *Underlay) Foreign(ranges []netip.Prefix) (map[netip.Prefix]string, error) {
 	foreign := map[netip.Prefix]string{}
 	for some := range slices.Chunk(ranges, together) {
@@ -158,7 +155,7 @@ func (u *Underlay) Foreign(ranges []netip.Prefix) (map[netip.Prefix]string, erro
 	return foreign, nil
 }
 
-// inside is an address of a range that is not that of the range itself.
+// inside returns an address inside a range, other than the network address.
 func inside(p netip.Prefix) netip.Addr {
 	if a := p.Addr().Next(); p.Contains(a) {
 		return a

@@ -19,17 +19,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
-// TunnelName is the name of an instance's tunnel device. No endpoint's device can
-// have it: those go on with a hexadecimal digit.
+// TunnelName returns the name of an instance's tunnel device. It cannot collide with the names of endpoint devices,
+// which continue with a hexadecimal digit.
 func TunnelName(instance string) string {
 	sum := sha256.Sum256([]byte("tunnel\x00" + instance))
 	return "slt" + hex.EncodeToString(sum[:])[:10]
 }
 
-// tunnelSettings are those of the tunnel device. What comes out of it has met a
-// program that knows the sender; the stack's own check of its source is loose, and
-// looks with the packet's mark: without the mark it would meet the rule that prohibits
-// unmarked packets from the node's ranges.
+// tunnelSettings are the sysctls of the tunnel device. A program has already checked the source of packets from the
+// device. The host stack's own source check is loose and includes the packet's mark: without the mark, the rule against
+// unmarked packets from the node's ranges would match.
 var tunnelSettings = []setting{
 	{"forwarding", false, 0, 1},
 	{"proxy_arp", false, 2, 0},
@@ -44,11 +43,11 @@ var tunnelSettings = []setting{
 	{"disable_ipv6", true, 26, 0},
 }
 
-// tunnelFlags are those that the device has. Nothing resolves addresses there.
+// tunnelFlags are the flags of the device. No addresses are resolved on it.
 const tunnelFlags = unix.IFF_UP | unix.IFF_NOARP
 
-// ErrTaken says that a device of others has the name or the port of the tunnel.
-var ErrTaken = errors.New("taken by a device that is not ours")
+// ErrTaken is returned if a foreign device has the name or the port of the tunnel.
+var ErrTaken = errors.New("taken by a device that Sluice did not create")
 
 // EnsureTunnel implements routing.Links.
 func (u *Underlay) EnsureTunnel(t routing.Tunnel) (endpoint.HostDevice, error) {
@@ -67,7 +66,7 @@ func (u *Underlay) EnsureTunnel(t routing.Tunnel) (endpoint.HostDevice, error) {
 	u.tunnelIndex = l.index
 	u.mu.Unlock()
 	d := endpoint.HostDevice{Name: l.name, Index: l.index}
-	// The programs come before the device carries packets.
+	// The programs are attached before the device carries packets.
 	if err := u.attachTunnel(d); err != nil {
 		return endpoint.HostDevice{}, err
 	}
@@ -77,12 +76,12 @@ func (u *Underlay) EnsureTunnel(t routing.Tunnel) (endpoint.HostDevice, error) {
 	return d, u.o.Home.Do(func() error { return u.applySettings(l, tunnelSettings) })
 }
 
-// replaced says that a device of ours cannot be changed into what is wanted.
+// replaced reports whether an existing device has to be replaced, because it cannot be changed as needed.
 func replaced(l device, t routing.Tunnel) bool {
 	return l.index != 0 && (l.kind != "vxlan" || !l.vxlan.external || l.vxlan.port != t.Port)
 }
 
-// tunnel is the device of ours; the zero device if there is none.
+// tunnel returns the tunnel device; the zero device if it does not exist.
 func (u *Underlay) tunnel() (device, error) {
 	l, err := u.device(0, u.name)
 	switch {
@@ -132,7 +131,7 @@ func (u *Underlay) makeTunnel(t routing.Tunnel) (device, error) {
 	return l, err
 }
 
-// attachTunnel replaces programs that are not current, and only those.
+// attachTunnel replaces only programs that are not current.
 func (u *Underlay) attachTunnel(d endpoint.HostDevice) error {
 	programs := loaded(u.o.Tunnel)
 	if len(programs) == 0 {
@@ -143,7 +142,7 @@ func (u *Underlay) attachTunnel(d endpoint.HostDevice) error {
 	return u.attach(d, programs)
 }
 
-// repairTunnel changes in place what differs.
+// repairTunnel changes attributes of the existing device.
 func (u *Underlay) repairTunnel(l device, t routing.Tunnel) error {
 	var b rtnl.Batch
 	if l.genMode != genModeNone && l.genMode != genModeUnknown {
@@ -219,7 +218,7 @@ func (u *Underlay) CheckTunnel(t routing.Tunnel) (endpoint.HostDevice, []endpoin
 	return d, ds, nil
 }
 
-// RemoveTunnel implements routing.Links. A device of others that has the name stays.
+// RemoveTunnel implements routing.Links. A foreign device with the name is not removed.
 func (u *Underlay) RemoveTunnel() error {
 	l, err := u.tunnel()
 	if errors.Is(err, ErrTaken) {

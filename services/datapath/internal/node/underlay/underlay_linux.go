@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package underlay makes by netlink what leads packets to other nodes: the tunnel
-// device, the programs of uplinks, routes to the ranges of other nodes and the link
-// addresses of next hops. It also tells how the kernel reaches an address.
+// Package underlay manages through netlink what packets to other nodes need: the tunnel device, the programs of
+// uplinks, routes to the ranges of other nodes and the link addresses of next hops. It also looks up how the kernel
+// reaches an address.
 //
-// It knows no nodes, and remembers nothing that the kernel tells: what it is asked
-// to make it compares with what is there. What others made it reports and leaves.
+// It knows no nodes, and always compares the desired objects with the kernel's state. It reports objects of others, but
+// does not change them.
 package underlay
 
 import (
@@ -26,52 +26,48 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// Options describe the node. All but the programs and Devices are needed.
+// Options are the options of an Underlay. All except the programs and Devices are required.
 type Options struct {
 	// Home is the node's network namespace. The caller keeps it open.
 	Home     *netns.Namespace
 	Instance string
-	// Tunnel and Uplinks return the programs of the tunnel device and of uplinks: the ones
-	// that were loaded last. Nil: there are none.
+	// Tunnel and Uplinks return the most recently loaded programs of the tunnel device and of uplinks; nil: none.
 	Tunnel, Uplinks func() []*program.Program
-	// Devices are names of uplinks or patterns as of path.Match; none: they are
-	// those that have the node's addresses, of default routes and of other nodes.
+	// Devices are names of uplinks, or patterns of path.Match. If empty, uplinks are the devices with the node's
+	// addresses, default routes or routes to other nodes.
 	Devices []string
-	// Filters has the programs put on as filters even where the kernel has tcx.
+	// Filters attaches the programs as clsact filters even if the kernel supports tcx.
 	Filters bool
-	// SetGlobal allows changes of sysctls that concern devices of others. Without it
-	// they are only reported.
+	// SetGlobal allows changes of sysctls that affect devices of others. Otherwise differences are only reported.
 	SetGlobal bool
-	// Services has uplinks send no redirects: what a service leads to another node goes
-	// out by the device that it came in by, and a redirect would name the backend.
+	// Services disables ICMP redirects of uplinks: packets of a service to a backend on another node leave by the device
+	// by which they arrived, and a redirect would reveal the backend.
 	Services bool
-	// ProcSysNet is the directory that sysctls are written to; /proc/sys/net if it is
-	// empty.
+	// ProcSysNet is the directory of the sysctls; "": /proc/sys/net.
 	ProcSysNet string
 }
 
-// Underlay is a handle on what leads to other nodes. Its methods may be called
-// concurrently.
+// Underlay manages the netlink objects. Its methods may be called concurrently.
 type Underlay struct {
 	o      Options
 	name   string // of the tunnel device
 	metric uint32 // of routes
 
-	conn  *rtnl.Conn // for questions and changes
-	lists *rtnl.Conn // for listings that match strictly
+	conn  *rtnl.Conn // for requests and changes
+	lists *rtnl.Conn // for listings with strict filters
 	hooks *hook.Hooks
 
 	mu sync.Mutex
-	// hops are neighbours that Resolve keeps, and what is kept of each; guarded by mu.
+	// hops are the neighbours that Resolve keeps, and whether each entry is managed; guarded by mu.
 	hops  map[hop]bool
-	found bool // guarded by mu; hops has those of earlier processes too
-	// attached are devices that have the programs of uplinks; guarded by mu.
+	found bool // guarded by mu; hops includes neighbours of previous processes
+	// attached are the devices with uplink programs; guarded by mu.
 	attached map[uint32]endpoint.HostDevice
-	// hooked are the tcx programs of devices with programs of ours; guarded by mu.
+	// hooked are the tcx programs on devices with programs of Sluice; guarded by mu.
 	hooked map[endpoint.HostDevice][]ebpf.ProgramID
-	// tunnelIndex is that of the device that EnsureTunnel made or found; guarded by mu.
+	// tunnelIndex is the index of the device that EnsureTunnel created or found; guarded by mu.
 	tunnelIndex uint32
-	swept       bool // guarded by mu; attached has those of earlier processes too
+	swept       bool // guarded by mu; attached includes devices of previous processes
 }
 
 // hop is a neighbour on a device.
@@ -117,9 +113,8 @@ func (u *Underlay) Close() {
 	}
 }
 
-// RemoveAll removes everything that this or an earlier process made: the tunnel
-// device, the programs of uplinks, routes and neighbours. What is not there is no
-// error.
+// RemoveAll removes everything that this or a previous process created: the tunnel device, the programs of uplinks,
+// routes and neighbours. Missing objects are not an error.
 func (u *Underlay) RemoveAll() error {
 	routes, err := u.Routes()
 	errs := []error{err}
@@ -143,10 +138,10 @@ func family(a netip.Addr) byte {
 	return unix.AF_INET6
 }
 
-// mostLists is how often something is listed that changes all the while.
+// mostLists is the maximum number of attempts to list objects that keep changing.
 const mostLists = 100
 
-// whole lists again what changed while it was listed.
+// whole repeats a listing that was interrupted by a change.
 func whole(list func() error) (err error) {
 	for range mostLists {
 		if err = list(); !errors.Is(err, rtnl.ErrInterrupted) {

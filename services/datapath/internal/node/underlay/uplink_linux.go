@@ -23,10 +23,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// Uplinks implements routing.Links. A VLAN or bond is found as the device that has the
-// addresses and routes, and not those below it. A member of a bond is none, whatever the
-// setting says: its packets are those of the bond, whose programs would look at them
-// again, and a member that is not active receives copies.
+// Uplinks implements routing.Links. With a VLAN or bond, the device that has the addresses and routes is the uplink,
+// not the devices below it. A member of a bond is never an uplink, even if it is configured: its packets arrive at the
+// bond, whose programs would process them again, and an inactive member receives copies.
 func (u *Underlay) Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDevice, error) {
 	all, err := u.devices()
 	if err != nil {
@@ -56,12 +55,12 @@ func (u *Underlay) Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDe
 	return uplinks, nil
 }
 
-// own says whether a device is one of this instance: of an endpoint, or the tunnel.
+// own reports whether a device belongs to this instance: an endpoint's device, or the tunnel.
 func (u *Underlay) own(l device) bool {
 	return l.group&^1 == netdev.Group(u.o.Instance) || l.group == netdev.TunnelGroup(u.o.Instance)
 }
 
-// addressed adds the devices that have one of some addresses.
+// addressed adds the devices that have one of the addresses.
 func (u *Underlay) addressed(addrs []netip.Addr, indices map[uint32]bool) error {
 	err := whole(func() error {
 		var b rtnl.Batch
@@ -93,7 +92,7 @@ func (u *Underlay) addressed(addrs []netip.Addr, indices map[uint32]bool) error 
 	return nil
 }
 
-// defaults adds the devices that default routes of the main table lead through.
+// defaults adds the devices of the default routes in the main table.
 func (u *Underlay) defaults(indices map[uint32]bool) error {
 	err := whole(func() error {
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
@@ -120,7 +119,7 @@ func (u *Underlay) defaults(indices map[uint32]bool) error {
 	return nil
 }
 
-// loaded are the programs that were loaded last.
+// loaded returns the most recently loaded programs.
 func loaded(programs func() []*program.Program) []*program.Program {
 	if programs == nil {
 		return nil
@@ -128,7 +127,7 @@ func loaded(programs func() []*program.Program) []*program.Program {
 	return programs()
 }
 
-// uplinkSpecs are the programs that uplinks may have of this or an earlier process.
+// uplinkSpecs returns the programs that this or a previous process may have attached to uplinks.
 func uplinkSpecs() []program.Spec {
 	return slices.DeleteFunc(program.Table(), func(s program.Spec) bool { return s.Devices != program.Uplinks })
 }
@@ -163,22 +162,21 @@ func (u *Underlay) EnsureUplinks(devices []endpoint.HostDevice, programs bool) e
 	return errors.Join(errs...)
 }
 
-// readable names a device whose frames the programs take for no IP. They leave them
-// alone, and the node's firewall drops those of pods.
+// readable returns an error for a device whose frames the programs cannot parse as IP. They pass such frames to the
+// stack, and the node's firewall drops packets of pods.
 func (u *Underlay) readable(d endpoint.HostDevice) error {
 	l, err := u.device(d.Index, "")
 	if err == nil && l.unordered {
-		return fmt.Errorf("%[1]s: a VLAN with reorder_hdr off shows no packets of pods to programs; "+
+		return fmt.Errorf("%[1]s: on a VLAN with reorder_hdr off, the programs cannot read packets of pods; "+
 			"run: ip link set %[1]s type vlan reorder_hdr on", d.Name)
 	}
 	if errors.Is(err, unix.ENODEV) {
-		return nil // it has gone meanwhile, which the next look finds
+		return nil // removed meanwhile; the next reconciliation notices it
 	}
 	return err
 }
 
-// attach puts programs on a device unless they are there, and notes what is. The lock is
-// held.
+// attach attaches missing programs to a device, and records the attached programs. The lock is held.
 func (u *Underlay) attach(d endpoint.HostDevice, programs []*program.Program) error {
 	diffs, err := u.hooks.CheckFirst(d, programs)
 	differs := func(d endpoint.Difference) bool { return d.Subject == endpoint.SubjectFilter }
@@ -205,15 +203,14 @@ func (u *Underlay) Disturbed() (bool, error) {
 			return false, err
 		}
 		if !slices.Equal(is, was) {
-			delete(u.hooked, d) // until it is looked at, which this is to bring about
+			delete(u.hooked, d) // until the reconciliation that this triggers
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// sweep looks once for devices on which an earlier process left filters. The lock is
-// held.
+// sweep collects once the devices on which a previous process may have left filters. The lock is held.
 func (u *Underlay) sweep() error {
 	if u.swept {
 		return nil
@@ -254,19 +251,18 @@ func (u *Underlay) CheckUplinks(devices []endpoint.HostDevice, programs bool) ([
 	return ds, err
 }
 
-// off is the value of send_redirects, and that of rp_filter with which uplinks let in
-// what is for pods: any other one has the kernel look for a way back that the rules
-// against unmarked packets prohibit. The kernel takes the larger one of the device's and
-// that of "all".
+// off is the desired value of send_redirects and rp_filter. With another value of rp_filter, the kernel would look up
+// the reverse route of packets to pods, which the rules against unmarked packets prohibit. The kernel uses the maximum
+// of the device's value and the value of "all".
 const off = "0"
 
-// unfilter switches off what uplinks are not to do.
+// unfilter disables these sysctls on uplinks.
 func (u *Underlay) unfilter(devices []endpoint.HostDevice) error {
 	return u.eachFiltered(devices, func(path, _ string) error { return u.writeSysctl(path, off) })
 }
 
-// eachFiltered calls fn with the settings of uplinks that are to be off, and their
-// values. The calling thread is in the node's namespace.
+// eachFiltered calls fn with the sysctls that must be off but are not, and their values. The calling thread is in the
+// node's namespace.
 func (u *Underlay) eachFiltered(devices []endpoint.HostDevice, fn func(path, have string) error) error {
 	if len(devices) == 0 {
 		return nil
@@ -274,14 +270,14 @@ func (u *Underlay) eachFiltered(devices []endpoint.HostDevice, fn func(path, hav
 	paths := []string{"ipv4/conf/all/rp_filter"}
 	for _, d := range devices {
 		paths = append(paths, "ipv4/conf/"+d.Name+"/rp_filter")
-		if u.o.Services { // that of "all" is the node's
+		if u.o.Services { // send_redirects of "all" is left to the node's administrator
 			paths = append(paths, "ipv4/conf/"+d.Name+"/send_redirects")
 		}
 	}
 	for _, path := range paths {
 		have, err := readSysctl(path)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // the device has gone meanwhile
+		case errors.Is(err, fs.ErrNotExist): // the device was removed meanwhile
 		case err != nil:
 			return err
 		case have != off:

@@ -17,19 +17,18 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// groups are what Watch hears of.
+// groups are the multicast groups of Watch.
 var groups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_NEIGH,
 	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF,
 	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV6_NETCONF,
 }
 
-// watchBuffer is how many bytes of news the socket holds.
+// watchBuffer is the size of the socket's receive buffer in bytes.
 const watchBuffer = 1 << 20
 
-// Watch calls news after changes that may concern the way to other nodes, until ctx
-// ends. First it does so for what changed before. News does not wait. What endpoints
-// and their routes do is left out.
+// Watch calls news after changes that may affect packets to other nodes, until ctx ends, and once at the start for
+// earlier changes. news must not block. Changes of endpoints and their routes are ignored.
 func (u *Underlay) Watch(ctx context.Context, news func()) error {
 	var s *nl.NetlinkSocket
 	err := u.o.Home.Do(func() (err error) {
@@ -53,8 +52,8 @@ func (u *Underlay) Watch(ctx context.Context, news func()) error {
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.ENOBUFS):
-			// The kernel drops news until the socket was empty once: what it drops
-			// until then, the next look sees, which comes within a second anyway.
+			// The kernel drops messages until the socket is empty. The reconciliation that this triggers, or the next poll
+			// within a second, sees the dropped changes.
 			news()
 		case err != nil:
 			return fmt.Errorf("receive changes: %w", err)
@@ -69,7 +68,7 @@ func (u *Underlay) Watch(ctx context.Context, news func()) error {
 	return ctx.Err()
 }
 
-// concerns says whether a message may be about the way to other nodes.
+// concerns reports whether a message may affect packets to other nodes.
 func (u *Underlay) concerns(m syscall.NetlinkMessage) bool {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -84,7 +83,7 @@ func (u *Underlay) concerns(m syscall.NetlinkMessage) bool {
 		var index int32
 		rtnl.Attrs(m.Data, 4, func(kind uint16, v []byte) {
 			if kind == 1 { // NETCONFA_IFINDEX
-				index = int32(rtnl.Number(v)) //nolint:gosec // it is a signed number
+				index = int32(rtnl.Number(v)) //nolint:gosec // signed
 			}
 		})
 		return index <= 0 || u.watched(uint32(index))
@@ -94,8 +93,8 @@ func (u *Underlay) concerns(m syscall.NetlinkMessage) bool {
 	return false
 }
 
-// routeConcerns leaves out what the kernel and this process make for addresses of
-// their own, and learned exceptions, which send no message when they end.
+// routeConcerns ignores routes that the kernel creates for local addresses, routes of this process, and learned
+// exceptions, which send no message when they expire.
 func routeConcerns(m syscall.NetlinkMessage) bool {
 	if len(m.Data) < unix.SizeofRtMsg {
 		return false
@@ -114,7 +113,7 @@ func (u *Underlay) neighbourConcerns(m syscall.NetlinkMessage) bool {
 	return gone && u.interesting(n.ifindex, n.to)
 }
 
-// watched says whether a device is the tunnel or an uplink.
+// watched reports whether a device is the tunnel or an uplink.
 func (u *Underlay) watched(ifindex uint32) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package xfrm reads the IPsec policies of a network namespace and watches them. The
-// kernel applies them to packets that its stack forwards, and to no packet that an eBPF
-// program sends past it.
+// Package xfrm reads and watches the IPsec policies of a network namespace. The kernel applies them to packets that its
+// stack forwards, but not to packets that an eBPF program sends directly.
 package xfrm
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 )
 
-// Of linux/xfrm.h.
+// Constants of linux/xfrm.h.
 const (
 	msgNewPolicy  = 0x13
 	msgGetPolicy  = 0x15
@@ -29,7 +28,7 @@ const (
 
 	lenPolicyID   = 64  // struct xfrm_userpolicy_id
 	lenPolicyInfo = 168 // struct xfrm_userpolicy_info
-	atDirection   = 160 // in it
+	atDirection   = 160 // offset in it
 	atAction      = 161
 
 	attrTemplate  = 5
@@ -41,16 +40,15 @@ const (
 	defaultBlock     = 1
 )
 
-// Policies are how many policies of a namespace may encrypt or stop what the stack
-// forwards. Policies that let packets pass as they are do not count, nor policies of
-// sockets and of xfrm interfaces.
+// Policies counts the policies of a namespace that may encrypt or block forwarded packets. Policies that let packets
+// pass unchanged do not count, nor do policies of sockets and of xfrm interfaces.
 type Policies struct {
-	Out     int  // of what leaves
-	Forward int  // of what was received and is forwarded
-	Blocked bool // what no policy names is stopped
+	Out     int  // policies for outgoing packets
+	Forward int  // policies for received packets that are forwarded
+	Blocked bool // packets without a matching policy are blocked
 }
 
-// Any says whether there are some.
+// Any reports whether any policy applies.
 func (p Policies) Any() bool { return p.Out+p.Forward > 0 || p.Blocked }
 
 // String describes the policies.
@@ -76,10 +74,10 @@ func (p Policies) String() string {
 // Reader reads the policies of a namespace. Its methods may be called concurrently.
 type Reader struct{ home *netns.Namespace }
 
-// New reads those of home, which the caller keeps open.
+// New returns a reader of home, which the caller keeps open.
 func New(home *netns.Namespace) *Reader { return &Reader{home} }
 
-// ErrAbsent says that the kernel knows no policies, or not yet.
+// ErrAbsent is returned if the kernel does not support policies, or the module is not loaded yet.
 var ErrAbsent = errors.New("the kernel has no xfrm policies")
 
 func (r *Reader) dial() (*netlink.Conn, error) {
@@ -93,7 +91,7 @@ func (r *Reader) dial() (*netlink.Conn, error) {
 	return c, nil
 }
 
-// Policies reads the policies. A kernel without them has none.
+// Policies reads the policies. A kernel without xfrm has none.
 func (r *Reader) Policies() (p Policies, err error) {
 	c, err := r.dial()
 	if errors.Is(err, ErrAbsent) {
@@ -153,7 +151,7 @@ func (p *Policies) add(b []byte) error {
 	return nil
 }
 
-// blocked says whether what no policy names is stopped. Kernels before 5.14 stop nothing.
+// blocked reports whether packets without a matching policy are blocked. Kernels before 5.14 never block them.
 func blocked(c *netlink.Conn) (bool, error) {
 	msgs, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: msgGetDefault, Flags: netlink.Request}, Data: make([]byte, 3),
@@ -172,12 +170,11 @@ func blocked(c *netlink.Conn) (bool, error) {
 	return false, nil
 }
 
-// absentPause is before a kernel without policies is asked whether it has them now: the
-// module may have been loaded.
+// absentPause is the pause before a kernel without xfrm is checked again: the module may have been loaded.
 const absentPause = 30 * time.Second
 
-// Watch calls changed when policies may have changed, until ctx ends or the watch fails.
-// On a kernel without policies it ends with ErrAbsent, after a while.
+// Watch calls changed when policies may have changed, until ctx ends or the watch fails. On a kernel without xfrm it
+// returns ErrAbsent after a while.
 func (r *Reader) Watch(ctx context.Context, changed func()) error {
 	c, err := r.dial()
 	if errors.Is(err, ErrAbsent) {
@@ -196,7 +193,7 @@ func (r *Reader) Watch(ctx context.Context, changed func()) error {
 		return fmt.Errorf("watch xfrm policies: %w", err)
 	}
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	changed() // what changed before the watch began
+	changed() // covers changes before the watch began
 	for {
 		// Lost messages are a change as well.
 		if _, err := c.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {

@@ -33,8 +33,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// ipam lists count allocations, without end if negative, every second one
-// confirmed, and has pools.
+// ipam lists count allocations, endlessly if count is negative, every second one confirmed, and has pools.
 type ipam struct {
 	ipamv1.IPAMServiceClient
 	count    int
@@ -126,7 +125,7 @@ func TestPoolsAreCountedBeforeTheyAreBelieved(t *testing.T) {
 	}
 }
 
-// labelled is an identity service that knows one number.
+// labelled is an identity service that knows one identity.
 type labelled struct {
 	identityv1.IdentityServiceClient
 	number uint32
@@ -148,8 +147,8 @@ func (l labelled) ResolveEndpoint(context.Context, *identityv1.ResolveEndpointRe
 	return &identityv1.ResolveEndpointResponse{Identity: &identityv1.Identity{Number: l.number}}, nil
 }
 
-// A container that is the host or the world would pass what policies let those
-// pass, whichever policies there are.
+// TestReservedIdentitiesAreRefusedForEndpoints: if identity could declare a container to be the host or the world, the
+// container could do whatever policies allow these.
 func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 	for number, ok := range map[uint32]bool{
 		0: false, 1: false, 2: false, 4: false, 5: true, 6: false, 255: false, 256: true, 65_535: true, 65_536: true,
@@ -161,7 +160,7 @@ func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 		case ok && (err != nil || id.Number != number):
 			t.Errorf("%d: %+v, %v", number, id, err)
 		case !ok && (err == nil || errors.Is(err, endpoint.ErrInvalid) || !strings.Contains(err.Error(), "c1/eth0")):
-			t.Errorf("%d: %+v, %v, want an error that names the endpoint and is not the caller's", number, id, err)
+			t.Errorf("%d: %+v, %v, want an error that names the endpoint and is not ErrInvalid", number, id, err)
 		}
 	}
 }
@@ -173,7 +172,7 @@ func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
 		t.Errorf("labels %v, %v", labels, err)
 	}
 	if _, err := i.Labels(t.Context(), 301); !errors.Is(err, endpoint.ErrNotFound) {
-		t.Errorf("a number that is nobody's: %v", err)
+		t.Errorf("an unassigned identity: %v", err)
 	}
 	i.client = labelled{number: 300, labels: maxLabels + 1}
 	if _, err := i.Labels(t.Context(), 300); err == nil || !strings.Contains(err.Error(), "1025 labels") {
@@ -181,7 +180,7 @@ func TestLabelsOfAnIdentityHaveABound(t *testing.T) {
 	}
 }
 
-// watchedHealth says when it is watched.
+// watchedHealth reports when it is watched.
 type watchedHealth struct {
 	*health.Server
 	watched chan<- struct{}
@@ -195,8 +194,7 @@ func (w watchedHealth) Watch(req *healthpb.HealthCheckRequest, stream grpc.Serve
 	return w.Server.Watch(req, stream)
 }
 
-// TestReconnectionIsToldWithoutACall: ipam may have been stopped, lost its state
-// and been started again while the datapath asked nothing.
+// TestReconnectionIsToldWithoutACall: ipam may have been restarted without its state while the datapath made no calls.
 func TestReconnectionIsToldWithoutACall(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ipam") // t.TempDir may be too long for a socket's path
 	if err != nil {
@@ -256,8 +254,8 @@ func (r refusing) Allocate(context.Context, *ipamv1.AllocateRequest, ...grpc.Cal
 	return nil, r.err
 }
 
-// What a service answered has a meaning in the core, and its reason and details
-// stay for the server to pass on.
+// TestAnswersKeepTheirReasonAndDetails: errors of services are mapped to errors of the core, and keep their reason and
+// details for the server's answer.
 func TestAnswersKeepTheirReasonAndDetails(t *testing.T) {
 	owner := workload.Owner{ContainerID: "c1", Interface: "eth0"}
 	answer := func(code codes.Code, reason ipamv1.ErrorReason, text string, details ...protoadapt.MessageV1) error {

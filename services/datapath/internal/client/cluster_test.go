@@ -26,15 +26,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// scriptedCluster sends messages to the first watch, refuses the token of the next
-// one that has it, and keeps what was registered.
+// scriptedCluster sends messages to the first watch, rejects the token expired, and keeps registrations.
 type scriptedCluster struct {
 	identityv1.UnimplementedClusterServiceServer
 	send chan *identityv1.WatchClusterResponse // nil ends a watch
 
 	mu         sync.Mutex
-	tokens     []string                          // guarded by mu; of the watches
-	expired    string                            // guarded by mu; a token that is refused
+	tokens     []string                          // guarded by mu; tokens of the watches
+	expired    string                            // guarded by mu; a token that is rejected
 	registered []*identityv1.RegisterNodeRequest // guarded by mu
 	refuse     error                             // guarded by mu
 }
@@ -95,7 +94,7 @@ func serveCluster(t *testing.T) (*scriptedCluster, *Cluster) {
 	return s, NewCluster(cc, log.Discard())
 }
 
-// known is a sink that keeps what it was given.
+// known is a sink that keeps the received state.
 type known struct {
 	mu       sync.Mutex
 	set      map[cluster.Key]cluster.Item
@@ -149,15 +148,15 @@ func (k *known) text() string {
 	return fmt.Sprintf("%d %q", k.complete, out)
 }
 
-// everything is the bookmark behind a listing.
+// everything returns the bookmark after a complete listing.
 func everything(token string) *identityv1.WatchClusterResponse {
 	return &identityv1.WatchClusterResponse{
 		Bookmark: &identityv1.Bookmark{SnapshotComplete: true}, ResumeToken: []byte(token),
 	}
 }
 
-// TestClusterStreamIsFollowedOverItsEnds goes through the real messages: several
-// events in one, ends with and without a token that is good.
+// TestClusterStreamIsFollowedOverItsEnds uses real messages: several events in one message, and ends of the stream with
+// valid and invalid tokens.
 func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 	s, c := serveCluster(t)
 	k := &known{set: map[cluster.Key]cluster.Item{}}
@@ -199,13 +198,13 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 		RemovedNodes: []string{"c"}, ResumeToken: []byte("2"),
 	}
 	want(`1 ["10.1.0.6/32 b 301" "192.0.2.9/32  16711681" "b 1 [192.0.2.1] [10.1.0.0/24]"]`)
-	s.send <- nil // it goes on from the last token
+	s.send <- nil // continues from the last token
 	s.send <- &identityv1.WatchClusterResponse{RemovedPrefixes: []string{"192.0.2.9/32"}, ResumeToken: []byte("3")}
 	want(`1 ["10.1.0.6/32 b 301" "b 1 [192.0.2.1] [10.1.0.0/24]"]`)
 	s.mu.Lock()
 	s.expired = "3"
 	s.mu.Unlock()
-	s.send <- nil // it lists again
+	s.send <- nil // lists again
 	s.send <- &identityv1.WatchClusterResponse{Nodes: []*identityv1.Node{node("b")}}
 	s.send <- everything("4")
 	want(`2 ["b 1 [192.0.2.1] []"]`)
@@ -216,8 +215,8 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 	}
 }
 
-// TestNodeIsRegisteredWheneverItChanges registers at the start, after a change,
-// after the service was away, and again after a failure, and not without a reason.
+// TestNodeIsRegisteredWheneverItChanges expects registrations at the start, after a change, after the service was away,
+// and after a failure, and no others.
 func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
 	s, c := serveCluster(t)
 	var mu sync.Mutex
@@ -267,8 +266,7 @@ func TestNodeIsRegisteredWheneverItChanges(t *testing.T) {
 	}
 }
 
-// TestWhatANodeRegistersIsWhatOthersHear: mode, port, size and addresses come out of
-// the API as they went in.
+// TestWhatANodeRegistersIsWhatOthersHear: mode, port, MTU and addresses pass through the API unchanged.
 func TestWhatANodeRegistersIsWhatOthersHear(t *testing.T) {
 	s, c := serveCluster(t)
 	for i, u := range []cluster.Underlay{
@@ -280,7 +278,7 @@ func TestWhatANodeRegistersIsWhatOthersHear(t *testing.T) {
 			t.Fatal(err)
 		}
 		if name := c.NodeName(); name != "n" {
-			t.Errorf("this node is named %q", name)
+			t.Errorf("the node's name is %q", name)
 		}
 		s.mu.Lock()
 		n := &identityv1.Node{Name: "n", Underlay: s.registered[i].GetUnderlay()}
@@ -290,7 +288,7 @@ func TestWhatANodeRegistersIsWhatOthersHear(t *testing.T) {
 			Mode: got.Mode, Port: got.TunnelPort, MTU: got.MTU, Overlay: got.Overlay, Addresses: got.Addresses,
 		}
 		if !reflect.DeepEqual(heard, u) {
-			t.Errorf("registered %+v, others hear %+v", u, heard)
+			t.Errorf("registered %+v, others receive %+v", u, heard)
 		}
 	}
 }

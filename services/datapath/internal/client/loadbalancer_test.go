@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// scriptedLoadBalancer hands each stream to the test, which ends it.
+// scriptedLoadBalancer passes each stream to the test, which ends it.
 type scriptedLoadBalancer struct {
 	loadbalancerv1.UnimplementedLoadBalancerServiceServer
 	streams chan *frontendScript
@@ -212,7 +212,7 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 		{Message: &loadbalancerv1.WatchFrontendsRequest_Ack{Ack: &loadbalancerv1.Ack{Enforced: 8, Ended: 7}}},
 	} {
 		if got, err := script.Recv(); err != nil || !proto.Equal(got, want) {
-			t.Errorf("the service heard %v, %v, want %v", got, err, want)
+			t.Errorf("the service received %v, %v, want %v", got, err, want)
 		}
 	}
 	script.end <- status.Error(codes.Aborted, "a newer connection has the name")
@@ -220,11 +220,11 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 		t.Errorf("cut: %v", err)
 	}
 	if lb.Err() != nil {
-		t.Errorf("a service that answers is called unhealthy: %v", lb.Err())
+		t.Errorf("a service that answers counts as unhealthy: %v", lb.Err())
 	}
 }
 
-// frontendKernel keeps the frontends that it is given.
+// frontendKernel keeps the applied frontends.
 type frontendKernel struct {
 	mu   sync.Mutex
 	have map[frontend.Key]*frontend.Frontend // guarded by mu
@@ -252,8 +252,7 @@ func (k *frontendKernel) Keys() (keys []frontend.Key, err error) {
 	return keys, nil
 }
 
-// TestFrontendsAreFollowedOverTheEndOfTheService: it is gone with its connection,
-// and is back as another run.
+// TestFrontendsAreFollowedOverTheEndOfTheService stops the service and starts it again with another incarnation.
 func TestFrontendsAreFollowedOverTheEndOfTheService(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.sock")
 	s, stop := serveLoadBalancer(t, path)
@@ -270,7 +269,7 @@ func TestFrontendsAreFollowedOverTheEndOfTheService(t *testing.T) {
 	hears := func(script *frontendScript, want *loadbalancerv1.WatchFrontendsRequest) {
 		t.Helper()
 		if got, err := script.Recv(); err != nil || !proto.Equal(got, want) {
-			t.Fatalf("the service heard %v, %v, want %v", got, err, want)
+			t.Fatalf("the service received %v, %v, want %v", got, err, want)
 		}
 	}
 	ack := func(enforced, ended uint64) *loadbalancerv1.WatchFrontendsRequest {
@@ -297,7 +296,7 @@ func TestFrontendsAreFollowedOverTheEndOfTheService(t *testing.T) {
 	}
 	stop()
 	for st := f.Status(); st.Connected || !errors.Is(st.Err, endpoint.ErrUnavailable); st = f.Status() {
-		time.Sleep(time.Millisecond) // the end of the connection is noticed by the other side
+		time.Sleep(time.Millisecond) // the client notices the end of the connection
 	}
 	if keys, _ := k.Keys(); len(keys) != 1 {
 		t.Errorf("while the service is away the kernel has %v", keys)
@@ -315,6 +314,6 @@ func TestFrontendsAreFollowedOverTheEndOfTheService(t *testing.T) {
 	hears(script, ack(1, 0))
 	hears(script, ack(1, 1))
 	if keys, _ := k.Keys(); len(keys) != 0 {
-		t.Errorf("the kernel has %v, which the state does not", keys)
+		t.Errorf("the kernel has %v, which is not in the state", keys)
 	}
 }

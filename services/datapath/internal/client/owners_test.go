@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// wanting is the core as far as the stream tells it something.
+// wanting is the part of the core that the stream calls.
 type wanting struct {
 	mu      sync.Mutex
 	wanted  map[workload.Owner]uint32 // guarded by mu
@@ -107,8 +107,8 @@ func complete(token string) *identityv1.WatchEndpointsResponse {
 	}}
 }
 
-// TestOwnersFollowTheStreamOverItsEnds proves INV-73: what is wanted stays while the
-// stream is away, which goes on where it was, or lists again if that is not known.
+// TestOwnersFollowTheStreamOverItsEnds proves INV-73: desired identities are kept while the stream is away. The stream
+// then resumes, or lists again if its position is unknown.
 func TestOwnersFollowTheStreamOverItsEnds(t *testing.T) {
 	one, two := workload.Owner{ContainerID: "a", Interface: "eth0"}, workload.Owner{ContainerID: "b", Interface: "eth0"}
 	w := &wanting{wanted: map[workload.Owner]uint32{}, changed: make(chan struct{})}
@@ -128,7 +128,7 @@ func TestOwnersFollowTheStreamOverItsEnds(t *testing.T) {
 	f := <-from.opened
 	f.events <- moves("1", one, 300, true)
 	want("map[a/eth0:300]")
-	f.events <- moves("2", two, 301, false) // by a call of this process
+	f.events <- moves("2", two, 301, false) // assigned by a call of this process
 	want("map[a/eth0:300]")
 	f.events <- moves("3", two, 1, true) // no container is the host
 	want("map[a/eth0:300]")

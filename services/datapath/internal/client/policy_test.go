@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// scriptedPolicy sends one message, hears six, and ends.
+// scriptedPolicy sends one message, receives six, and ends.
 type scriptedPolicy struct {
 	policyv1.UnimplementedPolicyServiceServer
 	send  *policyv1.WatchPolicyTablesResponse
@@ -118,14 +118,14 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 		{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{Seq: 1, Revision: 12, Reason: strings.Repeat("é", 512)}}},
 	} {
 		if got := <-s.heard; !proto.Equal(got, want) {
-			t.Errorf("the service heard %v, want %v", got, want)
+			t.Errorf("the service received %v, want %v", got, want)
 		}
 	}
 	if _, err := stream.Recv(); !errors.Is(err, endpoint.ErrExhausted) || !strings.Contains(err.Error(), "too far behind") {
 		t.Errorf("cut: %v", err)
 	}
 	if p.Err() != nil {
-		t.Errorf("a service that answers is called unhealthy: %v", p.Err())
+		t.Errorf("a service that answers counts as unhealthy: %v", p.Err())
 	}
 }
 

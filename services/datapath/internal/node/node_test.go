@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// TestOthersAreReadFromTheIPCache: the ranges of other nodes and the addresses of their devices, which
-// are those of nodes outside of these ranges.
+// TestOthersAreReadFromTheIPCache reads the ranges of other nodes and the addresses of their devices, which are the
+// node addresses outside these ranges.
 func TestOthersAreReadFromTheIPCache(t *testing.T) {
 	entry := func(prefix string, id identity.Numeric, node uint16) ipmap.Entry {
 		return ipmap.Entry{Prefix: netip.MustParsePrefix(prefix), Info: ipmap.Info{Identity: id, Node: node}}
@@ -23,7 +23,7 @@ func TestOthersAreReadFromTheIPCache(t *testing.T) {
 		entry("10.1.0.0/24", identity.World, 0), // of this node
 		entry("10.2.0.0/24", identity.World, 2),
 		entry("10.2.0.9/32", identity.MinCluster, 2),
-		entry("10.2.0.1/32", identity.RemoteNode, 2), // in a range
+		entry("10.2.0.1/32", identity.RemoteNode, 2), // inside a range
 		entry("192.0.2.2/32", identity.RemoteNode, 2),
 		entry("192.0.2.1/32", identity.Host, 0),
 	})

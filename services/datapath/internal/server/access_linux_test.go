@@ -22,8 +22,7 @@ import (
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
-// TestKernelRootChangesAndTheGroupReads calls every method as other users, which
-// the kernel reports to the server.
+// TestKernelRootChangesAndTheGroupReads calls every method as several users; the kernel reports the user to the server.
 func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: it calls as several users")
@@ -36,7 +35,7 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	for uid, refused := range map[uintptr][]string{
 		0:     nil,
 		64999: changes,
-		65701: changes, // identity, which makes endpoints change by a stream that the datapath opens
+		65701: changes, // identity, which changes endpoints through a stream that the datapath opens
 		65703: changes, // policy
 		65706: changes, // the datapath itself
 	} {
@@ -79,7 +78,7 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	}
 }
 
-// serveAll serves every method, none of which does anything but fail.
+// serveAll serves every method. All implementations fail.
 func serveAll(t *testing.T) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "datapath")

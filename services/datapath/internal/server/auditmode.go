@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 )
 
-// errNoPolicies says that nothing evaluates policies.
+// errNoPolicies is returned in policy mode none.
 var errNoPolicies = errors.New("no policies are enforced: policy.mode is none")
 
 // SetAuditMode implements the API.
@@ -59,14 +59,14 @@ func (s *Server) SetAuditMode(
 	if of != nil {
 		now, err := s.Core.Get(of.Spec.Owner)
 		if err != nil {
-			return nil, statusOf(err) // deleted meanwhile, and the mode with it
+			return nil, statusOf(err) // deleted meanwhile, together with its audit mode
 		}
 		answer.Endpoint = s.endpoint(now)
 	}
 	return answer, nil
 }
 
-// auditMode is what of the node is in audit mode; nil without policies.
+// auditMode returns which endpoints are in audit mode; nil without policies.
 func (s *Server) auditMode() *datapathv1.AuditMode {
 	if s.Modes == nil {
 		return nil
@@ -87,7 +87,7 @@ func (s *Server) auditedEndpoints() (n int) {
 	return n
 }
 
-// auditWarnings say that policies enforce nothing.
+// auditWarnings warns if policies are not enforced.
 func (s *Server) auditWarnings() []string {
 	if !s.Facts.PolicyAudit {
 		return nil
@@ -95,7 +95,7 @@ func (s *Server) auditWarnings() []string {
 	return []string{"audit mode: what policies deny passes for every endpoint, because policy.audit is set"}
 }
 
-// endpoint is an endpoint with its audit mode.
+// endpoint converts an endpoint, including its audit mode.
 func (s *Server) endpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p := protoEndpoint(e)
 	if s.Modes == nil || p.GetPolicy() == nil || !e.Policy.Audit || s.Facts.PolicyAudit {

@@ -24,9 +24,10 @@ import (
 
 // Tracked are the connections that the kernel tracks.
 type Tracked interface {
-	// List hands those that pass the filter to visit, which gets them once.
+	// List calls visit once for each connection that matches the filter. The argument of visit is only valid during the
+	// call.
 	List(ctx context.Context, f conntrack.Filter, visit func(*conntrackview.Connection) error) error
-	// Flush removes those that pass the filter; to validate removes none.
+	// Flush removes the connections that match the filter. With validateOnly it only counts them.
 	Flush(ctx context.Context, f conntrack.Filter, validateOnly bool) (conntrack.Flushed, error)
 }
 
@@ -38,8 +39,8 @@ func (s *Server) ListConnections(
 	if err != nil {
 		return statusOf(err)
 	}
-	var last *datapathv1.ListConnectionsResponse // held back until what follows it is known
-	var sent error                               // what a stream answers has a status already
+	var last *datapathv1.ListConnectionsResponse // sent only when it is known whether another one follows
+	var sent error                               // an error of the stream already has a status
 	count, limit := uint64(0), uint64(r.GetLimit())
 	err = s.Tracked.List(stream.Context(), f, func(c *conntrackview.Connection) error {
 		if count++; limit != 0 && count > limit {
@@ -89,8 +90,8 @@ func isEmpty(f *datapathv1.ConnectionFilter) bool {
 		f.GetFamily() == datapathv1.AddressFamily_ADDRESS_FAMILY_UNSPECIFIED
 }
 
-// connectionFilter reads a filter. A criterion that can hold for nothing is an error: left out,
-// it would hold for everything.
+// connectionFilter converts a filter. A criterion that cannot match anything is an error, because ignoring it would
+// make the filter match too much.
 func (s *Server) connectionFilter(p *datapathv1.ConnectionFilter) (f conntrack.Filter, err error) {
 	for i, o := range p.GetOwners() {
 		e, err := s.Core.Get(wire.OwnerOf(o))
@@ -106,7 +107,7 @@ func (s *Server) connectionFilter(p *datapathv1.ConnectionFilter) (f conntrack.F
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil || prefix.Addr().Is4In6() {
 			return f, &endpoint.FieldError{
-				Field: fmt.Sprintf("filter.prefixes[%d]", i), Reason: "is no prefix of IPv4 or IPv6",
+				Field: fmt.Sprintf("filter.prefixes[%d]", i), Reason: "is not an IPv4 or IPv6 prefix",
 			}
 		}
 		f.Prefixes = append(f.Prefixes, prefix.Masked())
@@ -135,7 +136,7 @@ func (s *Server) connectionFilter(p *datapathv1.ConnectionFilter) (f conntrack.F
 	return f, nil
 }
 
-// statePrefix is what the names of states begin with.
+// statePrefix is the prefix of the names of states.
 const statePrefix = "CONNECTION_STATE_"
 
 func stateWord(s datapathv1.ConnectionState) string {
@@ -151,7 +152,7 @@ func connectionStates(words []string) []datapathv1.ConnectionState {
 	return all
 }
 
-// connectionOf is an entry, without what becomes of its next packet.
+// connectionOf converts an entry, without the verdict on its next packet.
 func connectionOf(c *conntrack.Connection) *datapathv1.Connection {
 	return &datapathv1.Connection{
 		InitiatorAddress: wire.Address(c.Initiator.Addr()), InitiatorPort: uint32(c.Initiator.Port()),
@@ -184,7 +185,7 @@ func (s *Server) connectionEnd(end conntrack.End, addr netip.Addr) *datapathv1.C
 		return p
 	}
 	p.EndpointIndex = uint32(end.Slot)
-	// the slot may be another endpoint's by now
+	// another endpoint may have the endpoint ID by now
 	if e, ok := s.Core.HolderOf(addr); ok && e.Slot == end.Slot {
 		p.Owner, p.Pod = wire.Owner(e.Spec.Owner), wire.Pod(e.Spec.Pod)
 	}

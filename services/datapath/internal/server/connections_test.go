@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
 )
 
-// table is a table of connections, and what it was asked.
+// table is a table of connections that records the calls.
 type table struct {
 	connections []conntrackview.Connection
 	filter      conntrack.Filter
@@ -46,7 +46,7 @@ func (f *table) Flush(_ context.Context, filter conntrack.Filter, _ bool) (connt
 	return conntrack.Flushed{Removed: 4, Terminated: 3, Unremembered: 2, Busy: 1}, nil
 }
 
-// recorder is a stream that keeps what is sent.
+// recorder is a stream that keeps the sent messages.
 type recorder[R any] struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -81,8 +81,8 @@ func TestConnectionFilterIsThatOfTheRequest(t *testing.T) {
 	}
 }
 
-// TestNoCriterionIsLeftOut: a filter of which a part cannot be read would mean more than
-// it says.
+// TestNoCriterionIsLeftOut tests that invalid criteria are errors, because ignoring one would make the filter match too
+// much.
 func TestNoCriterionIsLeftOut(t *testing.T) {
 	for name, c := range map[string]struct {
 		request *datapathv1.FlushConnectionsRequest

@@ -71,8 +71,7 @@ func specOf(r *datapathv1.CreateEndpointRequest) (endpoint.Spec, error) {
 	return s, nil
 }
 
-// mappingsOf reads port mappings. What is no port, or no protocol with ports, is left 0
-// and refused as that.
+// mappingsOf converts port mappings. Invalid ports and protocols become 0, which validation rejects.
 func mappingsOf(all []*datapathv1.PortMapping) (ms []endpoint.PortMapping, err error) {
 	port := func(n uint32) uint16 {
 		if n > 65535 {
@@ -174,7 +173,7 @@ func protoDifference(d endpoint.Difference) *datapathv1.Difference {
 	}
 }
 
-// targetOf says what a subject of the core is, which is text for people.
+// targetOf converts a subject of the core, which is text for people, to the kind of the difference's target.
 func targetOf(subject string) *datapathv1.DifferenceTarget {
 	what, inside := strings.CutPrefix(subject, "container ")
 	return &datapathv1.DifferenceTarget{Kind: targetKinds[what], InContainer: inside}

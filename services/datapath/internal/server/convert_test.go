@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// withPort is a request for one port of the node.
+// withPort returns a request with one port mapping.
 func withPort(m *datapathv1.PortMapping) *datapathv1.CreateEndpointRequest {
 	return &datapathv1.CreateEndpointRequest{
 		Owner: &workloadv1.Owner{ContainerId: "c", InterfaceName: "eth0"}, NetworkNamespace: "/run/netns/c",
@@ -48,7 +48,7 @@ func TestHostPortsAndSocketsAreAnsweredAsTheyWereAskedFor(t *testing.T) {
 	}
 }
 
-// TestWrongPortMappingsAreRefused also where no rule of the API was asked.
+// TestWrongPortMappingsAreRefused tests validation without the rules of the proto files.
 func TestWrongPortMappingsAreRefused(t *testing.T) {
 	tcp := netv1.Protocol_PROTOCOL_TCP
 	for field, m := range map[string]*datapathv1.PortMapping{

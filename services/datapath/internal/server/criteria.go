@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
-// criteria are the fields that a request and what it excludes have in common.
+// criteria are the fields that a request and its exclusions have in common.
 type criteria interface {
 	GetOwners() []*workloadv1.Owner
 	GetPods() []*datapathv1.PodName
@@ -56,7 +56,7 @@ func filterOf(r *datapathv1.ObserveRequest) (f observe.Filter, err error) {
 	return f, nil
 }
 
-// criteriaOf reads criteria; at is what comes before the names of their fields.
+// criteriaOf converts criteria; at is the prefix of their field names.
 func criteriaOf(at string, r criteria) (c observe.Criteria, err error) {
 	if c.Prefixes, err = prefixesOf(at, r.GetPrefixes()); err != nil {
 		return c, err
@@ -84,7 +84,7 @@ func criteriaOf(at string, r criteria) (c observe.Criteria, err error) {
 	return c, nil
 }
 
-// endCriteriaOf is nil if nothing is asked of the end.
+// endCriteriaOf returns nil if there are no criteria for the end.
 func endCriteriaOf(at string, r *datapathv1.FlowEndCriteria) (*observe.EndCriteria, error) {
 	if proto.Size(r) == 0 {
 		return nil, nil
@@ -100,7 +100,7 @@ func endCriteriaOf(at string, r *datapathv1.FlowEndCriteria) (*observe.EndCriter
 	}, nil
 }
 
-// setOf is nil if there is nothing in it.
+// setOf converts a list to a set; nil if it is empty.
 func setOf[F any, T comparable](from []F, of func(F) T) map[T]bool {
 	if len(from) == 0 {
 		return nil

@@ -17,22 +17,22 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// Budgets say what endpoints have of the maps of connections; family 0 is IPv4.
+// Budgets reports the budgets of endpoints in the maps of connections; family 0 is IPv4.
 type Budgets interface {
-	// Use is how many connections a slot, or conntrack.Outside, has and may have; most 0: no limit.
+	// Use returns how many connections an endpoint, or conntrack.Outside, has and may have; most 0: no limit.
 	Use(s endpointmap.ID, family int) (used, most int)
-	// Capacity is how many connections fit.
+	// Capacity returns the maximum number of connections.
 	Capacity(family int) int
 }
 
-// sharedLimit is a limit that the programs divide among endpoints.
+// sharedLimit is a limit that endpoints share.
 type sharedLimit struct {
 	bound.Bound
 	size, guarantee int
 	use             func(endpointmap.ID) (used, most int)
 }
 
-// sharedLimits lists the limits, in the order in which they are sent.
+// sharedLimits returns the limits in the order in which they are sent.
 func (s *Server) sharedLimits() (all []sharedLimit) {
 	if s.Budgets != nil {
 		for family, of := range [2]bound.Bound{bound.Connections4, bound.Connections6} {
@@ -51,7 +51,7 @@ func (s *Server) sharedLimits() (all []sharedLimit) {
 			case slot == conntrack.Outside:
 				return s.Bounds.Outside(of)
 			case slot == endpointmap.HostID && of == bound.Events:
-				return 0, 0 // they are not limited
+				return 0, 0 // not limited
 			}
 			return s.Bounds.Held(of, slot), s.Bounds.Most(of, slot)
 		}})
@@ -65,8 +65,8 @@ func (s *Server) sharedLimits() (all []sharedLimit) {
 	return all
 }
 
-// sendEndpointShares sends what endpoints have of the limits of the programs; of one tenant, unless it
-// is empty.
+// sendEndpointShares sends the endpoints' usage of the programs' limits; if tenant is not empty, only for endpoints of
+// that tenant.
 func (s *Server) sendEndpointShares(
 	tenant string, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {

@@ -18,15 +18,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// retryAfter is when a caller may repeat a call for which something was away or
-// in use.
+// retryAfter is the suggested delay before a call is repeated after a temporary failure.
 const retryAfter = 100 * time.Millisecond
 
-// again has the caller repeat the call.
+// again suggests that the caller repeats the call.
 var again = rpcerr.Retries(retryAfter)
 
-// answers has code and reason of each error of the core. What ipam, identity or policy
-// answered keeps its own reason and details.
+// answers maps errors of the core to codes and reasons. Errors of ipam, identity or policy keep their own reason and
+// details.
 var answers = rpcerr.Table{
 	Rows: []rpcerr.Row{
 		rpcerr.On(endpoint.ErrDeleted, codes.Aborted, datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_DELETED),
@@ -83,7 +82,7 @@ var answers = rpcerr.Table{
 			datapathv1.ErrorReason_ERROR_REASON_POLICY_UNAVAILABLE, again),
 		rpcerr.On(endpoint.ErrUnavailable, codes.Unavailable,
 			datapathv1.ErrorReason_ERROR_REASON_SERVICE_UNAVAILABLE, again),
-		// A field is the least that is known of a mistake.
+		// Used if only the field is known.
 		rpcerr.OnType(codes.InvalidArgument, datapathv1.ErrorReason_ERROR_REASON_INVALID_REQUEST,
 			func(e *endpoint.FieldError) []protoadapt.MessageV1 {
 				return []protoadapt.MessageV1{rpcerr.Field(e.Field, e.Reason)}
@@ -93,5 +92,5 @@ var answers = rpcerr.Table{
 	Otherwise: datapathv1.ErrorReason_ERROR_REASON_INTERNAL,
 }
 
-// statusOf is the answer to a call that ended with err.
+// statusOf converts err to the status of a call.
 func statusOf(err error) error { return answers.Status(err) }

@@ -20,16 +20,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
 )
 
-// Explainer says what would become of a connection.
+// Explainer explains connections.
 type Explainer interface {
-	// Explain asks the programs; explain.ErrNotLocal if neither end is an
-	// endpoint.
+	// Explain runs the programs; it returns explain.ErrNotLocal if neither end is an endpoint.
 	Explain(t conntrack.Tuple) (explain.Explanation, error)
 }
 
-// Maps are the kernel's, to be looked at.
+// Maps reads the kernel's maps.
 type Maps interface {
-	// Dump reads a map in words; pin.ErrNoMap if there is none of the name.
+	// Dump reads a map as text. It returns pin.ErrNoMap if the map does not exist.
 	Dump(name string, visit func(key, value string) error) error
 }
 
@@ -54,7 +53,7 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	return resp, nil
 }
 
-// explained is what becomes of a connection to an address.
+// explained converts the explanation of a connection to an address.
 func (s *Server) explained(ctx context.Context, x explain.Explanation) *datapathv1.ExplainResponse {
 	audited := x.Egress != nil && x.Egress.Audited || x.Ingress != nil && x.Ingress.Audited
 	resp := &datapathv1.ExplainResponse{
@@ -62,7 +61,7 @@ func (s *Server) explained(ctx context.Context, x explain.Explanation) *datapath
 		Source: s.explainedPeer(ctx, x.Source), Destination: s.explainedPeer(ctx, x.Destination),
 		Egress: s.explainedSide(x.Egress, x.Source.Slot, true), Ingress: s.explainedSide(x.Ingress, x.Destination.Slot, false),
 	}
-	if x.Reason != 0 { // a program was asked
+	if x.Reason != 0 { // a program was run
 		resp.Verdict = verdictOf(x.Reason, audited)
 	}
 	if x.Tracked {
@@ -79,7 +78,7 @@ func (s *Server) explained(ctx context.Context, x explain.Explanation) *datapath
 	return resp
 }
 
-// verdictOf says what becomes of a packet; audited says that a policy denies it.
+// verdictOf returns the verdict for a reason; audited: a policy denies the packet in audit mode.
 func verdictOf(r event.Reason, audited bool) datapathv1.Verdict {
 	switch {
 	case r.Dropped():
@@ -165,8 +164,7 @@ func (s *Server) explainedService(ctx context.Context, svc *explain.Service) *da
 	return p
 }
 
-// agreed is what becomes of a connection to a service, whichever backend it is led
-// to; unspecified if that depends on the backend.
+// agreed returns the verdict and reason that all backends of a service have in common; unspecified if they differ.
 func agreed(s *datapathv1.ExplainedService) (datapathv1.Verdict, datapathv1.Reason) {
 	if s.GetOutcome() != datapathv1.ServiceOutcome_SERVICE_OUTCOME_TRANSLATED {
 		return datapathv1.Verdict_VERDICT_DROPPED, datapathv1.Reason_REASON_UNSPECIFIED
@@ -186,8 +184,8 @@ func agreed(s *datapathv1.ExplainedService) (datapathv1.Verdict, datapathv1.Reas
 
 // DumpMap implements the API.
 func (s *Server) DumpMap(r *datapathv1.DumpMapRequest, stream grpc.ServerStreamingServer[datapathv1.DumpMapResponse]) error {
-	var last *datapathv1.DumpMapResponse // held back until what follows it is known
-	var sent error                       // what a stream answers has a status already
+	var last *datapathv1.DumpMapResponse // sent only when it is known whether another one follows
+	var sent error                       // an error of the stream already has a status
 	entries, limit := uint64(0), uint64(r.GetLimit())
 	err := s.Maps.Dump(r.GetName(), func(key, value string) error {
 		if entries++; limit != 0 && entries > limit {

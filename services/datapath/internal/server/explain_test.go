@@ -82,7 +82,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	if want := m.answer.Connection.Tuple; m.asked != want {
 		t.Errorf("asked about %v, want %v", m.asked, want)
 	}
-	got.Connection.LastSeenTime = nil // the clock's
+	got.Connection.LastSeenTime = nil // depends on the clock
 	want := &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
@@ -118,7 +118,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	}
 }
 
-// serviceExplanation is a service with backends that are explained so.
+// serviceExplanation returns the explanation of a service with backends.
 func serviceExplanation(outcome explain.Outcome, backends ...explain.Backend) explain.Explanation {
 	return explain.Explanation{
 		Source: explain.Peer{Identity: 300, Slot: 1}, Destination: explain.Peer{Slot: endpointmap.NoID},
@@ -132,7 +132,7 @@ func serviceExplanation(outcome explain.Outcome, backends ...explain.Backend) ex
 	}
 }
 
-// explainedBackend is one whose own policy drops what the reason drops.
+// explainedBackend returns a backend whose ingress policy drops if the reason is a drop.
 func explainedBackend(at string, reason event.Reason) explain.Backend {
 	b := explain.Backend{
 		Backend: servicemap.Backend{AddrPort: netip.MustParseAddrPort(at)}, Path: explain.Evaluated,
@@ -275,7 +275,7 @@ func TestExplainNamesTheBadField(t *testing.T) {
 	}
 }
 
-// dumpStream takes some entries and then goes.
+// dumpStream accepts some entries and then fails.
 type dumpStream struct {
 	grpc.ServerStream
 	got     []string

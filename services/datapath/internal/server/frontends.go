@@ -18,19 +18,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// Services are what the kernel translates.
+// Services reads the services that the kernel translates.
 type Services interface {
 	List() ([]servicemap.Frontend, error)
 	Counts() (servicemap.Counts, error)
 }
 
-// Backends are those of the kernel.
+// Backends counts the connections of backends.
 type Backends interface {
-	// Connections counts the connections of each backend that has one, sorted.
+	// Connections returns the number of connections of each backend that has any, sorted.
 	Connections(ctx context.Context) ([]conntrack.Count, error)
 }
 
-// errNotTranslated says that the kernel translates no services.
+// errNotTranslated is returned if services are not translated.
 var errNotTranslated = fmt.Errorf("services are not translated: %w", endpoint.ErrLoadBalancingOff)
 
 // ListBackendConnections implements the API.
@@ -94,7 +94,7 @@ func protoFront(f *servicemap.Front) *datapathv1.KernelBackendList {
 	return l
 }
 
-// maxRefusedFrontends bounds what is reported of refused frontends.
+// maxRefusedFrontends limits the number of refused frontends in a status.
 const maxRefusedFrontends = 100
 
 func frontendStream(st frontendstream.Status, n servicemap.Counts) *datapathv1.FrontendStream {
@@ -111,7 +111,7 @@ func frontendStream(st frontendstream.Status, n servicemap.Counts) *datapathv1.F
 	return p
 }
 
-// frontendWarnings are what an operator has to look at.
+// frontendWarnings returns the warnings about services for an operator.
 func frontendWarnings(st frontendstream.Status) (all []string) {
 	refused := st.Refused()
 	for _, r := range refused[:min(len(refused), maxRefused)] {
@@ -123,7 +123,7 @@ func frontendWarnings(st frontendstream.Status) (all []string) {
 	if st.Earlier > 0 {
 		all = append(
 			all,
-			fmt.Sprintf("services: %d frontends stay that sluice-loadbalancer does not name since it lost its state, "+
+			fmt.Sprintf("services: %d frontends are kept although sluice-loadbalancer does not list them since it lost its state, "+
 				"until all its sources are listed; see `sluice service status`", st.Earlier),
 		)
 	}

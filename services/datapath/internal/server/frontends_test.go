@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// translated are the frontends of a kernel.
+// translated are the frontends in a kernel.
 type translated []servicemap.Frontend
 
 func (t translated) List() ([]servicemap.Frontend, error) { return t, nil }
@@ -86,7 +86,7 @@ func TestRefusedFrontendsAreShown(t *testing.T) {
 	got := frontendStream(st, servicemap.Counts{Frontends: 5, Backends: 6, Resting: 7})
 	if n := len(got.GetRefused()); n != maxRefusedFrontends || got.GetRefusedCount() != 120 ||
 		got.GetRefused()[0] != "10.96.0.1:1/tcp: no room" {
-		t.Errorf("%d refused are named of %d, first %q", n, got.GetRefusedCount(), got.GetRefused()[0])
+		t.Errorf("%d of %d refused frontends listed, first %q", n, got.GetRefusedCount(), got.GetRefused()[0])
 	}
 	got.Refused, got.RefusedCount = nil, 0
 	want := &datapathv1.FrontendStream{
@@ -103,7 +103,7 @@ func TestRefusedFrontendsAreShown(t *testing.T) {
 		t.Errorf("warnings %q", warnings)
 	}
 	if w := frontendWarnings(frontendstream.Status{Complete: true}); len(w) != 0 {
-		t.Errorf("all is well, and yet %q", w)
+		t.Errorf("warnings without a problem: %q", w)
 	}
 }
 

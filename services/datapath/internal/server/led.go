@@ -13,15 +13,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// backends says which addresses are backends of some services. A socket is led to a backend
-// before it sends anything: the events of its packets tell no more than that address.
+// backends tracks the addresses of some services' backends. A socket selects a backend before it sends anything, so
+// that events of its packets only have the backend's address.
 type backends struct {
 	services map[string]bool // "shop/web"
 	list     func() ([]servicemap.Frontend, error)
 	now      func() time.Time
 
 	mu    sync.Mutex
-	next  time.Time // when they are listed again
+	next  time.Time // time of the next listing
 	known map[target]bool
 }
 
@@ -30,16 +30,16 @@ type target struct {
 	protocol uint8
 }
 
-// listPause is how long a list is used. A list that takes long is used for longer, so that
-// one observer takes no more than a twentieth of a CPU.
+// listPause is the minimum time between two listings. After a slow listing it is longer, so that one observer uses at
+// most a twentieth of a CPU.
 const listPause, listShare = time.Second, 20
 
-// has reports whether the address is a backend of one of the services now.
+// has reports whether the address is currently a backend of one of the services.
 func (b *backends) has(at netip.AddrPort, protocol uint8) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if began := b.now(); !began.Before(b.next) {
-		// What cannot be read stays as it was.
+		// If listing fails, the previous list stays.
 		if fs, err := b.list(); err == nil {
 			b.known = targetsOf(fs, b.services)
 		}
@@ -68,7 +68,7 @@ func targetsOf(fs []servicemap.Frontend, services map[string]bool) map[target]bo
 	return targets
 }
 
-// findBackends has criteria about services hold for packets to their backends, too.
+// findBackends makes criteria about services match packets to their backends, too.
 func (s *Server) findBackends(c *observe.Criteria) {
 	if len(c.Services) == 0 || s.Services == nil {
 		return

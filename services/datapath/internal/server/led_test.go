@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// TestBackendsOfAServiceAreThoseThatItHasNow: the list is read again after its pause, and
-// stays if that fails.
+// TestBackendsOfAServiceAreThoseThatItHasNow tests that the list is read again after its pause, and kept if that fails.
 func TestBackendsOfAServiceAreThoseThatItHasNow(t *testing.T) {
 	first, second := netip.MustParseAddrPort("10.244.0.2:8080"), netip.MustParseAddrPort("10.244.0.3:8080")
 	now, lists, fails := time.Unix(1000, 0), 0, false
@@ -53,8 +52,8 @@ func TestBackendsOfAServiceAreThoseThatItHasNow(t *testing.T) {
 	want("if it cannot be read", second, 6, true)
 }
 
-// TestObserveServiceShowsPacketsToItsBackends: the first packet and the answers of a connection
-// that a socket was led to, and nothing that asked for another service.
+// TestObserveServiceShowsPacketsToItsBackends tests that criteria match the first packet and the replies of a
+// connection whose socket selected a backend, and nothing that was sent to another service.
 func TestObserveServiceShowsPacketsToItsBackends(t *testing.T) {
 	backend, client := netip.MustParseAddrPort("10.244.0.2:8080"), netip.MustParseAddrPort("10.244.0.9:40000")
 	c := observe.Criteria{

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 )
 
-// Metrics reads the counters of the kernel and the core when they are asked for.
+// Metrics returns a collector that reads the counters of the kernel and the core on each scrape.
 func (s *Server) Metrics() prometheus.Collector { return newMetrics(s) }
 
 // metrics implements prometheus.Collector.
@@ -42,68 +42,68 @@ func newMetrics(s *Server) *metrics {
 	}
 	return &metrics{
 		server:        s,
-		packets:       desc("packets_total", "Packets by reason and direction, since the maps were made.", "reason", "direction", "dropped"),
+		packets:       desc("packets_total", "Packets by reason and direction, since the maps were created.", "reason", "direction", "dropped"),
 		bytes:         desc("bytes_total", "Bytes by reason and direction, Ethernet headers included.", "reason", "direction", "dropped"),
 		endpoints:     desc("endpoints", "Endpoints by state.", "state"),
 		repairs:       desc("attachment_repairs_total", "Attachments that were found missing or changed and were repaired."),
 		deviceRepairs: desc("device_repairs_total", "Host ends that were found changed and were repaired."),
 		nodeRepairs:   desc("node_repairs_total", "Repairs of addresses, rules, routes, firewall and sysctls of the node."),
-		unrepaired:    desc("unrepaired_differences", "Differences of host ends and of the node that the last look at each did not repair."),
+		unrepaired:    desc("unrepaired_differences", "Differences of host ends and of the node that the last comparison did not repair."),
 		pending:       desc("pending_releases", "Deleted endpoints whose addresses or identity wait to be released."),
-		changed:       desc("identity_changes_total", "Endpoints whose identity was changed while they lived."),
-		waiting:       desc("pending_identity_changes", "Endpoints that shall have another identity and do not yet."),
+		changed:       desc("identity_changes_total", "Endpoints whose identity was changed at run time."),
+		waiting:       desc("pending_identity_changes", "Endpoints whose identity change is pending."),
 
-		clusterComplete: desc("cluster_stream_complete", "1 if other nodes were all received and the stream is open."),
+		clusterComplete: desc("cluster_stream_complete", "1 if the list of other nodes is complete and the stream is open."),
 		audited: desc("audited_endpoints",
-			"Endpoints in audit mode, for which passes what their policies deny."),
+			"Endpoints in audit mode: packets that their policies deny are forwarded."),
 		unpublished: desc("endpoints_unpublished_total",
-			"Creations that ended before other nodes could know the addresses, with native routing."),
+			"Creations that returned before other nodes had the addresses, with native routing."),
 		clusterNodes:    desc("cluster_nodes", "Other nodes of the cluster."),
-		clusterPrefixes: desc("cluster_prefixes", "Ranges and addresses of other nodes and outside that the ipcache has."),
-		clusterWaiting:  desc("cluster_waiting_prefixes", "Those of them whose identity the policy tables do not know yet."),
-		resting:         desc("resting_node_numbers", "Numbers of nodes that are gone, of which connections may remain."),
+		clusterPrefixes: desc("cluster_prefixes", "Ranges and addresses of other nodes and external hosts in the ipcache."),
+		clusterWaiting:  desc("cluster_waiting_prefixes", "Prefixes of the cluster whose identity is not yet in the policy tables."),
+		resting:         desc("resting_node_numbers", "Node IDs of removed nodes that connections may still use."),
 
-		lost:    desc("events_lost_total", "Drop events that the kernel left out, since the maps were made."),
+		lost:    desc("events_lost_total", "Events that the kernel dropped, since the maps were created."),
 		entries: desc("map_bytes", "Memory of each map as the kernel accounts it.", "map"),
 
 		live:         desc("connections", "Tracked connections as of the last collection.", "family"),
 		capacity:     desc("connections_max", "Connections that fit.", "family"),
-		begun:        desc("connections_created_total", "Connections begun, since the maps were made."),
-		ended:        desc("connections_ended_total", "Connections removed, by why.", "reason"),
-		evicted:      desc("connections_evicted_total", "Connections pushed out by newer ones because the table was full; a lower bound."),
-		pickedUp:     desc("connections_picked_up_total", "Connections found again in mid-flow after they had been pushed out."),
-		unremembered: desc("connections_unremembered_total", "Revoked connections that are remembered by their entry alone, because the map of revoked ones was full."),
-		stopped:      desc("endpoints_without_pick_up", "Endpoints of which no connection is picked up, because a revoked one may be forgotten."),
+		begun:        desc("connections_created_total", "Connections created, since the maps were created."),
+		ended:        desc("connections_ended_total", "Connections removed, by reason.", "reason"),
+		evicted:      desc("connections_evicted_total", "Connections evicted because the table was full; a lower bound."),
+		pickedUp:     desc("connections_picked_up_total", "Connections picked up mid-stream after their eviction."),
+		unremembered: desc("connections_unremembered_total", "Revoked connections that only their entry records, because the map of revoked connections was full."),
+		stopped:      desc("endpoints_without_pick_up", "Endpoints whose connections are not picked up, because the record of a revoked one may be missing."),
 		reevaluated:  desc("packets_reevaluated_total", "Packets whose connection was evaluated again because a policy or an address had changed."),
-		related:      desc("connections_related_total", "ICMP errors that passed because they are about a connection."),
+		related:      desc("connections_related_total", "ICMP errors forwarded because they belong to a connection."),
 		collecting:   desc("connection_collect_seconds", "How long the last collection took."),
 
-		used: desc("map_entries", "Entries of each map that are in use.", "map"),
-		size: desc("map_entries_max", "Entries of each map that fit.", "map"),
+		used: desc("map_entries", "Entries in use, by map.", "map"),
+		size: desc("map_entries_max", "Maximum number of entries, by map.", "map"),
 
 		revision: desc("policy_revision", "Policy revision that the kernel enforces for all endpoints."),
 		refusals: desc("policy_refusals", "Subjects that are isolated in a direction because their table does not fit, and "+
 			"tables that lack rows or prefixes."),
 		unknown: desc("policy_waiting_identities",
-			"Identities that stay unknown because there is no identity class for them."),
+			"Identities that stay unknown because no identity class is free."),
 
 		limit:     desc("limit", "Units of a limit that tenants share in the policy maps, or endpoints in other maps.", "limit"),
 		limitUsed: desc("limit_used", "Units of the limit that are in use.", "limit"),
-		exceeds: desc("exceeds_share", "Units that tenants ask for beyond their share of the limit; their tables are "+
+		exceeds: desc("exceeds_share", "Units that tenants need beyond their share of the limit; their tables are "+
 			"not in the kernel, or not wholly.", "limit"),
 
 		frontends: desc("frontends", "Addresses of services that the kernel translates."),
-		backends:  desc("backends", "Backends that they lead to, with those that rest."),
+		backends:  desc("backends", "Backends of these frontends, including IDs in quarantine."),
 		serviceRevision: desc("service_revision",
-			"Revision of the services that the kernel enforces, but for what was refused."),
+			"Revision of the services that the kernel enforces, except for refused frontends."),
 		serviceEnded: desc("service_ended_revision",
-			"Revision of the services whose removed backends no socket uses any more."),
-		refusedFrontends: desc("refused_frontends", "Frontends that are not enforced as sluice-loadbalancer has them."),
+			"Revision of the services whose removed backends are no longer used by sockets."),
+		refusedFrontends: desc("refused_frontends", "Frontends that are not enforced as sluice-loadbalancer sent them."),
 		restingServices: desc("resting_service_numbers",
-			"Numbers of removed frontends and backends that connections may still name."),
+			"IDs of removed frontends and backends that connections may still use."),
 		endedSockets: desc("ended_sockets_total", "Sockets that were ended because they sent to a removed backend."),
 		earlier: desc("earlier_frontends",
-			"Frontends that stay although sluice-loadbalancer, which lost its state, does not name them."),
+			"Frontends that are kept although sluice-loadbalancer, which lost its state, does not list them."),
 
 		probes: newProbeMetrics(desc),
 	}
@@ -197,7 +197,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectBounds reads the bounds that endpoints share.
+// collectBounds collects the limits that endpoints share.
 func (m *metrics) collectBounds(ch chan<- prometheus.Metric) {
 	if m.server.Bounds == nil {
 		return
@@ -211,7 +211,7 @@ func (m *metrics) collectBounds(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectServices reads what is known of services, if they are translated.
+// collectServices collects the metrics of services, if they are translated.
 func (m *metrics) collectServices(ch chan<- prometheus.Metric) {
 	if m.server.Frontends == nil {
 		return
@@ -235,7 +235,7 @@ func (m *metrics) collectServices(ch chan<- prometheus.Metric) {
 	}
 }
 
-// connectionMaps are the families of the connection table.
+// connectionMaps maps the connection tables to their families.
 var connectionMaps = map[string]string{"sl_ct4": "ipv4", "sl_ct6": "ipv6"}
 
 func (m *metrics) collectConnections(ch chan<- prometheus.Metric) {

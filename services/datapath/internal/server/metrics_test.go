@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The documentation has every metric, and no other.
+// TestMetricsAreThoseOfTheDocumentation compares the metrics with the documentation.
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/endpoints.md")
 	if err != nil {

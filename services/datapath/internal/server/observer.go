@@ -42,7 +42,7 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 	if err != nil {
 		return statusOf(err)
 	}
-	// A caller that comes back learns that it is here again, although nothing happens.
+	// A caller that reconnects sees at once that the stream is open, even without events.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
@@ -70,11 +70,11 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 		n, ok, err := o.next(ctx, r.GetFollow())
 		switch {
 		case err != nil && stream.Context().Err() == nil && ctx.Err() != nil:
-			return nil // nothing later is asked for
+			return nil // only events up to now were requested
 		case err != nil:
 			return statusOf(err)
 		case ctx.Err() != nil && n.event.Time.After(filter.Until):
-			return nil // events that never pause are not waited for
+			return nil // do not follow events that never pause
 		}
 		if err := o.send(n); err != nil {
 			return err
@@ -85,8 +85,8 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 	}
 }
 
-// readerOf is where a caller begins. known is false if the event that it has last is
-// none of this process.
+// readerOf returns a reader at the position of the request. known is false if the last event of the caller does not
+// belong to this process.
 func (s *Server) readerOf(r *datapathv1.ObserveRequest) (reader *observe.Reader, known bool, err error) {
 	switch {
 	case r.GetAfterUuid() != "":
@@ -114,18 +114,16 @@ type observing struct {
 	stream grpc.ServerStreamingServer[datapathv1.ObserveResponse]
 }
 
-// noted is an event that may pass, and what is missing right before it.
+// noted is an event with the losses right before it.
 type noted struct {
 	event        observe.Event
 	passes       bool
 	missed, lost uint64
 }
 
-// next is the next event, or what is missing; ok is false if there is neither, and the
-// caller does not wait.
+// next returns the next event or loss. ok is false if there is neither and wait is not set.
 func (o *observing) next(ctx context.Context, wait bool) (n noted, ok bool, err error) {
-	// Next looks at the context only where it waits, and who is slower than the
-	// events never does.
+	// The reader only checks the context while it waits, and a reader slower than the events never waits.
 	if err := o.stream.Context().Err(); err != nil {
 		return n, false, err
 	}
@@ -136,13 +134,13 @@ func (o *observing) next(ctx context.Context, wait bool) (n noted, ok bool, err 
 	if o.filter.MayHaveLost(n.event) {
 		n.lost = uint64(n.event.KernelLost)
 	}
-	// Without a type it is nothing but a loss.
+	// An event without a type only reports a loss.
 	n.passes = n.event.Type != 0 && o.filter.Match(n.event,
 		func(id uint32) ([]label.Label, bool) { return o.labels(o.stream.Context(), id) })
 	return n, true, nil
 }
 
-// send sends an event that passes, after what is missing before it.
+// send sends an event that passes, after the losses before it.
 func (o *observing) send(n noted) error {
 	if n.missed > 0 {
 		if err := o.stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_OBSERVER, n.missed)); err != nil {
@@ -160,8 +158,7 @@ func (o *observing) send(n noted) error {
 	return o.stream.Send(o.observed(o.stream.Context(), n.event))
 }
 
-// remembered sends the latest of what is remembered and passes, with what is missing in
-// between and after.
+// remembered sends the last most events in the ring that pass, with the losses between and after them.
 func (o *observing) remembered(most int) error {
 	var kept []noted
 	missed, lost, end := uint64(0), uint64(0), o.Ring.Next()
@@ -181,7 +178,7 @@ func (o *observing) remembered(most int) error {
 	}
 	for i, n := range kept {
 		if i == 0 {
-			n.missed, n.lost = 0, 0 // that is before the first of the latest
+			n.missed, n.lost = 0, 0 // a loss before the first sent event
 		}
 		if err := o.send(n); err != nil {
 			return err
@@ -225,11 +222,10 @@ func protoType(t observe.Type) datapathv1.FlowType {
 	return datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED
 }
 
-// Rules knows what numbers of rules and epochs mean. An epoch that
-// was replaced long ago may be forgotten.
+// Rules maps the numbers of rules and epochs to policies. A replaced epoch may already be forgotten.
 type Rules = event.Policies
 
-// labels of an identity, if anybody knows them.
+// labels returns the labels of an identity, if they are known.
 func (s *Server) labels(ctx context.Context, identity uint32) ([]label.Label, bool) {
 	if s.Labels == nil {
 		return nil, false
@@ -242,7 +238,7 @@ func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.La
 	return wire.Labels(labels)
 }
 
-// nodeName is the name of this node in events. Until identity answers, it is the configured name.
+// nodeName returns the name of this node for events. Until identity has answered, it is the configured name.
 func (s *Server) nodeName() string {
 	if s.Named != nil {
 		return cmp.Or(s.Named(), s.Facts.NodeName)
@@ -279,7 +275,7 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 		far = f.Destination
 	}
 	far.NodeName = s.nodeText(e.Node)
-	// ICMP carries type and code in what ports are for others
+	// ICMP events have type and code in the port fields
 	switch f.GetProtocol() {
 	case netv1.Protocol_PROTOCOL_ICMP, netv1.Protocol_PROTOCOL_ICMPV6:
 		f.Icmp = &datapathv1.IcmpHeader{Type: f.GetDestination().GetPort() >> 8, Code: f.GetDestination().GetPort() & 0xff}
@@ -288,12 +284,12 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 	return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: f}}
 }
 
-// uuid writes an id as RFC 9562 does.
+// uuid formats an ID according to RFC 9562.
 func uuid(id [16]byte) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 }
 
-// nodeText is the name of another node, or its number if the name is not known.
+// nodeText returns the name of another node, or its node ID if the name is unknown.
 func (s *Server) nodeText(number uint16) string {
 	if number == 0 {
 		return ""
@@ -317,8 +313,7 @@ func (s *Server) end(ctx context.Context, e observe.End, at netip.AddrPort, iden
 	return end
 }
 
-// side adds what user space knows to what the kernel said; nil if the side was
-// not asked.
+// side converts the verdict of a side; nil if the side was not evaluated.
 func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 	if o.By == 0 {
 		return nil
@@ -327,8 +322,8 @@ func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
 		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Epoch: o.Epoch,
 		DecidedBy: netv1.DecidedBy(o.By), Revision: o.Revision, RuleSources: o.Sources, Proxy: netv1.Proxy(o.Proxy),
 	}
-	// What was not known when the event was read may be by now: the policy service
-	// names rules only after a restart of the datapath has taken them over.
+	// Names that were unknown when the event was read may be known now: after a restart of the datapath, the policy
+	// service sends the names of rules only once the tables were adopted.
 	if s.Rules == nil {
 		return v
 	}

@@ -94,7 +94,8 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	}
 }
 
-// The server looks at nothing that the rules of the proto file refuse.
+// TestRulesOfTheProtoFileBoundObserveAndExplain tests the validation rules of the proto file, on which the server
+// relies.
 func TestRulesOfTheProtoFileBoundObserveAndExplain(t *testing.T) {
 	validator, err := protovalidate.New()
 	if err != nil {
@@ -243,7 +244,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	if !proto.Equal(got, want) {
 		t.Errorf("flow\n got %v\nwant %v", got, want)
 	}
-	// What was known when the event was read stays, whatever the numbers mean now.
+	// Names that were resolved when the event was read are kept, even if the numbers have another meaning now.
 	side := s.side(observe.Side{
 		By: uint8(event.ByRule), Rule: 7, Epoch: 20, Slot: 1, Revision: 41, Sources: []string{"NetworkPolicy shop/old"},
 		Proxy: 1,
@@ -252,7 +253,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		side.GetProxy() != netv1.Proxy_PROXY_DNS {
 		t.Errorf("side %v", side)
 	}
-	// who was not asked said nothing
+	// a side that was not evaluated has no verdict
 	f := s.observed(t.Context(), observe.Event{Type: observe.Drop, Verdict: observe.Dropped}).GetFlow()
 	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSource().GetLabels() != nil || f.GetIcmp() != nil ||
 		f.GetOriginalDestinationAddress() != "" {
@@ -288,11 +289,11 @@ func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestEventsNameTheNodeAsIdentityDoes holds that events use the name by which other nodes know this node.
+// TestEventsNameTheNodeAsIdentityDoes tests that events use the name by which other nodes know this node.
 func TestEventsNameTheNodeAsIdentityDoes(t *testing.T) {
 	name := ""
 	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "host"}, Named: func() string { return name }}
-	for _, want := range []string{"host", "node-1"} { // as it is set until identity has answered
+	for _, want := range []string{"host", "node-1"} { // the configured name until identity has answered
 		if got := s.observed(t.Context(), observe.Event{}).GetFlow().GetNodeName(); got != want {
 			t.Errorf("a flow has %q, want %q", got, want)
 		}

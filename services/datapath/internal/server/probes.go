@@ -16,14 +16,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
-// Bounds of what is reported of the paths to other nodes.
+// Limits on the reported paths to other nodes.
 const (
 	maxPaths        = 4096
 	maxPathWarnings = 16
 )
 
-// byTrouble sorts paths with a trouble before the others, and leaves the order of
-// each.
+// byTrouble sorts paths with trouble before the others, and keeps the order otherwise.
 func byTrouble(paths []probe.Path) []probe.Path {
 	well := func(p probe.Path) int {
 		if p.Trouble == "" {
@@ -36,8 +35,7 @@ func byTrouble(paths []probe.Path) []probe.Path {
 	return paths
 }
 
-// nodeProbes is the state of probes as GetStatus has it, with what an operator has
-// to look at.
+// nodeProbes returns the state of probes for GetStatus, and the warnings for an operator.
 func nodeProbes(s probe.State) (*datapathv1.NodeProbes, []string) {
 	paths := byTrouble(s.Paths)
 	m := &datapathv1.NodeProbes{
@@ -57,7 +55,7 @@ func nodeProbes(s probe.State) (*datapathv1.NodeProbes, []string) {
 		}
 	}
 	if more := troubled - maxPathWarnings; more > 0 {
-		warnings = append(warnings, fmt.Sprintf("paths to other nodes that are not as they should be: %d more", more))
+		warnings = append(warnings, fmt.Sprintf("paths to other nodes with problems: %d more", more))
 	}
 	return m, warnings
 }
@@ -83,21 +81,21 @@ func protoPath(p probe.Path) *datapathv1.NodePath {
 	return m
 }
 
-// probeMetrics are those of probes: sums over all paths, for a label per node would
-// be as many series as the cluster has nodes, on each of them.
+// probeMetrics are metrics of probes, summed over all paths: a label per node would create as many series on each node
+// as the cluster has nodes.
 type probeMetrics struct {
 	paths, below, latency, slowest, questions, answers, dropped *prometheus.Desc
 }
 
 func newProbeMetrics(desc func(name, help string, labels ...string) *prometheus.Desc) probeMetrics {
 	return probeMetrics{
-		paths:     desc("node_paths", "Addresses of other nodes that are probed, by whether they answer.", "family", "state"),
-		below:     desc("node_paths_below_mtu", "Paths that answer and carry less than they should.", "family"),
-		latency:   desc("node_latency_seconds", "Round trips of answered probes.", "family"),
+		paths:     desc("node_paths", "Probed addresses of other nodes, by state.", "family", "state"),
+		below:     desc("node_paths_below_mtu", "Paths that answer, with an MTU below the expected one.", "family"),
+		latency:   desc("node_latency_seconds", "Round-trip times of answered probes.", "family"),
 		slowest:   desc("node_latency_max_seconds", "Largest smoothed latency of a path that answers."),
-		questions: desc("node_probes_total", "Probes by size and by whether they were answered.", "size", "result"),
+		questions: desc("node_probes_total", "Probes by size and result.", "size", "result"),
 		answers:   desc("node_probe_answers_total", "Probes of other nodes that were answered."),
-		dropped:   desc("node_probes_dropped_total", "Packets to the port of probes that do not count.", "reason"),
+		dropped:   desc("node_probes_dropped_total", "Packets to the probe port that were ignored.", "reason"),
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 )
 
-// probed is a node of each kind: well, behind a black hole, away, and new.
+// probed returns a node of each kind: reachable, behind a black hole, unreachable, and new.
 func probed() probe.State {
 	at := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, n}) }
 	return probe.State{
@@ -92,7 +92,7 @@ func TestStatusOfManyPathsIsBounded(t *testing.T) {
 	}
 }
 
-// TestProbeMetricsAreSums: no series is of one node.
+// TestProbeMetricsAreSums tests that no series belongs to a single node.
 func TestProbeMetricsAreSums(t *testing.T) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(onlyProbes{newMetrics(nil).probes})

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers the datapath's gRPC API. It translates and decides
-// nothing.
+// Package server implements the datapath's gRPC API. It only converts requests and answers; decisions are made by the
+// core.
 package server
 
 import (
@@ -31,9 +31,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
 
-// Subject is a part of the process, as far as the server has to do with all of them.
+// Subject is a part of the process, as the server sees it.
 type Subject interface {
-	// Warnings name what keeps no ADD from being served and needs an operator, one line each.
+	// Warnings lists problems that an operator has to look at although ADD works, one line each.
 	Warnings() []string
 }
 
@@ -48,40 +48,40 @@ type Server struct {
 	Ring   *observe.Ring
 	Facts  Facts
 	Counts Counts
-	// Bounds are what endpoints share of the programs' maps; nil: metrics leave them out.
+	// Bounds are the limits that endpoints share in the programs' maps; nil: metrics omit them.
 	Bounds *bound.Bounds
-	// Budgets divide the maps of connections; nil: ListShares leaves them out.
+	// Budgets are the budgets in the maps of connections; nil: ListShares omits them.
 	Budgets Budgets
 	Called  Called
-	// Owners is the stream of what endpoints shall be.
+	// Owners is the stream of the desired identities of endpoints.
 	Owners interface {
 		State() (complete bool, err error)
 	}
-	// Named is the name that identity has for this node, empty while it is not known; nil: identity is not asked.
+	// Named returns the name that identity registered this node under, empty if it is unknown; nil: unknown.
 	Named func() string
-	// Cluster is the state of the stream of other nodes; nil: none are followed.
+	// Cluster returns the state of the stream of other nodes; nil: no stream.
 	Cluster func() ClusterStream
-	// Probes is what probes of other nodes found; nil: none are sent.
+	// Probes returns the results of probing other nodes; nil: no probes are sent.
 	Probes func() probe.State
-	// Routing is how packets between pods of two nodes travel; nil: none do.
+	// Routing returns how packets travel between pods of two nodes; nil: they do not.
 	Routing func() *datapathv1.PodRouting
-	// Frontends is the stream of services; nil: they are not translated.
+	// Frontends is the stream of services; nil: services are not translated.
 	Frontends interface{ Status() frontendstream.Status }
 	// Ender ends sockets of removed backends; nil: services are not translated.
 	Ender interface{ Ended() uint64 }
-	// Services are what the kernel translates.
+	// Services reads the services that the kernel translates.
 	Services Services
 	// Backends counts connections; nil: services are not translated.
 	Backends Backends
 	// Ranges are the node's pod ranges.
 	Ranges *podrange.Set
-	// Keeper changes them; nil: they are those of the configuration.
+	// Keeper changes the pod ranges; nil: they are configured.
 	Keeper *podrange.Keeper
-	// Modes are the audit modes; nil if nothing evaluates policies.
+	// Modes are the audit modes; nil in policy mode none.
 	Modes *auditmode.Modes
-	// Policy keeps the tables; nil if nothing evaluates policies.
+	// Policy maintains the policy tables; nil in policy mode none.
 	Policy *policysync.Applier
-	// Records say whether they can be written.
+	// Records reports whether endpoint records can be written.
 	Records interface{ Err() error }
 	// Subjects are the parts of the process.
 	Subjects []Subject
@@ -89,22 +89,22 @@ type Server struct {
 	Explainer Explainer
 	// Tracked are the connections of the kernel.
 	Tracked Tracked
-	// Maps are what DumpMap looks at.
+	// Maps reads maps for DumpMap.
 	Maps Maps
-	// Labels are those of identities; nil: none are known.
+	// Labels looks up the labels of identities; nil: all are unknown.
 	Labels *observe.Labels
-	// NameOf names another node by its number, "" if it is not known; nil: none is.
+	// NameOf returns the name of another node by its node ID, "" if it is unknown; nil: all are unknown.
 	NameOf func(uint16) string
-	// Rules tell what decided; nil: nobody knows.
+	// Rules resolves the rules in verdicts; nil: all are unknown.
 	Rules Rules
 
 	mu      sync.Mutex
 	unready time.Time // guarded by mu; since when no ADD can be served
-	// Process says what this process runs with.
+	// Process describes the configuration of this process.
 	Process wire.Process
 }
 
-// Register adds the services.
+// Register registers the services.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	datapathv1.RegisterConnectionServiceServer(r, s)
 	datapathv1.RegisterDatapathServiceServer(r, s)
@@ -113,13 +113,13 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
 
-// More creations at once gain nothing: the kernel serialises them.
+// More concurrent creations do not help, because the kernel serialises them.
 const (
 	creating = 4
 	waiting  = 8
 )
 
-// Methods says who may call what, and how much at once.
+// Methods returns the access rules and concurrency limits of the methods.
 func Methods() rpc.Methods {
 	root, group := rpc.Method{Access: rpc.Root()}, rpc.Method{Access: rpc.Group()}
 	streams := rpc.Method{Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64}}
@@ -137,7 +137,7 @@ func Methods() rpc.Methods {
 			Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 64},
 		},
 		datapathv1.DatapathService_ReclaimEndpoints_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
-		// repairing is asked for in the request, so the method is root's
+		// a request may ask for a repair, so only root may call the method
 		datapathv1.DatapathService_AuditMaps_FullMethodName:      {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 1}},
 		datapathv1.DatapathService_CheckEndpoint_FullMethodName:  look,
 		datapathv1.DatapathService_GetEndpoint_FullMethodName:    group,
@@ -145,7 +145,7 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_WatchEndpoints_FullMethodName: streams,
 		datapathv1.DatapathService_GetStatus_FullMethodName:      look,
 		datapathv1.DatapathService_ListFrontends_FullMethodName:  look,
-		// each call of the next three reads the whole table of connections
+		// each call of the next three methods reads the whole connection table
 		datapathv1.DatapathService_ListBackendConnections_FullMethodName: {
 			Access: rpc.Group(), Limit: rpc.Limit{InFlight: 2, Waiting: 16},
 		},

@@ -26,28 +26,28 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// probeTimeout bounds what GetStatus asks other services.
+// probeTimeout is the timeout of the calls to other services in GetStatus.
 const probeTimeout = 2 * time.Second
 
-// Facts are what GetStatus reports and does not change while the process runs.
+// Facts are values in GetStatus that do not change while the process runs.
 type Facts struct {
 	Version, NodeName, PolicyMode, KernelRelease string
 	Start                                        time.Time
-	PolicyRequired                               bool // an ADD needs the policy service
-	PolicyAudit                                  bool // every endpoint is in audit mode, by a setting
+	PolicyRequired                               bool // ADD needs the policy service
+	PolicyAudit                                  bool // the configuration puts every endpoint in audit mode
 }
 
-// Called are the services that the datapath calls; GetStatus asks them.
+// Called are clients of the services that the datapath calls, for GetStatus.
 type Called struct {
 	IPAM interface {
 		Pools(ctx context.Context) ([]endpoint.Pool, error)
-		// Writable says why no address is given out: the state cannot be written.
+		// Writable returns the reason why ipam cannot write its state, and therefore cannot allocate addresses.
 		Writable(ctx context.Context) error
 		Err() error // of the last call
 	}
 	Identity interface {
 		Ping(ctx context.Context) error
-		// Ready says why a label set that is new would get no number.
+		// Ready returns the reason why a new label set would get no identity.
 		Ready(ctx context.Context) error
 	}
 	Policy interface {
@@ -55,7 +55,7 @@ type Called struct {
 	}
 }
 
-// MapUsage says how full a map is; Entries is -1 if nobody can say.
+// MapUsage is the usage of a map; Entries is -1 if it is unknown.
 type MapUsage struct {
 	Name       string
 	Entries    int64
@@ -68,25 +68,24 @@ type Connections struct {
 	LiveIPv4, LiveIPv6                           uint64 // as of the last collection
 	Created, Revoked, Expired, Evicted, PickedUp uint64
 	Reevaluated, Related, Unremembered           uint64
-	PickUpStopped                                int           // endpoints of which none is picked up
+	PickUpStopped                                int           // endpoints whose connections are not picked up
 	Collected                                    time.Duration // how long the last collection took
-	EvictedAt                                    time.Time     // when more were last found evicted; zero: not in this run
-	OutsideSpent                                 time.Time     // when outside last had no budget left; zero: not in this run
+	EvictedAt                                    time.Time     // when new evictions were last found; zero: never in this run
+	OutsideSpent                                 time.Time     // when the external budget was last spent; zero: never in this run
 }
 
-// ClusterStream is what the process knows of other nodes.
+// ClusterStream is the state of this node's view of the other nodes.
 type ClusterStream struct {
-	// Unpublished counts creations that ended before other nodes could know the
-	// addresses, in the modes that wait for it.
+	// Unpublished counts creations that returned before other nodes had the addresses, in modes that wait for that.
 	Unpublished uint64
 	cluster.State
-	Prefixes, Waiting int   // of the cluster in the ipcache; those that wait for their identity
-	Resting           int   // numbers of nodes
-	Numbers           error // why their file was not read or written
-	Registration      error // why the node is not registered as it is
+	Prefixes, Waiting int   // prefixes of the cluster in the ipcache, and how many of them wait for their identity
+	Resting           int   // node IDs in quarantine
+	Numbers           error // error of reading or writing their file
+	Registration      error // why the current state of the node is not registered
 }
 
-// maxRefused bounds what is reported of what the cluster says and cannot be.
+// maxRefused limits the number of reported invalid entries of the cluster.
 const maxRefused = 16
 
 func (c ClusterStream) proto() *datapathv1.ClusterStream {
@@ -103,16 +102,16 @@ func (c ClusterStream) proto() *datapathv1.ClusterStream {
 	}
 }
 
-// warnings are what an operator has to look at.
+// warnings returns the warnings for an operator.
 func (c ClusterStream) warnings() (all []string) {
 	if c.Err != nil {
-		all = append(all, fmt.Sprintf("cluster: other nodes are as they were last known: %v", c.Err))
+		all = append(all, fmt.Sprintf("cluster: using the last known state of other nodes: %v", c.Err))
 	}
 	if c.Registration != nil {
-		all = append(all, fmt.Sprintf("cluster: not registered as this node is now: %v", c.Registration))
+		all = append(all, fmt.Sprintf("cluster: the current state of this node is not registered: %v", c.Registration))
 	}
 	if c.Numbers != nil {
-		all = append(all, fmt.Sprintf("cluster: numbers of nodes: %v", c.Numbers))
+		all = append(all, fmt.Sprintf("cluster: node IDs: %v", c.Numbers))
 	}
 	for _, r := range c.Refused[:min(len(c.Refused), maxRefused)] {
 		all = append(all, "cluster: not believed: "+r)
@@ -120,10 +119,10 @@ func (c ClusterStream) warnings() (all []string) {
 	return all
 }
 
-// lossNews is how long it is worth a warning after it was found that connections were evicted, or not let begin.
+// lossNews is how long a warning is shown after evictions or exhausted budgets were found.
 const lossNews = 5 * time.Minute
 
-// warnings are what an operator has to look at.
+// warnings returns the warnings for an operator.
 func (c Connections) warnings(now time.Time) (all []string) {
 	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < lossNews {
 		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: answers "+
@@ -143,7 +142,7 @@ func (c Connections) warnings(now time.Time) (all []string) {
 	return all
 }
 
-// Counts are the kernel's, read when they are asked for.
+// Counts reads the kernel's counters.
 type Counts interface {
 	Packets() ([]event.Counter, error)
 	EventsLost() (uint64, error)
@@ -232,7 +231,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 		depend("policy", of.policy)
 		resp.PolicyRevision, resp.PolicyRefusals = p.Revision, p.Refusals
 		if p.Waiting > 0 {
-			resp.PolicyRefusals = append(resp.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because tables have no room for them", p.Waiting))
+			resp.PolicyRefusals = append(resp.PolicyRefusals, fmt.Sprintf("%d identities stay unknown, because they do not fit into the tables", p.Waiting))
 		}
 		if p.Held != "" && !s.Facts.PolicyRequired {
 			warnings = append(warnings, "policy: "+p.Held)
@@ -256,7 +255,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	return resp, nil
 }
 
-// addCounts adds what is counted of maps, endpoints and packets.
+// addCounts adds the counts of maps, endpoints and packets.
 func addCounts(
 	resp *datapathv1.GetStatusResponse, byState map[endpoint.State]int, usage []MapUsage, packets []event.Counter,
 ) {
@@ -276,22 +275,22 @@ func addCounts(
 	}
 }
 
-// readiness is why an ADD cannot be served now.
+// readiness lists the reasons why an ADD cannot be served now.
 type readiness struct {
-	every            []*statusv1.Problem // whatever its labels
-	fresh            []*statusv1.Problem // if no endpoint of this node has its labels
-	identity, policy error               // why they do not answer
+	every            []*statusv1.Problem // for all labels
+	fresh            []*statusv1.Problem // for labels that no endpoint of this node has
+	identity, policy error               // why the services do not answer
 }
 
 func (r readiness) all() []*statusv1.Problem { return slices.Concat(r.every, r.fresh) }
 
-// readiness asks the services that an ADD needs.
+// readiness calls the services that an ADD needs.
 func (s *Server) readiness(ctx context.Context) (r readiness) {
 	const service = statusv1.ProblemReason_PROBLEM_REASON_SERVICE
-	// At once: one that hangs until the deadline says nothing of the others.
+	// In parallel, so that a service that hangs until the deadline does not hide the state of the others.
 	var asked sync.WaitGroup
 	asked.Go(func() { r.every = s.problems(ctx) })
-	var numbers error // why new label sets get none
+	var numbers error // why new label sets get no identity
 	asked.Go(func() {
 		if r.identity = s.Called.Identity.Ping(ctx); r.identity == nil {
 			numbers = s.Called.Identity.Ready(ctx)
@@ -311,7 +310,7 @@ func (s *Server) readiness(ctx context.Context) (r readiness) {
 	}
 	if s.Facts.PolicyRequired {
 		if errors.Is(r.policy, policystream.ErrWaits) && s.Core.Counts().ByState[endpoint.Ready] == 0 {
-			// No label set has tables from before.
+			// After a restart, no label set has tables yet.
 			r.every = appendError(r.every, statusv1.ProblemReason_PROBLEM_REASON_POLICY, r.policy)
 		} else {
 			r.fresh = appendError(r.fresh, service, r.policy)
@@ -323,7 +322,7 @@ func (s *Server) readiness(ctx context.Context) (r readiness) {
 	return r
 }
 
-// unreadySince is since when no ADD can be served at all; zero while one can.
+// unreadySince returns since when no ADD at all can be served; zero if some can.
 func (s *Server) unreadySince(r readiness) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,8 +335,7 @@ func (s *Server) unreadySince(r readiness) time.Time {
 	return s.unready
 }
 
-// Unready says why an ADD with labels that are new to the node cannot be served
-// now; nil if it can.
+// Unready returns the reason why an ADD with labels that are new to the node cannot be served now; nil if it can.
 func (s *Server) Unready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -360,7 +358,7 @@ func appendError(all []*statusv1.Problem, reason statusv1.ProblemReason, err err
 	return append(all, problem(reason, err.Error()))
 }
 
-// problems say why an ADD could not be served now, whatever its labels.
+// problems returns the reasons why an ADD with any labels cannot be served now.
 func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 	all := appendError(nil, statusv1.ProblemReason_PROBLEM_REASON_STORAGE, s.Records.Err())
 	pools, err := s.Called.IPAM.Pools(ctx)
@@ -380,7 +378,7 @@ func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 	return all
 }
 
-// differences say where the pod ranges are not those of ipam.
+// differences describes differences between the pod ranges and ipam's pools.
 func differences(cidrs []netip.Prefix, pools []endpoint.Pool) (all []string) {
 	for _, c := range cidrs {
 		i := slices.IndexFunc(pools, func(p endpoint.Pool) bool { return p.CIDR == c })

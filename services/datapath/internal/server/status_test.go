@@ -22,11 +22,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// surroundings are the services and the disk, and how each of them fails.
+// surroundings are the services and the disk, with their failures.
 type surroundings struct {
 	pools               []endpoint.Pool
 	ipam, identity, own error
-	store, ipamDisk     error // of identity, of ipam
+	store, ipamDisk     error // errors of identity's store and of ipam's disk
 }
 
 func (s *surroundings) Pools(context.Context) ([]endpoint.Pool, error) { return s.pools, s.ipam }
@@ -41,10 +41,10 @@ func (s *surroundings) Writable(context.Context) error { return s.ipamDisk }
 
 func (s *surroundings) Ready(context.Context) error { return s.store }
 
-// noLinks are the links of a node that has no device.
+// noLinks are the links of a node without devices.
 type noLinks struct{ endpoint.Links }
 
-// counted is a kernel that has counted nothing.
+// counted is a kernel whose counters are zero.
 type counted struct{}
 
 func (counted) Packets() ([]event.Counter, error) { return nil, nil }
@@ -117,7 +117,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		if stream := st.GetIdentityStream(); stream.GetComplete() != well || (stream.GetError() == "") != well {
 			t.Errorf("%s: stream %v", name, stream)
 		}
-		others, warnings := st.GetClusterStream(), 3 // of a subject, of what is refused, and of probes
+		others, warnings := st.GetClusterStream(), 3 // one each of a subject, of invalid entries, and of probes
 		if !well {
 			warnings += 2
 		}
@@ -163,7 +163,7 @@ func TestStatusWarnsOfConnectionsThatWereLost(t *testing.T) {
 	}
 }
 
-// warning is a subject that an operator has to look at.
+// warning is a subject with a warning.
 type warning string
 
 func (w warning) Warnings() []string { return []string{string(w)} }

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
-// observeStream writes down what it gets, and may be slow.
+// observeStream records its messages, and may be slow.
 type observeStream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -46,8 +46,8 @@ func (s *observeStream) Send(r *datapathv1.ObserveResponse) error {
 	return nil
 }
 
-// What is missing is told where it is missing, also to whoever wants none of
-// the events around, unless it is of a reason that is not asked for.
+// TestObserveTellsLossesInTheirPlace tests that losses are reported at their position, even if the events around them
+// do not pass the filter, unless the filter excludes the reason of the lost events.
 func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	ring := observe.NewRing()
 	add := func(n uint32, reason event.Reason, kernelLost uint32) {
@@ -57,7 +57,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	add(2, event.SpoofedIP, 7)
 	ring.Add(observe.Event{Type: observe.Repair, Time: time.Unix(2, 0)})
 	add(3, event.NoRoute, 9)
-	ring.Add(observe.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // a flood's end
+	ring.Add(observe.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // the end of a flood
 	s := &Server{Ring: ring}
 	for name, c := range map[string]struct {
 		r    *datapathv1.ObserveRequest
@@ -101,7 +101,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 		}
 	}
 
-	// Who has an event goes on after it.
+	// A caller that sends its last event continues after it.
 	rd := ring.Read(time.Time{})
 	first, _, _, err := rd.Next(t.Context(), false)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 		t.Errorf("after the first: %v, %v", after.got, err)
 	}
 
-	// a reader that sleeps over more than the ring holds
+	// a reader that is slower than the ring
 	stream := &observeStream{ctx: t.Context()}
 	stream.each = func(n int) {
 		if n > 1 {
@@ -128,15 +128,14 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	if err := s.Observe(&datapathv1.ObserveRequest{}, stream); err != nil {
 		t.Fatal(err)
 	}
-	// 14 were overwritten: the four before, and ten of the new ones
+	// 14 events were overwritten: the first four, and ten of the new ones
 	want := []string{"flow 1", "LOSS_SOURCE_OBSERVER 14", "flow 1010"}
 	if len(stream.got) != observe.Size+2 || !slices.Equal(stream.got[:3], want) {
 		t.Errorf("%d messages, the first %v, want %v", len(stream.got), stream.got[:3], want)
 	}
 }
 
-// TestObserveEndsThoughEventsNeverPause: a caller that follows until a time is not kept
-// by events that are later.
+// TestObserveEndsThoughEventsNeverPause tests that a caller with an end time is not held up by later events.
 func TestObserveEndsThoughEventsNeverPause(t *testing.T) {
 	ring := observe.NewRing()
 	s := &Server{Ring: ring}

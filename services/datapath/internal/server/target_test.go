@@ -14,11 +14,11 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
-// subject finds where the core names what a difference is about.
+// subject matches the subjects of differences in the source code.
 var subject = regexp.MustCompile(`(?:\bds\.add\(|Subject: |Difference\{|Subject[A-Z][A-Za-z]* += )"([^"]+)"`)
 
-// TestEverySubjectOfADifferenceHasAKind reads the core: programs go by the kind,
-// so a new subject needs one.
+// TestEverySubjectOfADifferenceHasAKind searches the source code for subjects. Clients use the kind, so a new subject
+// needs one.
 func TestEverySubjectOfADifferenceHasAKind(t *testing.T) {
 	seen := map[string]bool{}
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// enumName is the name of a value of the API that stands for a word.
+// enumName returns the name of the API's enum value for a word.
 func enumName(prefix, word string) string {
 	return prefix + strings.ToUpper(strings.ReplaceAll(word, "-", "_"))
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package service is the subject of Services and host ports in the datapath: it follows
-// sluice-loadbalancer, keeps the kernel's frontends as that and the endpoints say, attaches
-// the socket load balancer, and gives back what Services no longer use.
+// Package service is the part of the datapath about Services and host ports: it follows sluice-loadbalancer, keeps the
+// kernel's frontends equal to its frontends and the endpoints' host ports, attaches the socket load balancer, and frees
+// IDs that Services no longer use.
 package service
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/translation"
 )
 
-// Endpoints are those of the node.
+// Endpoints are the endpoints of the node.
 type Endpoints interface {
 	List() []endpoint.Endpoint
 	Get(o workload.Owner) (endpoint.Endpoint, error)
@@ -42,9 +42,9 @@ type Links interface {
 	OpenNamespace(path string) (endpoint.Namespace, error)
 }
 
-// Options are what Services need.
+// Options are the options and dependencies of Services.
 type Options struct {
-	// Name of this subscriber, for the status of sluice-loadbalancer.
+	// Name is the name of this subscriber in the status of sluice-loadbalancer.
 	Name string
 
 	Maps         *servicemap.Maps
@@ -54,39 +54,39 @@ type Options struct {
 	Namespaces   *sockets.Namespaces
 	Sockets      *sockets.Sockets
 	SocketList   *socketlist.List
-	// Frontends apply transactions; they write Maps.
+	// Frontends applies transactions to Maps.
 	Frontends hostport.Kernel
-	// Timeouts of connections.
+	// Timeouts of tracked connections.
 	Timeouts conntrack.Timeouts
 
 	Service frontendstream.Service
-	Memory  frontendstream.Memory // nil: nothing keeps the name of the state
+	Memory  frontendstream.Memory // nil: the name of the state is not kept
 
 	// Home is the node's network namespace.
 	Home      *netns.Namespace
 	Endpoints Endpoints
 	Links     Links
-	// Closed are UDP ports of the node that no endpoint may have.
+	// Closed are UDP ports of the node that endpoints may not use.
 	Closed []uint16
 	Log    *slog.Logger
 }
 
-// Services are the frontends of one node.
+// Services manages the frontends of one node.
 type Services struct {
 	Frontends *frontendstream.Follower
 	HostPorts *hostport.Ports
 
 	o        Options
 	ender    *socketend.Ender
-	attached chan struct{} // closed when the programs of sockets are attached
+	attached chan struct{} // closed when the socket programs are attached
 }
 
-// Open prepares them. The kernel's frontends stay as they are until the tasks run.
+// Open returns the Services. The kernel's frontends do not change before the tasks run.
 func Open(o Options) *Services {
 	s := &Services{o: o, attached: make(chan struct{})}
 	s.ender = socketend.New(socketend.Options{Sockets: o.SocketList, Each: s.eachNamespace, Keeps: o.Maps.Keeps})
 	var capacity frontend.Capacity
-	hostPorts := 0 // frontends for host ports, which services do not get
+	hostPorts := 0 // frontends reserved for host ports
 	if c, ok := o.Maps.Capacity(); ok {
 		capacity, hostPorts = hostport.Divide(c)
 	}
@@ -100,7 +100,7 @@ func Open(o Options) *Services {
 	return s
 }
 
-// Tasks are the background work.
+// Tasks returns the background work.
 func (s *Services) Tasks() []work.Task {
 	tasks := []work.Task{
 		{Name: "frontends", Run: s.Frontends.Run},
@@ -113,18 +113,19 @@ func (s *Services) Tasks() []work.Task {
 	return tasks
 }
 
-// Awaits are the frontends and, for connections of pods, the programs of sockets.
+// Awaits returns what must happen before readiness: the frontends and the socket programs, which pods' connections
+// need.
 func (s *Services) Awaits() []work.Await {
 	return []work.Await{
 		{What: "the services of sluice-loadbalancer", Done: s.Frontends.Synced()},
-		{What: "the programs of sockets", Done: s.attached},
+		{What: "the socket programs", Done: s.attached},
 	}
 }
 
-// Warnings name host ports that lead nowhere.
+// Warnings lists host ports that are not in effect.
 func (s *Services) Warnings() []string { return s.HostPorts.Warnings() }
 
-// Attached is closed when the sockets of the node and its containers reach Services.
+// Attached is closed when the socket programs translate for the node and its containers.
 func (s *Services) Attached() <-chan struct{} { return s.attached }
 
 // Connections counts the tracked connections of each backend.
@@ -134,7 +135,7 @@ func (s *Services) Connections(ctx context.Context) ([]conntrack.Count, error) {
 		case frontend.TCP, frontend.UDP, frontend.SCTP:
 			return s.o.Maps.HasBackend(r.AddrPort)
 		}
-		return false // the identifier of an echo is no port
+		return false // the ID of an ICMP echo is not a port
 	})
 	if err != nil {
 		return nil, fmt.Errorf("count the connections of backends: %w", err)
@@ -142,17 +143,17 @@ func (s *Services) Connections(ctx context.Context) ([]conntrack.Count, error) {
 	return counts, nil
 }
 
-// Ended is how many connected sockets have been ended because their backend left.
+// Ended returns how many connected sockets were ended because their backend was removed.
 func (s *Services) Ended() uint64 { return s.ender.Ended() }
 
-// isOwn says whether an address is the node's, so that host ports may answer there.
+// isOwn reports whether an address belongs to the node, so that host ports can use it.
 func (s *Services) isOwn(a netip.Addr) (bool, error) {
 	own, err := s.o.Slots.HostAddrs()
 	return slices.Contains(own, a), err
 }
 
-// flows end what still sends UDP to a removed backend: connected sockets, and flows by packets,
-// which choose another backend of their Service.
+// flows ends UDP traffic to removed backends: it ends connected sockets, and removes per-packet translations, so that
+// the next packet selects another backend of the Service.
 type flows struct{ s *Services }
 
 // End implements frontendstream.Ender and hostport.Ender.
@@ -161,16 +162,15 @@ func (f flows) End(ctx context.Context) error {
 	return errors.Join(err, f.s.ender.End(ctx))
 }
 
-// interval is how often numbers of removed frontends and backends are freed, and portInterval
-// how often the ports of the node are looked at.
+// interval is the time between two collections of IDs of removed frontends and backends; portInterval is the time
+// between two checks whether one is due early.
 const (
 	interval     = 30 * time.Second
 	portInterval = 5 * time.Second
 )
 
-// collect removes translations whose connections are gone, and frees the
-// numbers of removed frontends and backends, at intervals, and early where ports of the
-// node or those numbers run out.
+// collect removes translations whose connections have ended, and frees IDs of removed frontends and backends: at
+// intervals, and early if ports of the node or IDs run out.
 func (s *Services) collect(ctx context.Context) error {
 	var due time.Time
 	return work.Every(ctx, portInterval, s.o.Log, "free numbers of services", func() error {
@@ -186,15 +186,14 @@ func (s *Services) collect(ctx context.Context) error {
 	})
 }
 
-// FreeNumbers frees the numbers of removed frontends and backends that nothing names.
+// FreeNumbers frees the IDs of removed frontends and backends that are no longer referenced.
 func (s *Services) FreeNumbers(ctx context.Context) error {
 	_, err := s.o.Maps.Collect(ctx, s)
 	return err
 }
 
-// Named implements servicemap.Users: all who name numbers of frontends and backends are
-// connected UDP sockets, translations of packets, and connections, whose answers come from
-// the frontend.
+// Named implements servicemap.Users. References to IDs of frontends and backends are held by connected UDP sockets, by
+// per-packet translations, and by connections, whose replies need the address of the frontend.
 func (s *Services) Named(ctx context.Context) (servicemap.Numbers, error) {
 	named, err := s.ender.Named(ctx)
 	if err != nil {

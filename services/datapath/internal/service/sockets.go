@@ -19,11 +19,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/sockets"
 )
 
-// attachPause is before programs are attached again that could not be.
+// attachPause is the pause before attaching programs is retried.
 const attachPause = time.Second
 
-// attachSockets has the sockets of the node and of its containers reach services, and
-// puts right what others have changed of that.
+// attachSockets attaches the socket programs for the node and its containers, and repairs them when others change them.
 func (s *Services) attachSockets(ctx context.Context) error {
 	compare := true
 	name := func() error {
@@ -32,12 +31,12 @@ func (s *Services) attachSockets(ctx context.Context) error {
 		return err
 	}
 	if err := name(); err != nil {
-		s.o.Log.ErrorContext(ctx, "namespaces not named, trying again later", log.Err(err))
+		s.o.Log.ErrorContext(ctx, "map of namespaces not updated, trying again later", log.Err(err))
 	}
-	// Programs that found no services yet would translate nothing.
+	// Attached earlier, the programs would find no services and translate nothing.
 	select {
 	case <-s.Frontends.Synced():
-	case <-s.HostPorts.Held(): // they need no sluice-loadbalancer
+	case <-s.HostPorts.Held(): // host ports do not need sluice-loadbalancer
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -46,8 +45,8 @@ func (s *Services) attachSockets(ctx context.Context) error {
 		if err == nil {
 			break
 		}
-		// The process is not ready meanwhile, and endpoints have their traffic.
-		s.o.Log.ErrorContext(ctx, "sockets do not reach services, trying again", log.Err(err))
+		// Meanwhile the process is not ready, but endpoints have traffic.
+		s.o.Log.ErrorContext(ctx, "socket programs not attached, trying again", log.Err(err))
 		select {
 		case <-time.After(attachPause):
 		case <-ctx.Done():
@@ -58,18 +57,17 @@ func (s *Services) attachSockets(ctx context.Context) error {
 	return work.Every(ctx, interval, s.o.Log, "sockets of services", func() error {
 		found, err := s.o.Sockets.Audit()
 		if len(found) > 0 {
-			s.o.Log.WarnContext(ctx, "programs of sockets put back", "differences", found)
+			s.o.Log.WarnContext(ctx, "socket programs attached again", "differences", found)
 			err = errors.Join(err, s.o.Sockets.Attach())
 		}
 		return errors.Join(err, name())
 	})
 }
 
-// NameSockets compares the map of namespaces with the endpoints. A new endpoint has
-// its namespace in the map already: what lacks are those of a process that translated
-// no services, and those of a namespace whose first endpoint has gone. With cookies it
-// opens the namespaces of all endpoints, for a map that was left alone meanwhile: a slot
-// in it may have been given to another endpoint since.
+// NameSockets reconciles the map of namespaces with the endpoints. The namespaces of new endpoints are already in the
+// map. Missing are those of a process in mode off, and those whose first endpoint was deleted. If cookies is set, it
+// compares the cookies of all namespaces, for a map that was not updated for some time: endpoint IDs in it may belong
+// to other endpoints now.
 func (s *Services) NameSockets(cookies bool) error {
 	cookie, err := s.o.Home.Cookie()
 	if err != nil {
@@ -78,7 +76,7 @@ func (s *Services) NameSockets(cookies bool) error {
 	if err := s.o.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: endpointmap.HostID}); err != nil {
 		return err
 	}
-	// In this order: an entry is added after its slot was published and goes before.
+	// The order matters: an entry is added after its endpoint ID was published, and removed before.
 	known, err := s.o.Namespaces.List()
 	if err != nil {
 		return err
@@ -102,7 +100,7 @@ func (s *Services) NameSockets(cookies bool) error {
 	}
 	for _, k := range known {
 		if is, ok := own[k.Slot]; live[k.Slot] && (!ok || is == k.Cookie) {
-			named[k.Slot] = k.Leave == leave[k.Slot] // else it is named again
+			named[k.Slot] = k.Leave == leave[k.Slot] // otherwise it is written again
 			continue
 		}
 		errs = append(errs, s.o.Namespaces.Remove(k.Cookie, k.Slot))
@@ -115,7 +113,7 @@ func (s *Services) NameSockets(cookies bool) error {
 	return errors.Join(errs...)
 }
 
-// readCookies adds the cookie of each endpoint's namespace, by slot.
+// readCookies adds the cookie of each endpoint's namespace, by endpoint ID.
 func (s *Services) readCookies(es []endpoint.Endpoint, cookies map[uint16]uint64) error {
 	var errs []error
 	for _, e := range es {
@@ -130,7 +128,7 @@ func (s *Services) readCookies(es []endpoint.Endpoint, cookies map[uint16]uint64
 	return errors.Join(errs...)
 }
 
-// ClaimSockets adds the namespace of an endpoint.
+// ClaimSockets adds the namespace of an endpoint, unless another endpoint has it.
 func (s *Services) ClaimSockets(e endpoint.Endpoint) error {
 	return s.inNamespaceOf(e, func(ns endpoint.Namespace) error {
 		cookie, err := ns.Cookie()
@@ -140,7 +138,7 @@ func (s *Services) ClaimSockets(e endpoint.Endpoint) error {
 		if err != nil {
 			return err
 		}
-		// Its endpoint may have gone meanwhile, and another one may have the namespace.
+		// The endpoint may have been deleted meanwhile, and another one may have the namespace.
 		if now, err := s.o.Endpoints.Get(e.Spec.Owner); err != nil || now.Slot != e.Slot {
 			return s.o.Namespaces.Remove(cookie, e.Slot)
 		}
@@ -148,9 +146,9 @@ func (s *Services) ClaimSockets(e endpoint.Endpoint) error {
 	})
 }
 
-// eachNamespace calls fn with the network namespaces of the node and of its endpoints,
-// also of those that are not ready: the processes of one that waits for its policy after
-// a restart run. It goes on after an error of fn, and returns all.
+// eachNamespace calls fn with the network namespaces of the node and of its endpoints, including endpoints that are not
+// ready: after a restart, the processes of an endpoint that waits for its policy keep running. It continues after
+// errors of fn, and returns all.
 func (s *Services) eachNamespace(ctx context.Context, fn func(*netns.Namespace) error) error {
 	errs := []error{fn(s.o.Home)}
 	for _, e := range s.o.Endpoints.List() {
@@ -161,8 +159,8 @@ func (s *Services) eachNamespace(ctx context.Context, fn func(*netns.Namespace) 
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// inNamespaceOf calls fn with the open network namespace of an endpoint, unless that
-// has gone: then the endpoint's deletion follows, and its sockets go with it.
+// inNamespaceOf calls fn with the open network namespace of an endpoint. It does nothing if the namespace was deleted:
+// its sockets are gone, and the endpoint is deleted soon.
 func (s *Services) inNamespaceOf(e endpoint.Endpoint, fn func(endpoint.Namespace) error) error {
 	ns, err := s.o.Links.OpenNamespace(e.Spec.Netns)
 	if errors.Is(err, endpoint.ErrNamespaceGone) || errors.Is(err, endpoint.ErrNamespace) {

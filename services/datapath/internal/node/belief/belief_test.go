@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 )
 
-// machine is a node whose clock, service and peers a test sets.
+// machine is a node whose clock, service and peers the test controls.
 type machine struct {
 	t       *testing.T
 	now     time.Duration
@@ -46,7 +46,7 @@ func (m *machine) start() {
 	})
 }
 
-// pass lets time pass, with a step every 5 s.
+// pass advances the clock, with a step every 5 s.
 func (m *machine) pass(d time.Duration) {
 	for end := m.now + d; m.now < end; {
 		m.now += 5 * time.Second
@@ -61,7 +61,7 @@ func (m *machine) expect(when string, want map[string]bool) {
 	m.t.Helper()
 	for node, believed := range want {
 		if got := m.Believes(node); got != believed {
-			m.t.Errorf("%s: node %s is believed: %t", when, node, got)
+			m.t.Errorf("%s: node %s is trusted: %t", when, node, got)
 		}
 	}
 }
@@ -71,8 +71,9 @@ var (
 	cut   = Peer{Said: true, Valid: true, Silence: time.Minute}
 )
 
-// TestNodeThatIsCutOffDoubtsNodesThatAreNot: after 15 minutes, whether the service has gone or says that it hears
-// nothing, and until it hears. A node that has not answered lately, or does not say, is doubted too.
+// TestNodeThatIsCutOffDoubtsNodesThatAreNot: 15 minutes after the service went away, or lost the store, the node stops
+// trusting nodes that are not cut off, until it hears from the store again. Nodes without a recent answer, or whose
+// answers do not report their silence, are not trusted either.
 func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
 	for name, away := range map[string]func(m *machine){
 		"the service is away":              func(m *machine) { m.err = errors.New("away") },
@@ -92,7 +93,7 @@ func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
 			m.pass(time.Hour)
 			m.expect("while it hears", all)
 			if m.changed != 0 {
-				t.Errorf("asked %d times for what is believed", m.changed)
+				t.Errorf("Changed was called %d times", m.changed)
 			}
 			away(m)
 			silent := func(d time.Duration) {
@@ -119,9 +120,9 @@ func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
 	}
 }
 
-// TestWhenANodeHeardSurvivesProcesses, so that processes which come and go believe no longer than one that stays. After
-// a reboot the node has not heard, and nothing is assumed of a node whose file is damaged. Without a file, as after an
-// update, the time begins.
+// TestWhenANodeHeardSurvivesProcesses: restarts of the process do not extend the time for which mappings are trusted.
+// After a reboot, or with a corrupt file, the node counts as cut off. Without a file, as after an upgrade, the time
+// starts now.
 func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 	m := newMachine(t)
 	m.peers = map[string]Peer{"hears": hears}
@@ -134,7 +135,7 @@ func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 	}
 	m.pass(2 * time.Minute)
 	m.expect("after 16 minutes of many processes", map[string]bool{"hears": false})
-	m.now += 24 * time.Hour // it slept
+	m.now += 24 * time.Hour // suspended
 	m.err = nil
 	m.pass(5 * time.Second)
 	m.expect("when it hears", map[string]bool{"hears": true})
@@ -151,7 +152,7 @@ func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 	}
 	m.start()
 	m.pass(5 * time.Second)
-	m.expect("with a damaged file", map[string]bool{"hears": false})
+	m.expect("with a corrupt file", map[string]bool{"hears": false})
 	if err := os.Remove(m.path); err != nil {
 		t.Fatal(err)
 	}
@@ -159,19 +160,20 @@ func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 	m.pass(14 * time.Minute)
 	m.expect("without a file", map[string]bool{"hears": true})
 	if _, known := m.Silence(); known {
-		t.Error("without a file and an answer it knows when it heard")
+		t.Error("without a file and an answer, Silence is known")
 	}
 	m.pass(2 * time.Minute)
 	m.expect("without a file, later", map[string]bool{"hears": false})
 }
 
-// TestServiceOfAnEarlierVersionLeavesEverythingAsItWas.
+// TestServiceOfAnEarlierVersionLeavesEverythingAsItWas tests a service that does not report its silence: all mappings
+// are trusted.
 func TestServiceOfAnEarlierVersionLeavesEverythingAsItWas(t *testing.T) {
 	m := newMachine(t)
 	m.peers, m.err = map[string]Peer{"hears": hears}, ErrUnsupported
 	m.pass(time.Hour)
 	m.expect("after an hour", map[string]bool{"hears": true})
 	if _, known := m.Silence(); known {
-		t.Error("it tells other nodes when it heard")
+		t.Error("Silence is known")
 	}
 }

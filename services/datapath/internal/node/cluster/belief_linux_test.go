@@ -11,8 +11,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// TestKernelEndpointsOfDoubtedNodesAreUnknown: their addresses become unknown-in-cluster, also those that come while
-// the node is doubted, and after it got another number. Its own addresses and other nodes stay.
+// TestKernelEndpointsOfDoubtedNodesAreUnknown: the mappings of a node that is not trusted change to unknown-in-cluster,
+// including mappings that are added later and after the node got another node ID. The node's own addresses and other
+// nodes are not affected.
 func TestKernelEndpointsOfDoubtedNodesAreUnknown(t *testing.T) {
 	dir, s := newDir(t), newSource()
 	var doubts atomic.Bool
@@ -42,11 +43,11 @@ func TestKernelEndpointsOfDoubtedNodesAreUnknown(t *testing.T) {
 	p.wait("the endpoint of the doubted node", p.expected(unknown("10.244.1.5/32")))
 
 	set[key("10.244.1.6/32")] = cluster.Item{On: "b", Identity: 301}
-	set[key("b")] = node("2", "192.0.2.22", "10.244.1.0/24") // another number
+	set[key("b")] = node("2", "192.0.2.22", "10.244.1.0/24") // another node ID
 	say(s.now(), set)
 	p.wait("an endpoint that comes later, and another installation", p.expected(unknown("10.244.1.5/32", "10.244.1.6/32")))
 
 	doubts.Store(false)
 	must(t, p.follower.Reconsider())
-	p.wait("what is said, when the node is believed again", p.expected(set))
+	p.wait("the mappings of the source, once the node is trusted again", p.expected(set))
 }

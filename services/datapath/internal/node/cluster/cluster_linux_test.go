@@ -40,7 +40,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// source is a hub that can be away, and begin anew.
+// source is a hub that can be away, and restart.
 type source struct {
 	mu   sync.Mutex
 	hub  *watch.Hub[cluster.Key, cluster.Item]
@@ -49,7 +49,7 @@ type source struct {
 
 func newSource() *source { s := &source{}; s.anew(); return s }
 
-// anew forgets everything that was said, as a service that starts does.
+// anew discards all state, as a restarted service does.
 func (s *source) anew() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ type process struct {
 	t        testing.TB
 	kernel   *kernel.Kernel
 	numbers  *cluster.Numbers
-	opened   error // what the numbers said when they were opened
+	opened   error // error of the node IDs' file when they were opened
 	follower *cluster.Follower
 	stop     func()
 }
@@ -137,12 +137,12 @@ func start(t testing.TB, dir place, s *source, now func() time.Time, prepare ...
 	return p
 }
 
-// place is where processes keep what the next one takes over.
+// place is where a process keeps its state for the next one.
 type place struct{ bpffs, state string }
 
 func newDir(t testing.TB) place { return place{kerneltest.NewBPFFS(t), t.TempDir()} }
 
-// remote is what the ipcache says of other nodes and of what is outside.
+// remote returns the ipcache entries of other nodes and external addresses.
 func (p *process) remote() map[netip.Prefix]ipmap.Info {
 	p.t.Helper()
 	entries, err := p.kernel.Addresses.List()
@@ -156,7 +156,7 @@ func (p *process) remote() map[netip.Prefix]ipmap.Info {
 	return out
 }
 
-// wait returns when the follower has everything.
+// wait waits until the ipcache has the wanted entries.
 func (p *process) wait(what string, want func() map[netip.Prefix]ipmap.Info) {
 	p.t.Helper()
 	servicetest.EventuallyNil(p.t, what, func() error {
@@ -164,7 +164,7 @@ func (p *process) wait(what string, want func() map[netip.Prefix]ipmap.Info) {
 			return fmt.Errorf("not complete: %w", s.Err)
 		}
 		if got := p.remote(); !maps.Equal(got, want()) {
-			return fmt.Errorf("the ipcache says %v, want %v", got, want())
+			return fmt.Errorf("the ipcache has %v, want %v", got, want())
 		}
 		return nil
 	})
@@ -185,7 +185,7 @@ func key(text string) cluster.Key {
 	return cluster.Key{Node: text}
 }
 
-// expected is what the ipcache has to say: the obvious answer.
+// expected computes the desired ipcache entries in the simplest way.
 func (p *process) expected(set map[cluster.Key]cluster.Item) func() map[netip.Prefix]ipmap.Info {
 	return func() map[netip.Prefix]ipmap.Info {
 		out := map[netip.Prefix]ipmap.Info{}
@@ -239,14 +239,13 @@ func twoNodes() map[cluster.Key]cluster.Item {
 		key("10.244.1.1/32"):  {On: "b", Identity: identity.RemoteNode},
 		key("10.244.1.5/32"):  {On: "b", Identity: 300},
 		key("10.244.2.5/32"):  {On: "c", Identity: 301},
-		key("10.244.0.9/32"):  {On: "c", Identity: 301}, // an address of this node's range
+		key("10.244.0.9/32"):  {On: "c", Identity: 301}, // an address in this node's range
 		key("203.0.113.1/32"): {Identity: identity.MinNodeLocal},
 	}
 }
 
-// TestKernelLeaseLossChangesNoKernel proves INV-82: the source fails, begins anew
-// without anything, is away over a restart of the process, and the kernel stays
-// as it is until a complete snapshot lacks something.
+// TestKernelLeaseLossChangesNoKernel proves INV-82: the source fails, restarts empty, and is away during a restart of
+// the process. The kernel does not change until a complete snapshot lacks an entry.
 func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 	dir, s, set := newDir(t), newSource(), twoNodes()
 	p := start(t, dir, s, time.Now)
@@ -258,12 +257,12 @@ func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 		t.Helper()
 		servicetest.EventuallyNil(t, what, func() error {
 			if st := p.follower.State(); st.Complete || st.Err == nil {
-				return errors.New("the follower takes the source for complete")
+				return errors.New("the follower considers the source complete")
 			}
 			return nil
 		})
 		if got := p.remote(); !maps.Equal(got, before) {
-			t.Errorf("%s: the ipcache says %v, want %v", what, got, before)
+			t.Errorf("%s: the ipcache has %v, want %v", what, got, before)
 		}
 	}
 	s.leave()
@@ -274,7 +273,7 @@ func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 	if got := p.numbers.Names(); !maps.Equal(got, numbers) {
 		t.Errorf("numbers after a start: %v, want %v", got, numbers)
 	}
-	s.anew() // says nothing yet, and not that this is everything
+	s.anew() // has no state, and no complete snapshot
 	s.now().Upsert(key("b"), set[key("b")])
 	s.now().Upsert(key("10.244.1.77/32"), cluster.Item{On: "b", Identity: 400})
 	servicetest.EventuallyNil(t, "what is listed", func() error {
@@ -295,8 +294,8 @@ func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 	}
 }
 
-// TestKernelFollowedClusterIsTheFinalState says random things, with restarts of
-// either side, and compares the ipcache with the final state.
+// TestKernelFollowedClusterIsTheFinalState makes random changes, with restarts of either side, and compares the ipcache
+// with the final state.
 func TestKernelFollowedClusterIsTheFinalState(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	dir, s := newDir(t), newSource()
@@ -310,7 +309,7 @@ func TestKernelFollowedClusterIsTheFinalState(t *testing.T) {
 		at := slices.Index(names, name) + 1
 		address := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(at), byte(r.IntN(8))}), 32)
 		switch r.IntN(8) {
-		case 0, 1: // it registers: perhaps another installation, tunnel or range
+		case 0, 1: // it registers, possibly with another installation, tunnel or range
 			item := node(fmt.Sprint(r.IntN(2)), fmt.Sprintf("192.0.2.%d", at+100*r.IntN(2)), fmt.Sprintf("10.244.%d.0/24", at))
 			if r.IntN(2) == 0 {
 				item.Node.Ranges = append(item.Node.Ranges, netip.MustParsePrefix(fmt.Sprintf("fd00:%d::/64", at)))
@@ -327,7 +326,7 @@ func TestKernelFollowedClusterIsTheFinalState(t *testing.T) {
 		case 5:
 			h.Delete(cluster.Key{Prefix: address})
 			delete(set, cluster.Key{Prefix: address})
-		case 6: // it is forgotten
+		case 6: // it is removed
 			for k, item := range set {
 				if item.On == name {
 					h.Delete(k)
@@ -362,9 +361,8 @@ func TestKernelFollowedClusterIsTheFinalState(t *testing.T) {
 	p.wait("the end", p.expected(set))
 }
 
-// TestKernelNodeNumberRests shows that the number of a node that went is another
-// node's only after the grace period and a pass of the collector that found no
-// connection with it.
+// TestKernelNodeNumberRests shows that the node ID of a removed node is only reused after the grace period and a pass
+// of the collector that found no connection with it.
 func TestKernelNodeNumberRests(t *testing.T) {
 	dir, s, set := newDir(t), newSource(), twoNodes()
 	now := time.Now()
@@ -393,7 +391,7 @@ func TestKernelNodeNumberRests(t *testing.T) {
 		must(t, err)
 	}
 	advance := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); now = now.Add(d) }
-	// used says whether a new node can get the number, by giving all that are free.
+	// used reports whether the node ID is not assigned when all free node IDs are.
 	used := func(p *process) bool {
 		t.Helper()
 		all := map[string]cluster.Installation{}
@@ -405,7 +403,7 @@ func TestKernelNodeNumberRests(t *testing.T) {
 			for name := range all {
 				p.numbers.Remove(name)
 			}
-			p.numbers.Passed(clock().Add(2*cluster.NumberGrace), map[uint16]struct{}{first: {}}) // those of the test
+			p.numbers.Passed(clock().Add(2*cluster.NumberGrace), map[uint16]struct{}{first: {}}) // node IDs of the test
 		}()
 		for name, n := range p.numbers.Names() {
 			if n == first && name != "c" {
@@ -416,7 +414,7 @@ func TestKernelNodeNumberRests(t *testing.T) {
 	}
 	collect(p)
 	if used(p) {
-		t.Fatal("the number of a node that is there is another one's")
+		t.Fatal("the node ID of an existing node was reassigned")
 	}
 	h := s.now()
 	for k, item := range set {
@@ -431,36 +429,36 @@ func TestKernelNodeNumberRests(t *testing.T) {
 	advance(2 * cluster.NumberGrace)
 	collect(p)
 	if p.numbers.Resting() == 0 || used(p) {
-		t.Fatal("the number is free although a connection has it")
+		t.Fatal("the node ID is free although a connection has it")
 	}
 	if got := p.numbers.Name(first); got != "c" {
-		t.Errorf("the number that rests is of %q, want c", got)
+		t.Errorf("the node ID in quarantine is of %q, want c", got)
 	}
-	// Over a start without the file, too.
+	// The same after a start without the file.
 	p.stop()
 	must(t, os.WriteFile(filepath.Join(dir.state, "nodes.json"), []byte("damaged"), 0o600))
 	p = start(t, dir, s, clock)
-	if p.opened == nil { // until the follower writes it anew
-		t.Error("a damaged file is not reported")
+	if p.opened == nil { // until the follower writes it again
+		t.Error("a corrupt file is not reported")
 	}
 	p.wait("after a start", p.expected(set))
 	advance(2 * cluster.NumberGrace)
 	collect(p)
 	if used(p) {
-		t.Fatal("after a start without the file the number is free although a connection has it")
+		t.Fatal("after a start without the file the node ID is free although a connection has it")
 	}
 	ct = p.kernel.Pins.Map(bpf.MapsMapSlCt4)
 	must(t, ct.Delete(&k4))
 	if used(p) {
-		t.Fatal("the number is free before a pass has found no connection with it")
+		t.Fatal("the node ID is free before a pass found no connection with it")
 	}
 	collect(p)
 	if !used(p) {
-		t.Error("the number is not free although nothing has it")
+		t.Error("the unused node ID is not free")
 	}
 }
 
-// TestKernelAnotherTunnelIsAnotherNumber changes where a node is reached.
+// TestKernelAnotherTunnelIsAnotherNumber changes the address of a node, which must change its node ID.
 func TestKernelAnotherTunnelIsAnotherNumber(t *testing.T) {
 	s, set := newSource(), twoNodes()
 	p := start(t, newDir(t), s, time.Now)
@@ -484,7 +482,7 @@ func TestKernelAnotherTunnelIsAnotherNumber(t *testing.T) {
 	}
 }
 
-// TestKernelClusterIsNotBelievedEverything gives what no cluster has.
+// TestKernelClusterIsNotBelievedEverything sends invalid nodes and mappings.
 func TestKernelClusterIsNotBelievedEverything(t *testing.T) {
 	s, set := newSource(), twoNodes()
 	p := start(t, newDir(t), s, time.Now)
@@ -508,7 +506,7 @@ func TestKernelClusterIsNotBelievedEverything(t *testing.T) {
 	}
 	delete(set, key("e"))
 	p.wait("without it", p.expected(set))
-	servicetest.EventuallyNil(t, "nothing is refused", func() error { // the changes come one by one
+	servicetest.EventuallyNil(t, "nothing is refused", func() error { // the changes arrive one by one
 		if got := p.follower.State(); len(got.Refused) != 0 {
 			return fmt.Errorf("refused %q, want nothing", got.Refused)
 		}

@@ -17,20 +17,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 )
 
-// order is an ipcache and a fabric that check that each number which the ipcache has
-// is one of the fabric's at every moment.
+// order is an ipcache and a fabric that check at every moment that the fabric knows each node ID in the ipcache.
 type order struct {
 	t       *testing.T
 	joined  map[uint16]Member
 	holders map[netip.Prefix]uint16
 	remotes map[netip.Prefix]uint16
-	rounds  int // of Complete
+	rounds  int // calls of Complete
 }
 
 func (o *order) check() {
 	for p, number := range o.remotes {
 		if _, ok := o.joined[number]; !ok {
-			o.t.Errorf("%v is published with number %d, which no node of the fabric has", p, number)
+			o.t.Errorf("%v is published with number %d, which the fabric does not know", p, number)
 		}
 	}
 }
@@ -90,8 +89,7 @@ func (o *order) Leave(numbers []uint16) {
 
 func (o *order) Complete() { o.rounds++ }
 
-// TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished, through everything that
-// happens to a node (INV-94).
+// TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished proves INV-94 through all changes of a node.
 func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
@@ -109,7 +107,7 @@ func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	type changes = watch.Changes[Key, Item]
 	for i, step := range []struct {
 		changes
-		want string // number, address and range of the nodes
+		want string // node ID, address and range of the nodes
 	}{
 		{changes{Upserts: map[Key]Item{two: node("a", "192.0.2.2", "10.2.0.0/24")}}, "1@192.0.2.2[10.2.0.0/24]"},
 		{changes{Upserts: map[Key]Item{pod: {On: "two", Identity: identity.MinCluster}}}, "1@192.0.2.2[10.2.0.0/24]"},
@@ -138,7 +136,7 @@ func TestFabricHasEachNodeBeforeAndAsLongAsItIsPublished(t *testing.T) {
 	}
 }
 
-// follow makes a follower of an ipcache and fabric that check their order.
+// follow creates a follower of an ipcache and fabric that check their order.
 func follow(t *testing.T, options ...func(*FollowerOptions)) (*Follower, *order) {
 	o := &order{
 		t: t, joined: map[uint16]Member{}, holders: map[netip.Prefix]uint16{}, remotes: map[netip.Prefix]uint16{},
@@ -161,7 +159,8 @@ func nodeItem(address string, ranges ...string) Item {
 	return Item{Node: n}
 }
 
-// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves, and its former node goes.
+// TestRangeOfANodeThatGoesIsHandedToTheOtherHolder: two nodes have a range while it moves, and its former node is
+// removed.
 func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	f, o := follow(t)
 	first, second := Key{Node: "a"}, Key{Node: "b"}
@@ -183,8 +182,8 @@ func TestRangeOfANodeThatGoesIsHandedToTheOtherHolder(t *testing.T) {
 	}
 }
 
-// TestNumberOfANodeThatWentMeanwhileRestsInUse: a listing frees the number of a node that it lacks only when no entry
-// has the number.
+// TestNumberOfANodeThatWentMeanwhileRestsInUse: a complete listing releases the node ID of a missing node only if no
+// entry has it.
 func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 	f, o := follow(t)
 	gone := Key{Node: "gone"}
@@ -195,7 +194,7 @@ func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	number, _ := f.o.Numbers.Of("gone")
-	f.nodes = map[string]Node{} // of a process that begins: it knows the numbers alone
+	f.nodes = map[string]Node{} // of a new process, which only knows the node IDs
 	f.holders = map[netip.Prefix][]string{}
 	if err := f.Complete(t.Context(), map[Key]struct{}{pod: {}}); err != nil {
 		t.Fatal(err)
@@ -207,11 +206,11 @@ func TestNumberOfANodeThatWentMeanwhileRestsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := f.o.Numbers.Names()["gone"]; ok {
-		t.Error("a number that nothing has does not end")
+		t.Error("an unused node ID is not released")
 	}
 }
 
-// TestSourceThatAnswersAgainIsTold, with and without a listing.
+// TestSourceThatAnswersAgainIsTold tests Away and Back with and without a listing.
 func TestSourceThatAnswersAgainIsTold(t *testing.T) {
 	var said []string
 	f, _ := follow(t, func(o *FollowerOptions) {
@@ -229,11 +228,11 @@ func TestSourceThatAnswersAgainIsTold(t *testing.T) {
 		}
 	}
 	if want := []string{"away", "back", "away", "back"}; !slices.Equal(said, want) {
-		t.Errorf("told were %q, want %q", said, want)
+		t.Errorf("called %q, want %q", said, want)
 	}
 }
 
-// TestMappedAddressIsNotBelieved: an IPv4 address in IPv6 form would be an entry that no packet has.
+// TestMappedAddressIsNotBelieved: an IPv4-mapped IPv6 address would be an entry that no packet matches.
 func TestMappedAddressIsNotBelieved(t *testing.T) {
 	f, o := follow(t)
 	pod := Key{Prefix: netip.MustParsePrefix("::ffff:10.2.0.9/128")}

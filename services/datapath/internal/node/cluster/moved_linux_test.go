@@ -26,7 +26,7 @@ func (noEntries) Renumber(uint16, uint16) error      { return nil }
 func (noEntries) Keep(func(netip.Prefix) bool) error { return nil }
 func (noEntries) InUse(uint16) bool                  { return false }
 
-// TestMovedIsToldOfJoinsAddressesAndLeaves has nodes come, change and go.
+// TestMovedIsToldOfJoinsAddressesAndLeaves adds, changes and removes nodes.
 func TestMovedIsToldOfJoinsAddressesAndLeaves(t *testing.T) {
 	var told []string
 	f := cluster.NewFollower(cluster.FollowerOptions{
@@ -47,7 +47,7 @@ func TestMovedIsToldOfJoinsAddressesAndLeaves(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		changes changes
-		want    string // "": nothing
+		want    string // "": not called
 	}{
 		{"a joins", upsert(a, node("inc-a", "192.0.2.7", "10.1.0.0/24")), "[10.1.0.0/24] [192.0.2.7]"},
 		{
@@ -68,7 +68,7 @@ func TestMovedIsToldOfJoinsAddressesAndLeaves(t *testing.T) {
 			t.Fatalf("%s: %v", c.what, err)
 		}
 		if len(told) > 1 || len(told) == 0 && c.want != "" || len(told) == 1 && told[0] != c.want {
-			t.Errorf("%s: told %q, want %q", c.what, told, c.want)
+			t.Errorf("%s: Moved got %q, want %q", c.what, told, c.want)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// published is an ipcache that remembers what was said of each prefix.
+// published is an ipcache that keeps the entry of each prefix.
 type published struct {
 	noEntries
 	remote map[netip.Prefix]ipcache.Remote
@@ -48,8 +48,8 @@ func apply(t *testing.T, f *cluster.Follower, said map[cluster.Key]cluster.Item)
 	must(t, f.Apply(t.Context(), watch.Changes[cluster.Key, cluster.Item]{Upserts: said}))
 }
 
-// TestWhatAnEarlierProcessKnewCountsUntilTheListing keeps ranges and addresses in the
-// firewall while only a part of the cluster has been heard.
+// TestWhatAnEarlierProcessKnewCountsUntilTheListing keeps ranges and addresses in the firewall while only a part of the
+// cluster has been received.
 func TestWhatAnEarlierProcessKnewCountsUntilTheListing(t *testing.T) {
 	told := ""
 	f, _ := newFollower(t, cluster.FollowerOptions{
@@ -65,15 +65,15 @@ func TestWhatAnEarlierProcessKnewCountsUntilTheListing(t *testing.T) {
 	a := map[cluster.Key]cluster.Item{{Node: "a"}: node("inc-a", "192.0.2.1", "10.1.0.0/24")}
 	apply(t, f, a)
 	if want := "[10.1.0.0/24 10.2.0.0/24] [192.0.2.1 192.0.2.2]"; told != want {
-		t.Errorf("before the listing was complete: told %s, want %s", told, want)
+		t.Errorf("before the complete listing: Moved got %s, want %s", told, want)
 	}
 	must(t, f.Complete(t.Context(), map[cluster.Key]struct{}{{Node: "a"}: {}}))
 	if want := "[10.1.0.0/24] [192.0.2.1]"; told != want {
-		t.Errorf("afterwards: told %s, want %s", told, want)
+		t.Errorf("afterwards: Moved got %s, want %s", told, want)
 	}
 }
 
-// TestRangesAroundAddressesOfNodesAreRefused, whichever of both is heard first.
+// TestRangesAroundAddressesOfNodesAreRefused tests that a range around a node's address is rejected, in both orders.
 func TestRangesAroundAddressesOfNodesAreRefused(t *testing.T) {
 	good, bad := netip.MustParsePrefix("10.2.0.0/24"), netip.MustParsePrefix("192.0.2.0/24")
 	liar := map[cluster.Key]cluster.Item{{Node: "liar"}: node("inc-l", "198.51.100.1", good.String(), bad.String())}
@@ -105,8 +105,8 @@ func TestRangesAroundAddressesOfNodesAreRefused(t *testing.T) {
 	}
 }
 
-// TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe, those inside their ranges and
-// those of pods never.
+// TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe tests the flag of NodesByStack, which addresses inside ranges
+// and addresses of pods never get.
 func TestAddressesOfNodesAreReachedByTheStackIfTheyAreToBe(t *testing.T) {
 	for _, byStack := range []bool{false, true} {
 		f, p := newFollower(t, cluster.FollowerOptions{NodesByStack: byStack})

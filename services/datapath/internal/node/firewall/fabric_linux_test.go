@@ -30,18 +30,18 @@ const (
 	tunnelGroup = 0x520
 	tunnelPort  = 4789
 
-	// What goes to the second of these ports has a mark when it meets the firewall.
+	// Packets to the second of these ports get a mark before the firewall sees them.
 	plainPort  = 7000
 	markedPort = 7001
 )
 
-// fabricWorld is a node, and two namespaces beside it that send it what they like.
+// fabricWorld is a node with two namespaces that send arbitrary packets to it.
 type fabricWorld struct {
 	t               *testing.T
 	home            *netns.Namespace
 	outside, inside *netns.Namespace
-	at              map[string]*netns.Namespace // where the other end of a device is
-	listen          map[uint16]net.PacketConn   // of the node, by port
+	at              map[string]*netns.Namespace // namespace of the other end of a device
+	listen          map[uint16]net.PacketConn   // sockets of the node, by port
 	guard           *Table
 	sent            int
 }
@@ -52,7 +52,7 @@ var (
 	sources   = map[string][]string{
 		"world":   {"198.51.100.7", "2001:db8:ff::7"},
 		"own":     {"10.1.0.9", "fd00:1::9"},
-		"overlay": {"10.1.0.2", "fd00:1::2"}, // of the node itself
+		"overlay": {"10.1.0.2", "fd00:1::2"}, // the node itself
 		"other":   {"10.2.0.9", "fd00:2::9"},
 		"node":    nodeAddrs,
 	}
@@ -127,8 +127,8 @@ func addAddrs(device string, addrs ...string) error {
 	return err
 }
 
-// device joins the node by a pair of devices of one name. The other end has a route
-// to the node by it, and no question about its neighbour is needed.
+// device connects the node by a pair of devices with the same name. The other end has a route to the node through it,
+// and a static neighbour entry.
 func (w *fabricWorld) device(number int, name string, at *netns.Namespace, group uint32) {
 	w.t.Helper()
 	mac := func(end int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, byte(end), byte(number)} }
@@ -137,7 +137,7 @@ func (w *fabricWorld) device(number int, name string, at *netns.Namespace, group
 		if err != nil {
 			return nil, err
 		}
-		// no link-local address, or the kernel would send what nobody asked for
+		// no link-local address, or the kernel would send packets on its own
 		return link, errors.Join(sysctl("ipv6/conf/"+name+"/addr_gen_mode", "1"), netlink.LinkSetGroup(link, int(group)),
 			netlink.LinkSetHardwareAddr(link, mac), netlink.LinkSetUp(link))
 	}
@@ -163,7 +163,7 @@ func (w *fabricWorld) device(number int, name string, at *netns.Namespace, group
 	w.at[name] = at
 }
 
-// leadTo makes a route to an address by a device.
+// leadTo creates a route to an address through a device.
 func leadTo(link netlink.Link, to netip.Addr, mac net.HardwareAddr, metric int) error {
 	dst := &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())}
 	index := link.Attrs().Index
@@ -174,8 +174,7 @@ func leadTo(link netlink.Link, to netip.Addr, mac net.HardwareAddr, metric int) 
 		}))
 }
 
-// markPort has packets to a port marked before the firewall sees them, as a program at
-// the device would have.
+// markPort marks packets to a port before the firewall sees them, as a program on the device would.
 func (w *fabricWorld) markPort() {
 	w.t.Helper()
 	c, err := nftables.New(nftables.WithNetNSFd(w.home.Fd()))
@@ -201,7 +200,7 @@ func (w *fabricWorld) markPort() {
 		}
 	}
 	mark(toPort(markedPort)...)
-	mark(append(toPort(tunnelPort), // of a pod alone
+	mark(append(toPort(tunnelPort), // only from a pod
 		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(podGroup)})...)
 	if err := c.Flush(); err != nil {
@@ -209,7 +208,7 @@ func (w *fabricWorld) markPort() {
 	}
 }
 
-// from opens a socket that sends by a device from an address.
+// from opens a socket that sends through a device with a source address.
 func (w *fabricWorld) from(device string, source netip.Addr) net.PacketConn {
 	w.t.Helper()
 	var c net.PacketConn
@@ -226,7 +225,7 @@ func (w *fabricWorld) from(device string, source netip.Addr) net.PacketConn {
 	return c
 }
 
-// send sends a text of its own to the node.
+// send sends a unique text to the node.
 func (w *fabricWorld) send(device string, source netip.Addr, family int, port uint16) (text string) {
 	w.t.Helper()
 	w.sent++
@@ -240,7 +239,7 @@ func (w *fabricWorld) send(device string, source netip.Addr, family int, port ui
 	return text
 }
 
-// received is what the node gets next at a port.
+// received returns the next text that the node receives on a port.
 func (w *fabricWorld) received(port uint16) string {
 	w.t.Helper()
 	c := w.listen[port]
@@ -255,8 +254,7 @@ func (w *fabricWorld) received(port uint16) string {
 	return string(buf[:n])
 }
 
-// drops is how many packets each rule has dropped, by the group or the set that it
-// asks for.
+// drops returns how many packets each rule has dropped, by the group or the set that the rule matches.
 func (w *fabricWorld) drops() map[string]uint64 {
 	w.t.Helper()
 	drops := map[string]uint64{}
@@ -305,11 +303,11 @@ func (w *fabricWorld) fabric(nativeRouting bool) Fabric {
 	}
 }
 
-// TestKernelFabricDropsForgedSourcesAndNothingElse sends from every kind of source by
-// every kind of device, with a mark and without one.
+// TestKernelFabricDropsForgedSourcesAndNothingElse sends with every kind of source through every kind of device, with
+// and without a mark.
 func TestKernelFabricDropsForgedSourcesAndNothingElse(t *testing.T) {
 	const pod, dying, tunnel = "group 0x510", "group 0x511", "group 0x520"
-	type verdicts [2]string // which rule drops what has no mark, and what has one; "": none
+	type verdicts [2]string // rule that drops packets without and with a mark; "": none
 	w := newFabricWorld(t)
 	var rows []struct {
 		device, source  string
@@ -358,7 +356,7 @@ func TestKernelFabricDropsForgedSourcesAndNothingElse(t *testing.T) {
 	}
 }
 
-// check fails unless the rule of that name, and no other, drops a packet.
+// check fails unless exactly the named rule drops a packet.
 func (w *fabricWorld) check(what, device string, source netip.Addr, family int, port uint16, rule string) {
 	w.t.Helper()
 	if rule == "" {
@@ -378,14 +376,14 @@ func (w *fabricWorld) check(what, device string, source netip.Addr, family int, 
 		}
 		return nil
 	})
-	// What was not dropped would be there before this.
+	// A packet that was not dropped would arrive before this one.
 	text = w.send("up0", addrOf("world", family), family, port)
 	if got := w.received(port); got != text {
 		w.t.Errorf("%s: the node received %q, want %q", what, got, text)
 	}
 }
 
-// tracked is how many connections the node tracks to a port, by UDP.
+// tracked returns the number of tracked UDP connections of the node to a port.
 func (w *fabricWorld) tracked(port uint16) (n int) {
 	w.t.Helper()
 	w.in(w.home, func() error {
@@ -405,7 +403,7 @@ func (w *fabricWorld) tracked(port uint16) (n int) {
 	return n
 }
 
-// tunnel puts one end of a tunnel by up0 into a namespace, with an address inside.
+// tunnel creates one end of a tunnel through up0 in a namespace, with an inner address.
 func (w *fabricWorld) tunnel(ns *netns.Namespace, id int, local, remote, inner string) {
 	w.t.Helper()
 	w.in(ns, func() error {
@@ -430,8 +428,7 @@ func (w *fabricWorld) tunnel(ns *netns.Namespace, id int, local, remote, inner s
 	})
 }
 
-// answer has a namespace answer what comes to an address and port with what it
-// says.
+// answer makes a namespace echo packets to an address and port.
 func (w *fabricWorld) answer(ns *netns.Namespace, at string) {
 	w.t.Helper()
 	var c net.PacketConn
@@ -447,7 +444,7 @@ func (w *fabricWorld) answer(ns *netns.Namespace, at string) {
 			if err != nil {
 				return
 			}
-			_, _ = c.WriteTo(buf[:n], from) // it asks again
+			_, _ = c.WriteTo(buf[:n], from) // the client asks again
 		}
 	}()
 	w.t.Cleanup(func() {
@@ -456,7 +453,7 @@ func (w *fabricWorld) answer(ns *netns.Namespace, at string) {
 	})
 }
 
-// ask asks such an address until it answers. Then packets went both ways.
+// ask sends to an echo until it gets an answer, which proves both directions.
 func (w *fabricWorld) ask(c net.PacketConn, to string) {
 	w.t.Helper()
 	servicetest.EventuallyNil(w.t, "an answer of "+to, func() error {
@@ -471,7 +468,7 @@ func (w *fabricWorld) ask(c net.PacketConn, to string) {
 	})
 }
 
-// underlay gives both ends of up0 addresses.
+// underlay adds addresses to both ends of up0.
 func (w *fabricWorld) underlay() {
 	w.t.Helper()
 	for i, ns := range []*netns.Namespace{w.home, w.outside} {
@@ -493,8 +490,8 @@ func (w *fabricWorld) masquerade() {
 	})
 }
 
-// TestKernelTunnelIsNotTracked asks through tunnels over both families, in which both
-// ends send to the tunnel's port. What is inside is tracked as ever.
+// TestKernelTunnelIsNotTracked sends through tunnels over both families, with both ends using the tunnel port. Inner
+// packets are still tracked.
 func TestKernelTunnelIsNotTracked(t *testing.T) {
 	w := newFabricWorld(t)
 	w.underlay()
@@ -526,7 +523,7 @@ func TestKernelTunnelIsNotTracked(t *testing.T) {
 			t.Errorf("%s: %d entries of the tunnel itself", when, n)
 		}
 	}
-	w.masquerade() // which has the kernel track connections
+	w.masquerade() // enables connection tracking
 	if err := w.guard.Repair(); err != nil {
 		t.Fatal(err)
 	}
@@ -543,13 +540,13 @@ func TestKernelTunnelIsNotTracked(t *testing.T) {
 	exchange("native", true)
 }
 
-// TestKernelMasqueradeOfAFabric sends what pods send, as the outside sees it. To the
-// tunnel's port they reach no address, because a node may have it.
+// TestKernelMasqueradeOfAFabric sends packets from pods and checks the source that external hosts see. Packets from
+// pods to the tunnel port are dropped for every destination, because the destination may be a node.
 func TestKernelMasqueradeOfAFabric(t *testing.T) {
 	w := newFabricWorld(t)
 	w.underlay()
 	pod, node := addrOf("own", 0), netip.MustParseAddr("203.0.113.1")
-	// of a node of the fabric, of a pod there, and of the world
+	// of a node of the fabric, of a pod there, and external
 	others := []string{"192.0.2.2", "10.2.0.7", "198.18.0.7"}
 	w.in(w.outside, func() error {
 		link, err := netlink.LinkByName("up0")
@@ -614,7 +611,7 @@ func TestKernelMasqueradeOfAFabric(t *testing.T) {
 	}
 }
 
-// barred fails unless what a pod sends to the tunnel's port of an address is dropped.
+// barred fails unless a packet from a pod to the tunnel port of an address is dropped.
 func (w *fabricWorld) barred(address string) {
 	w.t.Helper()
 	const rule = "group 0x510"
@@ -631,7 +628,7 @@ func (w *fabricWorld) barred(address string) {
 	})
 }
 
-// seen is the source of a packet to an address and port of the outside.
+// seen returns the source of a packet as the external host sees it.
 func (w *fabricWorld) seen(from net.PacketConn, at string) netip.Addr {
 	w.t.Helper()
 	var there net.PacketConn
@@ -655,8 +652,7 @@ func (w *fabricWorld) seen(from net.PacketConn, at string) netip.Addr {
 	return source.(*net.UDPAddr).AddrPort().Addr()
 }
 
-// TestKernelAnyOtherFabricIsSeenAndRepaired changes each part of the walls by the hand
-// of another.
+// TestKernelAnyOtherFabricIsSeenAndRepaired changes each part of the table externally.
 func TestKernelAnyOtherFabricIsSeenAndRepaired(t *testing.T) {
 	w := &fabricWorld{t: t}
 	for _, mode := range []string{"overlay", "overlay, tracked", "native"} {
@@ -676,7 +672,7 @@ func TestKernelAnyOtherFabricIsSeenAndRepaired(t *testing.T) {
 		if err := guard.forge(0, nil, nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		clean("the same table by the hand of the test")
+		clean("the same table, written by the test")
 		seen := func(what string, change func(*nftables.Conn, *nftables.Table)) {
 			t.Helper()
 			err := guard.conn(func(c *nftables.Conn) error {
@@ -698,7 +694,7 @@ func TestKernelAnyOtherFabricIsSeenAndRepaired(t *testing.T) {
 	}
 }
 
-// everyPart takes each rule, chain and set of elements from a table, and adds to each.
+// everyPart removes each rule, chain and set element from a table, and adds one of each kind.
 func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn, *nftables.Table))) {
 	t.Helper()
 	s := guard.settings()
@@ -769,8 +765,8 @@ func everyPart(t *testing.T, guard *Table, seen func(string, func(*nftables.Conn
 	})
 }
 
-// TestKernelTunnelIsLeftOutOnceConnectionsAreTracked by a rule of others; before, what
-// leaves meets no rule of ours.
+// TestKernelTunnelIsLeftOutOnceConnectionsAreTracked enables connection tracking with a foreign rule. Before that,
+// outgoing packets meet no rule of the instance.
 func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
 	w := &fabricWorld{t: t}
 	ns := netnstest.New(t)
@@ -820,15 +816,15 @@ func TestKernelTunnelIsLeftOutOnceConnectionsAreTracked(t *testing.T) {
 	}
 }
 
-// TestKernelAnOverlayWithoutATunnelIsRefused: with group 0, devices of others would be
-// taken for the tunnel's and be cut off.
+// TestKernelAnOverlayWithoutATunnelIsRefused: with group 0, the rules for the tunnel device would match foreign devices
+// and drop their packets.
 func TestKernelAnOverlayWithoutATunnelIsRefused(t *testing.T) {
 	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
 	for _, f := range []Fabric{{TunnelPort: tunnelPort}, {TunnelGroup: tunnelGroup}} {
 		f.Own = func() []netip.Prefix { return nil }
 		guard.SetFabric(f)
 		if err := guard.Repair(); err == nil {
-			t.Errorf("%+v: the table was made", f)
+			t.Errorf("%+v: the table was created", f)
 		}
 	}
 }

@@ -15,19 +15,18 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// newNetns leaves its thread in the new namespace: not the main one.
+	// netnstest.New leaves its thread in the new namespace, which must not be the main thread.
 	runtime.LockOSThread()
 	leaktest.Main(m)
 }
 
-// testMarks are those of a node.
+// testMarks are the marks of a node.
 var testMarks = Marks{Mask: 0xf00, Pod: 0x200, Pods: 0x900, Tunnel: 0x300, Others: 0x100}
 
-// pointer gives a copy of a value a place.
+// pointer returns a pointer to a copy of v.
 func pointer[T any](v T) *T { return &v }
 
-// forge puts a table in the place of the firewall's that differs in one thing.
-// The chain and the rules are those of a wall by its place.
+// forge replaces the firewall's table by one that differs in one thing. at is the index of the chain that is changed.
 func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any), more func(*nftables.Conn, *nftables.Table)) error {
 	s := t.settings()
 	return t.conn(func(c *nftables.Conn) error {
@@ -62,7 +61,7 @@ func (t *Table) forge(at int, chain func(*nftables.Chain), rule func([]expr.Any)
 	})
 }
 
-// replace changes each expression of a kind in a rule.
+// replace changes each expression of a type in a rule.
 func replace[E expr.Any](change func(E)) func([]expr.Any) {
 	return func(exprs []expr.Any) {
 		for _, e := range exprs {
@@ -73,8 +72,7 @@ func replace[E expr.Any](change func(E)) func([]expr.Any) {
 	}
 }
 
-// TestKernelAnyOtherFirewallIsSeenAndRepaired: a table that looks like ours and
-// drops less is no wall.
+// TestKernelAnyOtherFirewallIsSeenAndRepaired: the check must notice a table that looks similar and drops less.
 func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, testMarks)
 	clean := func(when string) {
@@ -93,7 +91,7 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 	if err := guard.forge(0, nil, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	clean("the same table by the hand of the test")
+	clean("the same table, written by the test")
 
 	for _, c := range []struct {
 		name  string
@@ -104,12 +102,12 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 	}{
 		{name: "priority", chain: func(ch *nftables.Chain) { ch.Priority = nftables.ChainPriorityMangle }},
 		{name: "hook", chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookInput }},
-		{name: "hook that forwarded packets alone meet", chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookForward }},
+		{name: "hook of forwarded packets only", chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookForward }},
 		{name: "policy", chain: func(ch *nftables.Chain) { ch.Policy = pointer(nftables.ChainPolicyDrop) }},
-		// No other type exists at this hook and priority.
+		// No other type exists for this hook and priority.
 		{name: "no hook", chain: func(ch *nftables.Chain) { ch.Type, ch.Hooknum, ch.Priority, ch.Policy = "", nil, nil, nil }},
 		{name: "name of the chain", chain: func(ch *nftables.Chain) { ch.Name = "other" }},
-		{name: "a chain more", more: func(c *nftables.Conn, table *nftables.Table) { c.AddChain(&nftables.Chain{Name: "more", Table: table}) }},
+		{name: "an additional chain", more: func(c *nftables.Conn, table *nftables.Table) { c.AddChain(&nftables.Chain{Name: "more", Table: table}) }},
 		{name: "a rule more", more: func(c *nftables.Conn, table *nftables.Table) {
 			c.InsertRule(&nftables.Rule{Table: table, Chain: guard.chain(table), Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
 		}},

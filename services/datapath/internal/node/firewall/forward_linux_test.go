@@ -19,9 +19,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// TestKernelForwardedPacketsKeepForeignMarkBits forwards packets to a pod that have a mark with bits of others and
-// stale bits of the instance. A table that the firewall does not know drops all but the packets with the bits of others
-// and the bit "forwarded", so what decides is not what the firewall says of its rules.
+// TestKernelForwardedPacketsKeepForeignMarkBits forwards packets to a pod whose mark has foreign bits and stale bits of
+// the instance. An independent table drops all packets except those with the foreign bits and the bit "forwarded".
 func TestKernelForwardedPacketsKeepForeignMarkBits(t *testing.T) {
 	const (
 		foreign, stale, forwarded = 0x40000001, 0xe00, 0x100
@@ -99,6 +98,6 @@ func TestKernelForwardedPacketsKeepForeignMarkBits(t *testing.T) {
 		_, _, err = listen.ReadFrom(buf)
 	}
 	if err != nil {
-		t.Errorf("a packet forwarded to a pod: %v: its mark is not that of others with the bit %#x", err, forwarded)
+		t.Errorf("a packet forwarded to a pod: %v: its mark is not the foreign bits with the bit %#x", err, forwarded)
 	}
 }

@@ -57,7 +57,8 @@ func TestChangesOfThePacketMark(t *testing.T) {
 	}
 }
 
-// The rule that wg-quick makes for a default route, and one behind a jump.
+// TestKernelRulesThatChangeTheMarkAreNamed uses the rule that wg-quick creates for a default route, and a rule that is
+// reached by a jump.
 func TestKernelRulesThatChangeTheMarkAreNamed(t *testing.T) {
 	home := netnstest.New(t)
 	table := New(home, "test", []uint32{7}, testMarks)
@@ -93,7 +94,7 @@ func TestKernelRulesThatChangeTheMarkAreNamed(t *testing.T) {
 	c.AddRule(&nftables.Rule{Table: mine, Chain: sub, Exprs: []expr.Any{
 		&expr.Immediate{Register: 1, Data: word(0x51)}, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	}})
-	// harmless: the host's own input, and a bit that is free
+	// harmless: the host's own input, and a free bit
 	c.AddRule(&nftables.Rule{Table: mine, Chain: input, Exprs: restore})
 	c.AddRule(&nftables.Rule{Table: mine, Chain: forward, Exprs: []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},

@@ -22,8 +22,7 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 	return all
 }
 
-// TestKernelAnyOtherMasqueradeIsSeenAndRepaired changes each part of a masquerade by
-// the hand of another.
+// TestKernelAnyOtherMasqueradeIsSeenAndRepaired changes each part of a masquerade externally.
 func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 	own := prefixes("10.1.0.0/24", "fd00:1::/64")
 	guard := New(netnstest.New(t), "test", []uint32{0x510, 0x511}, testMarks)
@@ -46,7 +45,7 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 	if err := guard.forge(0, nil, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	clean("the same table by the hand of the test")
+	clean("the same table, written by the test")
 
 	element := func(set string, e ...nftables.SetElement) func(*nftables.Conn, *nftables.Table) {
 		return func(c *nftables.Conn, table *nftables.Table) {
@@ -89,7 +88,7 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 		{name: "exceptions alone", rule: only(10, func(e []expr.Any) { e[5].(*expr.Lookup).Invert = false })},
 		{name: "ports", rule: only(10, func(e []expr.Any) { e[7].(*expr.Immediate).Data = []byte{0x10, 0} })},
 		{name: "another range of ports", rule: only(10, func(e []expr.Any) { e[9].(*expr.Masq).RegProtoMin = 2 })},
-		{name: "an own range more", more: element("own4", from("10.9.0.0", "10.9.1.0")...)},
+		{name: "an additional own range", more: element("own4", from("10.9.0.0", "10.9.1.0")...)},
 		{name: "an exception more", more: element("except6", from("fd00:9::", "fd00:a::")...)},
 		{name: "a set more", more: func(c *nftables.Conn, table *nftables.Table) {
 			if err := c.AddSet(&nftables.Set{Table: table, Name: "more", KeyType: nftables.TypeIPAddr}, nil); err != nil {
@@ -112,7 +111,7 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 
 	own = append(own, netip.MustParsePrefix("10.1.1.0/24"))
 	if diffs, err := guard.Check(); err != nil || len(diffs) != 1 {
-		t.Errorf("a pod range that came is not missed: %+v, %v", diffs, err)
+		t.Errorf("an added pod range is not reported as missing: %+v, %v", diffs, err)
 	}
 	many := prefixes("10.1.1.0/24")
 	for i := range 5000 {
@@ -128,11 +127,11 @@ func TestKernelAnyOtherMasqueradeIsSeenAndRepaired(t *testing.T) {
 	if err := guard.SetOthers(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	clean("none of them any more")
+	clean("all of them removed")
 }
 
-// TestKernelClosedForwardingIsNamed has the chains of Docker and of firewalld, and
-// others that stop only some packets.
+// TestKernelClosedForwardingIsNamed uses chains as Docker and firewalld create them, and chains that drop only some
+// packets.
 func TestKernelClosedForwardingIsNamed(t *testing.T) {
 	guard := New(netnstest.New(t), "test", nil, testMarks)
 	if err := guard.Repair(); err != nil {
@@ -160,7 +159,7 @@ func TestKernelClosedForwardingIsNamed(t *testing.T) {
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{6}}, drop,
 	})
 	if found, err := guard.Closed(); err != nil || len(found) > 0 {
-		t.Errorf("chains that stop some packets: %q, %v", found, err)
+		t.Errorf("chains that drop some packets: %q, %v", found, err)
 	}
 	add(nftables.TableFamilyIPv4, "filter", "FORWARD", nftables.ChainPolicyDrop)
 	add(nftables.TableFamilyINet, "firewalld", "filter_FORWARD", nftables.ChainPolicyAccept, []expr.Any{

@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// generation is how many transactions a namespace's firewall has seen.
+// generation returns the ruleset generation of a namespace.
 func generation(t testing.TB, ns *netns.Namespace) (id uint32) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -52,7 +52,7 @@ func generation(t testing.TB, ns *netns.Namespace) (id uint32) {
 	return id
 }
 
-// manyNodes have a range and an address of each family.
+// manyNodes returns ranges and addresses of n nodes, one of each family.
 func manyNodes(n int) (ranges []netip.Prefix, nodes []netip.Addr) {
 	for i := range n {
 		hi, lo := byte(i>>8), byte(i)
@@ -65,8 +65,7 @@ func manyNodes(n int) (ranges []netip.Prefix, nodes []netip.Addr) {
 	return ranges, nodes
 }
 
-// TestKernelOthersAreWrittenWhenTheyDiffer counts the transactions of what is said of
-// other nodes, and compares the table with what it is to be after each.
+// TestKernelOthersAreWrittenWhenTheyDiffer counts the transactions of SetOthers, and checks the table after each call.
 func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 	w := &fabricWorld{t: t}
 	for _, mode := range []string{"overlay", "native"} {
@@ -78,7 +77,7 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 		if err := guard.Repair(); err != nil {
 			t.Fatal(err)
 		}
-		first := func() (handle uint64) { // of a rule, which another table's would not have
+		first := func() (handle uint64) { // handle of a rule, which changes if the table is replaced
 			err := guard.conn(func(c *nftables.Conn) error {
 				rules, err := c.GetRules(guard.table(), &nftables.Chain{Name: foreignName, Table: guard.table()})
 				if err == nil {
@@ -107,7 +106,7 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 				t.Errorf("%s, %s: the next call reads the table", mode, what)
 			}
 			if first() != rule {
-				t.Errorf("%s, %s: the table was made anew", mode, what)
+				t.Errorf("%s, %s: the table was replaced", mode, what)
 			}
 		}
 		ranges, nodes := manyNodes(300)
@@ -117,7 +116,7 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 		shuffled := slices.Concat(ranges, ranges[:7])
 		rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		say("the same in another order, some twice", shuffled, nodes, 0)
-		say("a range within another", append(slices.Clone(ranges), prefixes("10.64.7.128/25")...), nodes, 0)
+		say("a range inside another", append(slices.Clone(ranges), prefixes("10.64.7.128/25")...), nodes, 0)
 		more, moreNodes := manyNodes(301)
 		say("one node more", more, moreNodes, 1)
 		say("another address", more, append(slices.Clone(moreNodes), netip.MustParseAddr("192.0.2.99")),
@@ -135,12 +134,12 @@ func TestKernelOthersAreWrittenWhenTheyDiffer(t *testing.T) {
 		if err := other.Repair(); err != nil {
 			t.Fatal(err)
 		}
-		say("one node more after one", more, moreNodes, 1)
+		say("an additional node", more, moreNodes, 1)
 		repairedByOthers(t, guard, home)
 	}
 }
 
-// repairedByOthers has others change the table before SetOthers looks at it.
+// repairedByOthers changes the table externally before SetOthers.
 func repairedByOthers(t *testing.T, guard *Table, home *netns.Namespace) {
 	t.Helper()
 	ranges, nodes := manyNodes(300)
@@ -155,7 +154,7 @@ func repairedByOthers(t *testing.T, guard *Table, home *netns.Namespace) {
 		{"an empty set", func(c *nftables.Conn, table *nftables.Table) {
 			c.FlushSet(&nftables.Set{Name: "others4", Table: table})
 		}},
-		{"an end without a beginning", func(c *nftables.Conn, table *nftables.Table) {
+		{"an interval end without a start", func(c *nftables.Conn, table *nftables.Table) {
 			set := &nftables.Set{Name: "own4", Table: table, Interval: true, KeyType: nftables.TypeIPAddr}
 			end := []nftables.SetElement{{Key: []byte{0, 0, 0, 0}, IntervalEnd: true}}
 			if err := c.SetAddElements(set, end); err != nil {
@@ -182,7 +181,7 @@ func repairedByOthers(t *testing.T, guard *Table, home *netns.Namespace) {
 		t.Errorf("the same after a repair is written again, or %v", err)
 	}
 	f := (&fabricWorld{}).fabric(!guard.settings().fabric.Native)
-	guard.SetFabric(f) // no transaction tells of it
+	guard.SetFabric(f) // without a transaction
 	if err := guard.SetOthers(ranges, nodes); err != nil {
 		t.Error(err)
 	}
@@ -191,8 +190,8 @@ func repairedByOthers(t *testing.T, guard *Table, home *netns.Namespace) {
 	}
 }
 
-// TestKernelJoiningNodesOpenNoWall has a neighbour send without a pause from a range
-// that stays, while ranges beside it come and go.
+// TestKernelJoiningNodesOpenNoWall sends continuously from a range that stays while adjacent ranges are added and
+// removed.
 func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 	w := newFabricWorld(t)
 	w.guard.SetFabric(w.fabric(false))
@@ -203,7 +202,7 @@ func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 	many, _ := manyNodes(200)
 	say := func() {
 		t.Helper()
-		// both neighbours of the range among them, each time others
+		// including both adjacent ranges, with changing combinations
 		beside := prefixes("10.1.255.0/24", "10.2.1.0/24", "fd00:2:0:1::/64")
 		ranges := slices.Concat(stay, beside[:rand.IntN(4)])
 		for _, p := range many {
@@ -237,14 +236,14 @@ func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 	}
 	stop.Store(true)
 	senders.Wait()
-	// What was not dropped would be there before these.
+	// A packet that was not dropped would arrive before these.
 	for family := range 2 {
 		text := w.send("up0", addrOf("world", family), family, plainPort)
 		if got := w.received(plainPort); got != text {
 			t.Errorf("the node received %q, want %q", got, text)
 		}
 	}
-	// Rules that were made anew would have counted from 0.
+	// Replaced rules would have counted from 0.
 	dropped := func() int64 { d := w.drops(); return int64(d["others4"] + d["others6"]) }
 	servicetest.EventuallyNil(t, "all of it is counted", func() error {
 		if d, s := dropped(), sent.Load(); d < s/2 {
@@ -255,8 +254,8 @@ func TestKernelJoiningNodesOpenNoWall(t *testing.T) {
 	t.Logf("%d packets sent, %d dropped", sent.Load(), dropped())
 }
 
-// TestKernelRepairsAndJoinsDoNotUndoEachOther lets them run into each other, and into
-// checks, to which none of them looks like a difference.
+// TestKernelRepairsAndJoinsDoNotUndoEachOther runs repairs and SetOthers concurrently with checks, which must report no
+// difference.
 func TestKernelRepairsAndJoinsDoNotUndoEachOther(t *testing.T) {
 	w := &fabricWorld{t: t}
 	guard := New(netnstest.New(t), "test", []uint32{podGroup, dyingGroup}, testMarks)
@@ -292,7 +291,7 @@ func TestKernelRepairsAndJoinsDoNotUndoEachOther(t *testing.T) {
 	}
 }
 
-// BenchmarkSetOthers is among 500 nodes with two ranges and two addresses each.
+// BenchmarkSetOthers uses 500 nodes with two ranges and two addresses each.
 func BenchmarkSetOthers(b *testing.B) {
 	ranges, nodes := manyNodes(501)
 	for _, mode := range []string{"overlay", "native"} {

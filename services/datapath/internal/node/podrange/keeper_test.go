@@ -24,16 +24,15 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// node is what a keeper works on, and its source. A test has its lock, but while
-// it waits.
+// node is a fake of everything that a keeper uses, including its source. A test holds the lock except while it waits.
 type node struct {
 	mu      sync.Mutex
 	hub     *watch.Hub[netip.Prefix, Range]
 	set     *Set
 	entries map[netip.Prefix]bool
-	made    map[netip.Prefix]bool // rules and routes
-	lives   netip.Addr            // the address of an endpoint
-	foreign netip.Addr            // an address of another device
+	made    map[netip.Prefix]bool // ranges with rules and routes
+	lives   netip.Addr            // address of an endpoint
+	foreign netip.Addr            // address of another device
 	fail    map[string]error
 	steps   []string
 }
@@ -129,7 +128,7 @@ func (n *node) CloseRange(p netip.Prefix) bool {
 	return true
 }
 
-// keep runs a keeper over a node that begins with ranges, in a bubble of time.
+// keep runs a keeper in a synctest bubble, on a node that starts with ranges.
 func keep(t *testing.T, begin []string, test func(n *node, k *Keeper)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{
@@ -155,7 +154,7 @@ func keep(t *testing.T, begin []string, test func(n *node, k *Keeper)) {
 	})
 }
 
-// later returns after a while, when everything that is due by then has happened.
+// later advances the time and returns after everything that is due has happened.
 func (n *node) later(d time.Duration) {
 	n.mu.Unlock()
 	defer n.mu.Lock()
@@ -163,7 +162,7 @@ func (n *node) later(d time.Duration) {
 	synctest.Wait()
 }
 
-// has announces ranges, and that there is no other.
+// has announces exactly these ranges.
 func (n *node) has(list ...string) {
 	for _, p := range n.hub.Keys() {
 		if !slices.Contains(list, p.String()) {
@@ -228,7 +227,7 @@ func TestARangeStaysWhileAnEndpointLivesInIt(t *testing.T) {
 	keep(t, []string{"10.1.0.0/24", "10.7.0.0/24"}, func(n *node, k *Keeper) {
 		<-k.Known()
 		n.lives = netip.MustParseAddr("10.1.0.5")
-		n.want(t, "10.1.0.0/24", "10.7.0.0/24") // as long as nothing was heard
+		n.want(t, "10.1.0.0/24", "10.7.0.0/24") // before the source has sent anything
 		n.has("10.2.0.0/24")
 		n.want(t, "10.1.0.0/24", "10.2.0.0/24")
 		n.later(10 * retryEvery)
@@ -249,7 +248,7 @@ func TestARangeThatCannotBeTheNodesIsRefusedByName(t *testing.T) {
 		"0.0.0.0/0 overlaps 0.0.0.0/8, which pods cannot use":                   "0.0.0.0/0",
 		"10.9.0.0/24 holds 10.9.0.7, an address of eth7":                        "10.9.0.0/24",
 		"10.3.0.0/31 is not a masked prefix with room for a pod":                "10.3.0.0/31",
-		"10.3.0.0/24: the node's own address in it is 10.3.0.9 there":           "10.3.0.0/24",
+		"10.3.0.0/24: the source gives the node the address 10.3.0.9 in it":     "10.3.0.0/24",
 		"::ffff:10.3.0.0/120 overlaps ::ffff:0.0.0.0/96, which pods cannot use": "::ffff:10.3.0.0/120",
 		"fe80::/64 overlaps fe80::/10, which pods cannot use":                   "fe80::/64",
 	} {
@@ -293,7 +292,7 @@ func TestAStepThatFailsIsRepeated(t *testing.T) {
 			n.fail[what] = errors.New("not now")
 			n.has("10.1.0.0/24")
 			if n.set.Open(netip.MustParseAddr("10.1.0.5")) || !strings.Contains(strings.Join(k.Problems(), "\n"), "not now") {
-				t.Errorf("%s failed and the range is open, or nobody says why: %q", what, k.Problems())
+				t.Errorf("%s failed, and the range is open or no problem is reported: %q", what, k.Problems())
 			}
 			delete(n.fail, what)
 			n.later(5 * time.Second)
@@ -317,7 +316,7 @@ func TestAStepThatFailsIsRepeated(t *testing.T) {
 	}
 }
 
-// TestOverlayAddressesAreThoseOfThePrimaryRanges proves INV-105 of this process.
+// TestOverlayAddressesAreThoseOfThePrimaryRanges proves INV-105 for one process.
 func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 	keep(t, []string{"10.5.0.0/24", "fd05::/64"}, func(n *node, k *Keeper) {
 		ready := func(want bool) {
@@ -359,11 +358,11 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 		want(true, "10.5.0.1", "fd05::1")
 		say(false, "10.0.0.0/24", "fd00::/64")
 		want(true, "10.5.0.1", "fd05::1")
-		say(true, "10.1.0.0/24") // before the former one is announced otherwise
+		say(true, "10.1.0.0/24") // before the former one is announced as not primary
 		want(true, "10.1.0.1", "fd05::1")
 		say(false, "10.5.0.0/24")
 		want(true, "10.1.0.1", "fd05::1")
-		say(true, "127.0.0.0/24") // it cannot be the node's
+		say(true, "127.0.0.0/24") // cannot be the node's range
 		want(true, "fd05::1")
 	})
 	fixed := Of([]netip.Prefix{netip.MustParsePrefix("10.5.0.0/24"), netip.MustParsePrefix("10.1.0.0/24")}, false)
@@ -375,8 +374,8 @@ func TestOverlayAddressesAreThoseOfThePrimaryRanges(t *testing.T) {
 	}
 }
 
-// TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: packets keep their source over
-// a start, while sluice-ipam is away.
+// TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers: after a start while sluice-ipam is away, packets keep their
+// source address.
 func TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers(t *testing.T) {
 	one, five := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.5.0.0/24")
 	six := netip.MustParsePrefix("fd01::/64")
@@ -398,12 +397,12 @@ func TestEarlierOverlayAddressesStandUntilTheSourceSaysOthers(t *testing.T) {
 		t.Error("the range that was primary is a change")
 	}
 	if !s.setPrimary(one) {
-		t.Error("another primary range is no change")
+		t.Error("another primary range is not reported as a change")
 	}
 	s.listed()
 	want(s, "without a primary IPv6 range", "[10.1.0.1]", true)
 	s.Remember(earlier)
-	want(s, "once the source has spoken", "[10.1.0.1]", true)
+	want(s, "after the source's listing", "[10.1.0.1]", true)
 
 	fixed := Of(ranges, false)
 	fixed.Remember(earlier)

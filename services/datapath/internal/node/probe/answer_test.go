@@ -23,8 +23,8 @@ func payload(k kind, size int) []byte {
 	return packet{kind: k, size: size, run: 1, sequence: 2, nonce: nonce{3}}.append(nil)
 }
 
-// TestOnlyProbesOfRegisteredPeersAreAnswered, with as much as they sent; all else is
-// counted by its reason.
+// TestOnlyProbesOfRegisteredPeersAreAnswered: answers have the size of the question, and other packets are counted by
+// reason.
 func TestOnlyProbesOfRegisteredPeersAreAnswered(t *testing.T) {
 	wrong := func(at int, value byte) []byte {
 		b := payload(question, 100)
@@ -89,8 +89,8 @@ func TestOnlyProbesOfRegisteredPeersAreAnswered(t *testing.T) {
 	}
 }
 
-// TestForgedAnswersCountForNothing: while a node is silent, another one, a stranger
-// and the node itself answer to what was not asked.
+// TestForgedAnswersCountForNothing: while a node is silent, another peer, a stranger and the node itself send answers
+// that do not match a question.
 func TestForgedAnswersCountForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -123,7 +123,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 		}
 		larger := append(forged(-1), 0)
 		binary.BigEndian.PutUint16(larger[6:], uint16(len(larger)))
-		if err := p.SetPeers(peers); err != nil { // c is known and was not asked this
+		if err := p.SetPeers(peers); err != nil { // c is a peer, but this question was not sent to it
 			t.Fatal(err)
 		}
 		echo := bytes.Clone(last)
@@ -153,7 +153,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 				t.Fatalf("%s: %+v", what, w)
 			}
 		}
-		// A question that comes back is one, and no answer.
+		// A reflected question is a question, not an answer.
 		if err := n.send(echo, at(addrB), addrA); err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 		if s := p.State(); s.Paths[0].State != Unknown || s.Counts.Answers != 1 {
 			t.Errorf("the question came back: %+v", s)
 		}
-		// The true answer counts, once.
+		// The real answer counts, once.
 		for range 2 {
 			if err := n.send(forged(-1), at(addrB), addrA); err != nil {
 				t.Fatal(err)
@@ -174,7 +174,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 	})
 }
 
-// tapped shows what is sent.
+// tapped reveals the sent packets.
 type tapped struct {
 	*fakeConn
 	sees func(b []byte)
@@ -187,8 +187,8 @@ func (c *tapped) Write(b []byte, to netip.AddrPort, from netip.Addr) error {
 	return c.fakeConn.Write(b, to, from)
 }
 
-// TestFloodIsAnsweredWithinBounds: 5,000 questions a second of full size under the
-// address of a peer, and as much rubbish, for 20 seconds.
+// TestFloodIsAnsweredWithinBounds sends, for 20 seconds, 5,000 questions of full size per second with the address of a
+// peer, and as much garbage.
 func TestFloodIsAnsweredWithinBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -213,7 +213,7 @@ func TestFloodIsAnsweredWithinBounds(t *testing.T) {
 		if s.Counts.Dropped[TooMany] == 0 || s.Counts.Dropped[Malformed] == 0 {
 			t.Errorf("dropped %v", s.Counts.Dropped)
 		}
-		// What the flood leaves of the socket is enough for others.
+		// The remaining capacity of the socket suffices for other nodes.
 		time.Sleep(10 * time.Second)
 		if w := p.State().Paths[1]; w.Node != "c" || w.State != Reachable {
 			t.Errorf("another node: %+v", w)
@@ -221,8 +221,7 @@ func TestFloodIsAnsweredWithinBounds(t *testing.T) {
 	})
 }
 
-// TestFiveThousandPeersAreAskedWithinBounds: of both families, while all are away and
-// when all answer.
+// TestFiveThousandPeersAreAskedWithinBounds probes peers of both families, first while none answers, then while all do.
 func TestFiveThousandPeersAreAskedWithinBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const nodes = 5000
@@ -294,7 +293,7 @@ func TestFiveThousandPeersAreAskedWithinBounds(t *testing.T) {
 	})
 }
 
-// crowd answers for everybody, or for nobody.
+// crowd answers for all peers, or for none.
 type crowd struct {
 	*fakeConn
 	answers func() bool
@@ -328,7 +327,7 @@ func FuzzPacket(f *testing.F) {
 		if got.size != len(b) {
 			t.Fatalf("%x: size %d of %d", b, got.size, len(b))
 		}
-		// All but the filling comes back, and nothing longer.
+		// The copy has the same header and is not longer.
 		if back := got.append(nil); len(back) != len(b) || !bytes.Equal(back[:headerSize], b[:headerSize]) {
 			t.Fatalf("%x came back as %x", b, back)
 		}

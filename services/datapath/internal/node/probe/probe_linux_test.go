@@ -25,7 +25,7 @@ type underlay struct {
 	t          *testing.T
 	a, r, b    *netns.Namespace
 	atA, atB   []netip.Addr
-	self, peer *Prober // of a, of b
+	self, peer *Prober // of a and b
 }
 
 // run runs a command of iproute2 or nft in a namespace.
@@ -34,7 +34,7 @@ func run(t *testing.T, ns *netns.Namespace, command string) string {
 	args := strings.Fields(command)
 	var out []byte
 	if err := ns.Do(func() (err error) {
-		out, err = exec.Command(args[0], args[1:]...).CombinedOutput() //nolint:gosec // of this test
+		out, err = exec.Command(args[0], args[1:]...).CombinedOutput() //nolint:gosec // from this test
 		return err
 	}); err != nil {
 		t.Fatalf("%s: %v\n%s", command, err, out)
@@ -42,7 +42,7 @@ func run(t *testing.T, ns *netns.Namespace, command string) string {
 	return string(out)
 }
 
-// quick is usual, for tests that wait.
+// quick is like usual, with shorter times.
 func quick() timing {
 	return timing{
 		answer: 200 * time.Millisecond, interval: 300 * time.Millisecond, full: 500 * time.Millisecond,
@@ -149,14 +149,14 @@ func TestKernelNodeIsLostAndFoundAgain(t *testing.T) {
 		t.Errorf("state %+v", s)
 	}
 	run(t, u.r, "ip link set toB up")
-	run(t, u.r, "ip address replace 2001:db8:1::2/64 dev toB nodad") // which the kernel took away with the link
+	run(t, u.r, "ip address replace 2001:db8:1::2/64 dev toB nodad") // the kernel removed it with the link
 	u.wait("reachable again", carries(1500))
 	if s := u.self.State(); s.Answering != 1 || s.Counts.Dropped[Forged] != 0 {
 		t.Errorf("state %+v", s)
 	}
 }
 
-// TestKernelBlackHoleIsFoundAndHeals: a router with a small MTU tells nobody.
+// TestKernelBlackHoleIsFoundAndHeals uses a router with a small MTU that sends no ICMP errors.
 func TestKernelBlackHoleIsFoundAndHeals(t *testing.T) {
 	u := newUnderlay(t)
 	run(t, u.r, "nft add table inet silent")
@@ -177,8 +177,7 @@ func TestKernelBlackHoleIsFoundAndHeals(t *testing.T) {
 	u.wait("1500", carries(1500))
 }
 
-// TestKernelLearnedPathMTUIsLeftOut: the router says how much it carries, and the
-// kernel would keep to that for ten minutes.
+// TestKernelLearnedPathMTUIsLeftOut: the router reports its MTU, which the kernel would cache for ten minutes.
 func TestKernelLearnedPathMTUIsLeftOut(t *testing.T) {
 	u := newUnderlay(t)
 	u.wait("reachable", carries(1500))
@@ -202,8 +201,8 @@ func TestKernelDeviceWithASmallMTUIsSeen(t *testing.T) {
 	u.wait("1500", carries(1500))
 }
 
-// TestKernelStrangersAreNotAnswered: a node that is not registered, and processes of
-// a registered one at other ports; under a flood a peer gets what it may.
+// TestKernelStrangersAreNotAnswered sends from an unregistered node, from other ports of a registered one, and from a
+// peer under a flood, which gets a limited number of answers.
 func TestKernelStrangersAreNotAnswered(t *testing.T) {
 	u := newUnderlay(t)
 	u.wait("reachable", carries(1500))
@@ -234,7 +233,7 @@ func (u *underlay) dial(ns *netns.Namespace, f Family, at netip.AddrPort) *net.U
 	return c.(*socket).conn
 }
 
-// ask sends questions and waits for no answer.
+// ask sends n questions, and does not wait for answers.
 func ask(t *testing.T, c *net.UDPConn, to netip.Addr, n int) {
 	t.Helper()
 	for range n {
@@ -244,8 +243,8 @@ func ask(t *testing.T, c *net.UDPConn, to netip.Addr, n int) {
 	}
 }
 
-// TestKernelFloodIsAnsweredWithinBounds: a process at the port of a registered node
-// asks as fast as it can. What it gets is bounded, and smaller than what it sent.
+// TestKernelFloodIsAnsweredWithinBounds: a process at the probe port of a registered node sends as fast as it can. The
+// answers are limited, and smaller than the questions in total.
 func TestKernelFloodIsAnsweredWithinBounds(t *testing.T) {
 	u := newUnderlay(t)
 	u.wait("reachable", carries(1500))

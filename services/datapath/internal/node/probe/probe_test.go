@@ -33,13 +33,13 @@ func TestMain(m *testing.M) {
 
 const port = 4242
 
-// network carries packets between fake sockets.
+// network delivers packets between fake sockets.
 type network struct {
 	mu    sync.Mutex
 	socks map[netip.Addr]*fakeConn
-	// carry says after which time a packet of that size arrives; ok false: never.
+	// carry returns the delay of a packet with that size; ok false: lost.
 	carry func(from, to netip.Addr, size int) (after time.Duration, ok bool)
-	bytes map[netip.Addr]int // of payload, by sender
+	bytes map[netip.Addr]int // bytes of payload, by sender
 }
 
 func newNetwork() *network {
@@ -97,7 +97,7 @@ func (c *fakeConn) Close() error {
 	return nil
 }
 
-// send carries a packet, whoever sends it.
+// send delivers a packet from any sender.
 func (n *network) send(b []byte, from netip.AddrPort, to netip.Addr) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -122,14 +122,14 @@ func (n *network) send(b []byte, from netip.AddrPort, to netip.Addr) error {
 	return nil
 }
 
-// total is how many bytes were sent from an address.
+// total returns the number of bytes sent from an address.
 func (n *network) total(from netip.Addr) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.bytes[from]
 }
 
-// set changes how packets are carried.
+// set changes how packets are delivered.
 func (n *network) set(carry func(from, to netip.Addr, size int) (time.Duration, bool)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -185,7 +185,7 @@ func only(t *testing.T, p *Prober) Path {
 	return s.Paths[0]
 }
 
-// within waits at most so long for a condition, and says how long it took.
+// within waits for a condition, at most limit, and returns how long it took.
 func within(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -238,13 +238,13 @@ func TestNodeThatGoesAndComesIsSeen(t *testing.T) {
 	})
 }
 
-// TestAnswersSayHowLongAgoTheNodeHeardFromTheStore, and nothing while the node does not know it, or is of an earlier
-// version. An answer from long ago is not valid.
+// TestAnswersSayHowLongAgoTheNodeHeardFromTheStore also tests nodes that do not know it and nodes of an earlier
+// version, which report nothing. An old answer is not valid.
 func TestAnswersSayHowLongAgoTheNodeHeardFromTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
 		b := n.node(t, addrB, Peer{"a", []netip.Addr{addrA}, 1500})
-		var silence atomic.Int64 // in ns; -1: not known
+		var silence atomic.Int64 // in ns; -1: unknown
 		silence.Store(-1)
 		b.o.Silence = func() (time.Duration, bool) { d := silence.Load(); return time.Duration(d), d >= 0 }
 		a := n.node(t, addrA, Peer{"b", []netip.Addr{addrB}, 1500})
@@ -270,7 +270,7 @@ func TestAnswersSayHowLongAgoTheNodeHeardFromTheStore(t *testing.T) {
 	})
 }
 
-// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: its questions have 40 bytes, and its answers have zeros.
+// TestDatapathOfAnEarlierVersionAnswersAndIsAnswered: its questions have 40 bytes, and its answers contain zeros.
 func TestDatapathOfAnEarlierVersionAnswersAndIsAnswered(t *testing.T) {
 	p := New(Options{Port: port, Silence: func() (time.Duration, bool) { return time.Minute, true }})
 	if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, 1500}}); err != nil {
@@ -291,12 +291,12 @@ func TestDatapathOfAnEarlierVersionAnswersAndIsAnswered(t *testing.T) {
 	back[5] = byte(answer)
 	p.receive(back, netip.AddrPortFrom(addrB, port), addrA, time.Now())
 	if got := p.Silences()["b"]; got != (Silence{Said: true}) {
-		t.Errorf("its answer says %+v", got)
+		t.Errorf("its answer reports %+v", got)
 	}
 }
 
-// TestPathMTUIsFoundAndHeals walks through paths that carry more and less, in one
-// direction and in both: what is reported depends on the path as it is at last.
+// TestPathMTUIsFoundAndHeals changes the MTU of paths in one or both directions. The result must only depend on the
+// last state of the path.
 func TestPathMTUIsFoundAndHeals(t *testing.T) {
 	for _, direction := range []string{"there", "back"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -339,7 +339,7 @@ func TestBlackHoleIsReportedBeforeItsSizeIsFound(t *testing.T) {
 	})
 }
 
-// TestRandomLossIsNoPathMTU loses every twentieth packet for an hour.
+// TestRandomLossIsNoPathMTU drops every twentieth packet for an hour.
 func TestRandomLossIsNoPathMTU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -359,15 +359,15 @@ func TestRandomLossIsNoPathMTU(t *testing.T) {
 			}
 		}
 		w := only(t, p)
-		// A question or its answer is lost in a tenth of all rounds, three in a row in a
-		// thousandth of them; the next answer ends that.
+		// A question or its answer is lost in a tenth of all rounds, and three in a row in a thousandth of them; the next
+		// answer ends that.
 		if away > 60 {
 			t.Errorf("not reachable in %d of 3600 seconds; now %+v", away, w)
 		}
 		if w.Asked != 64 || lost == 0 || lost > 30 {
 			t.Errorf("at most %d of the last %d were lost, want about a tenth of 64", lost, w.Asked)
 		}
-		// Without loss every trace of it goes.
+		// Without loss, all effects disappear.
 		n.set(func(_, _ netip.Addr, size int) (time.Duration, bool) { return time.Millisecond, size <= 1500 })
 		within(t, 2*time.Minute, "well", func() bool { w := only(t, p); return w.Trouble == "" && w.MTU == 1500 })
 	})
@@ -386,7 +386,7 @@ func TestWithoutExpectedMTUOnlySmallQuestionsAreAsked(t *testing.T) {
 		if c.Asked[Large] != 0 || c.Asked[Small] < 50 {
 			t.Errorf("counts %+v", c)
 		}
-		// It is known later, and changes.
+		// The MTU becomes known later, and changes.
 		for _, mtu := range []int{1500, 9000, 1400} {
 			if err := p.SetPeers([]Peer{{"b", []netip.Addr{addrB}, mtu}}); err != nil {
 				t.Fatal(err)
@@ -416,13 +416,13 @@ func TestPeersComeAndGo(t *testing.T) {
 		set(c, b)
 		within(t, 100*time.Millisecond, "c", func() bool { return p.State().Answering == 2 })
 		if s := p.State(); s.Paths[0].Node != "b" || s.Paths[0].Since != since {
-			t.Errorf("what did not change began anew: %+v", s.Paths)
+			t.Errorf("unchanged paths were reset: %+v", s.Paths)
 		}
 		set(c)
 		if w := only(t, p); w.Node != "c" || w.State != Reachable {
 			t.Errorf("path %+v", w)
 		}
-		// Another node has the address of one that goes, with a question under way.
+		// Another node has the address of a removed one, while a question is pending.
 		set(Peer{"d", []netip.Addr{addrC}, 1500})
 		if w := only(t, p); w.Node != "d" || w.State != Unknown {
 			t.Errorf("path %+v", w)
@@ -441,7 +441,7 @@ func TestPeersComeAndGo(t *testing.T) {
 		before := p.State().Counts.Asked
 		time.Sleep(time.Hour)
 		if after := p.State().Counts.Asked; after != before {
-			t.Errorf("nobody is there and %v questions became %v", before, after)
+			t.Errorf("without peers, %v questions became %v", before, after)
 		}
 		if err := p.SetPeers(make([]Peer, MaxPeers+1)); err == nil {
 			t.Error("too many peers are no error")
@@ -472,7 +472,7 @@ func TestNoPortIsOpenWithoutPeers(t *testing.T) {
 	})
 }
 
-// TestSocketThatIsNotOpenIsTheTrouble, and is tried again.
+// TestSocketThatIsNotOpenIsTheTrouble also tests that opening it is retried.
 func TestSocketThatIsNotOpenIsTheTrouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -509,7 +509,8 @@ func TestSocketThatIsNotOpenIsTheTrouble(t *testing.T) {
 	})
 }
 
-// TestQuestionsComeFromTheFirstAddressOfAFamily, by which the node is registered: others answer to no other.
+// TestQuestionsComeFromTheFirstAddressOfAFamily: the node is registered with that address, and other nodes only answer
+// registered addresses.
 func TestQuestionsComeFromTheFirstAddressOfAFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -525,7 +526,7 @@ func TestQuestionsComeFromTheFirstAddressOfAFamily(t *testing.T) {
 	})
 }
 
-// TestSocketIsTriedAgainWhenItIsDue, although the loop did something else meanwhile.
+// TestSocketIsTriedAgainWhenItIsDue also if the loop runs for other reasons meanwhile.
 func TestSocketIsTriedAgainWhenItIsDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

@@ -51,7 +51,7 @@ func (m *fakeMaps) SetNode(number uint16, n nodemap.Node) error {
 		}
 		e.Addrs = append(e.Addrs, a)
 	}
-	if m.nodes[number] = e; empty(e) { // the maps do not list what is nothing but a number
+	if m.nodes[number] = e; empty(e) { // the maps do not list empty entries
 		delete(m.nodes, number)
 	}
 	return err
@@ -84,19 +84,19 @@ func (m *fakeMaps) Nodes() (map[uint16]nodemap.Entry, error) { return maps.Clone
 // fakeLinks are the devices and routes of a node with the uplink 2.
 type fakeLinks struct {
 	mu      sync.Mutex
-	paths   map[netip.Addr]Path // others are on the uplink's link
+	paths   map[netip.Addr]Path // all other addresses are on the uplink's link
 	mtu     uint16              // of the uplink
-	tunnel  uint32              // index; 0: there is none
-	made    int                 // tunnel devices so far
-	broken  error               // of EnsureTunnel
+	tunnel  uint32              // index; 0: none
+	made    int                 // number of tunnel devices created
+	broken  error               // error of EnsureTunnel
 	routes  map[netip.Prefix]Route
 	theirs  map[netip.Prefix]string
 	kept    []Nexthop
 	changes int
 	asked   int
 
-	prepared  int  // how often the uplinks were
-	disturbed bool // guarded by mu; a program was taken off
+	prepared  int  // number of calls of EnsureUplinks
+	disturbed bool // guarded by mu; a program was detached
 }
 
 func (l *fakeLinks) EnsureTunnel(Tunnel) (endpoint.HostDevice, error) {
@@ -194,7 +194,7 @@ var (
 	own6 = netip.MustParseAddr("2001:db8::1")
 )
 
-// The flags of ways.
+// Flags of next hops.
 const (
 	overlay   = nodemap.Overlay
 	underlay6 = nodemap.Underlay6
@@ -206,7 +206,7 @@ func way(ifindex uint32, mtu uint16, flags nodemap.Flags) nodemap.NextHop {
 	return nodemap.NextHop{Ifindex: ifindex, MTU: mtu, Flags: flags}
 }
 
-// rig is a router on fakes.
+// rig is a router with fakes.
 type rig struct {
 	*Router
 	maps  *fakeMaps
@@ -214,10 +214,10 @@ type rig struct {
 	t     *testing.T
 
 	services bool
-	away     error                 // the addresses of the node cannot be read
-	overlay  []netip.Addr          // of the node
-	silent   bool                  // nothing has said which overlay addresses there are
-	places   map[netip.Addr]uint16 // of the node's addresses
+	away     error                 // error of reading the node's addresses
+	overlay  []netip.Addr          // overlay addresses of the node
+	silent   bool                  // the overlay addresses are unknown
+	places   map[netip.Addr]uint16 // IDs of the node's addresses
 }
 
 func newRig(t *testing.T, mode cluster.Mode) *rig {
@@ -230,7 +230,7 @@ func newRig(t *testing.T, mode cluster.Mode) *rig {
 	return r
 }
 
-// restart begins anew on the same kernel.
+// restart starts a new router with the same kernel state.
 func (r *rig) restart(mode cluster.Mode) {
 	r.t.Helper()
 	o := Options{

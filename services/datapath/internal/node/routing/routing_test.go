@@ -35,18 +35,18 @@ var (
 	range6 = netip.MustParsePrefix("fd00:2::/64")
 )
 
-// join is what a follower does with a node that has both ranges.
+// join does what a follower does with a node that has both ranges.
 func (r *rig) join(m cluster.Member) {
 	r.Join([]cluster.Member{m})
 	r.Hold(map[netip.Prefix]uint16{range4: m.Number, range6: m.Number})
 	r.reconcile(true)
 }
 
-// ways fails unless the entry of a number has these.
+// ways fails unless the entry of a node ID has these next hops.
 func (r *rig) ways(number uint16, want4, want6 nodemap.NextHop) {
 	r.t.Helper()
 	if got := r.maps.nodes[number].NextHops; got != [2]nodemap.NextHop{want4, want6} {
-		r.t.Errorf("ways of number %d: %+v, want %+v and %+v", number, got, want4, want6)
+		r.t.Errorf("next hops of node ID %d: %+v, want %+v and %+v", number, got, want4, want6)
 	}
 }
 
@@ -89,8 +89,8 @@ func TestWaysOfAnOverlay(t *testing.T) {
 		"no path of IPv4": {
 			paths: map[string]Path{"192.0.2.2": {Err: errors.New("unreachable")}}, want: way(11, 1430, overlay|underlay6),
 		},
-		"the MTU of the other":   {change: func(m *cluster.Member) { m.MTU = 1400 }, want: way(11, 1400, overlay)},
-		"a larger one is no use": {change: func(m *cluster.Member) { m.MTU = 8950 }, want: way(11, 1450, overlay)},
+		"the MTU of the other":       {change: func(m *cluster.Member) { m.MTU = 1400 }, want: way(11, 1400, overlay)},
+		"a larger one has no effect": {change: func(m *cluster.Member) { m.MTU = 8950 }, want: way(11, 1450, overlay)},
 		"another mode": {
 			change: func(m *cluster.Member) { m.Mode = cluster.Native }, why: "mode native, this node has overlay",
 		},
@@ -166,7 +166,7 @@ func native(name string, number uint16, addresses string) cluster.Member {
 
 func TestWaysOfNativeRouting(t *testing.T) {
 	gateway := addrs("192.0.2.254")[0]
-	// of packets to the node itself; those to its pods have other destinations
+	// packets to the node itself; packets to its pods have other destinations
 	routed := Path{Hops: []Nexthop{{Ifindex: 2, Device: "uplink", Via: gateway}}, MTU: 1500, Learned: 1300}
 	two := Path{MTU: 1400, Hops: []Nexthop{
 		{Ifindex: 2, Via: gateway, Weight: 2}, {Ifindex: 3, Via: addrs("198.51.100.1")[0]},
@@ -218,7 +218,7 @@ func TestWaysOfNativeRouting(t *testing.T) {
 			}
 			for _, h := range r.links.kept {
 				if !h.Via.IsValid() {
-					t.Errorf("next hop %+v is none", h)
+					t.Errorf("next hop %+v has no address", h)
 				}
 			}
 		})
@@ -241,7 +241,7 @@ func scenes() map[string][]cluster.Member {
 		"moved":          {moved},
 		"replaced":       {member("two", 13, "192.0.2.2")}, // another installation at the same address
 		"more addresses": {member("two", 2, "192.0.2.2 198.51.100.2")},
-		"other more":     {member("two", 2, "192.0.2.2 198.51.100.22")}, // as many, and not the same
+		"other more":     {member("two", 2, "192.0.2.2 198.51.100.22")}, // the same number of addresses, but not the same
 		"IPv6 too":       {member("two", 2, "192.0.2.2 2001:db8::2")},
 		"other IPv6":     {member("two", 2, "192.0.2.2 2001:db8::22")},
 		"other node":     {member("three", 3, "192.0.2.2")},
@@ -249,7 +249,7 @@ func scenes() map[string][]cluster.Member {
 	}
 }
 
-// enter makes a cluster as it is to be by what a follower says.
+// enter changes the cluster with the calls that a follower would make.
 func (r *rig) enter(from, to []cluster.Member, listing bool) {
 	var left []uint16
 	numbers := map[uint16]bool{}
@@ -276,13 +276,12 @@ func (r *rig) enter(from, to []cluster.Member, listing bool) {
 	r.reconcile(true)
 }
 
-// what is what a router has brought about.
+// what returns the entries and routes of the router.
 func (r *rig) what() (map[uint16]nodemap.Entry, map[netip.Prefix]Route) {
 	return maps.Clone(r.maps.nodes), maps.Clone(r.links.routes)
 }
 
-// TestOnlyTheFinalStateCounts, from every scene to every other, by changes and by a
-// listing after a restart.
+// TestOnlyTheFinalStateCounts goes from every scene to every other, by changes and by a listing after a restart.
 func TestOnlyTheFinalStateCounts(t *testing.T) {
 	for fromName, from := range scenes() {
 		for toName, to := range scenes() {
@@ -319,22 +318,22 @@ func TestOnlyTheFinalStateCounts(t *testing.T) {
 				r.reconcile(true)
 				r.reconcile(false)
 				if r.maps.writes != writes || r.links.changes != changes {
-					t.Errorf("from %s to %s, restart %t: the same again writes", fromName, toName, restart)
+					t.Errorf("from %s to %s, restart %t: repeating the same calls writes", fromName, toName, restart)
 				}
 			}
 		}
 	}
 }
 
-// TestNothingOfAnEarlierProcessIsRemovedBeforeTheListingIsComplete, and it follows a
-// tunnel device that is made again although no node was named.
+// TestNothingOfAnEarlierProcessIsRemovedBeforeTheListingIsComplete also tests that adopted entries follow a tunnel
+// device that is created again.
 func TestNothingOfAnEarlierProcessIsRemovedBeforeTheListingIsComplete(t *testing.T) {
 	for _, holders := range []bool{true, false} {
 		adopted(t, holders)
 	}
 }
 
-// adopted is the above; holders says whether the ranges of nodes are known.
+// adopted runs the test above; holders: the ranges of nodes are known.
 func adopted(t *testing.T, holders bool) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
@@ -362,25 +361,25 @@ func adopted(t *testing.T, holders bool) {
 	r.Complete()
 	r.reconcile(true)
 	if len(r.maps.nodes) != 1 || !holders && len(r.links.routes) != 0 {
-		t.Errorf("entries %+v, routes %v; want that of the node that was listed", r.maps.nodes, r.links.routes)
+		t.Errorf("entries %+v, routes %v; want only the listed node's", r.maps.nodes, r.links.routes)
 	}
 }
 
-// TestAddressOfANumberThatLeavesIsTakenOver by the number that replaces it.
+// TestAddressOfANumberThatLeavesIsTakenOver tests a node ID that is replaced by another one with the same address.
 func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
 	r.Complete()
 	r.Join([]cluster.Member{member("two", 5, "192.0.2.2")})
 	if e := r.maps.nodes[5]; !e.IPv4.IsValid() || e.NextHops[0] == (nodemap.NextHop{}) || len(r.maps.nodes) != 2 {
-		t.Errorf("entries %+v, want both, each with its ways", r.maps.nodes)
+		t.Errorf("entries %+v, want both, each with its next hops", r.maps.nodes)
 	}
 	if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, func(d endpoint.Difference) bool {
 		return strings.Contains(d.String(), "number 2:")
 	}) {
-		t.Errorf("differences %v, %v; the number that leaves is none", diffs, err)
+		t.Errorf("differences %v, %v; the node ID that is being removed is not a difference", diffs, err)
 	}
-	// mappings name it until Leave
+	// mappings refer to it until Leave
 	if err := r.Repair(); err != nil || len(r.maps.nodes) != 2 {
 		t.Errorf("a repair leaves %+v, %v, want both", r.maps.nodes, err)
 	}
@@ -394,7 +393,7 @@ func TestAddressOfANumberThatLeavesIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestNodesWithoutANumberLeaveAlone: the others that have none yet stay.
+// TestNodesWithoutANumberLeaveAlone removes one of several nodes without a node ID. The others must stay.
 func TestNodesWithoutANumberLeaveAlone(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	none := member("two", cluster.NoNumber, "192.0.2.2")
@@ -405,12 +404,12 @@ func TestNodesWithoutANumberLeaveAlone(t *testing.T) {
 	}
 	r.Leave([]uint16{3})
 	if got := r.State().Peers; len(got) != 1 || got[0].Name != "two" {
-		t.Errorf("nodes %+v, want that without a number", got)
+		t.Errorf("nodes %+v, want the one without a node ID", got)
 	}
 }
 
-// TestRangesOfNodesThatLeftMeanwhileAreForgotten: a node that gets the number of one that left
-// while the process was away does not get its ranges.
+// TestRangesOfNodesThatLeftMeanwhileAreForgotten: a node that gets the node ID of a node which was removed while the
+// process was down does not get that node's ranges.
 func TestRangesOfNodesThatLeftMeanwhileAreForgotten(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
@@ -424,8 +423,8 @@ func TestRangesOfNodesThatLeftMeanwhileAreForgotten(t *testing.T) {
 	}
 }
 
-// TestStartMakesTheTunnelWithoutRepair: the setting that leaves changes by others alone does not
-// keep a start from making the device.
+// TestStartMakesTheTunnelWithoutRepair: even with the setting that leaves external changes alone, a start creates the
+// device.
 func TestStartMakesTheTunnelWithoutRepair(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.o.Repair = false
@@ -436,11 +435,11 @@ func TestStartMakesTheTunnelWithoutRepair(t *testing.T) {
 	r.links.tunnel = 0
 	r.reconcile(true)
 	if r.links.made != 1 {
-		t.Error("a device that others have removed was made again")
+		t.Error("a device that others removed was created again")
 	}
 }
 
-// TestChangedRoutingRemovesTheTunnel when a process begins with native routing.
+// TestChangedRoutingRemovesTheTunnel starts a process with native routing after one with an overlay.
 func TestChangedRoutingRemovesTheTunnel(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.reconcile(true)
@@ -451,8 +450,8 @@ func TestChangedRoutingRemovesTheTunnel(t *testing.T) {
 	}
 }
 
-// TestRunNoticesWhatTheKernelDoesNotTell: a program that was taken off at the next poll, and
-// anything else some polls later.
+// TestRunNoticesWhatTheKernelDoesNotTell: a detached program is noticed at the next poll, and any other change some
+// polls later.
 func TestRunNoticesWhatTheKernelDoesNotTell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, cluster.Overlay)
@@ -490,7 +489,7 @@ func TestRunNoticesWhatTheKernelDoesNotTell(t *testing.T) {
 		wait(wholePolls*pollInterval + time.Second)
 		r.mu.Lock()
 		if _, ok := r.links.routes[range4]; !ok {
-			t.Error("the route was not made again")
+			t.Error("the route was not created again")
 		}
 		r.mu.Unlock()
 		cancel()
@@ -521,7 +520,7 @@ func TestMTUIsFollowedDownAndUp(t *testing.T) {
 				way, route := r.maps.nodes[2].NextHops[0], r.links.routes[range4]
 				r.mu.Unlock()
 				if way.MTU != mtu-less || route.MTU != mtu-less {
-					t.Errorf("%s, path of %d: way %+v, route %v", mode, mtu, way, route)
+					t.Errorf("%s, path of %d: next hop %+v, route %v", mode, mtu, way, route)
 				}
 			}
 			cancel()
@@ -530,7 +529,7 @@ func TestMTUIsFollowedDownAndUp(t *testing.T) {
 	}
 }
 
-// TestTunnelThatCannotBeMadeIsNamedAndTriedAgain, and nothing is sent until then.
+// TestTunnelThatCannotBeMadeIsNamedAndTriedAgain also tests that no packets are sent until then.
 func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.links.broken = errors.New("port taken by vxlan0")
@@ -571,8 +570,8 @@ func TestAddressThatIsNotRegisteredIsAWarning(t *testing.T) {
 	}
 }
 
-// TestNodeThatHasNoAddressYetIsNoDifference: a node is registered with its ranges before its datapath says its
-// addresses, and a look in between finds nothing that a repair could put right.
+// TestNodeThatHasNoAddressYetIsNoDifference: a node is registered with its ranges before its datapath has registered
+// its addresses. A check in between must find nothing to repair.
 func TestNodeThatHasNoAddressYetIsNoDifference(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, ""))
@@ -613,7 +612,7 @@ func TestRepairPutsRightWhatCheckFinds(t *testing.T) {
 	}
 }
 
-// TestKernelIsAskedOnceAPoll however many nodes there are.
+// TestKernelIsAskedOnceAPoll tests that the number of requests per poll does not depend on the number of nodes.
 func TestKernelIsAskedOnceAPoll(t *testing.T) {
 	r := newRig(t, cluster.Native)
 	var members []cluster.Member
@@ -630,9 +629,9 @@ func TestKernelIsAskedOnceAPoll(t *testing.T) {
 	}
 }
 
-// TestSourcesStayWhileTheyAreNotKnown: without a source, new connections to backends
-// elsewhere are refused. A start before anything said the addresses of the node, and one
-// that cannot read them, leaves what an earlier process has found.
+// TestSourcesStayWhileTheyAreNotKnown: without a source address, new connections to backends on other nodes are
+// dropped. If the addresses are unknown or cannot be read at the start, the source addresses of the previous process
+// must stay.
 func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.services = true
@@ -650,9 +649,9 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 
 	places := r.places
 	for name, forget := range map[string]func(){
-		"the ranges are not known":    func() { r.overlay, r.silent = nil, true },
-		"the addresses are not read":  func() { r.away = errors.New("no buffer space available") },
-		"the programs know them late": func() { r.places = map[netip.Addr]uint16{} },
+		"the ranges are not known":          func() { r.overlay, r.silent = nil, true },
+		"the addresses cannot be read":      func() { r.away = errors.New("no buffer space available") },
+		"the address IDs are assigned late": func() { r.places = map[netip.Addr]uint16{} },
 	} {
 		r.overlay, r.silent, r.away, r.places = addrs("10.1.0.1 fd00:1::1"), false, nil, places
 		forget()
@@ -660,10 +659,10 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 		writes := r.maps.writes
 		ofNodes := func(d endpoint.Difference) bool { return d.Subject == "sl_node" }
 		if diffs, err := r.Check(); err != nil || slices.ContainsFunc(diffs, ofNodes) {
-			t.Errorf("%s: the first look finds %v, %v", name, diffs, err)
+			t.Errorf("%s: the first check: %v, %v", name, diffs, err)
 		}
 		if r.maps.writes != writes {
-			t.Errorf("%s: a look writes", name)
+			t.Errorf("%s: a check writes", name)
 		}
 		_ = r.Repair()
 		r.reconcile(true)
@@ -685,8 +684,8 @@ func TestSourcesStayWhileTheyAreNotKnown(t *testing.T) {
 	}
 }
 
-// TestFirstCheckOfAStartFindsNothing: what an earlier process left is compared with what the
-// kernel says now, not with a router that has not looked yet.
+// TestFirstCheckOfAStartFindsNothing: the first check must compare with the current state of the kernel, not with a
+// router that has not reconciled yet.
 func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
 	for _, mode := range []cluster.Mode{cluster.Overlay, cluster.Native} {
 		r := newRig(t, mode)
@@ -702,7 +701,7 @@ func TestFirstCheckOfAStartFindsNothing(t *testing.T) {
 	}
 }
 
-// fakePolicies are IPsec policies, or why they cannot be read.
+// fakePolicies are IPsec policies, or an error of reading them.
 type fakePolicies struct {
 	xfrm.Policies
 	err     error
@@ -715,14 +714,13 @@ func (p *fakePolicies) Watch(ctx context.Context, changed func()) error {
 	return ctx.Err()
 }
 
-// readPolicies implements Policies; its field has the name of a method of that.
+// readPolicies implements Policies, whose method has the name of a field of fakePolicies.
 type readPolicies struct{ *fakePolicies }
 
 func (p readPolicies) Policies() (xfrm.Policies, error) { return p.fakePolicies.Policies, p.err }
 
-// TestPacketsGoByTheStackWhileItHasIPsecPolicies shows that with native routing packets go
-// by the stack while there are policies, and while nobody knows whether there are: then
-// what an earlier process decided stays.
+// TestPacketsGoByTheStackWhileItHasIPsecPolicies shows that with native routing, packets pass the host stack while
+// there are policies. While the policies cannot be read, the decision of the previous process stays.
 func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
 	p := &fakePolicies{err: errors.New("not now")}
 	r := newRig(t, cluster.Native)
@@ -731,7 +729,7 @@ func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
 		t.Helper()
 		r.reconcile(true)
 		if l := r.maps.local; l.ByStack != by || !l.Native {
-			t.Errorf("%s: %+v, want by the stack %t", when, l, by)
+			t.Errorf("%s: %+v, want through the stack %t", when, l, by)
 		}
 		if s := r.State(); s.ByStack != by || s.Why == "" {
 			t.Errorf("%s: state %t because %q, want %t", when, s.ByStack, s.Why, by)
@@ -753,7 +751,7 @@ func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
 	r.o.Policies = readPolicies{p}
 	wants("a process that cannot read what the last one has read", false)
 	p.err = nil
-	wants("a policy of what is forwarded", true)
+	wants("a policy for forwarded packets", true)
 
 	r = newRig(t, cluster.Overlay)
 	r.o.Policies = readPolicies{p}
@@ -763,7 +761,7 @@ func TestPacketsGoByTheStackWhileItHasIPsecPolicies(t *testing.T) {
 	}
 }
 
-// TestChangedIPsecPoliciesCountAtOnce shows that Run looks when policies change.
+// TestChangedIPsecPoliciesCountAtOnce shows that Run reconciles when policies change.
 func TestChangedIPsecPoliciesCountAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakePolicies{}
@@ -778,7 +776,7 @@ func TestChangedIPsecPoliciesCountAtOnce(t *testing.T) {
 		time.Sleep(lookPause + time.Millisecond)
 		synctest.Wait()
 		if !r.State().ByStack {
-			t.Error("packets do not go by the stack")
+			t.Error("packets bypass the stack")
 		}
 		cancel()
 		<-ended

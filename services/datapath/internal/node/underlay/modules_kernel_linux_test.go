@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestKernelUplinkOfABondOrVLANIsTheUpperDevice, which alone gets the programs, also if
-// it is made again. The devices are modules of the kernels that scripts/test-kernels boots.
+// TestKernelUplinkOfABondOrVLANIsTheUpperDevice tests that only the upper device gets the programs, also after it was
+// created again. The device types are modules of the kernels that scripts/test-kernels boots.
 func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 	for name, c := range map[string]struct {
 		upper         string
@@ -44,7 +44,7 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 			n.ip(t, "link add spare0 type veth peer name spare1", "addr flush dev uplink0")
 			up := []string{"link set upper0 up", "addr add 192.0.2.1/24 dev upper0"}
 			n.ip(t, append(c.make, up...)...)
-			// the setting names members, too
+			// the setting matches members, too
 			n.Underlay = n.open(t, Options{Uplinks: listed(programs(t)), Devices: c.patterns})
 			both := []string{"sluice_from_uplink", "sluice_to_uplink"}
 			ensure := func(when string) {
@@ -77,7 +77,7 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 	}
 }
 
-// TestKernelVLANWhoseFramesKeepTheirTagIsNamed, because its programs see no IP.
+// TestKernelVLANWhoseFramesKeepTheirTagIsNamed: programs on such a device cannot parse IP.
 func TestKernelVLANWhoseFramesKeepTheirTagIsNamed(t *testing.T) {
 	n := newNode(t)
 	n.ip(t, "addr flush dev uplink0", "link add link uplink0 name upper0 type vlan id 5 reorder_hdr off",

@@ -30,8 +30,8 @@ type node struct {
 	ns *netns.Namespace
 }
 
-// newNode makes a node whose uplink "uplink0" leads to another namespace, where 192.0.2.2,
-// 192.0.2.3, 2001:db8::2 and 2001:db8::3 are.
+// newNode creates a node whose uplink "uplink0" is connected to another namespace with the addresses 192.0.2.2,
+// 192.0.2.3, 2001:db8::2 and 2001:db8::3.
 func newNode(t *testing.T) node {
 	t.Helper()
 	n := node{ns: netnstest.New(t)}
@@ -97,7 +97,7 @@ func (n node) ensure(t *testing.T) endpoint.HostDevice {
 	return d
 }
 
-// clean fails unless the tunnel is as it should be.
+// clean fails unless the tunnel has no differences.
 func (n node) clean(t *testing.T) {
 	t.Helper()
 	if _, diffs, err := n.CheckTunnel(tunnel); err != nil || len(diffs) > 0 {
@@ -132,14 +132,15 @@ func TestKernelTunnelDeviceIsAdoptedWithItsAddress(t *testing.T) {
 	mac := n.ip(t, "-br link show "+first.Name)
 	n.Underlay = n.open(t, Options{})
 	if second := n.ensure(t); second != first {
-		t.Errorf("%+v, want the device of before, %+v", second, first)
+		t.Errorf("%+v, want the same device as before, %+v", second, first)
 	}
 	if now := n.ip(t, "-br link show "+first.Name); now != mac {
 		t.Errorf("%q, want as before: %q", now, mac)
 	}
 }
 
-// TestKernelTunnelDeviceIsRepairedInPlace where that is possible: it keeps its index.
+// TestKernelTunnelDeviceIsRepairedInPlace tests changes that are repaired without replacing the device: it keeps its
+// index.
 func TestKernelTunnelDeviceIsRepairedInPlace(t *testing.T) {
 	n := newNode(t)
 	d := n.ensure(t)
@@ -197,7 +198,7 @@ func TestKernelTunnelDeviceIsMadeAgainWithAnotherPortOrAfterItsRemoval(t *testin
 	}
 }
 
-// TestKernelTunnelNamesTheDeviceOfOthersInItsWay, and leaves that device alone.
+// TestKernelTunnelNamesTheDeviceOfOthersInItsWay also tests that the foreign device is left alone.
 func TestKernelTunnelNamesTheDeviceOfOthersInItsWay(t *testing.T) {
 	for name, add := range map[string]string{
 		"port": "link add theirs type vxlan id 7 dstport 4789",
@@ -222,7 +223,7 @@ func TestKernelTunnelNamesTheDeviceOfOthersInItsWay(t *testing.T) {
 	}
 }
 
-// TestKernelPathHasTheLeastMTUOfDeviceAndRoute, of both families.
+// TestKernelPathHasTheLeastMTUOfDeviceAndRoute tests both families.
 func TestKernelPathHasTheLeastMTUOfDeviceAndRoute(t *testing.T) {
 	n := newNode(t)
 	for _, to := range []string{"192.0.2.2", "2001:db8::2"} {
@@ -283,7 +284,8 @@ func TestKernelPathHasAllHops(t *testing.T) {
 	}
 }
 
-// TestKernelRouteOfOthersIsReportedAndStays, and ours comes and goes beside it.
+// TestKernelRouteOfOthersIsReportedAndStays also tests that the instance's own route can be added and removed in
+// addition.
 func TestKernelRouteOfOthersIsReportedAndStays(t *testing.T) {
 	n := newNode(t)
 	d := n.ensure(t)
@@ -307,7 +309,7 @@ func TestKernelRouteOfOthersIsReportedAndStays(t *testing.T) {
 		}
 		foreign, err := n.Foreign([]netip.Prefix{p})
 		if err != nil || !strings.Contains(foreign[p], "proto 12") {
-			t.Errorf("foreign routes %v, %v; want that of bird", foreign, err)
+			t.Errorf("foreign routes %v, %v; want bird's route", foreign, err)
 		}
 		r.MTU = 1400
 		before := theirs()
@@ -332,7 +334,7 @@ func TestKernelRouteOfOthersIsReportedAndStays(t *testing.T) {
 	}
 }
 
-// TestKernelUnreachableRoutesOfOwnRangesAreNotTaken for routes to other nodes.
+// TestKernelUnreachableRoutesOfOwnRangesAreNotTaken: they must not count as routes to other nodes.
 func TestKernelUnreachableRoutesOfOwnRangesAreNotTaken(t *testing.T) {
 	n := newNode(t)
 	n.ip(t, "route add unreachable 10.1.0.0/24 proto 92", "route add 10.1.0.5 dev uplink0 scope link proto 92")

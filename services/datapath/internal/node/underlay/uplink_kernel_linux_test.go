@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
-// load makes a program that lets everything pass.
+// load loads a program that lets everything pass.
 func load(t *testing.T, spec program.Spec) *program.Program {
 	t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -53,12 +53,12 @@ func programs(t *testing.T) (list []*program.Program) {
 	return list
 }
 
-// listed returns programs as Options take them.
+// listed returns programs in the form that Options need.
 func listed(programs []*program.Program) func() []*program.Program {
 	return func() []*program.Program { return programs }
 }
 
-// attached are the names of our programs of a device, filters and those of tcx.
+// attached returns the names of Sluice's programs on a device, clsact filters and tcx.
 func (n node) attached(t *testing.T, device string) (names []string) {
 	t.Helper()
 	for _, s := range uplinkSpecs() {
@@ -76,7 +76,7 @@ func (n node) attached(t *testing.T, device string) (names []string) {
 	return names
 }
 
-// tcx are the tcx programs of a hook; none where the kernel has no tcx.
+// tcx returns the tcx programs of a hook; none if the kernel does not support tcx.
 func (n node) tcx(t *testing.T, device string, at program.Hook) (ids []ebpf.ProgramID) {
 	t.Helper()
 	index := n.index(t, device)
@@ -127,7 +127,7 @@ func nameOf(t *testing.T, id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// attachTCX puts a program at a hook, or takes it off.
+// attachTCX attaches a program to a hook.
 func (n node) attachTCX(t *testing.T, device string, at program.Hook, prog *ebpf.Program, anchor link.Anchor) {
 	t.Helper()
 	index := n.index(t, device)
@@ -140,7 +140,7 @@ func (n node) attachTCX(t *testing.T, device string, at program.Hook, prog *ebpf
 	}
 }
 
-// takeOff removes our program from a hook, in whichever form it is there.
+// takeOff detaches Sluice's program from a hook, in whichever form it is attached.
 func (n node) takeOff(t *testing.T, device string, at program.Hook) {
 	t.Helper()
 	ids, index := n.tcx(t, device, at), n.index(t, device)
@@ -206,7 +206,7 @@ func TestKernelUplinksHaveAddressesAndRoutesOrAreThoseOfTheSetting(t *testing.T)
 	check("by pattern", "other")
 }
 
-// TestKernelUplinkGetsAndLosesOurProgramsOnly beside those of others, in both forms.
+// TestKernelUplinkGetsAndLosesOurProgramsOnly tests both forms next to foreign programs.
 func TestKernelUplinkGetsAndLosesOurProgramsOnly(t *testing.T) {
 	for _, filters := range []bool{true, false} {
 		t.Run(fmt.Sprint("filters ", filters), func(t *testing.T) { ourProgramsOnly(t, filters) })
@@ -239,9 +239,9 @@ func ourProgramsOnly(t *testing.T, filters bool) {
 		tcx := len(n.tcx(t, "uplink0", program.Egress)) > 0
 		n.takeOff(t, "uplink0", program.Egress)
 		if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) != 1 {
-			t.Errorf("differences %v, %v; want the program that is gone", diffs, err)
+			t.Errorf("differences %v, %v; want the detached program", diffs, err)
 		}
-		// of a filter the kernel sends news
+		// the kernel sends events about filters
 		if disturbed, err := n.Disturbed(); err != nil || disturbed != tcx {
 			t.Errorf("disturbed %t, %v; want %t", disturbed, err, tcx)
 		}
@@ -249,7 +249,7 @@ func ourProgramsOnly(t *testing.T, filters bool) {
 	if err := n.EnsureUplinks(devices, true); err != nil {
 		t.Fatal(err)
 	}
-	// A process that loads no programs of uplinks removes them, too.
+	// A process without uplink programs removes them, too.
 	n.Underlay = n.open(t, Options{})
 	if err := n.EnsureUplinks(nil, false); err != nil {
 		t.Fatal(err)
@@ -262,8 +262,8 @@ func ourProgramsOnly(t *testing.T, filters bool) {
 	}
 }
 
-// TestKernelUplinkChangesTheFormOfItsPrograms and never has both, whichever an earlier
-// process has used; nor the programs of two processes.
+// TestKernelUplinkChangesTheFormOfItsPrograms tests that a device never has programs in both forms or of two processes,
+// whichever form the previous process used.
 func TestKernelUplinkChangesTheFormOfItsPrograms(t *testing.T) {
 	n := newNode(t)
 	_, devices := n.uplinks(t, "192.0.2.1")
@@ -282,7 +282,7 @@ func TestKernelUplinkChangesTheFormOfItsPrograms(t *testing.T) {
 	}
 }
 
-// TestKernelProgramsOfUplinksRunBeforeThoseOfOthers, which stay where they are.
+// TestKernelProgramsOfUplinksRunBeforeThoseOfOthers also tests that foreign programs stay attached.
 func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 	n := newNode(t)
 	ours := programs(t)
@@ -292,7 +292,7 @@ func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(n.tcx(t, "uplink0", program.Ingress)) == 0 {
-		t.Log("this kernel has no tcx: programs of others come after filters of priority 1")
+		t.Log("this kernel has no tcx: foreign programs run after filters of priority 1")
 		return
 	}
 	other := load(t, program.Spec{Name: "others"}).Prog
@@ -306,12 +306,12 @@ func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 	}
 	n.attachTCX(t, "uplink0", program.Ingress, other, link.Tail())
 	if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) > 0 {
-		t.Errorf("behind ours: differences %v, %v; want none", diffs, err)
+		t.Errorf("after Sluice's: differences %v, %v; want none", diffs, err)
 	}
 	first := load(t, program.Spec{Name: "first"}).Prog
 	n.attachTCX(t, "uplink0", program.Ingress, first, link.Head())
 	if diffs, err := n.CheckUplinks(devices, true); err != nil || len(diffs) != 1 {
-		t.Errorf("before ours: differences %v, %v; want one", diffs, err)
+		t.Errorf("before Sluice's: differences %v, %v; want one", diffs, err)
 	}
 	if disturbed, err := n.Disturbed(); err != nil || !disturbed {
 		t.Errorf("disturbed %t, %v", disturbed, err)
@@ -324,11 +324,11 @@ func TestKernelProgramsOfUplinksRunBeforeThoseOfOthers(t *testing.T) {
 		t.Errorf("programs %v, want %v", got, want)
 	}
 	if got := n.attached(t, "uplink0"); len(got) != 2 {
-		t.Errorf("programs %v: the filter that stood in is left", got)
+		t.Errorf("programs %v: the temporary filter is left", got)
 	}
 }
 
-// TestKernelWhatKeepsProgramsFromAnUplinkIsNamed, and stays.
+// TestKernelWhatKeepsProgramsFromAnUplinkIsNamed also tests that the obstacle is left alone.
 func TestKernelWhatKeepsProgramsFromAnUplinkIsNamed(t *testing.T) {
 	for what, c := range map[string]struct{ commands, want string }{
 		"ingress": {"qdisc add dev uplink0 ingress", "qdisc ingress, which excludes clsact"},
@@ -382,7 +382,7 @@ func TestKernelFiltersOfUplinksAreSwitchedOff(t *testing.T) {
 	}
 }
 
-// TestKernelNextHopsAreResolvedAndKept until they are none any more.
+// TestKernelNextHopsAreResolvedAndKept as long as they are next hops.
 func TestKernelNextHopsAreResolvedAndKept(t *testing.T) {
 	n := newNode(t)
 	index := func() uint32 {
@@ -419,18 +419,18 @@ func TestKernelNextHopsAreResolvedAndKept(t *testing.T) {
 	known(2)
 	n.ip(t, "neigh flush dev uplink0")
 	known(2)
-	n.Underlay = n.open(t, Options{}) // another process, for which one of them is none
+	n.Underlay = n.open(t, Options{}) // another process, with fewer next hops
 	hops = hops[1:]
 	known(1)
 	hops = nil
 	known(0)
 }
 
-// TestKernelPathKnowsWhatARouterSaidOfItsMTU, of both families.
+// TestKernelPathKnowsWhatARouterSaidOfItsMTU tests both families.
 func TestKernelPathKnowsWhatARouterSaidOfItsMTU(t *testing.T) {
 	n := newNode(t)
 	far := netnstest.New(t)
-	// uplink0 leads to the router, whose second device leads on, with a smaller MTU.
+	// uplink0 is connected to the router, whose second device has a smaller MTU.
 	router := node{ns: netnstest.New(t)}
 	n.ip(t, "link add way type veth peer name back")
 	move(t, n, "back", router)
@@ -458,7 +458,7 @@ func TestKernelPathKnowsWhatARouterSaidOfItsMTU(t *testing.T) {
 		}
 		defer c.Close()
 		servicetest.EventuallyNil(t, "the path's MTU", func() error {
-			_, _ = c.Write(make([]byte, 1420)) // an error of the one before is expected
+			_, _ = c.Write(make([]byte, 1420)) // an error caused by the previous packet is expected
 			p, err := n.PathTo(addr)
 			if err == nil && (p.MTU != 1500 || p.Learned != 1400) {
 				err = fmt.Errorf("%s: %+v, want MTU 1500 and 1400 learned", to, p)
@@ -475,14 +475,14 @@ func move(t *testing.T, from node, device string, to node) {
 	from.run(t, file, "ip", "link", "set", device, "netns", "/proc/self/fd/3")
 }
 
-// TestKernelNewsAreOfWhatLeadsToOthers as soon as the kernel has them.
+// TestKernelNewsAreOfWhatLeadsToOthers expects an event for each change that affects packets to other nodes.
 func TestKernelNewsAreOfWhatLeadsToOthers(t *testing.T) {
 	n := newNode(t)
 	d := n.ensure(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	news, done := make(chan struct{}, 1000), make(chan error)
 	go func() { done <- n.Watch(ctx, func() { news <- struct{}{} }) }()
-	<-news // of before
+	<-news // of earlier changes
 	heard := func(what string, commands ...string) {
 		t.Helper()
 		n.ip(t, commands...)
@@ -499,12 +499,12 @@ func TestKernelNewsAreOfWhatLeadsToOthers(t *testing.T) {
 	}
 	heard("a device", "link set uplink0 mtu 1400")
 	heard("a route", "route add 198.51.100.0/24 dev uplink0")
-	heard("a route of others that goes", "route del 198.51.100.0/24 dev uplink0")
+	heard("a removed foreign route", "route del 198.51.100.0/24 dev uplink0")
 	r := routing.Route{Range: netip.MustParsePrefix("10.9.0.0/24"), Hops: []routing.Nexthop{{Ifindex: d.Index}}, MTU: 1400}
 	if err := n.SetRoute(r); err != nil {
 		t.Fatal(err)
 	}
-	heard("a route of ours that goes", "route del 10.9.0.0/24")
+	heard("a removed route of the instance", "route del 10.9.0.0/24")
 	heard("an address", "addr add 198.51.100.7/32 dev uplink0")
 	heard("a rule", "rule add pref 77 from 10.0.0.0/8 lookup main")
 	heard("the tunnel device", "link del "+d.Name)

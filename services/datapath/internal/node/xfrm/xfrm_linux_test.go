@@ -17,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// netnstest.New leaves its thread in the new namespace: not the main one.
+	// netnstest.New leaves its thread in the new namespace, which must not be the main thread.
 	runtime.LockOSThread()
 	leaktest.Main(m)
 }

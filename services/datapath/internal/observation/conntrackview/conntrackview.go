@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package conntrackview describes tracked connections by what other maps know of them: what
-// they asked for, what a backend sees, and whether their verdict still stands. It
-// lists and flushes them for those who do not know these maps, and owns nothing.
+// Package conntrackview describes tracked connections with the information of other maps: the Service that they asked
+// for, the address that a backend sees, and whether their verdict is still valid. It lists and flushes connections for
+// callers that do not know these maps. It owns no maps.
 package conntrackview
 
 import (
@@ -18,21 +18,20 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// Connection is a tracked connection and what is known about it.
+// Connection is a tracked connection with related information.
 type Connection struct {
 	*conntrack.Connection
-	// Asked is what the initiator asked for, and Service the service and port that it
-	// belongs to; not valid if it asked for the responder itself, or if that is not
-	// known.
+	// Asked is the original destination of the initiator, and Service the service and port that it belongs to; not valid
+	// if the initiator connected to the responder itself, or if it is unknown.
 	Asked   netip.AddrPort
 	Service string
-	// Source is what the responder sees in place of the initiator; not valid: that.
+	// Source is the address that the responder sees instead of the initiator; not valid: the responder sees the initiator.
 	Source netip.AddrPort
-	// Current says that no epoch under which it was evaluated has moved.
+	// Current is true if the verdict is valid: no epoch was bumped since the evaluation.
 	Current bool
 }
 
-// Table is the table of connections, with the maps that describe them.
+// Table is the table of connections, with related maps.
 type Table struct {
 	Connections *conntrack.Connections
 	Endpoints   *endpointmap.Maps
@@ -40,8 +39,8 @@ type Table struct {
 	Services    *servicemap.Maps
 }
 
-// List describes the connections that pass a filter, whose Asked is not looked at, to
-// visit, until that returns an error or ctx ends. What visit gets is reused.
+// List calls visit with the connections that match a filter, until visit returns an error or ctx ends. It sets f.Asked
+// itself. The argument of visit is reused.
 func (t *Table) List(ctx context.Context, f conntrack.Filter, visit func(*Connection) error) error {
 	fronts := t.fronts()
 	f.Asked = fronts.asked
@@ -62,13 +61,13 @@ func (t *Table) List(ctx context.Context, f conntrack.Filter, visit func(*Connec
 	})
 }
 
-// Flush removes the connections that pass a filter, whose Asked is not looked at.
+// Flush removes the connections that match a filter. It sets f.Asked itself.
 func (t *Table) Flush(ctx context.Context, f conntrack.Filter, validateOnly bool) (conntrack.Flushed, error) {
 	f.Asked = t.fronts().asked
 	return t.Connections.Flush(ctx, f, validateOnly)
 }
 
-// current says whether the verdict on a connection stands, as the programs compare it.
+// current reports whether the verdict on a connection is valid, by the same comparison as the programs.
 func (t *Table) current(c *conntrack.Connection) (bool, error) {
 	for _, end := range []struct {
 		conntrack.End
@@ -98,8 +97,7 @@ func (t *Table) current(c *conntrack.Connection) (bool, error) {
 	return true, nil
 }
 
-// fronts lead from the number of a front to what asks for it. They are read once a
-// connection has one.
+// fronts maps IDs of fronts to frontends. It is loaded when a connection with a front is found.
 type fronts struct {
 	table *Table
 	known map[uint32]servicemap.Frontend // nil: not read yet
@@ -115,7 +113,7 @@ func (f *fronts) of(c *conntrack.Connection) (servicemap.Frontend, bool) {
 		f.known = map[uint32]servicemap.Frontend{}
 		list, err := f.table.Services.List()
 		if err != nil {
-			return servicemap.Frontend{}, false // it is being closed; what follows says so
+			return servicemap.Frontend{}, false // the maps are being closed; a later call returns the error
 		}
 		for _, fe := range list {
 			for _, front := range []*servicemap.Front{fe.Inside, fe.Outside} {
@@ -129,7 +127,7 @@ func (f *fronts) of(c *conntrack.Connection) (servicemap.Frontend, bool) {
 	return fe, ok
 }
 
-// asked is what the connection asked for.
+// asked returns the original destination of the connection.
 func (f *fronts) asked(c *conntrack.Connection) netip.AddrPort {
 	fe, ok := f.of(c)
 	if !ok || fe.Key.Protocol != frontend.Protocol(c.Protocol) {

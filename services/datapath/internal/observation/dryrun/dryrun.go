@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package dryrun asks the programs what they would do with a packet. It loads
-// them a second time, from the same objects and with the same constants. What
-// they only read is the live maps; every map that they write, and every map
-// that this package does not know, is one of their own that holds what the
-// packet needs. A run can therefore change nothing: no connection, counter,
-// budget or event, and no packet leaves it. The attached programs carry no
-// code for it.
+// Package dryrun runs the programs on a packet to find out what they would do. It loads replicas of the programs, from
+// the same objects and with the same constants. Maps that the programs only read are the live maps. Every map that they
+// write, and every map that this package does not know, is a private copy with only the entries that the packet needs.
+// Therefore a run changes nothing: it creates no connections, counters, budgets or events, and sends no packet. The
+// attached programs contain no code for dry runs.
 package dryrun
 
 import (
@@ -40,70 +38,63 @@ var live = []string{
 	bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6, bpf.MapsMapSlNode, bpf.MapsMapSlNodeAddr,
 }
 
-// privateEntries is how many entries a private hash holds: the two ends of a
-// packet, the host, and the ends that its connection had.
+// privateEntries is the size of a private hash: the two ends of a packet, the host, and the ends of its connection.
 const privateEntries = 8
 
-// Devices of a run. The first is the loopback device, with which test runs
-// begin; a packet from outside enters by the second, which no endpoint has.
+// Devices of a run. Test runs use the loopback device, the first one; an external packet enters through the second
+// one, which belongs to no endpoint.
 const (
 	nearDevice  = 1
 	otherDevice = 2
 )
 
-// Programs are the programs with maps of their own. They are loaded when they
-// are first asked. Its methods may be called concurrently; runs are made one
-// after the other.
+// Programs are replicas of the programs, with private maps. They are loaded on first use. Its methods may be called
+// concurrently; runs are serialised.
 type Programs struct {
 	pins      *pin.Maps
 	table     []program.Spec
 	constants map[string]any
 
-	mu     sync.Mutex // held during a run: the private maps hold one packet's state
+	mu     sync.Mutex // held during a run: the private maps hold the state of one packet
 	closed bool
-	maps   map[string]*ebpf.Map // private ones; nil until the first run
+	maps   map[string]*ebpf.Map // private maps; nil until the first run
 	progs  map[string]*ebpf.Program
 }
 
-// New prepares replicas of the programs of a table, with its constants.
+// New returns replicas of the programs in a table, with its constants.
 func New(pins *pin.Maps, table []program.Spec, constants map[string]any) *Programs {
 	return &Programs{pins: pins, table: table, constants: constants, progs: map[string]*ebpf.Program{}}
 }
 
-// Question is a packet, and what its run is given.
+// Question is a packet with the parameters of its run.
 type Question struct {
-	// Program is the name of the one to run.
+	// Program is the name of the program to run.
 	Program string
-	// Near is the endpoint at whose device it runs.
+	// Near is the endpoint at whose device the program runs.
 	Near endpointmap.Endpoint
-	// Forwarded says that the packet has entered the node by a device of no
-	// endpoint.
+	// Forwarded: the packet entered the node through a device of no endpoint.
 	Forwarded bool
-	// Tunnel is the device by which a packet of another node's pod has entered, 0
-	// without a tunnel.
+	// Tunnel is the device through which a packet from a pod on another node entered; 0 without a tunnel.
 	Tunnel uint32
 	// Frame is the packet with its Ethernet header.
 	Frame []byte
-	// Far is the slot of the other end, NoID if it has none.
+	// Far is the endpoint ID of the other end, NoID if it has none.
 	Far endpointmap.ID
-	// Connection is the packet's, nil: there is none.
+	// Connection is the tracked connection of the packet; nil: none.
 	Connection *conntrack.Connection
-	// LetOut has the near endpoint allow all egress: what would the other side
-	// say?
+	// LetOut makes the near endpoint allow all egress, to find out what the other side would decide.
 	LetOut bool
 }
 
-// Answer is what a run has found.
+// Answer is the result of a run.
 type Answer struct {
-	// Reason is why the packet was forwarded or dropped.
+	// Reason is the reason why the packet was forwarded or dropped.
 	Reason event.Reason
-	// Source and Destination are identities, 0 if the program did not ask.
+	// Source and Destination are identities, 0 if the program did not look them up.
 	Source, Destination identity.Numeric
-	// Egress and Ingress are what policies said, ByNobody for a side that was
-	// not asked.
+	// Egress and Ingress are the verdicts of the policies, ByNobody for a side that was not evaluated.
 	Egress, Ingress event.SideVerdict
-	// Evaluated says that a policy was asked; without it the packet passes, or
-	// does not, whatever they say now.
+	// Evaluated: a policy was evaluated. Otherwise, policies do not affect the result.
 	Evaluated bool
 }
 
@@ -131,7 +122,7 @@ func (ps *Programs) Run(q Question) (Answer, error) {
 	return ps.answer(q.Program)
 }
 
-// Close unloads the programs. A run ends before.
+// Close unloads the programs, after the current run.
 func (ps *Programs) Close() error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -146,19 +137,19 @@ func (ps *Programs) Close() error {
 	return errors.Join(errs...)
 }
 
-// skb is the beginning of struct __sk_buff, as far as a test run takes it.
+// skb is the part of struct __sk_buff that a test run accepts.
 type skb struct {
 	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
 	IngressIfindex, Ifindex                                                               uint32
 }
 
-// cells are the places of the programs in sl_run.
+// cells are the indices of the programs in sl_run.
 var cells = map[string]uint32{
 	program.FromPod: uint32(bpf.MapsSlProgramSL_PROGRAM_FROM_POD),
 	program.ToPod:   uint32(bpf.MapsSlProgramSL_PROGRAM_TO_POD),
 }
 
-// load loads a program if it is not loaded yet, and its maps before it.
+// load loads a program and its maps, if it is not loaded yet.
 func (ps *Programs) load(name string) (*ebpf.Program, error) {
 	if p := ps.progs[name]; p != nil {
 		return p, nil
@@ -196,9 +187,8 @@ func (ps *Programs) load(name string) (*ebpf.Program, error) {
 	return ps.progs[name], nil
 }
 
-// privateMaps changes the maps of a program that are not bound to small ones,
-// and returns them. A run makes no use of what they would be otherwise, of CPUs
-// of their own or an order of eviction: it is alone with them.
+// privateMaps replaces the maps of a program that are not bound by small private ones, and returns them. A run needs no
+// per-CPU maps and no LRU: it is the only user.
 func privateMaps(spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) map[string]*ebpf.MapSpec {
 	private := map[string]*ebpf.MapSpec{}
 	for name, ms := range spec.Maps {
@@ -208,7 +198,7 @@ func privateMaps(spec *ebpf.CollectionSpec, bound map[string]*ebpf.Map) map[stri
 		ms.Flags = 0
 		switch name {
 		case bpf.MapsMapSlEvents:
-			ms.MaxEntries = uint32(os.Getpagesize()) // the least that there is
+			ms.MaxEntries = uint32(os.Getpagesize()) // the minimum size
 		case bpf.MapsMapSlMetrics, bpf.MapsMapSlRun:
 			ms.Type = ebpf.Array
 		default:
@@ -253,17 +243,17 @@ func (ps *Programs) clear() error {
 	return nil
 }
 
-// fill copies what the run needs of the maps that the programs write. Nothing
-// of the limits of events: a program without them sends none.
+// fill copies the entries that the run needs from the maps that the programs write. It copies no event limits: without
+// them, the program sends no events.
 func (ps *Programs) fill(q Question) error {
 	var errs []error
 	put := func(name string, key, value any) {
-		// in place: no program runs on these maps beside the one that is asked
+		// in place: no other program runs on these maps
 		if err := ps.maps[name].Put(key, value); err != nil {
 			errs = append(errs, fmt.Errorf("map %s: %w", name, err))
 		}
 	}
-	// the run's device in place of the endpoint's own
+	// the device of the run instead of the endpoint's own
 	var slot uint32
 	switch err := ps.pins.Map(bpf.MapsMapSlIf).Lookup(q.Near.Ifindex, &slot); {
 	case err == nil:
@@ -303,10 +293,10 @@ func (ps *Programs) fill(q Question) error {
 	return errors.Join(errs...)
 }
 
-// record is an element of sl_ep, word by word; the first is the policy.
+// record is an element of sl_ep as packed entries; the first is the policy.
 type record [unsafe.Sizeof(bpf.MapsSlEndpoint{}) / 8]uint64
 
-// endpoint copies the record of a slot, each word of it in one piece.
+// endpoint copies the record of an endpoint, with one load per packed entry.
 func (ps *Programs) endpoint(s endpointmap.ID) (r record) {
 	memory := ps.pins.Memory(bpf.MapsMapSlEp)
 	for i := range r {
@@ -315,8 +305,8 @@ func (ps *Programs) endpoint(s endpointmap.ID) (r record) {
 	return r
 }
 
-// answer reads what the run has left: its packet in its cell, and the reason in
-// the only counter that has moved.
+// answer reads the result of a run: the packet in its cell of sl_run, and the reason from the only counter that has
+// changed.
 func (ps *Programs) answer(name string) (a Answer, err error) {
 	metrics := ps.maps[bpf.MapsMapSlMetrics]
 	counters, err := pin.AllElements[bpf.MapsSlCounter](metrics)

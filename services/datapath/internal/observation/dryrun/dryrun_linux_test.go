@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
 
-// loadReadOnly loads a program whose maps of these names it may not write.
+// loadReadOnly loads a program with the named maps read-only for programs.
 func loadReadOnly(t *testing.T, p program.Spec, readOnly []string) error {
 	t.Helper()
 	spec, err := p.Load()
@@ -35,13 +35,12 @@ func loadReadOnly(t *testing.T, p program.Spec, readOnly []string) error {
 	return err
 }
 
-// TestKernelProgramsNeverWriteWhatReplicasShare has the verifier say that no
-// program writes a map that replicas share with the attached programs, and that
-// others have to be copies.
+// TestKernelProgramsNeverWriteWhatReplicasShare uses the verifier to prove that no program writes a map that replicas
+// share with the attached programs, and that all other maps have to be copies.
 func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 	for _, p := range program.Table() {
 		if p.Devices == program.Sockets {
-			continue // they see no packets, and have no replicas
+			continue // socket programs see no packets, and have no replicas
 		}
 		if err := loadReadOnly(t, p, live); err != nil {
 			t.Errorf("%s writes a map of %v: %v", p.Name, live, err)
@@ -60,13 +59,12 @@ func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 			t.Errorf("%s with %s read-only: %v", program.FromPod, m, err)
 		}
 		if slices.Contains(live, m) {
-			t.Errorf("%s is written, and shared", m)
+			t.Errorf("%s is shared, but programs write to it", m)
 		}
 	}
 }
 
-// TestKernelReplicasTakeLittleMemory bounds what the replicas' maps add to the
-// instance's own.
+// TestKernelReplicasTakeLittleMemory limits the memory of the replicas' maps in addition to the instance's own.
 func TestKernelReplicasTakeLittleMemory(t *testing.T) {
 	spec, err := bpf.LoadFromPod()
 	if err != nil {
@@ -91,7 +89,7 @@ func TestKernelReplicasTakeLittleMemory(t *testing.T) {
 		sum += bytes
 		m.Close()
 	}
-	// none is less than a page on older kernels
+	// older kernels report at least a page for each map
 	if len(made) == 0 || sum == 0 || sum > uint64(len(made)*os.Getpagesize()) {
 		t.Errorf("%d maps take %d bytes", len(made), sum)
 	}

@@ -11,10 +11,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// Frame is a packet of a connection, from its first end to the other, as short
-// as its protocol allows. The responder's port is the type << 8 | code of ICMP,
-// and the initiator's the identifier. With begins it is one with which a
-// connection begins. There are no checksums: the programs ask for none.
+// Frame returns a packet of a connection, sent by its initiator, as short as the protocol allows. For ICMP, the
+// responder's port is type << 8 | code, and the initiator's port is the identifier. If begins is set, the packet opens
+// a connection. Checksums are 0, because the programs do not verify them.
 func Frame(src, dst [6]byte, t conntrack.Tuple, begins bool) []byte {
 	b := append(dst[:], src[:]...)
 	payload := transport(t, begins)
@@ -35,7 +34,7 @@ func Frame(src, dst [6]byte, t conntrack.Tuple, begins bool) []byte {
 	return append(b, payload...)
 }
 
-// Beginnings of connections: TCP's flags, SCTP's first chunk.
+// Values that open connections: TCP flags, and SCTP's first chunk.
 const (
 	tcpSYN, tcpACK = 0x02, 0x10
 	sctpInit       = 1

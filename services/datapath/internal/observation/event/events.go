@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package event reads what the programs report: events of packets and
-// connections, and the counters of every reason to forward or drop. The numbers
-// of the programs get their names here.
+// Package event reads what the programs report: events about packets and connections, and packet counters by reason. It
+// maps the programs' numbers to names.
 package event
 
 import (
@@ -26,20 +25,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Type is what an event is about.
+// Type is the type of an event.
 type Type uint32
 
 const (
-	// PacketDropped is a packet that ended here.
+	// PacketDropped reports a dropped packet.
 	PacketDropped = Type(bpf.MapsSlEventTypeSL_EVENT_DROP)
-	// ConnectionEvaluated is the first packet of a connection, or the first after
-	// a policy had changed.
+	// ConnectionEvaluated reports the first packet of a connection, or the first one after a policy change.
 	ConnectionEvaluated = Type(bpf.MapsSlEventTypeSL_EVENT_VERDICT)
-	// ConnectionClosed is the packet that ended a connection.
+	// ConnectionClosed reports the packet that closed a connection.
 	ConnectionClosed = Type(bpf.MapsSlEventTypeSL_EVENT_CLOSED)
 )
 
-// String is "drop", "verdict" or "closed".
+// String returns "drop", "verdict" or "closed".
 func (t Type) String() string {
 	switch t {
 	case PacketDropped:
@@ -52,10 +50,10 @@ func (t Type) String() string {
 	return fmt.Sprintf("event-%d", uint32(t))
 }
 
-// By says what a side's verdict comes from.
+// By is the origin of a side's verdict.
 type By uint8
 
-// The origins of verdicts, as bpf/include/sluice/abi.h explains them.
+// Origins of verdicts, as described in bpf/include/sluice/abi.h.
 const (
 	ByNobody          = By(bpf.MapsSlBySL_BY_NOBODY)
 	ByRule            = By(bpf.MapsSlBySL_BY_RULE)
@@ -65,7 +63,7 @@ const (
 	ByTable           = By(bpf.MapsSlBySL_BY_TABLE)
 )
 
-// What a rule does, in the numbers of the programs.
+// Actions of a rule, with the programs' numbers.
 const (
 	ActionDeny     = uint8(bpf.MapsSlActionSL_ACTION_DENY)
 	ActionRedirect = uint8(bpf.MapsSlActionSL_ACTION_REDIRECT)
@@ -73,68 +71,65 @@ const (
 	ActionPass     = uint8(bpf.MapsSlActionSL_ACTION_PASS)
 )
 
-// SideVerdict is what one side's table said.
+// SideVerdict is the verdict of one side's policy table.
 type SideVerdict struct {
-	// By is ByNobody if the side was not asked; nothing else is set then.
+	// By is ByNobody if the side was not evaluated; then nothing else is set.
 	By By
-	// Table is not known for the end of a connection.
+	// Table is unknown when a connection is closed.
 	Table nodetable.ID
-	// Epoch of the endpoint's word that was read.
+	// Epoch is the policy epoch of the endpoint at the evaluation.
 	Epoch uint32
-	// Rule is the number of the deciding rule in the table, 0 if none decided.
+	// Rule is the number of the deciding rule in the table, 0 if no rule decided.
 	Rule uint16
 	// Action is ActionDeny, ActionRedirect or ActionAllow.
 	Action uint8
-	// Audited is set if the side denied and the packet passed all the same.
+	// Audited is set if the side denied the packet, but it was forwarded because of audit mode.
 	Audited bool
 }
 
-// Redirects says whether the side sends the packet to a proxy.
+// Redirects reports whether the side redirects the packet to a proxy.
 func (s SideVerdict) Redirects() bool { return s.By != ByNobody && s.Action == ActionRedirect }
 
-// Event is what the programs report about one packet.
+// Event is the programs' report about one packet.
 type Event struct {
 	Type Type
 	// Time is when the program saw the packet.
 	Time time.Time
-	// Lost is how many events of this reason this CPU left out since the last
-	// one it sent, by rate limit or because the buffer was full.
+	// Lost is the number of events of this reason that this CPU dropped since its last event, because of the rate limit or
+	// a full buffer.
 	Lost      uint32
 	Reason    Reason
 	Direction Direction
-	// Ifindex is the device whose hook saw the packet.
+	// Ifindex is the device at whose hook the program saw the packet.
 	Ifindex uint32
-	// Length of the packet in bytes with its Ethernet header, or of all
-	// segments of a GSO packet.
+	// Length is the length of the packet in bytes with its Ethernet header, or of all segments of a GSO packet.
 	Length uint32
-	// EtherType is the protocol that the frame names, in host byte order.
+	// EtherType is the protocol of the Ethernet frame, in host byte order.
 	EtherType uint16
 	// SourceMAC is the Ethernet source address.
 	SourceMAC [6]byte
-	// Source and Destination are invalid if the packet was dropped before they
-	// were read. Ports are 0 for protocols without ports and for fragments;
-	// ICMP has type<<8|code as its destination port.
+	// Source and Destination are invalid if the packet was dropped before they were parsed. Ports are 0 for protocols
+	// without ports and for fragments; for ICMP, the destination port is type<<8|code.
 	Source, Destination netip.AddrPort
-	// Original is the destination that the packet had before a program led it to a
-	// backend of a service; invalid: none did.
+	// Original is the destination before the translation to a backend of a service; invalid if the packet was not
+	// translated.
 	Original netip.AddrPort
 	// Protocol is the IP protocol number after extension headers.
 	Protocol uint8
 	TCPFlags uint8
 	// SourceIdentity and DestinationIdentity are 0 if not determined.
 	SourceIdentity, DestinationIdentity identity.Numeric
-	// Node is the number of the other node that the packet came from or goes to past
-	// the stack of this one, 0 without one.
+	// Node is the node ID of the other node that the packet came from or goes to without passing this node's stack; 0:
+	// none.
 	Node uint16
-	// SourceSlot and DestinationSlot are NoID if not local or not determined.
+	// SourceSlot and DestinationSlot are NoID if the end is not local or not determined.
 	SourceSlot, DestinationSlot endpointmap.ID
-	// Egress and Ingress are what the policies of the sender and of the
-	// receiver said. For a reply they are those of its connection: the sender
-	// of the connection's first packet has the egress side.
+	// Egress and Ingress are the verdicts of the sender's and the receiver's policies. For a reply, they are the verdicts
+	// on its connection: the sender of the connection's first packet has the egress side.
 	Egress, Ingress SideVerdict
 	// Connection is the state of the packet's connection, 0 if it has none.
 	Connection conntrack.Flags
-	// Reply is set if the connection began in the other direction.
+	// Reply is set if the packet travels against the direction of its connection's first packet.
 	Reply bool
 }
 
@@ -145,8 +140,8 @@ type Reader struct {
 	bounds *bound.Bounds
 }
 
-// Read opens a reader on the programs' events. The ring buffer has one reader:
-// two would share the events between them. The caller closes it.
+// Read opens a reader of the programs' events. There should be only one: two readers would share the events between
+// them. The caller closes it.
 func (es *Events) Read() (*Reader, error) {
 	if err := es.gate.RLock(); err != nil {
 		return nil, err
@@ -162,14 +157,14 @@ func (es *Events) Read() (*Reader, error) {
 	return &Reader{ring: ring, bounds: es.bounds}, nil
 }
 
-// Read returns the next event. It ends with ctx's error, or with pin.ErrClosed
-// after Close. One goroutine reads at a time.
+// Read returns the next event. It returns ctx's error, or pin.ErrClosed after Close. It must not be called
+// concurrently.
 func (r *Reader) Read(ctx context.Context) (Event, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return Event{}, err
 		}
-		// a deadline could not be moved while the reader waits
+		// a deadline cannot be changed while the reader waits
 		stop := context.AfterFunc(ctx, func() { _ = r.ring.Flush() })
 		err := r.ring.ReadInto(&r.rec)
 		stop()
@@ -180,14 +175,14 @@ func (r *Reader) Read(ctx context.Context) (Event, error) {
 		case errors.Is(err, ringbuf.ErrClosed):
 			return Event{}, fmt.Errorf("read events: %w", pin.ErrClosed)
 		case errors.Is(err, ringbuf.ErrFlushed):
-			// by this context, or late by that of an earlier call
+			// flushed by this context, or late by the context of an earlier call
 		default:
 			return Event{}, fmt.Errorf("read events: %w", err)
 		}
 	}
 }
 
-// charged is the slot whose share of the ring an event was taken from, HostID without one.
+// charged returns the endpoint whose share of the ring an event counts towards, HostID without one.
 func charged(raw []byte) endpointmap.ID {
 	const at = int(unsafe.Offsetof(bpf.MapsSlEvent{}.Charged))
 	if len(raw) < at+2 {
@@ -196,14 +191,13 @@ func charged(raw []byte) endpointmap.ID {
 	return binary.NativeEndian.Uint16(raw[at:])
 }
 
-// Waiting is how many bytes of events have not been read.
+// Waiting returns the number of unread bytes.
 func (r *Reader) Waiting() int { return r.ring.AvailableBytes() }
 
-// Close ends a Read that waits.
+// Close makes a waiting Read return.
 func (r *Reader) Close() error { return r.ring.Close() }
 
-// decodeEvent reads what the programs wrote. A longer record is one of a newer
-// program: what it appends is ignored.
+// decodeEvent decodes an event. A longer record comes from a newer program; the additional bytes are ignored.
 func decodeEvent(raw []byte) (Event, error) {
 	var w bpf.MapsSlEvent
 	n := binary.Size(w)
@@ -243,7 +237,7 @@ func decodeEvent(raw []byte) (Event, error) {
 	return e, nil
 }
 
-// addrPort is an address of a family as events have it, invalid without a family.
+// addrPort returns an address and port of a family; invalid without a family.
 func addrPort(family uint8, a [16]byte, port uint16) netip.AddrPort {
 	switch family {
 	case 4:
@@ -256,7 +250,7 @@ func addrPort(family uint8, a [16]byte, port uint16) netip.AddrPort {
 
 func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {
 	if By(w.By) == ByNobody && t == ConnectionClosed && w.Epoch != 0 {
-		// what had allowed it, as the connection's entry remembers it
+		// the verdict that had allowed the connection, from its entry
 		s := SideVerdict{By: ByDefault, Epoch: w.Epoch, Rule: w.Rule, Action: ActionAllow}
 		if w.Rule != 0 {
 			s.By = ByRule
@@ -266,7 +260,7 @@ func sideOf(w bpf.MapsSlSide, t Type) SideVerdict {
 	return SideOf(w)
 }
 
-// SideOf reads what the programs say about a side.
+// SideOf decodes the programs' verdict of a side.
 func SideOf(w bpf.MapsSlSide) SideVerdict {
 	if By(w.By) == ByNobody {
 		return SideVerdict{}

@@ -44,7 +44,7 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		Source: netip.MustParseAddrPort("10.0.0.1:11"), Destination: netip.MustParseAddrPort("10.0.0.2:12"),
 		Original: netip.MustParseAddrPort("10.96.0.1:16"),
 	}
-	// a newer program may append
+	// a newer program may append fields
 	for _, tail := range [][]byte{nil, {1, 2, 3}} {
 		got, err := decodeEvent(append(rawEvent(t, w), tail...))
 		got.Time = time.Time{}
@@ -57,18 +57,18 @@ func TestDecodeEventReadsEveryField(t *testing.T) {
 		got.Destination.String() != "[fd00::2]:12" || got.Original.String() != "[fd00::3]:16" {
 		t.Errorf("IPv6: %v to %v by %v, %v", got.Source, got.Destination, got.Original, err)
 	}
-	// what no service has led elsewhere, whatever the port is
+	// without a translation, whatever the port field has
 	w.OrigDst = [16]byte{}
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Original.IsValid() {
 		t.Errorf("not translated: %v, %v", got.Original, err)
 	}
 	w.OrigDst = [16]byte{0xfd, 15: 3}
-	// whoever was not asked said nothing, whatever the bytes are
+	// a side that was not evaluated has no verdict, whatever the bytes are
 	w.Egress.By = 0
 	if got, err := decodeEvent(rawEvent(t, w)); err != nil || got.Egress != (SideVerdict{}) {
-		t.Errorf("a side that was not asked: %+v, %v", got.Egress, err)
+		t.Errorf("a side that was not evaluated: %+v, %v", got.Egress, err)
 	}
-	// but the end of a connection names what had allowed it
+	// but the event of a closed connection names the verdict that had allowed it
 	w.Type, w.Egress.Rule, w.Ingress.By, w.Ingress.Rule = bpf.MapsSlEventTypeSL_EVENT_CLOSED, 23, 0, 0
 	got, err := decodeEvent(rawEvent(t, w))
 	if err != nil || got.Egress != (SideVerdict{By: ByRule, Epoch: 21, Rule: 23, Action: ActionAllow}) || got.Ingress != (SideVerdict{By: ByDefault, Epoch: 31, Action: ActionAllow}) {

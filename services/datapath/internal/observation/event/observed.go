@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
-// Observed is what one side said, as observers see it; empty if it was not
-// evaluated.
+// Observed converts the verdict of one side for observers; empty if the side was not evaluated.
 func (s SideVerdict) Observed(slot endpointmap.ID) observe.Side {
 	if s.By == ByNobody {
 		return observe.Side{}
@@ -36,44 +35,41 @@ func (s SideVerdict) Observed(slot endpointmap.ID) observe.Side {
 	return o
 }
 
-// lossInterval is how long a loss may stay untold when no event follows.
+// lossInterval is the maximum delay before a loss is reported if no event follows.
 const lossInterval = time.Second
 
-// Owners says whose slots are.
+// Owners maps endpoint IDs to endpoints.
 type Owners interface {
 	SpecOfSlot(slot uint16) (endpoint.Spec, bool)
 }
 
-// Services says which service answers at an address.
+// Services maps addresses to services.
 type Services interface {
-	// ServiceAt is "shop/web:http"; empty: none is known.
+	// ServiceAt returns the service, as "shop/web:http"; empty: none is known.
 	ServiceAt(at netip.AddrPort, protocol uint8) string
 }
 
-// Policies know what the numbers of rules and epochs mean.
+// Policies maps the numbers of rules and epochs to policies.
 type Policies interface {
-	// Revision of the policy that the epoch of a slot enforces.
+	// Revision returns the policy revision of an endpoint's epoch.
 	Revision(slot uint16, epoch uint32) (revision uint64, ok bool)
-	// RuleSources are the places of a rule of the table that the slot had in that
-	// direction in that epoch; empty if not known.
+	// RuleSources returns the source locations of a rule in the endpoint's table for a direction and epoch; empty if
+	// unknown.
 	RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string
-	// Proxy is the kind of proxy that the rule redirects to, 0 if it does not, or that
-	// is not known.
+	// Proxy returns the kind of proxy that the rule redirects to; 0 if it does not redirect, or if it is unknown.
 	Proxy(slot uint16, epoch uint32, egress bool, rule uint16) uint16
 }
 
-// Names give names to the numbers of events.
+// Names resolves the numbers in events.
 type Names struct {
 	Owners   Owners
 	Services Services
-	Policies Policies // nil: there are none
+	Policies Policies // nil: no policies
 }
 
-// Observe moves the programs' events into the ring until ctx ends. Each has the names
-// of that time: whoever reads it later sees the rule that decided, also when that is
-// gone. What the
-// kernel has left out is told with the next event that knows of a loss, and
-// without one after a while: a flood may end with what was left out.
+// Observe moves the programs' events into the ring until ctx ends. Names are resolved at that time, so that a later
+// reader sees the rule that decided even if it no longer exists. Events that the kernel dropped are reported with the
+// next event that indicates a loss or, without one, after lossInterval, because a flood may end with dropped events.
 func (es *Events) Observe(ctx context.Context, names Names, ring *observe.Ring) error {
 	reader, err := es.Read()
 	if err != nil {
@@ -93,8 +89,8 @@ func (es *Events) Observe(ctx context.Context, names Names, ring *observe.Ring) 
 		if rerr != nil && !quiet {
 			return fmt.Errorf("read events: %w", rerr)
 		}
-		// Each event tells what its CPU left out before it; the sum of all CPUs
-		// has that too, and is told once.
+		// Each event reports what its CPU dropped before it. The sum of all CPUs includes that, and each loss is reported
+		// once.
 		if quiet && reader.Waiting() == 0 {
 			es.bounds.NoEvents()
 		}
@@ -144,7 +140,7 @@ func (e Event) observed(names Names) observe.Event {
 	return o
 }
 
-// side adds the names of the policy and the rule.
+// side adds the policy revision and the rule's source locations and proxy.
 func (n Names) side(s observe.Side, egress bool) observe.Side {
 	if n.Policies == nil || s.By == 0 {
 		return s
@@ -167,7 +163,7 @@ func endOf(owners Owners, slot endpointmap.ID) observe.End {
 	return observe.End{Slot: slot, Owner: spec.Owner, Pod: spec.Pod}
 }
 
-// verdict says what became of the packet.
+// verdict returns the verdict on the packet.
 func (e Event) verdict() observe.Verdict {
 	switch {
 	case e.Reason.Dropped():

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// nobody has any endpoint, and services that are named by what is asked.
+// nobody has no endpoints, and names services by their address.
 type nobody struct{}
 
 func (nobody) SpecOfSlot(uint16) (endpoint.Spec, bool) { return endpoint.Spec{}, false }
@@ -41,11 +41,11 @@ func TestObservedNamesTheServiceThatWasAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o := e.observed(Names{Owners: nobody{}, Services: nobody{}}); o.Original.IsValid() || o.Service != "" {
-		t.Errorf("a packet that asked for no service: by %v of %q", o.Original, o.Service)
+		t.Errorf("a packet without an original destination: by %v of %q", o.Original, o.Service)
 	}
 }
 
-// policies knows one rule, until it forgets it.
+// policies has one rule, until it is forgotten.
 type policies struct{ forgotten bool }
 
 func (p *policies) Revision(slot uint16, epoch uint32) (uint64, bool) {
@@ -61,8 +61,8 @@ func (p *policies) RuleSources(slot uint16, epoch uint32, egress bool, rule uint
 
 func (p *policies) Proxy(uint16, uint32, bool, uint16) uint16 { return 0 }
 
-// TestEventsHaveTheRuleOfTheirTime: the policies of an endpoint are remembered for a
-// minute after they were replaced, and events for longer.
+// TestEventsHaveTheRuleOfTheirTime forgets a rule after an event. Policies of an endpoint are kept for a minute after
+// they were replaced, events for longer.
 func TestEventsHaveTheRuleOfTheirTime(t *testing.T) {
 	p := &policies{}
 	names := Names{Owners: nobody{}, Services: nobody{}, Policies: p}
@@ -77,7 +77,7 @@ func TestEventsHaveTheRuleOfTheirTime(t *testing.T) {
 	if o.Receiver.Revision != 0 || o.Receiver.Sources != nil {
 		t.Errorf("receiver %+v, which nothing evaluated", o.Receiver)
 	}
-	// Without a rule there is nothing to name, and without policies nobody is asked.
+	// Without a rule there is no name to resolve, and Policies may be nil.
 	o = Event{SourceSlot: 1, Egress: SideVerdict{By: ByDefault, Epoch: 21}}.observed(Names{
 		Owners:   nobody{},
 		Services: nobody{},

@@ -14,15 +14,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Reason says why a packet was forwarded or dropped. Its numbers are those of the programs and
-// of sluice.datapath.v1.Reason; String gives the stable name for metrics and events.
+// Reason is the reason why a packet was forwarded or dropped. Its numbers are the same in the programs and in
+// sluice.datapath.v1.Reason; String returns the stable name for metrics and events.
 type Reason uint32
 
-// Reasons lists every reason this build knows, by number.
+// Reasons returns every reason that this build knows, by number.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(reasonNames)) }
 
-// String is the stable name, or the number of a reason that a newer or older
-// program has counted.
+// String returns the stable name, or the number if this build does not know the reason.
 func (r Reason) String() string {
 	if name, ok := reasonNames[r]; ok {
 		return name
@@ -30,24 +29,23 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason-%d", uint32(r))
 }
 
-// Dropped says whether the packet ended here.
+// Dropped reports whether the packet was dropped.
 func (r Reason) Dropped() bool { return r >= firstDrop }
 
-// Quiet reasons are counted but send no event: every pod causes them as a
-// matter of course.
+// Quiet reports whether the reason is only counted and sends no events, because every pod regularly causes it.
 func (r Reason) Quiet() bool { return r >= firstQuiet && r < firstLate }
 
-// Direction says for which side of an endpoint a packet was counted.
+// Direction is the direction, seen from the endpoint, in which a packet was counted.
 type Direction uint32
 
 const (
-	// Egress is what an endpoint sends.
+	// Egress: sent by an endpoint.
 	Egress = Direction(bpf.MapsSlDirectionSL_EGRESS)
-	// Ingress is what an endpoint receives.
+	// Ingress: received by an endpoint.
 	Ingress = Direction(bpf.MapsSlDirectionSL_INGRESS)
 )
 
-// String is "egress" or "ingress".
+// String returns "egress" or "ingress".
 func (d Direction) String() string {
 	switch d {
 	case Egress:
@@ -58,14 +56,14 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction-%d", uint32(d))
 }
 
-// Events are what the programs report and count.
+// Events are the maps of events and counters.
 type Events struct {
 	gate                   pin.Gate
 	ring, counters, limits *ebpf.Map
 	bounds                 *bound.Bounds
 }
 
-// Open finds the maps of events among all.
+// Open finds the maps of events.
 func Open(pm *pin.Maps, bounds *bound.Bounds) *Events {
 	return &Events{
 		bounds: bounds,
@@ -74,22 +72,20 @@ func Open(pm *pin.Maps, bounds *bound.Bounds) *Events {
 	}
 }
 
-// Close refuses every later call. Readers are closed by their owner.
+// Close makes every later call fail. Readers are closed by their owner.
 func (es *Events) Close() { es.gate.Close() }
 
-// Counter is one cell of the metrics.
+// Counter is the counter of one reason and direction.
 type Counter struct {
 	Reason    Reason
 	Direction Direction
 	Packets   uint64
-	// Bytes with Ethernet headers; a GSO packet counts with its full length.
+	// Bytes includes Ethernet headers; a GSO packet counts with its full length.
 	Bytes uint64
 }
 
-// Metrics returns the counters of every reason and direction that has counted
-// anything, summed over the CPUs, by reason. They only grow while the maps
-// live. A packet between two local pods is counted once: as egress, or as
-// ingress if the receiver's policy dropped it.
+// Metrics returns the non-zero counters, summed over the CPUs, sorted by reason. They only grow while the maps exist. A
+// packet between two local pods is counted once: as egress, or as ingress if the receiver's policy dropped it.
 func (es *Events) Metrics() ([]Counter, error) {
 	if err := es.gate.RLock(); err != nil {
 		return nil, err
@@ -112,9 +108,8 @@ func (es *Events) Metrics() ([]Counter, error) {
 	return cs, nil
 }
 
-// Lost is how many events were left out since the maps were made, because
-// a reason exceeded its rate or the reader was behind. The packets themselves
-// are counted in Metrics.
+// Lost returns the number of events that were dropped since the maps were created, because a reason exceeded its rate
+// or the reader was too slow. The packets themselves are counted in Metrics.
 func (es *Events) Lost() (uint64, error) {
 	if err := es.gate.RLock(); err != nil {
 		return 0, err

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestReasonsAreThoseOfThePrograms: the objects were compiled with the list that the names are of.
+// TestReasonsAreThoseOfThePrograms compares the reasons with the list that the programs were compiled with.
 func TestReasonsAreThoseOfThePrograms(t *testing.T) {
 	generated, err := os.ReadFile("../../bpf/maps_bpfel.go")
 	if err != nil {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package explain says what would become of a connection and why, from what all packages
-// with maps know of it.
+// Package explain determines what would happen to a connection and why, by combining the information of all maps.
 package explain
 
 import (
@@ -28,54 +27,49 @@ import (
 // Peer is one end of a connection as the maps know it.
 type Peer struct {
 	Addr netip.Addr
-	// Identity that the program found, 0 if it dropped the packet before it asked.
+	// Identity is the identity that the program looked up; 0 if it dropped the packet before.
 	Identity identity.Numeric
-	// Word of the identity; not Known: the tables do not know it.
+	// Word is the entry of the identity; not Known: the tables do not have it.
 	Word nodetable.Identity
-	// Slot of the endpoint, HostID for the node's own addresses, NoID else.
+	// Slot is the endpoint ID, HostID for the node's own addresses, otherwise NoID.
 	Slot endpointmap.ID
-	// Entry of the ipcache that holds the address; not valid: none does.
+	// Entry is the ipcache entry that contains the address; not valid: none.
 	Entry netip.Prefix
-	// Node is the number of the other node that has the address, 0: none.
+	// Node is the node ID of the other node that has the address; 0: none.
 	Node uint16
 
-	known   ipmap.Info // of Entry; of the world without one
-	inRange bool       // in a range of another node's pods
+	known   ipmap.Info // info of Entry; without an entry, of the world
+	inRange bool       // in a pod range of another node
 }
 
-// Side is what one side's table says.
+// Side is the verdict of one side's table.
 type Side struct {
 	event.SideVerdict
-	// Place is where the table has the other end; zero for tables with a fixed
-	// meaning.
+	// Place is the entry of the table that matches the other end; zero for tables with a fixed verdict.
 	Place policymap.Place
 }
 
-// Explanation is what would become of the first packet of a connection, and
-// why.
+// Explanation describes what would happen to the first packet of a connection, and why.
 type Explanation struct {
-	// Reason is why it would be forwarded or dropped.
+	// Reason is the reason why the packet would be forwarded or dropped.
 	Reason              event.Reason
 	Source, Destination Peer
-	// Egress and Ingress are the sides that are evaluated: those of local ends.
-	// With a drop on one side the other is explained all the same, unless the
-	// packet would be dropped before any policy is asked.
+	// Egress and Ingress are the verdicts of the local ends. If one side drops the packet, the other one is still
+	// explained, unless the packet would be dropped before any policy is evaluated.
 	Egress, Ingress *Side
-	// Connection is the tracked one, if Tracked, and Next what would become of
-	// its next packet.
+	// Connection is the tracked connection, if Tracked, and Next the result for its next packet.
 	Connection conntrack.Connection
 	Tracked    bool
 	Next       dryrun.Answer
-	// NAT is what the responder of Connection sees in place of its initiator; not valid
-	// unless the connection is in transit to a backend elsewhere.
+	// NAT is the address that the responder of Connection sees instead of its initiator; only valid if the connection is
+	// in transit to a backend on another node.
 	NAT netip.AddrPort
-	// Service is the one whose frontend the destination is; nil: of none. If it is
-	// translated, nothing else is set but Source and Destination: what becomes of a
-	// connection is said of each backend.
+	// Service is the service whose frontend is the destination; nil: none. If it is translated, only Source and
+	// Destination are set in addition; the explanations are in the backends.
 	Service *Service
 }
 
-// Explainer asks the packages that have the maps of an instance.
+// Explainer explains connections from the maps of an instance.
 type Explainer struct {
 	Endpoints   *endpointmap.Maps
 	Addresses   *ipmap.Maps
@@ -84,28 +78,25 @@ type Explainer struct {
 	Connections *conntrack.Connections
 	Replicas    *dryrun.Programs
 	Services    Services
-	// Worlds are the identities of addresses that the ipcache does not know.
+	// Worlds are the identities of addresses without an ipcache entry, for IPv4 and IPv6.
 	Worlds [2]identity.Numeric
-	// TunnelPorts are UDP ports at nodes that no service leads to or answers at from
-	// outside.
+	// TunnelPorts are UDP ports of nodes that services do not use for external packets.
 	TunnelPorts []uint16
 }
 
-// ErrNotLocal says that neither end is an endpoint of this node.
+// ErrNotLocal is returned if neither end is an endpoint of this node.
 var ErrNotLocal = errors.New("neither address belongs to an endpoint of this node")
 
-// Explain asks replicas of the programs about the first packet of a connection:
-// from the endpoint that has the source address, else from the host's stack to
-// the one that has the destination; and about the next packet of the one that
-// is tracked. Destination's port is the packet's, or type << 8 | code of ICMP;
-// Source's port is for the connection's state alone, and is the identifier of an
-// echo. Nothing changes.
+// Explain runs replicas of the programs on the first packet of a connection: sent by the endpoint with the source
+// address or, without one, by the host stack to the endpoint with the destination address. If the connection is
+// tracked, it also runs them on its next packet. The port of the responder is the packet's destination port, or type <<
+// 8 | code of ICMP; the port of the initiator is only used to look up the connection, and is the identifier of an ICMP
+// echo. Nothing is changed.
 //
-// What needs a packet is taken for granted: whole headers, the endpoint's own
-// Ethernet addresses, a size that fits, no mark of another program.
+// It assumes a valid packet: complete headers, the endpoint's own Ethernet addresses, a size within the MTU, no mark of
+// another program.
 //
-// A destination that is the frontend of a service is not evaluated itself where
-// the service is translated: its backends are.
+// If the destination is the frontend of a translated service, its backends are evaluated instead.
 func (e *Explainer) Explain(t conntrack.Tuple) (Explanation, error) {
 	if err := t.Validate(); err != nil {
 		return Explanation{}, err
@@ -123,12 +114,12 @@ func (e *Explainer) Explain(t conntrack.Tuple) (Explanation, error) {
 	}
 	x, err := e.explainDirect(known, t)
 	if x.Service = s; s != nil && errors.Is(err, ErrNotLocal) {
-		return x, nil // what is known of the service is the answer
+		return x, nil // the information about the service is the answer
 	}
 	return x, err
 }
 
-// explainDirect explains a connection to just this address.
+// explainDirect explains a connection to exactly this address.
 func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Explanation, err error) {
 	if x.Source, err = e.peer(known, t.Initiator.Addr()); err != nil {
 		return x, err
@@ -140,11 +131,10 @@ func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Exp
 	near := x.Source
 	if !x.Source.endpoint() {
 		q.Program, q.Far, near = program.ToPod, x.Source.Slot, x.Destination
-		// nothing but the host sends under its addresses
+		// only the host sends with its addresses
 		q.Forwarded = x.Source.Slot != endpointmap.HostID
 		if x.Source.Node != 0 {
-			// as if the tunnel's program had given it to the stack: what its key names
-			// no test run can say
+			// as if the tunnel's program had passed the packet to the stack: a test run cannot set the tunnel key
 			local, err := e.Nodes.Local()
 			if err != nil {
 				return x, err
@@ -175,7 +165,7 @@ func (e *Explainer) explainDirect(known []ipmap.Entry, t conntrack.Tuple) (x Exp
 	return x, e.findPlaces(&x)
 }
 
-// first asks about a packet that belongs to no connection yet.
+// first evaluates a packet that belongs to no connection.
 func (e *Explainer) first(x *Explanation, q dryrun.Question) error {
 	a, err := e.Replicas.Run(q)
 	if err != nil {
@@ -200,7 +190,7 @@ func (e *Explainer) first(x *Explanation, q dryrun.Question) error {
 	return nil
 }
 
-// next looks for the tracked connection, and asks about a packet of it.
+// next looks up the tracked connection, and evaluates a packet of it.
 func (e *Explainer) next(x *Explanation, q dryrun.Question, t conntrack.Tuple) error {
 	key := t
 	switch t.Protocol {
@@ -219,7 +209,7 @@ func (e *Explainer) next(x *Explanation, q dryrun.Question, t conntrack.Tuple) e
 	if x.Connection.Initiator.Addr() != t.Initiator.Addr() {
 		sender = x.Connection.To
 	}
-	// a client outside that the host translates to its own address
+	// an external client that the host masquerades with its own address
 	if sender.Slot == endpointmap.HostID && slices.Contains(e.Worlds[:], sender.Identity) {
 		q.Forwarded = true
 	}
@@ -228,14 +218,13 @@ func (e *Explainer) next(x *Explanation, q dryrun.Question, t conntrack.Tuple) e
 	return err
 }
 
-// endpoint says whether the end is a pod.
+// endpoint reports whether the end is a pod of this node.
 func (p Peer) endpoint() bool { return isEndpoint(p.Slot) }
 
 func isEndpoint(s endpointmap.ID) bool { return s != endpointmap.NoID && s != endpointmap.HostID }
 
-// peer finds out what leads to an address in the maps: its slot, and the prefix
-// of the ipcache that counts. A lookup there says what an entry holds, and not
-// which it is.
+// peer looks up an address in the maps: its endpoint ID, and the ipcache prefix that matches it. It searches the list,
+// because a lookup in the map returns the value of an entry, but not its prefix.
 func (e *Explainer) peer(all []ipmap.Entry, a netip.Addr) (Peer, error) {
 	p := Peer{Addr: a}
 	p.known.Identity = e.Worlds[0]
@@ -257,8 +246,8 @@ func (e *Explainer) peer(all []ipmap.Entry, a netip.Addr) (Peer, error) {
 	return p, nil
 }
 
-// findPlaces says what the tables know of both ends: their identities, and
-// where the table of each side has the other one.
+// findPlaces looks up both ends in the policy tables: their identities, and the entry of each side's table for the
+// other end.
 func (e *Explainer) findPlaces(x *Explanation) (err error) {
 	x.Source.Word, x.Destination.Word = e.Tables.Identity(x.Source.Identity), e.Tables.Identity(x.Destination.Identity)
 	if s := x.Egress; s != nil {

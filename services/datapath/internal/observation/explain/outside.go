@@ -17,10 +17,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// explainOutside explains a connection that sluice_from_uplink leads from outside to a
-// backend, in the order of bpf/include/sluice/outside.h: whether the sender's address may
-// come that way, then what the policy of a pod of this node says. Of a backend that is
-// none no policy of this node is asked.
+// explainOutside explains a connection that sluice_from_uplink translates for an external client, in the order of
+// bpf/include/sluice/outside.h: first whether the client's address is valid on that path, then the policy of a local
+// pod. For a backend that is not a local pod, no policy of this node is evaluated.
 func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Backend) error {
 	local, err := e.Nodes.Local()
 	if err != nil {
@@ -73,10 +72,9 @@ func (e *Explainer) explainOutside(known []ipmap.Entry, t conntrack.Tuple, b *Ba
 	return e.findPlaces(x)
 }
 
-// spoofedBy says why a packet from outside that asks for a service is dropped for its
-// source: an uplink brings none of this node, and of another one that has a tunnel those
-// of its devices alone.
-// 0: it is not.
+// spoofedBy returns the reason to drop an external packet to a service because of its source address, 0 if there is
+// none: an uplink receives no packets from pods of this node, and from another node with a tunnel only packets from its
+// device addresses.
 func spoofedBy(local nodemap.Local, from Peer) event.Reason {
 	switch {
 	case from.known.Flags&ipmap.PodRange != 0:
@@ -87,7 +85,7 @@ func spoofedBy(local nodemap.Local, from Peer) event.Reason {
 	return 0
 }
 
-// nodePastStack is the node that has the address, if packets travel past the stack to it.
+// nodePastStack returns the node that has the address, if packets to it bypass the host stack.
 func nodePastStack(local nodemap.Local, p Peer) uint16 {
 	if p.known.Flags&ipmap.ByStack != 0 || !local.Overlay && !local.Native {
 		return 0
@@ -95,9 +93,8 @@ func nodePastStack(local nodemap.Local, p Peer) uint16 {
 	return p.Node
 }
 
-// transitSource is the address of this node that a backend elsewhere sees; not valid: the
-// node has none for it. The stack's routes lead the ranges of other nodes' pods, which
-// hold those nodes' overlay addresses, into the tunnel, and nothing else.
+// transitSource returns the address of this node that a backend on another node sees; not valid if the node has no such
+// address. Only the pod ranges of other nodes, which contain their overlay addresses, are routed into the tunnel.
 func (e *Explainer) transitSource(local nodemap.Local, to Peer) (netip.Addr, error) {
 	at := nodemap.SourceUplink
 	if local.Overlay && to.inRange {
@@ -109,8 +106,7 @@ func (e *Explainer) transitSource(local nodemap.Local, to Peer) (netip.Addr, err
 	return e.Endpoints.OwnAt(local.Sources[at])
 }
 
-// findTransit finds the connection in transit, of which every packet passes as the first
-// one does.
+// findTransit looks up the connection in transit. All its packets are handled like the first one.
 func (e *Explainer) findTransit(x *Explanation, t conntrack.Tuple) (err error) {
 	t.Transit = true
 	if x.Connection, x.Tracked, err = e.Connections.Lookup(t); err != nil || !x.Tracked {
@@ -125,12 +121,12 @@ func (e *Explainer) findTransit(x *Explanation, t conntrack.Tuple) (err error) {
 	return err
 }
 
-// isTunnel says whether packets to a port of a node are those of a tunnel.
+// isTunnel reports whether a port of a node is a tunnel port.
 func (e *Explainer) isTunnel(p frontend.Protocol, port uint16) bool {
 	return p == frontend.UDP && slices.Contains(e.TunnelPorts, port)
 }
 
-// isNode says whether an identity is that of a node, which may have a tunnel.
+// isNode reports whether an identity belongs to a node, which may have a tunnel.
 func isNode(n identity.Numeric) bool {
 	return n == identity.Host || n.OfNode()
 }

@@ -18,91 +18,82 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// MaxBackends is how many backends of a service are evaluated; the others are
-// counted.
+// MaxBackends is the maximum number of backends of a service that are evaluated; the others are only counted.
 const MaxBackends = 16
 
-// Services are the frontends that the kernel has.
+// Services are the frontends in the kernel.
 type Services interface {
 	// Lookup reads a frontend from the maps of the kernel.
 	Lookup(k frontend.Key) (servicemap.Frontend, bool, error)
-	// IsOfServices says whether an address is of services alone.
+	// IsOfServices reports whether an address is a VIP, which only services use.
 	IsOfServices(addr netip.Addr) (bool, error)
-	// MayAsk says whether a client may ask a front that has source ranges.
+	// MayAsk reports whether a front with source ranges allows a client.
 	MayAsk(front uint32, client netip.Addr) (bool, error)
 }
 
-// Outcome is what becomes of a connection to a service, before any policy is asked.
+// Outcome is the result of looking up a service, before any policy is evaluated.
 type Outcome uint8
 
-// The outcomes.
 const (
-	// Translated: it goes to one of the backends.
+	// Translated: the connection goes to one of the backends.
 	Translated Outcome = iota + 1
-	// NoBackend: it is refused, because no node has a backend.
+	// NoBackend: the connection is refused, because no node has a backend.
 	NoBackend
-	// NoLocalBackend: it is dropped, because other nodes have backends and this one
-	// has none.
+	// NoLocalBackend: the connection is dropped, because only other nodes have backends.
 	NoLocalBackend
-	// SourceRanges: it is dropped, because the frontend is for other clients.
+	// SourceRanges: the connection is dropped, because the source ranges do not contain the client.
 	SourceRanges
-	// NotTranslated: it passes as if there were no service.
+	// NotTranslated: the connection is handled as if there were no service.
 	NotTranslated
-	// InsideOnly: it is dropped, because the sender is outside and the frontend is a
-	// cluster IP.
+	// InsideOnly: the connection is dropped, because the client is external and the frontend is a cluster IP.
 	InsideOnly
-	// NoPort: no frontend has the port, and the address is of services alone. Of this
-	// node it is refused, from outside dropped.
+	// NoPort: the address is a VIP, and no frontend has the port. Connections from this node are refused, external ones
+	// dropped.
 	NoPort
 )
 
-// Service is the service whose frontend a connection asks for.
+// Service is the service whose frontend is the destination of a connection.
 type Service struct {
 	servicemap.Frontend
-	// Outside says that the sender is neither an endpoint nor the host of this node.
+	// Outside: the sender is neither an endpoint nor the host of this node.
 	Outside bool
 	Outcome Outcome
-	// Backends are the first MaxBackends of the list that counts for the sender.
+	// Backends are the first MaxBackends of the list that applies to the sender.
 	Backends []Backend
-	// Count is how many backends that list has.
+	// Count is the number of backends in that list.
 	Count int
 }
 
-// Path is how a connection gets to a backend.
+// Path is how a connection reaches a backend.
 type Path uint8
 
-// The paths.
 const (
-	// Evaluated: past a program of an endpoint, which evaluates it.
+	// Evaluated: through a program of an endpoint, which evaluates it.
 	Evaluated Path = iota + 1
-	// OwnNamespace: the backend is the sender. The connection stays inside its network
-	// namespace, where no policy is asked.
+	// OwnNamespace: the backend is the sender. The connection stays inside its network namespace, where no policy is
+	// evaluated.
 	OwnNamespace
-	// NotLocal: neither the sender nor the backend is an endpoint of this node, and no
-	// policy of this node is asked.
+	// NotLocal: neither the sender nor the backend is an endpoint of this node, and no policy of this node is evaluated.
 	NotLocal
-	// InTransit: from outside to a backend elsewhere, which sees an address of this node
-	// as the sender. No policy of this node is asked.
+	// InTransit: from an external client to a backend on another node, which sees an address of this node as the source.
+	// No policy of this node is evaluated.
 	InTransit
-	// HostSocket: from outside to a socket of the node itself. No policy is asked.
+	// HostSocket: from an external client to a socket of the node itself. No policy is evaluated.
 	HostSocket
 )
 
-// Backend is one that a connection to a service may be led to, and what becomes of
-// the connection then.
+// Backend is a possible backend of a connection to a service, with the explanation of that connection.
 type Backend struct {
 	servicemap.Backend
 	Path Path
-	// Explanation has no verdicts of policies unless the path is Evaluated, and no reason
-	// if it is OwnNamespace or NotLocal.
+	// Explanation has policy verdicts only if Path is Evaluated, and no reason if Path is OwnNamespace or NotLocal.
 	Explanation Explanation
-	// Source is the address of this node that the backend sees, if InTransit.
+	// Source is the address of this node that the backend sees, if Path is InTransit.
 	Source netip.Addr
 }
 
-// translated says whether the kernel has a program that leads a connection to backends:
-// of TCP and UDP for the sockets of the node's endpoints and of its host; of SCTP, too,
-// for packets, which those of endpoints and of senders outside are.
+// translated reports whether the programs translate a connection: TCP and UDP for sockets of the node's endpoints and
+// its host; packets of endpoints and external clients, including SCTP.
 func (e *Explainer) translated(k frontend.Key, sender endpointmap.ID) bool {
 	switch sender {
 	case endpointmap.HostID:
@@ -113,9 +104,8 @@ func (e *Explainer) translated(k frontend.Key, sender endpointmap.ID) bool {
 	return true
 }
 
-// findService finds the frontend that the destination is, in the order of the
-// programs: that of the address, else a node port at an address of the node. nil:
-// there is none.
+// findService finds the frontend of the destination in the order of the programs: the frontend of the address,
+// otherwise a NodePort on an address of the node. nil: none.
 func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Service, error) {
 	to := t.Responder
 	k := frontend.Key{Addr: to.Addr(), Port: to.Port(), Protocol: frontend.Protocol(t.Protocol)}
@@ -125,7 +115,7 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	}
 	switch k.Protocol {
 	case frontend.TCP, frontend.UDP, frontend.SCTP:
-	default: // no service has it
+	default: // services do not use other protocols
 		k.Port = 0
 		return e.findNoPort(known, k, sender)
 	}
@@ -133,7 +123,7 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 		return nil, nil // no service has such an address
 	}
 	if k.Addr.IsLoopback() && sender != endpointmap.HostID {
-		return nil, nil // each container has that for itself
+		return nil, nil // each container has its own loopback addresses
 	}
 	f, ok, err := e.Services.Lookup(k)
 	if !ok && err == nil {
@@ -160,7 +150,7 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	switch {
 	case list == nil || !e.translated(k, sender):
 		s.Outcome = NotTranslated
-	// of a cluster IP alone
+	// only a cluster IP
 	case s.Outside && f.Inside != nil && f.Inside.Number == f.Outside.Number:
 		s.Outcome = InsideOnly
 	case closed:
@@ -178,8 +168,8 @@ func (e *Explainer) findService(known []ipmap.Entry, t conntrack.Tuple) (*Servic
 	return s, nil
 }
 
-// findNoPort finds out whether a destination that no frontend has goes nowhere. A UDP
-// socket of the host is no concern of the programs.
+// findNoPort checks whether a destination without a frontend is rejected because its address is a VIP. The programs do
+// not check UDP sockets of the host.
 func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpointmap.ID) (*Service, error) {
 	at, err := e.peer(known, k.Addr)
 	if err != nil || at.Slot != endpointmap.NoID || at.Node != 0 ||
@@ -192,8 +182,8 @@ func (e *Explainer) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpo
 	return &Service{Frontend: servicemap.Frontend{Key: k}, Outside: sender == endpointmap.NoID, Outcome: NoPort}, nil
 }
 
-// isClosed says whether a list is for other sources. The sockets of the node itself have
-// no address there.
+// isClosed reports whether the source ranges of a list exclude the client. The node's own sockets have no address
+// there.
 func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender endpointmap.ID) (bool, error) {
 	if !list.Sources {
 		return false, nil
@@ -205,8 +195,7 @@ func (e *Explainer) isClosed(list *servicemap.Front, client netip.Addr, sender e
 	return !ok, err
 }
 
-// findNodePort finds the node port that answers at an address of the node, or at a
-// loopback address for the host.
+// findNodePort finds the NodePort of an address of the node or, for the host, of a loopback address.
 func (e *Explainer) findNodePort(k frontend.Key, sender endpointmap.ID) (servicemap.Frontend, bool, error) {
 	at := sender == endpointmap.HostID
 	if !k.Addr.IsLoopback() {
@@ -222,8 +211,7 @@ func (e *Explainer) findNodePort(k frontend.Key, sender endpointmap.ID) (service
 	return e.Services.Lookup(k.NodePort())
 }
 
-// explainService explains the connection to each backend. Source is as the first of
-// them has it evaluated.
+// explainService explains the connection to each backend. Source is the source of the first one that is evaluated.
 func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Service) (x Explanation, err error) {
 	x.Service = s
 	if x.Source, err = e.peer(known, t.Initiator.Addr()); err != nil {
@@ -238,7 +226,7 @@ func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Se
 		to.Responder = b.AddrPort
 		switch {
 		case t.Protocol == unix.IPPROTO_SCTP && b.Port() != t.Responder.Port():
-			// a checksum of SCTP could not follow the port
+			// the SCTP checksum is not updated for a changed port
 			b.Path, b.Explanation = Evaluated, Explanation{Reason: event.ServiceSCTPPort, Source: x.Source}
 			b.Explanation.Destination, err = e.peer(known, b.Addr())
 		case s.Outside:
@@ -256,7 +244,7 @@ func (e *Explainer) explainService(known []ipmap.Entry, t conntrack.Tuple, s *Se
 	return x, nil
 }
 
-// explainInside explains a connection of an endpoint, or of the host, to a backend.
+// explainInside explains a connection from an endpoint or the host to a backend.
 func (e *Explainer) explainInside(known []ipmap.Entry, t conntrack.Tuple, b *Backend) (err error) {
 	b.Explanation, err = e.explainDirect(known, t)
 	from, at := b.Explanation.Source, b.Explanation.Destination

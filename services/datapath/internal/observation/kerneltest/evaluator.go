@@ -18,12 +18,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// Evaluator asks the function with which the programs evaluate a table, by itself.
+// Evaluator runs the programs' function that evaluates a policy table, in isolation.
 type Evaluator struct {
 	prog *ebpf.Program
 }
 
-// NewEvaluator loads the function against the maps of an instance.
+// NewEvaluator loads the function with the maps of an instance.
 func NewEvaluator(t testing.TB, pm *pin.Maps) Evaluator {
 	t.Helper()
 	spec, err := bpf.LoadJudge()
@@ -40,8 +40,7 @@ func NewEvaluator(t testing.TB, pm *pin.Maps) Evaluator {
 	return Evaluator{coll.Programs["sluice_judge"]}
 }
 
-// Ask puts the question behind an Ethernet header and reads the answer from
-// behind the question.
+// Ask appends the question to an Ethernet header, runs the function, and reads the answer after the question.
 func (j Evaluator) Ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.MapsSlSide) {
 	t.Helper()
 	in, err := binary.Append(make([]byte, 14), binary.NativeEndian, q)
@@ -62,7 +61,7 @@ func (j Evaluator) Ask(t testing.TB, q bpf.MapsSlQuestion) (event.Reason, bpf.Ma
 	return event.Reason(answer.Reason), answer.Side
 }
 
-// Question is about a peer of a pod's table.
+// Question returns a question about a peer to an ingress table.
 func Question(table nodetable.ID, peer identity.Numeric, addr netip.Addr, proto uint8, port uint16) bpf.MapsSlQuestion {
 	q := bpf.MapsSlQuestion{
 		Identity:  uint32(peer),

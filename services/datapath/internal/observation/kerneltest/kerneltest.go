@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kerneltest is what tests of maps and programs share: namespaces of
-// their own, a bpffs, and the programs' function that evaluates a policy table.
+// Package kerneltest has helpers for tests of maps and programs: private namespaces, a bpffs, a cgroup, and the
+// programs' function that evaluates a policy table.
 package kerneltest
 
 import (
@@ -19,12 +19,11 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 )
 
-// privateEnv marks the copy of the test binary that runs in namespaces of its
-// own.
+// privateEnv marks the copy of the test binary that runs in private namespaces.
 const privateEnv = "SLUICE_TEST_PRIVATE"
 
-// Main runs the tests in a mount and a network namespace of their own, so that
-// nothing of them outlives the process, however it ends.
+// Main runs the tests in a private mount and network namespace, so that they leave nothing behind, however the process
+// ends.
 func Main(m *testing.M) {
 	if os.Getuid() != 0 || os.Getenv(privateEnv) != "" {
 		leaktest.Main(m)
@@ -43,7 +42,7 @@ func Main(m *testing.M) {
 	os.Exit(0)
 }
 
-// RequireRoot fails: a kernel test that is skipped proves nothing.
+// RequireRoot fails the test without root, because a skipped kernel test proves nothing.
 func RequireRoot(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -51,7 +50,8 @@ func RequireRoot(t testing.TB) {
 	}
 }
 
-// NewBPFFS mounts a bpffs that ends with the test, and names a directory in it.
+// NewBPFFS mounts a bpffs until the end of the test, and returns the path of a directory in it, which does not exist
+// yet.
 func NewBPFFS(t testing.TB) string {
 	t.Helper()
 	RequireRoot(t)
@@ -67,9 +67,8 @@ func NewBPFFS(t testing.TB) string {
 	return filepath.Join(dir, "sluice")
 }
 
-// NewCgroup makes a cgroup2 that ends with the test and moves this process into
-// it: sockets that it opens until then belong to the cgroup. It returns the
-// directory. Tests that call it must not run at the same time.
+// NewCgroup creates a cgroup2 until the end of the test and moves this process into it: sockets that the process then
+// opens belong to the cgroup. It returns the directory. Tests that call it must not run in parallel.
 func NewCgroup(t testing.TB) string {
 	t.Helper()
 	RequireRoot(t)
@@ -104,7 +103,7 @@ func NewCgroup(t testing.TB) string {
 	return dir
 }
 
-// cgroupOfProcess is the path of this process's cgroup in the cgroup2 hierarchy.
+// cgroupOfProcess returns the path of this process's cgroup in the cgroup2 hierarchy.
 func cgroupOfProcess() (string, error) {
 	lines, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

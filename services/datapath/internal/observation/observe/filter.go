@@ -14,19 +14,17 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Filter says which events a reader wants: what meets the criteria, and none of those
-// that are excluded.
+// Filter selects events: those that meet the criteria and none of the excluded criteria.
 type Filter struct {
 	Criteria
 
 	Excluded []Criteria
-	// Until leaves out what is later; zero: nothing is.
+	// Until excludes later events; zero: no limit.
 	Until time.Time
 }
 
-// Criteria of different kinds must all hold, of one kind one; an empty kind always
-// holds. A repair is about an endpoint and no packet: criteria that only a packet can
-// meet leave it out.
+// Criteria of different kinds must all match; of one kind, one must match. An empty kind always matches. A repair event
+// is about an endpoint, not a packet: criteria that only a packet can meet exclude it.
 type Criteria struct {
 	Owners     map[workload.Owner]bool
 	Pods       map[Pod]bool
@@ -39,23 +37,23 @@ type Criteria struct {
 	Verdicts   map[Verdict]bool
 	Types      map[Type]bool
 	Selectors  []Selector
-	// Services are "shop/web", for all ports of the service.
+	// Services are names such as "shop/web", for all ports of the service.
 	Services map[string]bool
-	// Backend reports whether an address is a backend of Services: packets to it meet them,
-	// too, unless they asked for another service. Nil: no address is.
+	// Backend reports whether an address is a backend of Services. Packets to it match, too, unless they were sent to
+	// another service. Nil: no address is.
 	Backend func(at netip.AddrPort, protocol uint8) bool
-	// Source and Destination say what the sender and the receiver are; nil: anything.
+	// Source and Destination are criteria for the sender and the receiver; nil: any.
 	Source, Destination *EndCriteria
 }
 
-// Empty says whether everything meets the criteria.
+// Empty reports whether all events match.
 func (c *Criteria) Empty() bool { return reflect.ValueOf(*c).IsZero() }
 
 // Pod is the name of a pod.
 type Pod struct{ Namespace, Name string }
 
-// EndCriteria say what one end of a packet is: one of what names it must hold, and one
-// of the ports, if there are any.
+// EndCriteria are criteria for one end of a packet: it must match one of the names, addresses, identities or selectors,
+// and one of the ports, if there are any.
 type EndCriteria struct {
 	Owners     map[workload.Owner]bool
 	Pods       map[Pod]bool
@@ -65,25 +63,24 @@ type EndCriteria struct {
 	Ports      map[uint16]bool
 }
 
-// LabelsOf gives the labels of an identity, if they are known.
+// LabelsOf returns the labels of an identity, if they are known.
 type LabelsOf func(identity uint32) ([]label.Label, bool)
 
-// Match says whether e passes. What is not known matches no selector. labels is asked
-// only if everything else of the criteria holds.
+// Match reports whether e passes the filter. If labels are unknown, no selector matches. labels is only called if all
+// other criteria match.
 func (f Filter) Match(e Event, labels LabelsOf) bool {
 	return (f.Until.IsZero() || !e.Time.After(f.Until)) && f.Criteria.Match(e, labels) &&
 		!slices.ContainsFunc(f.Excluded, func(c Criteria) bool { return c.Match(e, labels) })
 }
 
-// MayHaveLost says whether what the kernel left out before e may have passed. It counts
-// by reason, and the ends of connections apart; an event without a type is nothing but a
-// loss, of any reason.
+// MayHaveLost reports whether events that the kernel dropped before e might have passed the filter. The kernel counts
+// losses by reason, and separately for closed connections. An event without a type reports only a loss, of any reason.
 func (f Filter) MayHaveLost(e Event) bool {
 	return e.KernelLost > 0 && (e.Type == 0 ||
 		(len(f.Reasons) == 0 || f.Reasons[e.Reason]) && (e.Type != Closed || len(f.Types) == 0 || f.Types[Closed]))
 }
 
-// Match says whether e meets the criteria, as Filter.Match does.
+// Match reports whether e matches the criteria, as Filter.Match does.
 func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 	either := func(n int, a, b bool) bool { return n == 0 || a || b }
 	return either(len(c.Owners), c.Owners[e.From.Owner], c.Owners[e.To.Owner]) &&
@@ -107,8 +104,8 @@ func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 			selects(c.Selectors, e.DestinationIdentity, labels))
 }
 
-// toBackend reports whether the packet belongs to a connection with a backend of the services,
-// to which a socket may have been led before it sent anything.
+// toBackend reports whether the packet belongs to a connection with a backend of the services, which a socket may have
+// selected before it sent a packet.
 func (c *Criteria) toBackend(e Event) bool {
 	if c.Backend == nil || e.Original.IsValid() || e.Type == Repair {
 		return false
@@ -119,8 +116,7 @@ func (c *Criteria) toBackend(e Event) bool {
 	return c.Backend(e.Destination, e.Protocol)
 }
 
-// match says whether an end is as the criteria say. It may have had another address
-// when the packet was sent.
+// match reports whether an end matches the criteria. original is the address before translation.
 func (c *EndCriteria) match(e Event, end End, at, original netip.AddrPort, identity uint32, labels LabelsOf) bool {
 	if len(c.Ports) > 0 && (!e.hasPorts() || !c.Ports[at.Port()] && !(original.IsValid() && c.Ports[original.Port()])) {
 		return false
@@ -132,12 +128,12 @@ func (c *EndCriteria) match(e Event, end End, at, original netip.AddrPort, ident
 		inAny(c.Prefixes, original.Addr()) || selects(c.Selectors, identity, labels)
 }
 
-// inAny says whether a prefix has the address; none has an invalid one.
+// inAny reports whether a prefix contains the address; false for an invalid address.
 func inAny(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// selects says whether a selector selects the identity, if its labels are known.
+// selects reports whether a selector matches the labels of the identity, if they are known.
 func selects(selectors []Selector, identity uint32, labels LabelsOf) bool {
 	if len(selectors) == 0 {
 		return false
@@ -146,16 +142,16 @@ func selects(selectors []Selector, identity uint32, labels LabelsOf) bool {
 	return ok && slices.ContainsFunc(selectors, func(s Selector) bool { return s.Matches(ls) })
 }
 
-// pod is the name of the endpoint's pod, of which no criterion is empty.
+// pod returns the name of the endpoint's pod. Criteria never contain an empty name.
 func (e End) pod() Pod { return Pod{e.Pod.Namespace, e.Pod.Name} }
 
-// serviceName is the service without its port.
+// serviceName returns the service without its port.
 func (e Event) serviceName() string {
 	name, _, _ := strings.Cut(e.Service, ":")
 	return name
 }
 
-// hasPorts is false where the ports hold something else, or nothing.
+// hasPorts reports whether the protocol has ports; otherwise the port fields have another meaning.
 func (e Event) hasPorts() bool {
 	switch e.Protocol {
 	case 6, 17, 33, 132, 136: // TCP, UDP, DCCP, SCTP, UDP-Lite

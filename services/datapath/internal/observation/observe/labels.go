@@ -13,26 +13,25 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// LabelSource knows the labels of identities that no endpoint of this node has.
+// LabelSource looks up identities that no endpoint of this node has.
 type LabelSource interface {
-	// Labels of an identity. endpoint.ErrNotFound: the number is nobody's.
+	// Labels returns the labels of an identity, or endpoint.ErrNotFound for an unassigned one.
 	Labels(ctx context.Context, identity uint32) ([]label.Label, error)
 }
 
-// Labels remembers labels of identities, so that a reader of events does not
-// ask another service about each. It is never sure: what it does not know, and
-// cannot learn at once, has no labels here.
+// Labels caches the labels of identities, so that a reader of events does not call another service for each event. It
+// may be incomplete: if labels are unknown and cannot be looked up at once, it reports them as unknown.
 type Labels struct {
-	// Local knows the endpoints of this node.
+	// Local looks up the endpoints of this node.
 	Local func(identity uint32) ([]label.Label, bool)
-	// Source is asked about the others; nil: nobody is.
+	// Source looks up other identities; nil: none.
 	Source LabelSource
-	// Now is time.Now if nil.
+	// Now defaults to time.Now.
 	Now func() time.Time
 
 	mu    sync.Mutex
 	known map[uint32]labelEntry // guarded by mu, at most labelEntries
-	quiet time.Time             // guarded by mu; the source is left alone until then
+	quiet time.Time             // guarded by mu; the source is not called before
 }
 
 type labelEntry struct {
@@ -41,19 +40,18 @@ type labelEntry struct {
 	until  time.Time
 }
 
-// What is remembered, how long, and how long an answer may take. Numbers are
-// not reused quickly, so that what was found stays true for long.
+// Size and times of the cache, and the timeout of a lookup. Identities are not reused quickly, so found labels stay
+// valid for long.
 const (
 	labelEntries  = 4096
 	labelsFound   = 5 * time.Minute
 	labelsMissing = 10 * time.Second
 	labelsTimeout = time.Second
-	// A source that fails is asked again after this time: a thousand events
-	// must not wait a thousand times.
+	// A failing source is called again after this pause, so that a thousand events do not wait a thousand times.
 	labelsPause = 5 * time.Second
 )
 
-// Of gives the labels of an identity. ok is false if they are not known.
+// Of returns the labels of an identity. ok is false if they are unknown.
 func (l *Labels) Of(ctx context.Context, identity uint32) (labels []label.Label, ok bool) {
 	if identity == 0 {
 		return nil, false
@@ -76,7 +74,7 @@ func (l *Labels) Of(ctx context.Context, identity uint32) (labels []label.Label,
 		}
 	}
 	if l.Source == nil || quiet {
-		return e.labels, e.found // old, if anything
+		return e.labels, e.found // outdated, if known at all
 	}
 	ctx, cancel := context.WithTimeout(ctx, labelsTimeout)
 	defer cancel()
@@ -89,7 +87,7 @@ func (l *Labels) Of(ctx context.Context, identity uint32) (labels []label.Label,
 		l.remember(identity, labelEntry{until: now().Add(labelsMissing)})
 		return nil, false
 	case errors.Is(err, context.Canceled):
-		return e.labels, e.found // the reader went
+		return e.labels, e.found // the reader ended
 	}
 	l.mu.Lock()
 	l.quiet = now().Add(labelsPause)
@@ -100,7 +98,7 @@ func (l *Labels) Of(ctx context.Context, identity uint32) (labels []label.Label,
 func (l *Labels) remember(identity uint32, e labelEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// forgetting everything is as good as choosing: what is in use comes back
+	// clearing the cache is as good as evicting entries: identities in use are looked up again
 	if l.known == nil || len(l.known) >= labelEntries {
 		l.known = map[uint32]labelEntry{}
 	}

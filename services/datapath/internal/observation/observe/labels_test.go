@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// source answers for even numbers, and counts.
+// source returns labels for even identities, and counts calls.
 type source struct {
 	asked int
 	err   error
@@ -63,7 +63,7 @@ func TestLabelsAreAskedForOnce(t *testing.T) {
 	now = now.Add(labelsFound)
 	check(400, "id", 4)
 
-	// a source that is away is left alone, and what was known is shown
+	// a failing source is not called again, and known labels are still returned
 	now = now.Add(labelsFound)
 	s.err = errors.New("away")
 	check(400, "id", 5)

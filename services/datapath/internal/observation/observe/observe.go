@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package observe remembers the recent events of the programs, and repairs of
-// their attachments, and hands them to any number of readers.
+// Package observe keeps the recent events of the programs and the repairs of their attachments, and passes them to any
+// number of readers.
 //
-// There is one ring. A reader has nothing but a position in it, so a slow one
-// costs no memory and holds nobody up: it is told how many events it missed,
-// at the place where they are missing.
+// There is one ring. A reader only has a position in it, so a slow reader uses no memory and blocks nobody else: it gets
+// the number of events that it missed, at the position where they are missing.
 package observe
 
 import (
@@ -21,25 +20,24 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Type is what an event is about.
+// Type is the type of an event.
 type Type uint8
 
-// The types. An event without a type tells of a loss and nothing else.
+// Types of events. An event without a type only reports a loss.
 const (
-	// Drop is a packet that ended here.
+	// Drop is a dropped packet.
 	Drop Type = iota + 1
-	// PolicyVerdict is a connection that was evaluated.
+	// PolicyVerdict is the evaluation of a connection.
 	PolicyVerdict
-	// Closed is a connection that has ended.
+	// Closed is the end of a connection.
 	Closed
-	// Repair is a program that somebody had taken off an endpoint's device.
+	// Repair is the repair of a program that was detached from an endpoint's device.
 	Repair
 )
 
-// Verdict is what became of a packet.
+// Verdict is the verdict on a packet.
 type Verdict uint8
 
-// The verdicts.
 const (
 	Forwarded Verdict = iota + 1
 	Dropped
@@ -47,87 +45,84 @@ const (
 	Redirected
 )
 
-// Side is what one side's policy said. By is 0 if it was not evaluated.
+// Side is the verdict of one side's policy. By is 0 if it was not evaluated.
 type Side struct {
-	By      uint8 // the programs' number of what decided, which is the API's too
+	By      uint8 // origin of the verdict, with the number that programs and API use
 	Verdict Verdict
 	Rule    uint16
 	Table   uint16
 	Epoch   uint32
-	// Slot of the endpoint whose policy it is.
+	// Slot is the endpoint ID of the policy's endpoint.
 	Slot uint16
-	// Revision of the policy, Sources of the rule and its Proxy when the event was
-	// read; zero if they were not known. Whoever remembers policies forgets them
-	// before the ring forgets the event.
+	// Revision of the policy, Sources of the rule and its Proxy, resolved when the event was read; zero if they were
+	// unknown. They cannot be resolved later, because policies are forgotten earlier than events.
 	Revision uint64
 	Sources  []string
 	Proxy    uint16
 }
 
-// End is an endpoint of this node at one end of a packet; zero if the end is none.
+// End is an endpoint of this node at one end of a packet; zero if there is none.
 type End struct {
 	Slot  uint16
 	Owner workload.Owner        // zero if the endpoint was removed
 	Pod   workload.PodReference // zero without Kubernetes
 }
 
-// Event is what happened to one packet, or a repair.
+// Event is a report about one packet, or a repair.
 type Event struct {
 	Type                Type
 	Time                time.Time
-	Reason              uint32 // the programs' number, which is the API's too
-	Egress              bool   // seen from the endpoint
+	Reason              uint32 // the number that programs and API use
+	Egress              bool   // direction seen from the endpoint
 	Verdict             Verdict
-	ID                  [16]byte // a UUID, given by Ring.Add
+	ID                  [16]byte // UUID, assigned by Ring.Add
 	From, To            End
-	Ifindex             uint32 // of the device where it was seen
+	Ifindex             uint32 // device where the packet was seen
 	Source, Destination netip.AddrPort
-	// Original is the destination that the packet had before it was led to a backend
-	// of a service; invalid: it was not.
+	// Original is the destination before the translation to a backend of a service; invalid if the packet was not
+	// translated.
 	Original netip.AddrPort
-	// Service had the original destination when the packet was seen: "shop/web:http";
-	// empty if that is not known.
+	// Service is the service of the original destination when the packet was seen, as "shop/web:http"; empty if unknown.
 	Service                             string
 	Protocol                            uint8
 	TCPFlags                            uint8
 	SourceIdentity, DestinationIdentity uint32
 	Length                              uint32
 	SourceMAC                           [6]byte
-	// Node is the number of the other node that one end is on, 0 without one.
+	// Node is the node ID of the other node at one end; 0: none.
 	Node      uint16
 	EtherType uint16
-	// Sender and Receiver are the sides of the connection's first packet; with
-	// Reply the packet goes the other way.
+	// Sender and Receiver are the sides of the connection's first packet. With Reply, the packet travels in the opposite
+	// direction.
 	Sender, Receiver Side
 	Reply            bool
-	// Repair is set for that type alone; From and SourceIdentity are then the
-	// endpoint's.
+	// Repair is only set for that type; From and SourceIdentity then describe the endpoint.
 	Repair RepairDetails
-	// KernelLost is how many events the kernel left out before this one.
+	// KernelLost is the number of events that the kernel dropped before this one.
 	KernelLost uint32
 }
 
-// RepairDetails say what was wrong with an attachment.
+// RepairDetails describe the difference of an attachment.
 type RepairDetails struct {
 	Subject string // "filter" or "qdisc"
 	Device  string
 	Want    string
 	Have    string
-	// Err is why it could not be put right; empty if it was.
+	// Err is the error of the repair; empty if it succeeded.
 	Err string
 }
 
-// Size is how many events are remembered.
+// Size is the number of events in the ring.
 const Size = 4096
 
 // Ring holds the last Size events.
 type Ring struct {
 	mu      sync.Mutex
 	events  []Event       // guarded by mu
-	next    uint64        // guarded by mu; number of the next event, from 0
+	next    uint64        // guarded by mu; sequence number of the next event, from 0
 	arrived chan struct{} // guarded by mu; closed and replaced at each event
-	lost    uint64        // guarded by mu; by the kernel
-	run     [8]byte       // random: numbers of events are unique with it
+	lost    uint64        // guarded by mu; dropped by the kernel
+	run     [8]byte       // random; makes event IDs unique across runs
 }
 
 // NewRing returns an empty ring.
@@ -137,7 +132,7 @@ func NewRing() *Ring {
 	return r
 }
 
-// id is a UUID of version 8 (RFC 9562): which ring, and the number of the event.
+// id returns a UUID of version 8 (RFC 9562), made of the run and the event's sequence number.
 func (r *Ring) id(number uint64) (id [16]byte) {
 	copy(id[:], r.run[:])
 	id[6] = 0x80 | id[6]&0x0f
@@ -145,7 +140,7 @@ func (r *Ring) id(number uint64) (id [16]byte) {
 	return id
 }
 
-// Add appends an event and gives it an id. It never waits.
+// Add appends an event and assigns its ID. It does not block.
 func (r *Ring) Add(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,7 +156,7 @@ func (r *Ring) Add(e Event) {
 	r.arrived = make(chan struct{})
 }
 
-// AddRepair appends that a program was put back, or why it could not be.
+// AddRepair appends an event about the repair of a program, or about its failure.
 func (r *Ring) AddRepair(e endpoint.Endpoint, d endpoint.Difference, err error) {
 	o := Event{
 		Type: Repair, Time: time.Now(), SourceIdentity: e.Identity.Number,
@@ -174,28 +169,28 @@ func (r *Ring) AddRepair(e endpoint.Endpoint, d endpoint.Difference, err error) 
 	r.Add(o)
 }
 
-// Next is the number of the next event.
+// Next returns the sequence number of the next event.
 func (r *Ring) Next() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.next
 }
 
-// Lost is how many events the kernel left out.
+// Lost returns the number of events that the kernel dropped.
 func (r *Ring) Lost() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.lost
 }
 
-// Reader is a position in the ring. It belongs to one goroutine.
+// Reader is a position in the ring. It must not be used concurrently.
 type Reader struct {
 	ring *Ring
 	next uint64
 }
 
-// Read returns a reader that begins with the first remembered event that is
-// not older than since; with the oldest if since is zero.
+// Read returns a reader that starts with the first stored event that is not older than since; with the oldest if since
+// is zero.
 func (r *Ring) Read(since time.Time) *Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -208,27 +203,27 @@ func (r *Ring) Read(since time.Time) *Reader {
 	return &Reader{ring: r, next: n}
 }
 
-// After returns a reader that begins with the event after the one with an id. known is
-// false if that is no event of this ring: the reader begins with the oldest then.
+// After returns a reader that starts after the event with an ID. known is false if the ring never had that event; then
+// the reader starts with the oldest.
 func (r *Ring) After(id [16]byte) (rd *Reader, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := binary.BigEndian.Uint64(id[8:]) &^ (1 << 63)
-	// A number can be of this ring only if the id is what the ring makes of it.
+	// The sequence number belongs to this ring only if the ring generates the same ID for it.
 	if n >= r.next || r.id(n) != id {
 		return &Reader{ring: r, next: r.oldest()}, false
 	}
 	return &Reader{ring: r, next: n + 1}, true
 }
 
-// Tail returns a reader that begins with the next event.
+// Tail returns a reader that starts with the next event.
 func (r *Ring) Tail() *Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &Reader{ring: r, next: r.next}
 }
 
-// oldest runs with mu held.
+// oldest returns the sequence number of the oldest stored event. Called with mu held.
 func (r *Ring) oldest() uint64 {
 	if r.next > Size {
 		return r.next - Size
@@ -236,12 +231,11 @@ func (r *Ring) oldest() uint64 {
 	return 0
 }
 
-// Before says whether the reader has not come to the event with a number.
+// Before reports whether the reader has not reached the event with a sequence number.
 func (rd *Reader) Before(number uint64) bool { return rd.next < number }
 
-// Next returns the next event, and how many were missed right before it. ok is
-// false if there is none yet and wait is false; with wait it waits until ctx
-// ends.
+// Next returns the next event, and the number of events missed right before it. If there is none yet, it returns ok
+// false, or with wait, blocks until an event arrives or ctx ends.
 func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, ok bool, err error) {
 	for {
 		rd.ring.mu.Lock()

@@ -199,7 +199,7 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 			Source:      &EndCriteria{Identities: map[uint32]bool{300: true}},
 			Destination: &EndCriteria{Identities: map[uint32]bool{300: true}},
 		}, false},
-		// whose labels nobody knows is not without them
+		// unknown labels do not match "without the label"
 		"unknown labels":   {Criteria{Selectors: []Selector{{isNot("", "app")}}}, false},
 		"one of two kinds": {Criteria{Ports: map[uint16]bool{80: true}, Protocols: map[uint8]bool{17: true}}, false},
 	} {
@@ -229,7 +229,7 @@ func TestEventsHaveIdsOfTheirOwn(t *testing.T) {
 				break
 			}
 			if e.ID[6]>>4 != 8 || e.ID[8]>>6 != 2 {
-				t.Fatalf("%x is no UUID of version 8", e.ID)
+				t.Fatalf("%x is not a UUID of version 8", e.ID)
 			}
 			if seen[e.ID] {
 				t.Fatalf("two events have the id %x", e.ID)
@@ -300,13 +300,13 @@ func TestReaderGoesOnAfterAnEvent(t *testing.T) {
 	if _, _, ok, _ := rd.Next(t.Context(), false); ok {
 		t.Error("an event after the last")
 	}
-	// What was overwritten in between is missed, and counted.
+	// Events that were overwritten meanwhile are counted as missed.
 	rd, _ = r.After(ids[9])
 	add(r, 10, Size+20)
 	if e, missed, _, _ := rd.Next(t.Context(), false); missed != 10 || e.Length != 20 {
 		t.Errorf("event %d after %d missed, want 20 after 10", e.Length, missed)
 	}
-	// An event of another run, and ids that no event has, are none of this ring.
+	// Events of another run, and unassigned IDs, are not in this ring.
 	other := NewRing()
 	add(other, 100, 103)
 	future := ids[3]
@@ -319,7 +319,8 @@ func TestReaderGoesOnAfterAnEvent(t *testing.T) {
 	}
 }
 
-// TestLossOfWhatWouldNotPassIsNoLoss: the kernel counts what it leaves out by reason, and the ends of connections apart.
+// TestLossOfWhatWouldNotPassIsNoLoss tests which losses a filter reports: the kernel counts losses by reason, and
+// separately for closed connections.
 func TestLossOfWhatWouldNotPassIsNoLoss(t *testing.T) {
 	reasons := Filter{Criteria: Criteria{Reasons: map[uint32]bool{7: true}}}
 	closed := Filter{Criteria: Criteria{Types: map[Type]bool{Closed: true}}}

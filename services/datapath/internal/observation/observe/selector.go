@@ -9,21 +9,20 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// Selector is a set of requirements that must all hold; without any it selects
-// everything. Selectors of policies have rules of their own.
+// Selector is a set of requirements that must all hold; an empty one selects everything. It differs from selectors of
+// policies.
 type Selector []Requirement
 
-// Requirement asks for a label of a key.
+// Requirement is a requirement on the labels with a key.
 type Requirement struct {
 	Source string // empty: any
 	Key    string
-	Values map[string]bool // nil: whatever the value is
-	Not    bool            // no label must be so; holds also where the key is missing
+	Values map[string]bool // nil: any value
+	Not    bool            // no label may match; also holds if the key is missing
 }
 
-// Matches says whether the labels meet all requirements. A key that several
-// sources give meets a positive requirement if one of its labels does, and a
-// negative one if none of them contradicts.
+// Matches reports whether the labels meet all requirements. If several sources have a label with the key, one matching
+// label meets a positive requirement, and violates a negative one.
 func (s Selector) Matches(labels []label.Label) bool {
 	for _, r := range s {
 		found := slices.ContainsFunc(labels, func(l label.Label) bool {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// is requires a label of a key with one of the values, if there are any.
+// is requires a label with a key and one of the values, if there are any.
 func is(source, key string, values ...string) Requirement {
 	r := Requirement{Source: source, Key: key}
 	for _, v := range values {
@@ -49,7 +49,7 @@ func TestSelectorMatchesAsKubectlSelects(t *testing.T) {
 		{Selector{isNot("", "app", "web")}, false},
 		{Selector{isNot("", "app", "db")}, true},
 		{Selector{isNot("cni", "app", "web")}, true},
-		{Selector{isNot("", "color", "red")}, true}, // a key that is missing
+		{Selector{isNot("", "color", "red")}, true}, // the key is missing
 		{Selector{is("", "app")}, true},
 		{Selector{is("", "color")}, false},
 		{Selector{isNot("", "color")}, true},

@@ -17,12 +17,12 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// unreadable is an update of a frontend that the datapath cannot read.
+// unreadable is an update of a frontend that the datapath cannot decode.
 func unreadable(port uint16) frontend.Step {
 	return frontend.Step{Refuse: &frontend.Refusal{Key: key(port), Err: errors.New("malformed")}}
 }
 
-// leads reports whether the kernel has a frontend, and with a backend.
+// leads reports whether the kernel has a frontend, and whether it has a backend.
 func (w *world) leads(port uint16) (there, leads bool) {
 	w.kernel.mu.Lock()
 	defer w.kernel.mu.Unlock()
@@ -30,8 +30,8 @@ func (w *world) leads(port uint16) (there, leads bool) {
 	return f != nil, f != nil && len(f.Inside.Backends) > 0
 }
 
-// TestUnreadableFrontendIsClosed: its backends may have gone. Within a snapshot it stays and
-// is no frontend that the snapshot does not name. One that was not there is not made.
+// TestUnreadableFrontendIsClosed: some of its backends may have been removed. In a snapshot it is kept, not removed as
+// missing. A new one is not created.
 func TestUnreadableFrontendIsClosed(t *testing.T) {
 	w := newWorld(t)
 	w.memory.state = "s"
@@ -67,7 +67,7 @@ func TestRemovedFrontendIsNoRefusal(t *testing.T) {
 	}
 }
 
-// TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater: it had no room in the stream before.
+// TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater: it did not fit in the previous stream.
 func TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater(t *testing.T) {
 	w := newWorld(t)
 	w.kernel.room = 1
@@ -77,7 +77,7 @@ func TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater(t *testing.T) {
 	w.hears(s, refusal{key(2), "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"}, ack{1, 0}, ack{1, 1})
 	close(s.down)
 	s = w.next()
-	w.send(s, up(1, 1), end(5, snapshot, run("b"))) // another run: 2 was deleted meanwhile
+	w.send(s, up(1, 1), end(5, snapshot, run("b"))) // another run: frontend 2 was deleted meanwhile
 	w.hears(s, ack{5, 5})
 	w.send(s, down(1), end(6, run("b")))
 	w.hears(s, ack{6, 5}, ack{6, 6})
@@ -86,7 +86,7 @@ func TestFrontendThatASnapshotDoesNotNameIsNotWrittenLater(t *testing.T) {
 	w.has()
 }
 
-// TestBarrierOfTheResumedSequenceIsRefused: the stream goes on behind it.
+// TestBarrierOfTheResumedSequenceIsRefused: a resumed stream must continue after it.
 func TestBarrierOfTheResumedSequenceIsRefused(t *testing.T) {
 	w := newWorld(t).start(nil)
 	s := w.next()
@@ -101,7 +101,7 @@ func TestBarrierOfTheResumedSequenceIsRefused(t *testing.T) {
 	w.has(1)
 }
 
-// TestCapacityIsInEachSubscription: the service divides what the kernel can hold.
+// TestCapacityIsInEachSubscription: the service divides the capacity of the kernel.
 func TestCapacityIsInEachSubscription(t *testing.T) {
 	w := newWorld(t)
 	c := frontend.Capacity{Frontends: 1, Backends: 2, Members: 3, BackendsPerList: 4}
@@ -139,8 +139,8 @@ func (m *forgetful) Save(state string) error {
 	return m.memory.Save(state)
 }
 
-// TestStateThatCannotBeSavedIsSavedLater: until then the next process does not know whose
-// frontends the kernel has.
+// TestStateThatCannotBeSavedIsSavedLater: until then the next process would not know which state the kernel's frontends
+// belong to.
 func TestStateThatCannotBeSavedIsSavedLater(t *testing.T) {
 	w := newWorld(t)
 	m := &forgetful{fails: 2}
@@ -160,7 +160,7 @@ func TestStateThatCannotBeSavedIsSavedLater(t *testing.T) {
 	}
 }
 
-// away is a service that cannot be reached some times.
+// away is a service that is unreachable for some calls.
 type away struct {
 	*service
 	fails int
@@ -174,7 +174,7 @@ func (a *away) Subscribe(ctx context.Context, sub Subscription) (Stream, error) 
 	return a.service.Subscribe(ctx, sub)
 }
 
-// TestRecoveredFrontendsAreSentAtOnce, however long the pauses were before.
+// TestRecoveredFrontendsAreSentAtOnce, however long the previous pauses were.
 func TestRecoveredFrontendsAreSentAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -195,10 +195,10 @@ func TestRecoveredFrontendsAreSentAtOnce(t *testing.T) {
 	})
 }
 
-// model is what the service wants, and how it sends it.
+// model is the desired state of the service, and how it is sent.
 type model struct {
-	want    map[uint16]byte   // backend of each frontend; 0: it cannot be read
-	changed map[uint16]uint64 // barrier behind the last change of each
+	want    map[uint16]byte   // backend of each frontend; 0: cannot be decoded
+	changed map[uint16]uint64 // barrier after the last change of each
 	seq     uint64
 }
 
@@ -213,7 +213,7 @@ func (m *model) step(port uint16) frontend.Step {
 	}
 }
 
-// steps are those of a stream that begins behind a barrier; 0: with everything.
+// steps returns the steps of a stream that starts after a barrier; 0: with everything.
 func (m *model) steps(behind uint64) (steps []frontend.Step) {
 	for port := range uint16(10) {
 		_, wanted := m.want[port]
@@ -224,9 +224,9 @@ func (m *model) steps(behind uint64) (steps []frontend.Step) {
 	return steps
 }
 
-// TestKernelHasWhatTheServiceSaysAfterAnyFailure: streams are cut, the kernel fails or has no
-// room, frontends cannot be read, in any order. Once nothing happens any more, the kernel has
-// what the service wants and what fits, and nothing else.
+// TestKernelHasWhatTheServiceSaysAfterAnyFailure ends streams, makes the kernel fail or run out of space, and sends
+// invalid frontends, in random order. When everything has settled, the kernel has exactly the desired frontends that
+// fit.
 func TestKernelHasWhatTheServiceSaysAfterAnyFailure(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -249,7 +249,7 @@ func play(t *testing.T, r *rand.Rand) {
 	defer w.stop()
 	m := &model{want: make(map[uint16]byte), changed: make(map[uint16]uint64)}
 	var s *stream
-	// settle lets everything happen, and answers each subscription, until none comes.
+	// settle waits until everything has happened, and answers each subscription, until none is left.
 	settle := func() {
 		for {
 			synctest.Wait()

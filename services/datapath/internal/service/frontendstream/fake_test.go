@@ -22,10 +22,10 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// patience is for how long a test waits for what has to come.
+// patience limits every wait for an event that must happen.
 const patience = 10 * time.Second
 
-// service hands each subscription to the test.
+// service passes each subscription to the test.
 type service struct{ subscribed chan *stream }
 
 func (s *service) Subscribe(ctx context.Context, sub Subscription) (Stream, error) {
@@ -77,13 +77,13 @@ func (s *stream) Refuse(k frontend.Key, reason string) error {
 	return nil
 }
 
-// kernel keeps the frontends that it was given, at most room of them.
+// kernel keeps the applied frontends, at most room of them.
 type kernel struct {
 	mu     sync.Mutex
 	have   map[frontend.Key]*frontend.Frontend // guarded by mu
 	calls  [][]string                          // guarded by mu; the keys of each transaction
 	room   int                                 // guarded by mu
-	fail   error                               // guarded by mu; of the next Apply
+	fail   error                               // guarded by mu; error of the next Apply
 	graces int                                 // guarded by mu
 }
 
@@ -126,7 +126,7 @@ func (k *kernel) Keys() ([]frontend.Key, error) {
 	return slices.Collect(maps.Keys(k.have)), nil
 }
 
-// services are the ports of the frontends that the kernel has, sorted.
+// services returns the ports of the frontends in the kernel, sorted.
 func (k *kernel) services() []uint16 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -138,7 +138,7 @@ func (k *kernel) services() []uint16 {
 	return ports
 }
 
-// ender blocks until the test lets it go on.
+// ender blocks until the test continues it.
 type ender struct {
 	began chan struct{}
 	let   chan error
@@ -178,7 +178,7 @@ func (m *memory) Save(state string) error {
 	return nil
 }
 
-// world is a Follower with everything around it.
+// world is a Follower with its dependencies.
 type world struct {
 	t      *testing.T
 	svc    *service
@@ -197,7 +197,7 @@ func newWorld(t *testing.T) *world {
 	}
 }
 
-// start begins a process.
+// start starts a process.
 func (w *world) start(e Ender) *world {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -212,7 +212,7 @@ func (w *world) start(e Ender) *world {
 	return w
 }
 
-// next is the next subscription.
+// next returns the next subscription.
 func (w *world) next() *stream {
 	w.t.Helper()
 	select {
@@ -233,14 +233,14 @@ func (w *world) send(s *stream, steps ...frontend.Step) {
 	}
 }
 
-// heard is what the service hears next.
+// heard returns the next message that the service receives.
 func (w *world) heard(s *stream) any {
 	w.t.Helper()
 	select {
 	case m := <-s.up:
 		return m
 	case <-time.After(patience):
-		w.t.Fatal("the service heard nothing")
+		w.t.Fatal("the service received nothing")
 		return nil
 	}
 }
@@ -249,7 +249,7 @@ func (w *world) hears(s *stream, want ...any) {
 	w.t.Helper()
 	for _, x := range want {
 		if got := w.heard(s); got != x {
-			w.t.Fatalf("the service heard %+v, want %+v", got, x)
+			w.t.Fatalf("the service received %+v, want %+v", got, x)
 		}
 	}
 }
@@ -279,7 +279,7 @@ func down(port uint16) frontend.Step {
 	return frontend.Step{Remove: &k}
 }
 
-// end is a barrier of run "a" and state "s"; change says what is different.
+// end is a barrier of run "a" and state "s", modified by change.
 func end(seq uint64, change ...func(*frontend.Barrier)) frontend.Step {
 	b := &frontend.Barrier{Incarnation: "a", Seq: seq, Revision: 100 + seq, State: "s", SourcesComplete: true}
 	for _, c := range change {

@@ -19,81 +19,77 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// maxFrontends is how many frontends one state may name: both families' maps.
+// maxFrontends is the maximum number of frontends in one state: the size of both families' maps.
 const maxFrontends = 1 << 17
 
-// errProtocol: the service has sent what cannot be.
-var errProtocol = errors.New("loadbalancer: it broke the protocol")
+// errProtocol is returned if the service violates the protocol of the stream.
+var errProtocol = errors.New("loadbalancer: protocol violation")
 
-// errRecovered ends a subscription: the service learns from a new one that a frontend is enforced
-// that had been refused.
-var errRecovered = fmt.Errorf("frontends may be written that had been refused: %w", subscription.ErrAnew)
+// errRecovered ends a subscription, so that the next one can report that a refused frontend is now enforced.
+var errRecovered = fmt.Errorf("refused frontends may be accepted now: %w", subscription.ErrAnew)
 
-// Options are what a Follower works with.
+// Options are the options and dependencies of a Follower.
 type Options struct {
-	// Name of the subscriber.
+	// Name is the name of the subscriber.
 	Name    string
 	Service Service
 	Kernel  Kernel
-	// Ender is nil if nothing ends sockets: then a grace period is all that is
-	// waited for.
+	// Ender may be nil if no sockets are ended; then the follower only waits for a grace period.
 	Ender Ender
-	// Memory is nil if nothing keeps the name of the state: then frontends of an
-	// earlier process stay until every source of the service was listed.
+	// Memory may be nil if the name of the state is not kept; then frontends of a previous process stay until every source
+	// of the service has been listed.
 	Memory Memory
-	// Freed receives when a frontend may be written that Kernel has refused for another
-	// reason than room; nil: there is no such reason.
+	// Freed receives when a frontend that Kernel refused may be accepted now, if the reason was not lack of space; nil:
+	// there is no such reason.
 	Freed <-chan struct{}
-	// Room receives when a frontend may be written that Kernel has refused for lack of room; nil:
-	// nothing says so.
+	// Room receives when a frontend that Kernel refused for lack of space may fit now; nil: never.
 	Room <-chan struct{}
-	// Capacity of the kernel, which the service is told of; zero: it is not known.
+	// Capacity of the kernel, which is reported to the service; zero: unknown.
 	Capacity frontend.Capacity
 	Log      *slog.Logger
 }
 
-// Follower keeps a subscription open and the kernel as the service says.
+// Follower maintains a subscription and keeps the kernel's frontends equal to the service's.
 type Follower struct {
 	o      Options
 	synced chan struct{}
 
-	// These are Run's alone.
-	incarnation string // of the last barrier that was carried out; "": none
+	// The following fields are used only by Run.
+	incarnation string // of the last barrier that was applied; "": none
 	seq         uint64
-	owner       string // state whose frontends the kernel has; "": not known
-	state       string // that the service spoke of last in this process
-	// earlier are the frontends of another state that this one has not named.
+	owner       string // name of the state whose frontends the kernel has; "": unknown
+	state       string // name of the last state that the service has sent to this process
+	// earlier are frontends in the kernel from another state, which the current state has not sent.
 	earlier map[frontend.Key]struct{}
-	// waiting had no room.
+	// waiting are frontends that were refused for lack of space.
 	waiting map[frontend.Key]*frontend.Frontend
-	unended bool // something left, and sockets may use it
+	unended bool // backends were removed, and sockets may still use them
 
 	mu sync.Mutex
 	st Status // guarded by mu
 }
 
-// Status is how far a Follower has come.
+// Status is the state of a Follower.
 type Status struct {
-	// Connected says that a subscription is open; else Err says why not.
+	// Connected: a subscription is open. Otherwise Err is the reason why not.
 	Connected bool
 	Err       error
-	// Complete says that the service has said everything at least once.
+	// Complete: the service has sent at least one complete state.
 	Complete bool
-	// Revision of the services that is enforced, 0: none in this process.
+	// Revision is the enforced revision of the services; 0: none in this process.
 	Revision uint64
-	// Ended is the revision whose removed backends no socket uses any more.
+	// Ended is the revision whose removed backends are no longer used by any socket.
 	Ended uint64
-	// Earlier is how many frontends stay although the service does not name them,
-	// until its sources were listed completely.
+	// Earlier is the number of frontends that are kept although the service does not send them, until its sources have
+	// been listed completely.
 	Earlier int
-	// Unsaved says why the state's name is not on stable storage.
+	// Unsaved is the reason why the state's name is not on stable storage; "": it is.
 	Unsaved string
-	// Refusals are the frontends that are not enforced as the service has them,
-	// and why.
+	// Refusals are the frontends that are not enforced as the service sent them, with the reasons.
 	Refusals map[frontend.Key]string
 }
 
-// Refused are the refusals, one line each, sorted by key.
+// Refused returns the refusals, one line each, sorted by key.
 func (s Status) Refused() []string {
 	lines := make([]string, 0, len(s.Refusals))
 	for _, k := range slices.SortedFunc(maps.Keys(s.Refusals), frontend.Key.Compare) {
@@ -102,20 +98,20 @@ func (s Status) Refused() []string {
 	return lines
 }
 
-// New returns a Follower; Run does its work.
+// New returns a Follower. It does nothing before Run.
 func New(o Options) *Follower {
 	return &Follower{
 		o: o, synced: make(chan struct{}),
 		earlier: map[frontend.Key]struct{}{}, waiting: map[frontend.Key]*frontend.Frontend{},
-		unended: true, // by an earlier process, perhaps
+		unended: true, // by a previous process, possibly
 		st:      Status{Err: errors.New("loadbalancer: not connected yet"), Refusals: map[frontend.Key]string{}},
 	}
 }
 
-// Synced is closed once the service has said everything and the kernel has it.
+// Synced is closed once the kernel has a complete state of the service.
 func (f *Follower) Synced() <-chan struct{} { return f.synced }
 
-// Status says how far it has come.
+// Status returns the current status.
 func (f *Follower) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -124,19 +120,19 @@ func (f *Follower) Status() Status {
 	return st
 }
 
-// note changes the status.
+// note updates the status.
 func (f *Follower) note(change func(*Status)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(&f.st)
 }
 
-// Run keeps a subscription open and does what comes, until ctx ends.
+// Run maintains a subscription and applies its changes until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
 	if f.o.Memory != nil {
 		var err error
 		if f.owner, err = f.o.Memory.Load(); err != nil {
-			f.o.Log.Error("state of the frontends in the kernel not known: "+
+			f.o.Log.Error("state of the frontends in the kernel unknown: "+
 				"they stay until the loadbalancer has listed every source", log.Err(err))
 		}
 	}
@@ -154,37 +150,36 @@ func (f *Follower) Run(ctx context.Context) error {
 	})
 }
 
-// reset has the next stream begin with everything.
+// reset makes the next stream begin with a complete state.
 func (f *Follower) reset() { f.incarnation, f.seq = "", 0 }
 
-// ending is the wait for sockets that use what has left, beside everything else:
-// no change waits for it, and one is for all that has left before it began.
+// ending waits, concurrently with all other work, until no socket uses removed backends. It covers all backends that
+// were removed before it started.
 type ending struct {
 	done     chan error
 	under    bool
-	seq      uint64 // of the barrier that it is for
+	seq      uint64 // seq of the barrier that it acknowledges
 	revision uint64
 }
 
-// session is one stream.
+// session is the state of one stream.
 type session struct {
 	f      *Follower
 	stream Stream
 	sub    Subscription
 	tx     *frontendtx.Transaction
-	bad    map[frontend.Key]error // what cannot be
-	last   *frontend.Barrier      // that was carried out in this stream; nil: none
+	bad    map[frontend.Key]error // frontends that are invalid
+	last   *frontend.Barrier      // last applied barrier of this stream; nil: none
 	ended  uint64                 // seq
 	ending ending
 }
 
-// subscribe is one stream, from beginning to end. heard says whether anything came.
+// subscribe runs one stream. heard reports whether anything was received.
 func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	if f.unended {
-		// A stream that goes on might bring no barrier, and there would be nothing
-		// by which to say that it ended.
+		// A resumed stream might bring no barrier, and the end of the sockets could not be acknowledged.
 		f.reset()
 	}
 	sub := Subscription{Name: f.o.Name, Incarnation: f.incarnation, Seq: f.seq, Capacity: f.o.Capacity}
@@ -210,7 +205,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 			f.unended = true // it was not acknowledged
 		}
 	}()
-	// A stream that goes on may have nothing to say.
+	// A resumed stream may have nothing to send.
 	settled := time.NewTimer(time.Second)
 	defer settled.Stop()
 	for {
@@ -241,7 +236,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 	}
 }
 
-// opened notes that a subscription is open.
+// opened records that a subscription is open.
 func (f *Follower) opened() {
 	was := false
 	f.note(func(st *Status) { was, st.Connected, st.Err = st.Connected, true, nil })
@@ -250,7 +245,7 @@ func (f *Follower) opened() {
 	}
 }
 
-// take collects steps, and carries out what a barrier ends.
+// take collects steps, and applies them at each barrier.
 func (s *session) take(ctx context.Context, steps []frontend.Step) error {
 	for _, st := range steps {
 		switch {
@@ -275,7 +270,7 @@ func (s *session) take(ctx context.Context, steps []frontend.Step) error {
 	return nil
 }
 
-// check refuses a barrier that cannot follow what came before.
+// check returns an error for a barrier that cannot follow the previous one.
 func (s *session) check(b frontend.Barrier) error {
 	switch {
 	case b.Incarnation == "" || b.State == "":
@@ -301,12 +296,12 @@ func (s *session) check(b frontend.Barrier) error {
 	case s.last != nil && b.SnapshotComplete:
 		return fmt.Errorf("%w: barrier %d ends a second snapshot", errProtocol, b.Seq)
 	case !b.SnapshotComplete && b.State != s.f.state:
-		return fmt.Errorf("%w: another state %x without its frontends", errProtocol, b.State)
+		return fmt.Errorf("%w: new state %x without a snapshot", errProtocol, b.State)
 	}
 	return nil
 }
 
-// barrier carries out the steps up to a barrier and acknowledges it.
+// barrier applies the steps up to a barrier and acknowledges it.
 func (s *session) barrier(ctx context.Context, b frontend.Barrier) error {
 	f := s.f
 	if err := s.check(b); err != nil {
@@ -322,7 +317,7 @@ func (s *session) barrier(ctx context.Context, b frontend.Barrier) error {
 	}
 	res, err := f.o.Kernel.Apply(ctx, tx)
 	if err != nil {
-		f.reset() // what was not written is sent again
+		f.reset() // unwritten frontends are sent again
 		return fmt.Errorf("write frontends: %w", err)
 	}
 	if b.SnapshotComplete {
@@ -377,8 +372,8 @@ func (s *session) barrier(ctx context.Context, b frontend.Barrier) error {
 	return s.acknowledge(b.Seq, b.Revision)
 }
 
-// complete adds to a transaction what its barrier says of frontends that it does
-// not name, and returns those that it does.
+// complete adds the effects of the barrier on frontends that the transaction does not contain, and returns the
+// frontends that it contains.
 func (f *Follower) complete(
 	tx *frontendtx.Transaction,
 	bad map[frontend.Key]error,
@@ -409,7 +404,7 @@ func (f *Follower) complete(
 	}
 	for _, k := range there {
 		if _, ok := bad[k]; ok {
-			// Its backends may have gone, and it cannot be read which are left.
+			// Some of its backends may have been removed, and the remaining ones cannot be decoded.
 			tx.Upsert(frontendtx.Closed(k))
 		}
 	}
@@ -434,7 +429,7 @@ func (f *Follower) complete(
 	return named, nil
 }
 
-// remember notes whose frontends the kernel has.
+// remember saves which state the kernel's frontends belong to.
 func (f *Follower) remember() {
 	if len(f.earlier) > 0 || f.owner == f.state {
 		return
@@ -452,7 +447,7 @@ func (f *Follower) remember() {
 	f.note(func(st *Status) { st.Unsaved = text })
 }
 
-// keepWaiting keeps what was refused for lack of room.
+// keepWaiting keeps the changes that were refused for lack of space.
 func (f *Follower) keepWaiting(tx *frontendtx.Transaction, refused []frontend.Refusal) {
 	if len(refused) == 0 {
 		return
@@ -469,19 +464,18 @@ func (f *Follower) keepWaiting(tx *frontendtx.Transaction, refused []frontend.Re
 	}
 }
 
-// end begins to wait for the sockets, unless that is under way: then it begins
-// again behind it.
+// end starts waiting for the sockets. If a wait is already running, the next one starts after it.
 func (s *session) end(ctx context.Context) {
 	if s.ending.under {
 		return
 	}
 	f := s.f
-	f.unended = false // but for what leaves from now on
+	f.unended = false // covers removals until now
 	s.ending.under, s.ending.seq, s.ending.revision = true, s.last.Seq, s.last.Revision
 	go func() { s.ending.done <- f.endSockets(ctx) }()
 }
 
-// endSockets returns when nothing uses what had left before.
+// endSockets returns when no socket uses the backends that were removed before.
 func (f *Follower) endSockets(ctx context.Context) error {
 	if err := f.o.Kernel.Barrier(ctx); err != nil {
 		return err
@@ -492,10 +486,10 @@ func (f *Follower) endSockets(ctx context.Context) error {
 	return f.o.Ender.End(ctx)
 }
 
-// endAgain is the pause before sockets are ended again that could not be.
+// endAgain is the pause before a failed attempt to end sockets is repeated.
 const endAgain = time.Second
 
-// passed acknowledges what has ended.
+// passed acknowledges the end of sockets, or retries it.
 func (s *session) passed(ctx context.Context, failed error) error {
 	f := s.f
 	if failed != nil {
@@ -528,7 +522,7 @@ func (s *session) passed(ctx context.Context, failed error) error {
 	return f.retry(ctx)
 }
 
-// acknowledge says that everything up to a barrier has ended.
+// acknowledge reports that no socket uses backends removed up to a barrier.
 func (s *session) acknowledge(seq, revision uint64) error {
 	s.ended = seq
 	if err := s.stream.Ack(s.last.Seq, seq); err != nil {
@@ -538,7 +532,7 @@ func (s *session) acknowledge(seq, revision uint64) error {
 	return nil
 }
 
-// retry tries what had no room.
+// retry applies the frontends that were refused for lack of space.
 func (f *Follower) retry(ctx context.Context) error {
 	if len(f.waiting) == 0 {
 		return nil

@@ -44,14 +44,14 @@ func TestEndedIsAcknowledgedWhenSocketsHaveEnded(t *testing.T) {
 	w.send(s, up(1, 1), end(1, snapshot))
 	w.hears(s, ack{1, 0})
 	<-e.began
-	// what comes meanwhile is enforced at once, and one ending is for all of it
+	// later changes are enforced at once, and one wait covers all of them
 	w.send(s, up(1, 2), end(2))
 	w.send(s, up(1, 3), end(3))
 	w.hears(s, ack{2, 0}, ack{3, 0})
 	e.let <- nil
 	w.hears(s, ack{3, 1})
 	<-e.began
-	w.send(s, end(4)) // nothing changes
+	w.send(s, end(4)) // no changes
 	w.hears(s, ack{4, 1})
 	e.let <- nil
 	w.hears(s, ack{4, 3}, ack{4, 4})
@@ -81,7 +81,7 @@ func TestSnapshotRemovesWhatItDoesNotName(t *testing.T) {
 	w.kernel.have[key(8)], w.kernel.have[key(9)] = up(8, 1).Upsert, up(9, 1).Upsert
 	w.start(nil)
 	s := w.next()
-	// the state is the one whose frontends the kernel has: what it does not name is gone
+	// the kernel's frontends belong to this state: missing ones are removed
 	w.send(s, up(9, 1), end(1, snapshot, incomplete))
 	w.hears(s, ack{1, 0}, ack{1, 1})
 	w.has(9)
@@ -104,22 +104,22 @@ func TestFrontendsOfAnotherStateStayUntilSourcesAreComplete(t *testing.T) {
 			w.hears(s, ack{1, 0}, ack{1, 1})
 			w.has(1, 2, 6, 7, 8, 9)
 			if st := w.f.Status(); st.Earlier != 3 {
-				t.Errorf("%d frontends are said to be of an earlier state, want 3", st.Earlier)
+				t.Errorf("%d frontends of an earlier state, want 3", st.Earlier)
 			}
-			// what the new state has named, and what it removes, is its own
+			// frontends that the new state sent or removed belong to it
 			w.send(s, down(2), down(8), end(2, incomplete))
 			w.hears(s, ack{2, 1}, ack{2, 2})
 			w.has(1, 6, 7, 9)
-			// so it is in another snapshot of it
+			// also in another snapshot of it
 			close(s.down)
 			s = w.next()
 			w.send(s, up(9, 2), end(9, snapshot, incomplete, run("b")))
 			w.hears(s, ack{9, 0}, ack{9, 9})
 			w.has(6, 7, 9)
 			if m.state != was {
-				t.Errorf("the kernel's frontends are noted as those of %q", m.state)
+				t.Errorf("the saved state is %q", m.state)
 			}
-			// not in a process that knows of none of this
+			// but not in a process that knows nothing of this
 			w.stop()
 			w.start(nil)
 			s = w.next()
@@ -130,7 +130,7 @@ func TestFrontendsOfAnotherStateStayUntilSourcesAreComplete(t *testing.T) {
 			w.hears(s, ack{11, 10}, ack{11, 11})
 			w.has(7, 9)
 			if m.state != "s" || w.f.Status().Earlier != 0 {
-				t.Errorf("state %q is noted, %d frontends are of an earlier one", m.state, w.f.Status().Earlier)
+				t.Errorf("the saved state is %q, and %d frontends are of an earlier one", m.state, w.f.Status().Earlier)
 			}
 		})
 	}
@@ -155,8 +155,8 @@ func TestStreamGoesOnBehindTheLastBarrier(t *testing.T) {
 	w.has(1, 3)
 }
 
-// TestStreamBeginsAnewAfterAnUnacknowledgedEnding: behind the last barrier nothing
-// might come by which the end of sockets could be acknowledged.
+// TestStreamBeginsAnewAfterAnUnacknowledgedEnding: a resumed stream might bring no barrier with which the end of
+// sockets could be acknowledged.
 func TestStreamBeginsAnewAfterAnUnacknowledgedEnding(t *testing.T) {
 	e := &ender{began: make(chan struct{}), let: make(chan error)}
 	w := newWorld(t).start(e)
@@ -249,7 +249,7 @@ func TestRefusedFrontendsAreReportedUntilTheyAreSentAgain(t *testing.T) {
 	}
 	w.send(s, down(3), up(5, 5), up(5, 1), down(1), end(2))
 	w.hears(s, refusal{key(5), room}, ack{2, 1})
-	// what was removed has left room: the service learns it from a new subscription
+	// the removal freed space: the service learns that from a new subscription
 	again := w.next()
 	w.has(2, 5)
 	w.send(again, up(2, 2), up(5, 1), end(2, snapshot))
@@ -280,8 +280,8 @@ func TestSyncedIsAfterTheFirstSnapshot(t *testing.T) {
 	w.hears(s, ack{1, 0}, ack{1, 1})
 }
 
-// TestFreedFrontendsAreSentAgain: what the kernel refused because something else had the
-// frontend is sent by a new subscription, from which the service learns of it.
+// TestFreedFrontendsAreSentAgain: a frontend that the kernel refused because the key was in use is sent again by a new
+// subscription, which tells the service that it is enforced.
 func TestFreedFrontendsAreSentAgain(t *testing.T) {
 	w := newWorld(t)
 	w.kernel.room = 1
@@ -296,8 +296,8 @@ func TestFreedFrontendsAreSentAgain(t *testing.T) {
 	}
 }
 
-// TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree: no Service changes after the kernel refused a
-// frontend, and numbers of removed ones are free later.
+// TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree: after the kernel refused a frontend, no Service changes, and IDs
+// of removed frontends become free later.
 func TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree(t *testing.T) {
 	w := newWorld(t)
 	w.kernel.room = 1
@@ -305,13 +305,13 @@ func TestFrontendsWithoutRoomAreTriedWhenNumbersAreFree(t *testing.T) {
 	s := w.next()
 	w.send(s, up(1, 1), up(2, 2), end(7, snapshot))
 	w.hears(s, refusal{key(2), "map sl_fe4: 1 elements needed, 0 free, at most 0 for one list"}, ack{7, 0}, ack{7, 7})
-	w.room <- struct{}{} // there is none yet
-	w.room <- struct{}{} // it was taken
+	w.room <- struct{}{} // still no space
+	w.room <- struct{}{} // received by the follower
 	w.has(1)
 	w.kernel.mu.Lock()
 	w.kernel.room = 2
 	w.kernel.mu.Unlock()
 	w.room <- struct{}{}
-	w.next() // from which the service learns of it
+	w.next() // reports the frontend to the service
 	w.has(1, 2)
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frontendstream follows sluice-loadbalancer: it applies the frontends
-// that come to the kernel, one transaction for each state, and acknowledges what
-// every packet finds and what no socket uses any more. It does not know how
-// frontends lie in the kernel, nor how sockets are ended.
+// Package frontendstream follows sluice-loadbalancer: it applies the received frontends to the kernel, one transaction
+// per state, and acknowledges when all packets use the new state and when no socket uses removed backends. It does not
+// know the layout of the kernel's maps, nor how sockets are ended.
 package frontendstream
 
 import (
@@ -14,50 +13,47 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// Subscription is how a stream begins.
+// Subscription is the start of a stream.
 type Subscription struct {
 	Name        string
-	Incarnation string // of the last barrier that was carried out; empty: none
+	Incarnation string // of the last barrier that was applied; empty: none
 	Seq         uint64
-	Capacity    frontend.Capacity // zero: it is not known
+	Capacity    frontend.Capacity // zero: unknown
 }
 
-// Stream is one subscription to the service. Recv is called by one goroutine, the
-// rest by another.
+// Stream is one subscription to the service. One goroutine calls Recv, another one the other methods.
 type Stream interface {
 	Recv() ([]frontend.Step, error)
-	// Ack says up to which barrier every packet finds the frontends, and up to
-	// which no socket uses a backend that was removed.
+	// Ack reports the barrier up to which every packet uses the frontends, and the barrier up to which no socket uses a
+	// removed backend.
 	Ack(enforced, ended uint64) error
 	Refuse(k frontend.Key, reason string) error
 }
 
-// Service is where the frontends come from. The stream ends with ctx.
+// Service is the source of frontends. The stream ends with ctx.
 type Service interface {
 	Subscribe(ctx context.Context, s Subscription) (Stream, error)
 }
 
-// Kernel is where they go.
+// Kernel applies frontends.
 type Kernel interface {
-	// Apply returns when every packet and every socket that asks from then on
-	// finds the frontends as they should be, those refused excepted.
+	// Apply returns when every later packet and socket call sees the frontends of the transaction, except for refused
+	// ones.
 	Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error)
-	// Barrier returns when every program run has ended that began before.
+	// Barrier returns when every program run that began before has ended.
 	Barrier(ctx context.Context) error
-	// Keys are those of all frontends, also of earlier processes.
+	// Keys returns the keys of all frontends, including those of previous processes.
 	Keys() ([]frontend.Key, error)
 }
 
 // Ender ends sockets.
 type Ender interface {
-	// End ends what still sends to a backend that the frontend by which it was
-	// chosen does not lead to any more. No program run is under way that has found
-	// such a backend.
+	// End ends sockets that send to a backend which was removed from the frontend that selected it. It is called when no
+	// program run that may have found such a backend is still active.
 	End(ctx context.Context) error
 }
 
-// Memory keeps the name of the state whose frontends the kernel has, over restarts
-// and boots.
+// Memory keeps the name of the state whose frontends the kernel has, across restarts and reboots.
 type Memory interface {
 	// Load returns "" if nothing was saved.
 	Load() (state string, err error)

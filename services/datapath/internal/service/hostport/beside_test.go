@@ -28,8 +28,8 @@ func (s *slow) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendt
 	return s.Kernel.Apply(ctx, tx)
 }
 
-// TestClaimBesideATransactionOfServicesTakesNoPort that the transaction is about to take: one
-// key never belongs to an endpoint and to a service.
+// TestClaimBesideATransactionOfServicesTakesNoPort: a claim waits for a running transaction that takes the port. A key
+// never belongs to an endpoint and to a service.
 func TestClaimBesideATransactionOfServicesTakesNoPort(t *testing.T) {
 	_, k, e := newPorts()
 	s := &slow{k, make(chan struct{}), make(chan struct{})}

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package hostport leads ports of the node to the containers that asked for them
-// when they were created. It owns the claims, which say whose a port is, and stands
-// between sluice-loadbalancer and the kernel's frontends: a transaction of services
-// neither takes nor removes what an endpoint has claimed.
+// Package hostport forwards ports of the node to containers that requested them at creation. It keeps the claims, which
+// assign ports to endpoints, and filters the transactions of sluice-loadbalancer: a transaction of services neither
+// takes nor removes a frontend that an endpoint has claimed.
 //
-// A claim begins before the frontend is in the kernel and ends after it has left, so
-// that one key never belongs to an endpoint and to a service. The records of
-// endpoints are the durable form of claims; this package keeps none.
+// A claim starts before the frontend is in the kernel and ends after it is removed, so that a key never belongs to an
+// endpoint and to a service at the same time. Claims are stored in the endpoint records; this package stores none.
 package hostport
 
 import (
@@ -31,39 +29,38 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// Kernel is where frontends are.
+// Kernel applies frontends.
 type Kernel interface {
 	// Apply applies a transaction of services or of host ports.
 	Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error)
-	// Barrier returns when every program run has ended that began before.
+	// Barrier returns when every program run that began before has ended.
 	Barrier(ctx context.Context) error
-	// Keys are those of all frontends.
+	// Keys returns the keys of all frontends.
 	Keys() ([]frontend.Key, error)
-	// NameOf is the service of a frontend, "": it is not known. false: there is no
-	// such frontend.
+	// NameOf returns the service of a frontend, "" if it is unknown. ok is false if the frontend does not exist.
 	NameOf(k frontend.Key) (service string, ok bool, err error)
 }
 
-// Ender ends sockets that send to a backend which was removed.
+// Ender ends sockets that send to a removed backend.
 type Ender interface {
 	End(ctx context.Context) error
 }
 
-// systemNamespace is the namespace of the cluster's own pods, whatever its tenant is.
+// systemNamespace is the namespace of the cluster's own pods. It belongs to the tenant shares.System.
 const systemNamespace = "kube-system"
 
-// keptTenants is how many tenants of namespaces without claims are kept.
+// keptTenants is how many tenants of namespaces without claims are cached.
 const keptTenants = 64
 
-// part is the part of the elements for frontends that is for host ports, and frontsEach how many of
-// them a host port needs: one for inside, one for outside.
+// part is the fraction of the elements that is reserved for host ports, and frontsEach the number of fronts of a host
+// port: one for inside, one for outside.
 const (
 	part       = 16
 	frontsEach = 2
 )
 
-// Divide divides the capacity of the kernel between services and host ports: what services may
-// have, and how many host ports there may be.
+// Divide divides the capacity of the kernel between services and host ports. It returns the capacity for services and
+// the maximum number of host ports.
 func Divide(c frontend.Capacity) (services frontend.Capacity, hostPorts int) {
 	hostPorts = c.Frontends / part / frontsEach
 	c.Frontends -= hostPorts * frontsEach
@@ -72,47 +69,46 @@ func Divide(c frontend.Capacity) (services frontend.Capacity, hostPorts int) {
 	return c, hostPorts
 }
 
-// Options are what Ports work with.
+// Options are the options and dependencies of Ports.
 type Options struct {
 	Kernel Kernel
 	Ender  Ender
-	// Own says whether an address is the node's.
+	// Own reports whether an address belongs to the node.
 	Own func(a netip.Addr) (bool, error)
-	// Closed are UDP ports of the node that no container may have: packets between
-	// nodes go there.
+	// Closed are UDP ports of the node that containers may not use, because packets between nodes use them.
 	Closed []uint16
-	// Room is how many frontends all endpoints together may claim, one for each address of
-	// the endpoint in each mapping. Tenants share it. 0: no limit.
+	// Room is the number of frontends that all endpoints together may claim, shared by the tenants. Each mapping needs one
+	// per address of the endpoint. 0: no limit.
 	Room int
 	Log  *slog.Logger
 }
 
-// Ports are the host ports of the node's endpoints. All methods may be called
-// concurrently; those that change an owner's ports by one caller for each owner.
+// Ports manages the host ports of the node's endpoints. Its methods may be called concurrently, but changes for one
+// owner only by one caller at a time.
 type Ports struct {
 	o Options
 	// held is closed once an endpoint has claimed a port.
 	held chan struct{}
-	// freed receives when a port was given up that a service wants.
+	// freed receives when a port was released that a service wants.
 	freed chan struct{}
 	// left receives when a frontend was removed that sockets may still use.
 	left chan struct{}
 
-	// applying is held while a transaction of services is applied, and while a claim
-	// is decided: both look at the other's keys first.
+	// applying is held while a transaction of services is applied, and while a claim is checked: both first check the keys
+	// of the other.
 	applying sync.Mutex
 
 	mu     sync.Mutex                          // taken after applying
 	claims map[frontend.Key]*claim             // guarded by mu
-	owners map[workload.Owner][]frontend.Key   // guarded by mu; of claims
-	wanted map[frontend.Key]struct{}           // guarded by mu; refused to services
-	failed map[workload.Owner]map[string]error // guarded by mu; by frontend, why it leads nowhere
-	counts map[string]int                      // guarded by mu; claims by the namespace of the pod
-	// tenants are those of namespaces, as far as the identity service has said.
+	owners map[workload.Owner][]frontend.Key   // guarded by mu; keys of claims
+	wanted map[frontend.Key]struct{}           // guarded by mu; keys refused to services
+	failed map[workload.Owner]map[string]error // guarded by mu; by frontend, why the host port is not in effect
+	counts map[string]int                      // guarded by mu; number of claims by pod namespace
+	// tenants are the tenants of namespaces, if known from the identity service.
 	tenants map[string]shares.Tenant // guarded by mu
 }
 
-// claim is a port that an endpoint has.
+// claim is a port that an endpoint has claimed.
 type claim struct {
 	owner     workload.Owner
 	namespace string
@@ -127,17 +123,17 @@ func New(o Options) *Ports {
 		wanted: map[frontend.Key]struct{}{}, failed: map[workload.Owner]map[string]error{}, counts: map[string]int{},
 		tenants: map[string]shares.Tenant{},
 	}
-	p.left <- struct{}{} // by an earlier process, perhaps
+	p.left <- struct{}{} // by a previous process, possibly
 	return p
 }
 
 // Held is closed once an endpoint has claimed a port.
 func (p *Ports) Held() <-chan struct{} { return p.held }
 
-// Freed receives when a port was given up that was refused to a service.
+// Freed receives when a port was released that was refused to a service.
 func (p *Ports) Freed() <-chan struct{} { return p.freed }
 
-// nameOf is what people know an endpoint by.
+// nameOf returns the pod of an endpoint, or its owner if it has none.
 func nameOf(s endpoint.Spec) string {
 	if s.Pod.Name != "" {
 		return s.Pod.Namespace + "/" + s.Pod.Name
@@ -145,7 +141,7 @@ func nameOf(s endpoint.Spec) string {
 	return s.Owner.String()
 }
 
-// frontendsOf are the frontends of an endpoint's port mappings.
+// frontendsOf returns the frontends of an endpoint's port mappings.
 func frontendsOf(s endpoint.Spec) []*frontend.Frontend {
 	var fs []*frontend.Frontend
 	for _, m := range s.PortMappings {
@@ -178,12 +174,12 @@ func (p *Ports) Check(s endpoint.Spec) error {
 	return p.check(s, frontendsOf(s))
 }
 
-// check is Check with applying held.
+// check implements Check with applying held.
 func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 	for _, m := range s.PortMappings {
 		if m.Protocol == workload.UDP && slices.Contains(p.o.Closed, m.HostPort) {
 			return &endpoint.FieldError{
-				Field: "port_mappings", Reason: fmt.Sprintf("%v: packets between nodes go to that port", m),
+				Field: "port_mappings", Reason: fmt.Sprintf("%v: the node uses that port for packets between nodes", m),
 			}
 		}
 		if !m.HostIP.IsValid() || m.HostIP.IsUnspecified() || m.HostIP.IsLoopback() {
@@ -195,7 +191,7 @@ func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 		}
 		if !own {
 			return &endpoint.FieldError{
-				Field: "port_mappings", Reason: fmt.Sprintf("%v: it is no address of this node", m),
+				Field: "port_mappings", Reason: fmt.Sprintf("%v: not an address of this node", m),
 			}
 		}
 	}
@@ -212,7 +208,7 @@ func (p *Ports) check(s endpoint.Spec, fs []*frontend.Frontend) error {
 		case err != nil:
 			return err
 		case ok && service == "":
-			return fmt.Errorf("port %v: %w by a service that sluice-loadbalancer has not named since the start",
+			return fmt.Errorf("port %v: %w by a service that sluice-loadbalancer has not sent since the start",
 				f.Key, endpoint.ErrHostPort)
 		case ok:
 			return fmt.Errorf("port %v: %w by service %s", f.Key, endpoint.ErrHostPort, service)
@@ -232,8 +228,8 @@ func (p *Ports) SetTenant(namespace string, t shares.Tenant) {
 	}
 }
 
-// tenantOf returns the tenant of a namespace. Containers without a namespace belong to the
-// node's own. mu is held.
+// tenantOf returns the tenant of a namespace. Containers without a namespace belong to the system tenant. Called with
+// mu held.
 func (p *Ports) tenantOf(namespace string) shares.Tenant {
 	if namespace == "" || namespace == systemNamespace {
 		return shares.System
@@ -244,7 +240,7 @@ func (p *Ports) tenantOf(namespace string) shares.Tenant {
 	return shares.Namespace(namespace)
 }
 
-// fits returns ErrFull if the tenant of a namespace may not claim so many more frontends.
+// fits returns ErrFull if the tenant of a namespace may not claim added more frontends.
 func (p *Ports) fits(namespace string, added int) error {
 	if p.o.Room == 0 || added == 0 {
 		return nil
@@ -266,7 +262,7 @@ func (p *Ports) fits(namespace string, added int) error {
 		endpoint.ErrFull, added, tenant, has, most, used.Used(), p.o.Room)
 }
 
-// holder is the owner of an endpoint that has claimed a key.
+// holder returns the endpoint owner that has claimed a key.
 func (p *Ports) holder(k frontend.Key) (workload.Owner, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -296,7 +292,7 @@ func (p *Ports) Claim(s endpoint.Spec) error {
 	return nil
 }
 
-// keep gives a frontend to an endpoint. mu is held.
+// keep assigns a frontend to an endpoint. Called with mu held.
 func (p *Ports) keep(s endpoint.Spec, f *frontend.Frontend) {
 	if before := p.claims[f.Key]; before == nil {
 		p.owners[s.Owner] = append(p.owners[s.Owner], f.Key)
@@ -313,15 +309,15 @@ func (p *Ports) keep(s endpoint.Spec, f *frontend.Frontend) {
 	}
 }
 
-// count changes how many claims the namespace of a claim has. mu is held.
+// count changes the number of claims of the claim's namespace. Called with mu held.
 func (p *Ports) count(c *claim, by int) {
 	if p.counts[c.namespace] += by; p.counts[c.namespace] == 0 {
 		delete(p.counts, c.namespace)
 	}
 }
 
-// Restore implements endpoint.HostPorts. What the node has, and what services have, does
-// not count: the kernel may have had these frontends since before.
+// Restore implements endpoint.HostPorts. It does not check the ports of services or the addresses of the node, because
+// the kernel may already have these frontends.
 func (p *Ports) Restore(rs []endpoint.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -334,7 +330,7 @@ func (p *Ports) Restore(rs []endpoint.Record) {
 	}
 }
 
-// restore claims the ports of one endpoint. mu is held.
+// restore claims the ports of one endpoint. Called with mu held.
 func (p *Ports) restore(s endpoint.Spec) {
 	for _, f := range frontendsOf(s) {
 		if other := p.claims[f.Key]; other != nil && other.owner != s.Owner {
@@ -347,7 +343,7 @@ func (p *Ports) restore(s endpoint.Spec) {
 	}
 }
 
-// fail notes why a frontend does not lead to its endpoint, nil: it does. mu is held.
+// fail records why a frontend is not in effect; nil: it is. Called with mu held.
 func (p *Ports) fail(o workload.Owner, k frontend.Key, err error) {
 	if err != nil && p.failed[o] == nil {
 		p.failed[o] = map[string]error{}
@@ -372,10 +368,10 @@ func (p *Ports) LeadAll(ctx context.Context) {
 	p.leadLogged(ctx, owners)
 }
 
-// leadLogged is lead where a failure is tried again later.
+// leadLogged is lead for callers that retry failures later.
 func (p *Ports) leadLogged(ctx context.Context, owners []workload.Owner) {
 	if err := p.lead(ctx, owners); err != nil && ctx.Err() == nil {
-		p.o.Log.WarnContext(ctx, "host ports lead nowhere, trying again", log.Err(err))
+		p.o.Log.WarnContext(ctx, "host ports not in effect, trying again", log.Err(err))
 	}
 }
 
@@ -422,8 +418,7 @@ func (p *Ports) lead(ctx context.Context, owners []workload.Owner) error {
 	return errors.Join(errs...)
 }
 
-// Release implements endpoint.HostPorts. It goes on when its caller has lost patience:
-// the next owner of the port waits for it.
+// Release implements endpoint.HostPorts. It has no context, because the next owner of the port waits for it.
 func (p *Ports) Release(o workload.Owner) error {
 	tx := &frontendtx.Transaction{Partial: true}
 	p.mu.Lock()
@@ -457,7 +452,7 @@ func (p *Ports) Release(o workload.Owner) error {
 	return nil
 }
 
-// wake has a receiver look that may be asleep.
+// wake sends to a channel with a buffer of one, without blocking.
 func wake(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -465,29 +460,28 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// Warnings name what leads nowhere, one line each, sorted.
+// Warnings lists host ports that are not in effect, one line each, sorted.
 func (p *Ports) Warnings() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var lines []string
 	for o, fs := range p.failed {
 		for _, err := range fs {
-			lines = append(lines, fmt.Sprintf("endpoint %s: %v; it goes on without", o, err))
+			lines = append(lines, fmt.Sprintf("endpoint %s: %v; the endpoint runs without this host port", o, err))
 		}
 	}
 	slices.Sort(lines)
 	return lines
 }
 
-// settlePause is before sockets are ended again that could not be, and before ports are
-// led again that the maps had no room for.
+// settlePause is the pause before a failed attempt to end sockets is repeated; leadPause is the pause before host ports
+// that did not fit into the maps are tried again.
 const (
 	settlePause = time.Second
 	leadPause   = 30 * time.Second
 )
 
-// Run ends the sockets that were led to endpoints by ports which have been given up, and
-// leads ports again that had no room, until ctx ends.
+// Run ends sockets that use released host ports, and retries host ports that did not fit, until ctx ends.
 func (p *Ports) Run(ctx context.Context) error {
 	again := time.NewTicker(leadPause)
 	defer again.Stop()
@@ -516,7 +510,7 @@ func (p *Ports) Run(ctx context.Context) error {
 	}
 }
 
-// leadAgain leads what leads nowhere.
+// leadAgain retries the host ports that are not in effect.
 func (p *Ports) leadAgain(ctx context.Context) {
 	p.mu.Lock()
 	owners := slices.Collect(maps.Keys(p.failed))
@@ -524,29 +518,28 @@ func (p *Ports) leadAgain(ctx context.Context) {
 	p.leadLogged(ctx, owners)
 }
 
-// Services are the frontends of the kernel without those of host ports: what
-// sluice-loadbalancer says is for these.
+// Services is the kernel's set of frontends without host ports, as sluice-loadbalancer manages it.
 type Services struct{ p *Ports }
 
-// Services gives the frontends of the kernel to one who keeps services.
+// Services returns the frontends of the kernel without host ports.
 func (p *Ports) Services() Services { return Services{p} }
 
-// heldError says that an endpoint has the key of a service's frontend.
+// heldError is returned if an endpoint has claimed the key of a service's frontend.
 type heldError struct {
 	owner workload.Owner
 	name  string
 }
 
 func (e *heldError) Error() string {
-	text := "it is a host port of endpoint " + e.owner.String()
+	text := "the port is a host port of endpoint " + e.owner.String()
 	if strings.Contains(e.name, "/") && e.name != e.owner.String() {
 		text += ", pod " + e.name
 	}
-	return text + "; services do not have it until that is deleted"
+	return text + "; the service gets the port when the endpoint is deleted"
 }
 
-// Apply applies a transaction of services. A frontend with the key of a host port is
-// refused, and left alone if it is removed.
+// Apply applies a transaction of services. It refuses frontends with the key of a host port, and does not remove host
+// ports.
 func (s Services) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	p := s.p
 	p.applying.Lock()
@@ -560,7 +553,7 @@ func (s Services) Apply(ctx context.Context, tx *frontendtx.Transaction) (fronte
 	return res, err
 }
 
-// filter takes what endpoints have claimed from a transaction.
+// filter removes the keys that endpoints have claimed from a transaction.
 func (p *Ports) filter(tx *frontendtx.Transaction) (theirs *frontendtx.Transaction, refused []frontend.Refusal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -586,10 +579,10 @@ func (p *Ports) filter(tx *frontendtx.Transaction) (theirs *frontendtx.Transacti
 	return theirs, refused
 }
 
-// Barrier returns when every program run has ended that began before.
+// Barrier returns when every program run that began before has ended.
 func (s Services) Barrier(ctx context.Context) error { return s.p.o.Kernel.Barrier(ctx) }
 
-// Keys are those of all frontends, also of earlier processes, but for host ports.
+// Keys returns the keys of all frontends except host ports, including frontends of previous processes.
 func (s Services) Keys() ([]frontend.Key, error) {
 	keys, err := s.p.o.Kernel.Keys()
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// kernel has frontends, and refuses some for lack of room.
+// kernel has frontends, and refuses some for lack of space.
 type kernel struct {
 	mu     sync.Mutex
 	have   map[frontend.Key]*frontend.Frontend // guarded by mu
@@ -83,7 +83,7 @@ func (k *kernel) NameOf(key frontend.Key) (string, bool, error) {
 	return f.Service, true, nil
 }
 
-// ender counts, and says so.
+// ender signals each call.
 type ender chan struct{}
 
 func (e ender) End(ctx context.Context) error {
@@ -109,13 +109,13 @@ func newPorts() (*Ports, *kernel, ender) {
 	}), k, e
 }
 
-// key is "8080/tcp" of every address, or that of one.
+// key returns the key of a port on an address; with the unspecified address, on every address of the node.
 func key(addr string, port uint16, p frontend.Protocol) frontend.Key {
 	a := netip.MustParseAddr(addr)
 	return frontend.Key{Addr: a, Port: port, Protocol: p, Node: a.IsUnspecified()}
 }
 
-// spec is an endpoint with an address of each family and one port.
+// spec is an endpoint with an address of each family and one port mapping.
 func spec(name string, last byte, hostIP string, port uint16, p workload.Protocol) endpoint.Spec {
 	m := endpoint.PortMapping{HostPort: port, ContainerPort: 8080, Protocol: p}
 	if hostIP != "" {
@@ -129,7 +129,7 @@ func spec(name string, last byte, hostIP string, port uint16, p workload.Protoco
 	}
 }
 
-// create is what a creation does.
+// create does what the creation of an endpoint does.
 func create(t *testing.T, p *Ports, s endpoint.Spec) {
 	t.Helper()
 	if err := errors.Join(p.Claim(s), p.Lead(t.Context(), s.Owner)); err != nil {
@@ -141,7 +141,7 @@ func service(k frontend.Key) *frontend.Frontend {
 	return &frontend.Frontend{Key: k, Kind: frontend.NodePort, Service: "shop/web:http", Inside: &frontend.List{}}
 }
 
-// keys are those of the kernel, as text.
+// keys returns the kernel's keys as text.
 func (k *kernel) keys() []string {
 	all, _ := k.Keys()
 	var texts []string
@@ -166,14 +166,14 @@ func TestPortsLeadToTheEndpointInEachOfItsFamilies(t *testing.T) {
 	f := k.have[key("2001:db8::1", 53, frontend.UDP)]
 	for _, l := range []*frontend.List{f.Inside, f.Outside} {
 		if len(l.Backends) != 1 || l.Backends[0].String() != "[fd00::2]:5353" {
-			t.Errorf("%v leads to %v", f.Key, l.Backends)
+			t.Errorf("%v has backends %v", f.Key, l.Backends)
 		}
 	}
 	if f.Kind != frontend.HostPort || f.Service != "shop/a" {
 		t.Errorf("frontend %+v", f)
 	}
 	if k.whole != 0 {
-		t.Error("the kernel was told that these are all frontends")
+		t.Error("a transaction was not partial")
 	}
 	for range 2 {
 		if err := p.Release(s.Owner); err != nil {
@@ -192,21 +192,21 @@ func TestPortsThatCannotBeGivenAwayAreRefused(t *testing.T) {
 		want    string // in the error; empty: none
 		invalid bool
 	}{
-		"another port":                {spec("b", 3, "", 81, workload.TCP), "", false},
-		"another protocol":            {spec("b", 3, "", 80, workload.UDP), "", false},
-		"of one address beside all":   {spec("b", 3, "192.0.2.1", 80, workload.TCP), "", false},
-		"all beside one address":      {spec("b", 3, "", 90, workload.TCP), "", false},
-		"one address beside another":  {spec("b", 3, "2001:db8::1", 90, workload.TCP), "", false},
-		"its own":                     {spec("a", 2, "", 80, workload.TCP), "", false},
-		"another's":                   {spec("b", 3, "", 80, workload.TCP), "0.0.0.0:80/tcp" + byA, false},
-		"another's, by its family":    {spec("b", 3, "::", 80, workload.TCP), "[::]:80/tcp" + byA, false},
-		"another's of an address":     {spec("b", 3, "192.0.2.1", 90, workload.TCP), "in use by endpoint c/eth0", false},
-		"a service's":                 {spec("b", 3, "", 30080, workload.TCP), "port 0.0.0.0:30080/tcp" + byWeb, false},
-		"a service's external IP":     {spec("b", 3, "192.0.2.1", 443, workload.TCP), "by service shop/web:http", false},
-		"a service's, not named yet":  {spec("b", 3, "", 30081, workload.TCP), "has not named", false},
-		"the tunnel's":                {spec("b", 3, "", 4789, workload.UDP), "packets between nodes", true},
-		"the tunnel's number, by TCP": {spec("b", 3, "", 4789, workload.TCP), "", false},
-		"no address of the node":      {spec("b", 3, "198.51.100.1", 80, workload.TCP), "no address of this node", true},
+		"another port":                     {spec("b", 3, "", 81, workload.TCP), "", false},
+		"another protocol":                 {spec("b", 3, "", 80, workload.UDP), "", false},
+		"one address, with all in use":     {spec("b", 3, "192.0.2.1", 80, workload.TCP), "", false},
+		"all, with one address in use":     {spec("b", 3, "", 90, workload.TCP), "", false},
+		"one address, with another in use": {spec("b", 3, "2001:db8::1", 90, workload.TCP), "", false},
+		"its own":                          {spec("a", 2, "", 80, workload.TCP), "", false},
+		"another's":                        {spec("b", 3, "", 80, workload.TCP), "0.0.0.0:80/tcp" + byA, false},
+		"another's, by its family":         {spec("b", 3, "::", 80, workload.TCP), "[::]:80/tcp" + byA, false},
+		"another's of an address":          {spec("b", 3, "192.0.2.1", 90, workload.TCP), "in use by endpoint c/eth0", false},
+		"a service's":                      {spec("b", 3, "", 30080, workload.TCP), "port 0.0.0.0:30080/tcp" + byWeb, false},
+		"a service's external IP":          {spec("b", 3, "192.0.2.1", 443, workload.TCP), "by service shop/web:http", false},
+		"a service's, not named yet":       {spec("b", 3, "", 30081, workload.TCP), "has not sent", false},
+		"the tunnel's":                     {spec("b", 3, "", 4789, workload.UDP), "packets between nodes", true},
+		"the tunnel's number, by TCP":      {spec("b", 3, "", 4789, workload.TCP), "", false},
+		"no address of the node":           {spec("b", 3, "198.51.100.1", 80, workload.TCP), "not an address of this node", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, k, _ := newPorts()
@@ -236,7 +236,7 @@ func TestPortsThatCannotBeGivenAwayAreRefused(t *testing.T) {
 	}
 }
 
-// TestClaimThatIsRefusedKeepsNothing of its other ports.
+// TestClaimThatIsRefusedKeepsNothing, not even of its other ports.
 func TestClaimThatIsRefusedKeepsNothing(t *testing.T) {
 	p, _, _ := newPorts()
 	create(t, p, spec("a", 2, "", 80, workload.TCP))
@@ -246,12 +246,12 @@ func TestClaimThatIsRefusedKeepsNothing(t *testing.T) {
 		t.Fatalf("claim: %v", err)
 	}
 	if err := p.Claim(spec("c", 4, "", 81, workload.TCP)); err != nil {
-		t.Errorf("a port that was not given away: %v", err)
+		t.Errorf("a port of a refused claim: %v", err)
 	}
 }
 
-// TestServicesNeitherTakeNorRemoveHostPorts: what sluice-loadbalancer says of all
-// frontends is for those of services.
+// TestServicesNeitherTakeNorRemoveHostPorts: a complete listing of sluice-loadbalancer only covers the frontends of
+// services.
 func TestServicesNeitherTakeNorRemoveHostPorts(t *testing.T) {
 	p, k, _ := newPorts()
 	s := spec("a", 2, "0.0.0.0", 30080, workload.TCP)
@@ -267,7 +267,7 @@ func TestServicesNeitherTakeNorRemoveHostPorts(t *testing.T) {
 		t.Fatalf("refused %+v, %v", res.Refused, err)
 	}
 	if keys, err := services.Keys(); err != nil || !slices.Equal(keys, []frontend.Key{other}) {
-		t.Errorf("frontends of services are %v, %v, want that of the service", keys, err)
+		t.Errorf("frontends of services are %v, %v, want the service's", keys, err)
 	}
 	if k.have[mine].Kind != frontend.HostPort || k.have[other] == nil || k.whole != 1 {
 		t.Errorf("the kernel has %v", k.have)
@@ -279,16 +279,16 @@ func TestServicesNeitherTakeNorRemoveHostPorts(t *testing.T) {
 	}
 	select {
 	case <-p.Freed():
-		t.Error("a port is said to be free that an endpoint has")
+		t.Error("Freed fired for a port that an endpoint has")
 	default:
 	}
-	// The service does not want it any more.
+	// The service no longer wants the port.
 	if err := p.Release(s.Owner); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-p.Freed():
-		t.Error("a port is said to be free that no service wants")
+		t.Error("Freed fired for a port that no service wants")
 	default:
 	}
 }
@@ -308,19 +308,19 @@ func TestServiceHearsOfAPortThatIsFreed(t *testing.T) {
 	select {
 	case <-p.Freed():
 	default:
-		t.Error("nothing says that the port is free")
+		t.Error("Freed did not fire for the released port")
 	}
 	if res, err := p.Services().Apply(t.Context(), tx); err != nil || len(res.Refused) > 0 || len(k.have) != 1 {
 		t.Errorf("the service gets %+v, %v", res, err)
 	}
 }
 
-// TestRestoredPortsAreThoseOfBefore although the kernel has them already, without a name.
+// TestRestoredPortsAreThoseOfBefore, although the kernel already has them, without a name.
 func TestRestoredPortsAreThoseOfBefore(t *testing.T) {
 	p, k, _ := newPorts()
 	k.have[key("0.0.0.0", 80, frontend.TCP)] = &frontend.Frontend{Key: key("0.0.0.0", 80, frontend.TCP)}
 	first, second := spec("a", 2, "", 80, workload.TCP), spec("b", 3, "", 80, workload.TCP)
-	gone := spec("c", 4, "198.51.100.1", 80, workload.TCP) // the node had it before
+	gone := spec("c", 4, "198.51.100.1", 80, workload.TCP) // the node used to have the address
 	p.Restore([]endpoint.Record{
 		{Spec: second, Phase: endpoint.PhaseCreating},
 		{Spec: first, Phase: endpoint.PhaseReady},
@@ -358,8 +358,8 @@ func TestPortsWithoutRoomAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestSocketsOfARemovedPortAreEnded: a connected UDP socket would send to an address that
-// may be another container's soon.
+// TestSocketsOfARemovedPortAreEnded: a connected UDP socket would send to an address that another container may soon
+// have.
 func TestSocketsOfARemovedPortAreEnded(t *testing.T) {
 	p, k, e := newPorts()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -389,15 +389,15 @@ func TestSocketsOfARemovedPortAreEnded(t *testing.T) {
 	}
 }
 
-// TestHostPortsOfOneNamespaceLeaveRoomForOthers: a namespace claims ports until it is refused.
-// Pods of another one get theirs, and pods of the system and containers of no namespace, too.
+// TestHostPortsOfOneNamespaceLeaveRoomForOthers: a namespace claims ports until it is refused. Pods of another
+// namespace, pods of the system and containers without a namespace still get ports.
 func TestHostPortsOfOneNamespaceLeaveRoomForOthers(t *testing.T) {
 	p, _, _ := newPorts()
 	p.o.Room = 160
 	port := uint16(1000)
 	claim := func(namespace string) (endpoint.Spec, error) {
 		port++
-		s := spec("pod", 10, "", port, workload.TCP) // a frontend in each family
+		s := spec("pod", 10, "", port, workload.TCP) // one frontend per family
 		s.Owner.ContainerID += fmt.Sprint(port)
 		s.Pod.Namespace, s.Pod.Name = namespace, "pod"
 		if namespace == "" {
@@ -441,9 +441,9 @@ func TestHostPortsOfOneNamespaceLeaveRoomForOthers(t *testing.T) {
 	}
 }
 
-// TestHostPortsOfNamespacesLeaveALabelledTenantItsPart: 500 namespaces of one user without the
-// tenant label claim ports until each is refused, and so do two namespaces of one tenant. Another
-// tenant has as many ports beside them as it has alone on the node.
+// TestHostPortsOfNamespacesLeaveALabelledTenantItsPart: 500 namespaces of one user without the tenant label, and two
+// namespaces of one tenant, claim ports until each is refused. Another tenant still gets as many ports as it would get
+// alone on the node.
 func TestHostPortsOfNamespacesLeaveALabelledTenantItsPart(t *testing.T) {
 	const room = 320
 	fill := func(p *Ports, namespace string) (n int) {
@@ -482,7 +482,7 @@ func TestHostPortsOfNamespacesLeaveALabelledTenantItsPart(t *testing.T) {
 	if one, two := fill(p, "one"), fill(p, "two"); one < room/32 || two > 0 {
 		t.Errorf("two namespaces of one tenant have %d and %d of %d", one, two, room)
 	}
-	for i := range 300 { // what is kept of namespaces that have gone is limited
+	for i := range 300 { // the cache of tenants of removed namespaces is limited
 		p.SetTenant(fmt.Sprint("gone", i), shares.Labelled("a"))
 	}
 	if n := len(p.tenants); n > len(p.counts)+keptTenants+1 {
@@ -490,8 +490,8 @@ func TestHostPortsOfNamespacesLeaveALabelledTenantItsPart(t *testing.T) {
 	}
 }
 
-// TestServicesAndHostPortsFitTogether: what services may have and what all host ports need is not
-// more than the kernel has, so host ports take no place within the shares of Services.
+// TestServicesAndHostPortsFitTogether: the capacity for services and the needs of all host ports together do not exceed
+// the kernel's capacity, so that host ports never use the shares of Services.
 func TestServicesAndHostPortsFitTogether(t *testing.T) {
 	fronts := 0
 	for _, f := range frontendsOf(spec("a", 2, "", 80, workload.TCP)) {
@@ -514,9 +514,9 @@ func TestServicesAndHostPortsFitTogether(t *testing.T) {
 	}
 }
 
-// TestPortsChangeHandsInEitherOrder: a pod claims a port of a pod that has it, in vain, and again when the
-// former one releases it. Each release concerns its own claim only, also when it comes late or twice. UDP
-// sockets and flows to the former pod are ended before the next one has the port.
+// TestPortsChangeHandsInEitherOrder: a pod claims a port of another pod, is refused, and claims it again when the other
+// pod releases it. A release only affects the claim of its own pod, even if it is late or repeated. UDP sockets and
+// flows to the former pod are ended before the next pod has the port.
 func TestPortsChangeHandsInEitherOrder(t *testing.T) {
 	p, k, e := newPorts()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -540,9 +540,9 @@ func TestPortsChangeHandsInEitherOrder(t *testing.T) {
 		f := k.have[key("0.0.0.0", 53, frontend.UDP)]
 		switch {
 		case f == nil && want != "":
-			t.Errorf("%s: nobody has the port, want %s", what, want)
+			t.Errorf("%s: the port has no frontend, want %s", what, want)
 		case f != nil && (want == "" || f.Inside.Backends[0].Addr().String() != want):
-			t.Errorf("%s: the port leads to %v, want %q", what, f.Inside.Backends, want)
+			t.Errorf("%s: the port has backends %v, want %q", what, f.Inside.Backends, want)
 		}
 	}
 	release := func(s endpoint.Spec) {
@@ -558,15 +558,15 @@ func TestPortsChangeHandsInEitherOrder(t *testing.T) {
 		t.Fatalf("a second claim: %v", err)
 	}
 	leads("after the claim that was refused", addr(first))
-	release(second) // DEL of the pod that was refused
+	release(second) // DEL of the refused pod
 	leads("after the release of the pod that was refused", addr(first))
 	release(first)
 	ended("after the first pod")
 	create(t, p, second)
 	leads("of the second pod", addr(second))
-	release(first) // DEL comes again
+	release(first) // DEL is repeated
 	leads("after a second release of the first pod", addr(second))
-	create(t, p, second) // ADD comes again
+	create(t, p, second) // ADD is repeated
 	leads("after a second ADD", addr(second))
 	release(second)
 	ended("after the second pod")

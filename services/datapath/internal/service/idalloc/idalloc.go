@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package idalloc gives out the elements of a map: runs of them, and numbers that are
-// used one by one. It writes no map.
+// Package idalloc allocates elements of a map: runs of elements, and single IDs. It does not write maps.
 package idalloc
 
 import (
@@ -10,35 +9,34 @@ import (
 	"slices"
 )
 
-// Run is a run of elements.
+// Run is a range of consecutive elements.
 type Run struct{ Base, N int }
 
-// End is the element behind the run.
+// End returns the index after the last element.
 func (s Run) End() int { return s.Base + s.N }
 
-// Runs gives out runs of elements. It looks for the next one behind the last: a place
-// rests for as long as possible, and the search is short. Those of Take come from the
-// beginning, those of TakeLast from the end: short ones all over the map would leave no
-// piece for a long one.
+// Runs allocates runs of elements. Each search starts after the last allocated run, which keeps it short and delays the
+// reuse of elements. Take allocates from the beginning and TakeLast from the end, because short runs scattered over the
+// map would leave no space for long ones.
 type Runs struct {
 	size, free int
-	spans      []Run // that are free, by base; no two touch
-	next       int   // base from where on a run is looked for
-	short      int   // where the part ends in which Take looks; it grows
+	spans      []Run // free runs, by base; no two are adjacent
+	next       int   // where the next search starts
+	short      int   // end of the area that Take uses; it grows
 }
 
-// NewRuns has all elements of a map of a size.
+// NewRuns returns an allocator of size elements, all free.
 func NewRuns(size int) Runs {
 	return Runs{size: size, free: size, spans: []Run{{0, size}}, short: (size + 7) / 8}
 }
 
-// from is the index of the first free run that ends behind base.
+// from returns the index of the first free run that ends after base.
 func (p *Runs) from(base int) int {
 	i, _ := slices.BinarySearchFunc(p.spans, base, func(s Run, base int) int { return cmp.Compare(s.End(), base+1) })
 	return i
 }
 
-// Take returns a run of n elements, n above 0; false: there is none.
+// Take allocates a run of n elements, n > 0. It returns false if no free run is long enough.
 func (p *Runs) Take(n int) (Run, bool) {
 	for {
 		start := p.from(p.next)
@@ -58,9 +56,8 @@ func (p *Runs) Take(n int) (Run, bool) {
 	}
 }
 
-// TakeLast returns the last free run of n elements, n above 0, whose distance from the end
-// is a multiple of n; false: there is none. So two runs fit exactly where one of twice their
-// length was.
+// TakeLast allocates the last free run of n elements, n > 0, whose distance from the end is a multiple of n. It returns
+// false if there is none. With this alignment, two runs fit exactly into a free run of twice their length.
 func (p *Runs) TakeLast(n int) (Run, bool) {
 	for i, f := range slices.Backward(p.spans) {
 		behind := p.size - f.End()
@@ -73,7 +70,7 @@ func (p *Runs) TakeLast(n int) (Run, bool) {
 	return Run{}, false
 }
 
-// TakeAt takes one certain run; false: some of it is taken, or lies outside.
+// TakeAt allocates the given run. It returns false if some of it is allocated or out of range.
 func (p *Runs) TakeAt(s Run) bool {
 	i := p.from(s.Base)
 	if i == len(p.spans) || s.Base < p.spans[i].Base || s.End() > p.spans[i].End() {
@@ -83,7 +80,7 @@ func (p *Runs) TakeAt(s Run) bool {
 	return true
 }
 
-// cut removes s, which lies within the i-th free run.
+// cut removes s, which is inside the i-th free run.
 func (p *Runs) cut(i int, s Run) {
 	f := p.spans[i]
 	p.free -= s.N
@@ -100,7 +97,7 @@ func (p *Runs) cut(i int, s Run) {
 	}
 }
 
-// Give returns a run that was taken.
+// Give frees an allocated run.
 func (p *Runs) Give(s Run) {
 	p.free += s.N
 	i := p.from(s.Base)
@@ -119,29 +116,28 @@ func (p *Runs) Give(s Run) {
 	}
 }
 
-// LookFrom makes Take look for the next run behind base first.
+// LookFrom makes the next Take start its search at base.
 func (p *Runs) LookFrom(base int) { p.next = base }
 
 // Spans returns the free runs by base. The caller must not modify them.
 func (p *Runs) Spans() []Run { return p.spans }
 
-// Free is how many elements are unused, in however many pieces.
+// Free returns the number of free elements, regardless of fragmentation.
 func (p *Runs) Free() int { return p.free }
 
-// Numbers gives out the numbers from 1 to last in a circle, so that one rests for
-// as long as possible before it is used again.
+// Numbers allocates IDs from 1 to last in a circle, so that a released ID is reused as late as possible.
 type Numbers struct {
 	last, next int
 	used       []bool
-	n          int // in use
+	n          int // allocated IDs
 }
 
-// NewNumbers has the numbers from 1 to last.
+// NewNumbers returns an allocator of the IDs from 1 to last.
 func NewNumbers(last int) Numbers {
 	return Numbers{last: last, next: 1, used: make([]bool, last+1)}
 }
 
-// Take returns an unused number; false: there is none.
+// Take allocates an ID. It returns false if none is free.
 func (u *Numbers) Take() (uint32, bool) {
 	for range u.last {
 		i := u.next
@@ -157,7 +153,7 @@ func (u *Numbers) Take() (uint32, bool) {
 	return 0, false
 }
 
-// TakeAt marks a number as used; false: it is used already, or cannot be.
+// TakeAt allocates the given ID. It returns false if it is allocated or out of range.
 func (u *Numbers) TakeAt(i uint32) bool {
 	if i == 0 || int64(i) > int64(u.last) || u.used[i] {
 		return false
@@ -167,14 +163,14 @@ func (u *Numbers) TakeAt(i uint32) bool {
 	return true
 }
 
-// Give returns a number that was taken.
+// Give frees an allocated ID.
 func (u *Numbers) Give(i uint32) {
 	u.used[i] = false
 	u.n--
 }
 
-// Free is how many numbers are unused.
+// Free returns the number of free IDs.
 func (u *Numbers) Free() int { return u.last - u.n }
 
-// Used is how many numbers are in use.
+// Used returns the number of allocated IDs.
 func (u *Numbers) Used() int { return u.n }

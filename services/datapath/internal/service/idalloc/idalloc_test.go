@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestRunsDoNotOverlapAndComeBack takes and gives at random.
+// TestRunsDoNotOverlapAndComeBack takes and gives runs at random.
 func TestRunsDoNotOverlapAndComeBack(t *testing.T) {
 	const size = 1000
 	r := rand.New(rand.NewPCG(1, 2))
@@ -36,7 +36,7 @@ func TestRunsDoNotOverlapAndComeBack(t *testing.T) {
 		}
 		for at := run.Base; at < run.End(); at++ {
 			if used[at] {
-				t.Fatalf("element %d is given out twice", at)
+				t.Fatalf("element %d is allocated twice", at)
 			}
 			used[at] = true
 		}
@@ -55,12 +55,12 @@ func TestRunsDoNotOverlapAndComeBack(t *testing.T) {
 		p.Give(run)
 	}
 	if run, ok := p.Take(size); !ok || run != (Run{0, size}) {
-		t.Errorf("with nothing in use %v, %t is to be had", run, ok)
+		t.Errorf("with nothing in use, Take returns %v, %t", run, ok)
 	}
 }
 
-// TestShortRunsLeaveRoomForLongOnes: short runs come and go for long, and stay at the
-// beginning.
+// TestShortRunsLeaveRoomForLongOnes: short runs are allocated and freed for a long time, and must stay in the first
+// part.
 func TestShortRunsLeaveRoomForLongOnes(t *testing.T) {
 	p := NewRuns(1 << 16)
 	var taken []Run

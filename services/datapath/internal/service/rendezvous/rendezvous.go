@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rendezvous makes the tables by which the backend of a connection is chosen in
-// long lists: the hash of the connection chooses a slot, and the slot belongs to a
-// backend. It knows neither the kernel nor what a backend is beside its address.
+// Package rendezvous computes the tables that select backends in long lists: the hash of a connection selects a slot,
+// and the slot belongs to a backend. It identifies a backend by its address, and does not access the kernel.
 //
-// Each slot belongs to the backend that ranks highest there. A rank depends on the slot
-// and on the backend alone. So a backend that goes moves no slot but its own, one that
-// comes moves only slots to itself, and every node makes the same table of the same
-// backends, in whatever order they came. (Maglev's table, which the backends fill in
-// turns, moves some slots of other backends too.)
+// Each slot belongs to the backend with the highest rank in it. The rank depends only on the slot and the backend.
+// Therefore removing a backend moves only its own slots, adding a backend moves only slots to it, and all nodes compute
+// the same table for the same backends, independent of the order of changes. (With Maglev's table, slots of other
+// backends move, too.)
 package rendezvous
 
 import (
@@ -19,26 +17,24 @@ import (
 )
 
 const (
-	// Members is SL_RENDEZVOUS of service_abi.h: the programs choose among so many
-	// backends by rendezvous without a table.
+	// Members is SL_RENDEZVOUS of service_abi.h: up to this number of backends, the programs use rendezvous hashing
+	// without a table.
 	Members = 16
 
-	// slotsPerBackend is how many slots a table has for each backend at least, while
-	// MaxBits allows it: shares differ by an eighth of their mean then.
+	// slotsPerBackend is the minimum number of slots per backend, as long as MaxBits allows it. The shares of backends
+	// then differ by an eighth of their mean.
 	slotsPerBackend = 64
-	// MaxBits bounds a table to an eighth of sl_member: it has to be there twice
-	// while it is exchanged.
+	// MaxBits limits a table to an eighth of sl_member, because an exchange needs space for two tables.
 	MaxBits = 15
 
-	// LeastSlots is how many slots a table has for each backend in any case: with fewer
-	// some backend might get none.
+	// LeastSlots is the minimum number of slots per backend in any case: with fewer, a backend might get none.
 	LeastSlots = 16
-	// MaxBackends is how many backends a table has at most.
+	// MaxBackends is the maximum number of backends of a table.
 	MaxBackends = 1 << MaxBits / LeastSlots
 )
 
-// Bits is the size of the table of so many backends, the binary logarithm of its slots;
-// 0: they need none.
+// Bits returns the size of the table for a number of backends, as the binary logarithm of its slots; 0: no table
+// needed.
 func Bits(backends int) int {
 	if backends <= Members {
 		return 0
@@ -46,7 +42,7 @@ func Bits(backends int) int {
 	return min(bits.Len(uint(backends*slotsPerBackend-1)), MaxBits)
 }
 
-// Slots is how many slots a table of so many bits has; of 0 bits none.
+// Slots returns the number of slots of a table with a number of bits; 0 bits: none.
 func Slots(bits int) int {
 	if bits == 0 {
 		return 0
@@ -54,17 +50,16 @@ func Slots(bits int) int {
 	return 1 << bits
 }
 
-// Table says which backend has which slot. It is not changed. nil is the table of a list
-// that has none.
+// Table maps slots to backends. It is immutable. nil is the table of a list without one.
 type Table struct {
 	bits     int
 	backends []netip.AddrPort
 	seeds    []uint64 // of the backends
-	owners   []uint16 // of the slots: indices of backends
+	owners   []uint16 // of the slots: indices into backends
 }
 
-// New makes a table of backends, sorted by address and port, each once, at most
-// MaxBackends. Of 0 bits it is nil.
+// New computes the table of backends, which must be unique, sorted by address and port, and at most MaxBackends. With 0
+// bits it returns nil.
 func New(bits int, backends []netip.AddrPort) *Table {
 	if bits == 0 {
 		return nil
@@ -81,7 +76,7 @@ func New(bits int, backends []netip.AddrPort) *Table {
 	return t
 }
 
-// Bits is the size of the table.
+// Bits returns the size of the table.
 func (t *Table) Bits() int {
 	if t == nil {
 		return 0
@@ -89,7 +84,7 @@ func (t *Table) Bits() int {
 	return t.bits
 }
 
-// Owners are the owners of the slots: indices of the backends that the table was made of.
+// Owners returns the owners of the slots, as indices of the backends passed to New. The caller must not modify it.
 func (t *Table) Owners() []uint16 {
 	if t == nil {
 		return nil
@@ -97,9 +92,8 @@ func (t *Table) Owners() []uint16 {
 	return t.owners
 }
 
-// Change makes the table that New makes of other backends. If it has the size of this one,
-// only what differs is computed: the slots of those that are missing, and the ones that
-// those which are new win.
+// Change returns the table that New returns for other backends. If the size stays the same, it only computes the
+// differences: the slots of removed backends, and the slots that new backends win.
 func (t *Table) Change(bits int, backends []netip.AddrPort) *Table {
 	if bits == 0 || t.Bits() != bits {
 		return New(bits, backends)
@@ -125,8 +119,8 @@ func (t *Table) Change(bits int, backends []netip.AddrPort) *Table {
 	return n
 }
 
-// compare returns the index of each backend of the table before, -1: it is missing, and the
-// indices of those that are new. It sets all seeds.
+// compare returns for each backend of the previous table its index in t, -1 if it was removed, and the indices of new
+// backends. It sets all seeds.
 func (t *Table) compare(before *Table) (indices, fresh []int) {
 	indices = make([]int, len(before.backends))
 	old := 0
@@ -148,8 +142,7 @@ func (t *Table) compare(before *Table) (indices, fresh []int) {
 	return indices, fresh
 }
 
-// best is the backend that ranks highest at a slot. Of equal ones it is that with the
-// lower address.
+// best returns the backend with the highest rank in a slot. Among equal ranks, the lower address wins.
 func (t *Table) best(slot int) uint16 {
 	best, top := 0, uint64(0)
 	for i, seed := range t.seeds {
@@ -160,16 +153,16 @@ func (t *Table) best(slot int) uint16 {
 	return uint16(best)
 }
 
-// rank is how a backend ranks at a slot. The even slots of a table are those of one of half
-// its size: a list whose table gets another size moves half of the choices, not all.
+// rank returns the rank of a backend in a slot. The even slots of a table rank like the slots of a table of half its
+// size: when a table changes its size, half of the selections move, not all.
 func (t *Table) rank(slot int, seed uint64) uint64 {
 	at := uint64(slot) << (MaxBits - t.bits)
 	return scramble(seed ^ (at+1)*0x9e3779b97f4a7c15)
 }
 
-// seedOf is what a backend ranks by: 64-bit FNV-1a of its address and port in network
-// order, scrambled. Of the salts of sl_member, which are half as long, two may be equal in
-// a long list, and one of those two backends would have no slot.
+// seedOf returns the seed of a backend's ranks: the scrambled 64-bit FNV-1a hash of its address and port in network
+// order. The salts of sl_member have only 32 bits: in a long list, two backends may have the same salt, and one of them
+// would get no slot.
 func seedOf(b netip.AddrPort) uint64 {
 	const prime = 1099511628211
 	var buf [18]byte
@@ -181,7 +174,7 @@ func seedOf(b netip.AddrPort) uint64 {
 	return scramble(h)
 }
 
-// scramble is that of service.h.
+// scramble is the same function as scramble in service.h.
 func scramble(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd

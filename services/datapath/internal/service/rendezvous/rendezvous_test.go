@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// backends are n backends of a family, sorted.
+// backends returns n backends of a family, sorted.
 func backends(n int, is6 bool) (bs []netip.AddrPort) {
 	for i := range n {
 		a := netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)})
@@ -25,12 +25,12 @@ func backends(n int, is6 bool) (bs []netip.AddrPort) {
 	return bs
 }
 
-// without are backends less one.
+// without returns the backends without b.
 func without(bs []netip.AddrPort, b netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(slices.Clone(bs), func(o netip.AddrPort) bool { return o == b })
 }
 
-// owners are the owners of the slots of backends' table.
+// owners returns the owners of the slots in the backends' table.
 func owners(bs []netip.AddrPort) (os []netip.AddrPort) {
 	for _, o := range New(Bits(len(bs)), bs).Owners() {
 		os = append(os, bs[o])
@@ -38,7 +38,7 @@ func owners(bs []netip.AddrPort) (os []netip.AddrPort) {
 	return os
 }
 
-// shares are how many slots each backend has.
+// shares returns the number of slots of each backend.
 func shares(os []netip.AddrPort) map[netip.AddrPort]int {
 	n := map[netip.AddrPort]int{}
 	for _, o := range os {
@@ -47,8 +47,7 @@ func shares(os []netip.AddrPort) map[netip.AddrPort]int {
 	return n
 }
 
-// moved are how many slots have another owner, and how many of those were not, and are
-// not, one certain backend's.
+// moved returns how many slots have another owner, and how many of them were not, and are not, owned by the backend of.
 func moved(t *testing.T, before, after []netip.AddrPort, of netip.AddrPort) (all, others int) {
 	t.Helper()
 	if len(before) != len(after) || len(before) == 0 {
@@ -66,7 +65,7 @@ func moved(t *testing.T, before, after []netip.AddrPort, of netip.AddrPort) (all
 	return all, others
 }
 
-// TestTableIsTheStatedOne: nodes of two versions make the same tables.
+// TestTableIsTheStatedOne: nodes of different versions must compute the same tables.
 func TestTableIsTheStatedOne(t *testing.T) {
 	for is6, want := range map[bool]uint64{false: 0xc2de8cdb20e69e3b, true: 0x931692e61ed7477d} {
 		h := fnv.New64a()
@@ -90,7 +89,7 @@ func TestTableHas64SlotsForEachBackendAtLeast(t *testing.T) {
 	}
 }
 
-// TestBackendThatGoesMovesOnlyItsOwnSlots: each of 100 backends goes once.
+// TestBackendThatGoesMovesOnlyItsOwnSlots removes each of 100 backends once.
 func TestBackendThatGoesMovesOnlyItsOwnSlots(t *testing.T) {
 	bs := backends(100, false)
 	full := owners(bs)
@@ -102,7 +101,7 @@ func TestBackendThatGoesMovesOnlyItsOwnSlots(t *testing.T) {
 	}
 }
 
-// TestBackendThatComesMovesSlotsOnlyToIt: each of 100 backends comes once.
+// TestBackendThatComesMovesSlotsOnlyToIt adds each of 100 backends once.
 func TestBackendThatComesMovesSlotsOnlyToIt(t *testing.T) {
 	bs := backends(100, false)
 	full := owners(bs)
@@ -114,8 +113,8 @@ func TestBackendThatComesMovesSlotsOnlyToIt(t *testing.T) {
 	}
 }
 
-// TestSharesAreBinomial: each slot is a trial of its own. Of 1,000 backends 2.7 are
-// expected beyond three standard deviations.
+// TestSharesAreBinomial: each slot is an independent trial. Of 1,000 backends, 2.7 are expected beyond three standard
+// deviations.
 func TestSharesAreBinomial(t *testing.T) {
 	for _, is6 := range []bool{false, true} {
 		for _, n := range []int{17, 100, 256, 1000, MaxBackends} {
@@ -155,8 +154,7 @@ func TestTableOfTwiceTheSizeKeepsItsEvenSlots(t *testing.T) {
 	}
 }
 
-// TestChangedTableIsTheOneFromScratch goes from random lists to random lists, of every
-// size, also to none.
+// TestChangedTableIsTheOneFromScratch changes between random lists of every size, including empty ones.
 func TestChangedTableIsTheOneFromScratch(t *testing.T) {
 	r := rand.New(rand.NewPCG(29, 29))
 	all := backends(120, false)
@@ -184,8 +182,7 @@ func TestChangedTableIsTheOneFromScratch(t *testing.T) {
 	}
 }
 
-// TestTableIsThatOfTheDefinition: the owner of a slot is the backend with the highest
-// rank.
+// TestTableIsThatOfTheDefinition: the owner of a slot is the backend with the highest rank.
 func TestTableIsThatOfTheDefinition(t *testing.T) {
 	bs := backends(40, true)
 	table := New(Bits(len(bs)), bs)

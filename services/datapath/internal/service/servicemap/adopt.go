@@ -13,10 +13,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 )
 
-// adopt rebuilds what is known of services from the maps alone. What a killed
-// process has left half-done is taken as removed: Settle completes that. A backend that
-// no list has may be a draining one: the first transaction decides. Nothing is
-// written.
+// adopt rebuilds the store from the maps alone. Incomplete changes of a killed process count as removed;
+// RemoveLeftovers completes them. A backend in no list may be draining; the first complete transaction decides that.
+// adopt does not write to the maps.
 func (s *store) adopt() error {
 	var keys []rawKey
 	var values []bpf.MapsSlFe
@@ -40,7 +39,7 @@ func (s *store) adopt() error {
 	}
 	for _, e := range s.entries {
 		e.each(ad.adoptList)
-		e.refused = true // as far as is known: see entry
+		e.refused = true // assumed until the next set: see entry
 		e.each(func(f *front) { e.refused = e.refused && f.list == s.empty })
 	}
 	if err := s.adoptSources(); err != nil {
@@ -61,7 +60,7 @@ func (s *store) adopt() error {
 				s.left.backends = append(s.left.backends, b)
 			case s.backends[fam][b.addr] == b:
 				s.adopted = append(s.adopted, b)
-			default: // a second number of one address
+			default: // a second ID of the same address
 				s.lose(b)
 			}
 		}
@@ -69,10 +68,10 @@ func (s *store) adopt() error {
 	return nil
 }
 
-// adoption is an adoption under way.
+// adoption is the state of adopt.
 type adoption struct {
 	s        *store
-	backends [families][]*backend // by number
+	backends [families][]*backend // by ID
 	lists    map[adoptedSpan]*list
 }
 
@@ -102,8 +101,8 @@ func (ad *adoption) adoptBackends(fam int) {
 	}
 }
 
-// adoptKey takes over a key whose fronts can be its own. Another one is no entry,
-// and will be deleted.
+// adoptKey adopts a key if its fronts exist and belong to no other key. Otherwise the key becomes no entry, and is
+// deleted later.
 func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 	s := ad.s
 	key := k.frontend()
@@ -138,7 +137,7 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 	default:
 		e.inside = adoptFront(v.Inside)
 	}
-	// a process may have been killed between the two fronts
+	// a process may have been killed between writing the two fronts
 	e.timeout, e.group = e.outside.timeout, e.outside.group
 	if e.inside != nil {
 		e.inside.timeout, e.inside.group = e.timeout, e.group
@@ -150,8 +149,7 @@ func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 	s.entries[key] = e
 }
 
-// adoptList gives a front the list that its word leads to. A list that cannot be
-// is taken for empty.
+// adoptList gives a front the list in its packed entry. An invalid list counts as empty.
 func (ad *adoption) adoptList(f *front) {
 	s := ad.s
 	base, members, bits := run(s.front(f.number)[listWord])
@@ -164,9 +162,8 @@ func (ad *adoption) adoptList(f *front) {
 	f.list.fronts++
 }
 
-// list takes over a run of members, nil: it is no list. Its table is what its members
-// make it: slots that are something else, as those of another version may be, are put
-// right one by one. A table that this version does not make is left out.
+// list adopts a run of members; nil if it is not a valid list. The table is computed from the members: differing slots,
+// for example of another version, are repaired one by one. A table that this version would not create is ignored.
 func (ad *adoption) list(at adoptedSpan) *list {
 	s, fam := ad.s, at.family
 	if l := ad.lists[at]; l != nil {
@@ -200,9 +197,8 @@ func (ad *adoption) list(at adoptedSpan) *list {
 	return l
 }
 
-// adoptRemoved takes over a front that no key leads to: it was removed, or a
-// process was killed before it inserted the key. Its members may still be in use
-// by a packet of a connection that names it.
+// adoptRemoved adopts a front that no key refers to: it was removed, or the process was killed before it inserted the
+// key. Packets of a connection that refers to the front may still use its members.
 func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	s := ad.s
 	f := &front{number: number, key: frontend.Key{}, flags: flagGone}
@@ -219,8 +215,8 @@ func (ad *adoption) adoptRemoved(number uint32, w frontWords) {
 	}
 }
 
-// RemoveLeftovers completes what a process left that was killed. No program run may be
-// older than the Open.
+// RemoveLeftovers completes interrupted changes of a killed process. All program runs that began before Open must have
+// ended.
 func (m *Maps) RemoveLeftovers() error {
 	if err := m.gate.Lock(); err != nil {
 		return err
@@ -228,10 +224,10 @@ func (m *Maps) RemoveLeftovers() error {
 	defer m.gate.Unlock()
 	differences, err := m.store.audit(true)
 	for _, d := range differences {
-		m.log.Info("left by an earlier process, put right", "what", d)
+		m.log.Info("leftover of a previous process repaired", "what", d)
 	}
 	if err != nil {
-		return fmt.Errorf("put right what is left of services: %w", err)
+		return fmt.Errorf("repair leftovers of services: %w", err)
 	}
 	return nil
 }

@@ -19,20 +19,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
-// Apply carries out a transaction. When it returns, every packet and every socket
-// that asks from then on finds the frontends as they should be, those refused
-// excepted. What was removed is still in use by those that asked before: see
-// Barrier.
+// Apply applies a transaction. When it returns, every later packet and socket call sees the frontends of the
+// transaction, except for refused ones. Earlier calls may still use what was removed: see Barrier.
 //
-// A frontend that does not fit is refused; the others are applied. Of one that is there, the
-// backends and clients that it should not have any more are removed nevertheless. Connections to a
-// new one are refused, if there is room for that: see close. If room is
-// short and something has left, or lists were moved to make room, Apply waits for a grace
-// period and tries again.
+// A frontend that does not fit is refused; the others are applied. If a refused frontend already exists, the backends
+// and clients that it should no longer have are still removed. If it is new, connections to it are refused, if there is
+// space for that: see close. If space is short and elements were removed, or lists were moved to make space, Apply
+// waits for a grace period and tries again.
 //
-// Which backends are drained is not in the maps. So the first transaction that is not
-// partial has to name every frontend that drains some: what it does not name is not
-// drained any more.
+// The maps do not store which backends are draining. Therefore the first transaction that is not partial must contain
+// every frontend with draining backends: backends of other frontends stop draining.
 func (m *Maps) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	res, again, err := m.apply(tx)
 	if again == nil || err != nil {
@@ -52,8 +48,7 @@ func (m *Maps) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendt
 	return second, err
 }
 
-// apply applies a transaction and returns what should be tried again after a grace
-// period; nil: nothing.
+// apply applies a transaction and returns the changes to repeat after a grace period; nil: none.
 func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *frontendtx.Transaction, err error) {
 	if err := m.gate.Lock(); err != nil {
 		return frontendtx.Result{}, nil, err
@@ -62,7 +57,7 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 	a := &application{s: m.store}
 	m.store.pending = [families]int{}
 	m.store.expect(tx)
-	// those that are there come first: they know the groups of their services
+	// existing frontends come first: they know the affinity groups of their services
 	var news []*frontend.Frontend
 	set := func(f *frontend.Frontend) {
 		err := a.set(f)
@@ -114,8 +109,8 @@ func (m *Maps) apply(tx *frontendtx.Transaction) (_ frontendtx.Result, again *fr
 	return a.res, again, errors.Join(a.errs...)
 }
 
-// expect sizes the tables of an empty store for a transaction: growing them step
-// by step takes longer than all the rest of it.
+// expect sizes the Go maps of an empty store for a transaction, because growing them step by step would take longer
+// than everything else.
 func (s *store) expect(tx *frontendtx.Transaction) {
 	if len(s.entries) > 0 || tx.Partial {
 		return
@@ -135,7 +130,7 @@ func (s *store) expect(tx *frontendtx.Transaction) {
 	}
 }
 
-// short are the changes that were refused for lack of room; nil: there are none.
+// short returns the changes that were refused for lack of space; nil: none.
 func (a *application) short(tx *frontendtx.Transaction) (again *frontendtx.Transaction) {
 	refused := map[frontend.Key]bool{}
 	for _, r := range a.res.Refused {
@@ -154,13 +149,13 @@ func (a *application) short(tx *frontendtx.Transaction) (again *frontendtx.Trans
 	return again
 }
 
-// application is one transaction under way.
+// application is a transaction in progress.
 type application struct {
 	s       *store
 	res     frontendtx.Result
 	errs    []error
-	inserts [families][]*entry // whose keys are not in the maps yet
-	lost    []*backend         // that lists have lost, or fronts do not drain any more
+	inserts [families][]*entry // entries whose keys are not in the maps yet
+	lost    []*backend         // backends that lists or draining fronts have lost
 
 	draining []draining
 }
@@ -169,26 +164,25 @@ func (a *application) refuse(k frontend.Key, err error) {
 	a.res.Refused = append(a.res.Refused, frontend.Refusal{Key: k, Err: err})
 }
 
-// part is one front of a frontend with the list that it should have.
+// part is one front of a frontend with its desired list.
 type part struct {
-	front *front // nil: it has to be made
+	front *front // nil: to be created
 	want  *frontend.List
 	flags uint16
 
-	sources []netip.Prefix // from which it may be asked, with flagSources
+	sources []netip.Prefix // clients that may connect, with flagSources
 
-	list     *list       // nil: it has to be made, at
-	span     idalloc.Run // of
-	backends []*backend  // nil: it has to be made
+	list     *list       // nil: to be created at span
+	span     idalloc.Run // place of the new list
+	backends []*backend  // nil elements: to be created
 }
 
-// gainsTable says whether the part needs a table and has none that it would leave.
+// gainsTable reports whether the part needs a table and the front has no table that it would replace.
 func (p *part) gainsTable() bool {
 	return wantedTable(p.want) > 0 && (p.front == nil || p.front.list.table == nil)
 }
 
-// plan says which fronts a frontend has, and whether its key has to lead to others
-// than before.
+// plan returns the parts of a frontend, and whether its key must refer to other fronts than before.
 func plan(e *entry, f *frontend.Frontend) (inside, outside *part, reshape bool) {
 	in, out := f.Inside, f.Outside
 	var flags uint16
@@ -206,8 +200,8 @@ func plan(e *entry, f *frontend.Frontend) (inside, outside *part, reshape bool) 
 	if in != nil {
 		inside = newPart(in)
 	}
-	// Every kind but a cluster IP may get a list of its own for outside at any
-	// time; so that its key never has to change for it, it has a front for it.
+	// Every kind except ClusterIP may get a separate list for outside at any time. It has its own front for that, so that
+	// the key never needs to change.
 	shared := out == nil && f.Kind == frontend.ClusterIP
 	if e != nil && (e.inside != nil) == (in != nil) {
 		shared = out == nil && e.outside == e.inside
@@ -241,8 +235,8 @@ func parts(inside, outside *part) []*part {
 	}
 }
 
-// set makes a frontend what it should be. Nothing is written if it is that, or if
-// it does not fit.
+// set changes a frontend to the desired state. It writes nothing if the frontend is already in that state, or does not
+// fit.
 func (a *application) set(f *frontend.Frontend) error {
 	st := there
 	if e := a.s.entries[f.Key]; e == nil || e.refused {
@@ -251,7 +245,7 @@ func (a *application) set(f *frontend.Frontend) error {
 	return a.setWith(f, st)
 }
 
-// setWith is set of a frontend that may use a part of the reserve.
+// setWith is set for a frontend that may use part of the reserve.
 func (a *application) setWith(f *frontend.Frontend, st standing) error {
 	if err := f.Validate(); err != nil {
 		return err
@@ -280,7 +274,7 @@ func (a *application) setWith(f *frontend.Frontend, st standing) error {
 	}
 	claim := vip.Of(f)
 	if f.Kind == 0 && s.addresses.Has(f.Key.Addr) {
-		claim = vip.Exclusive // as an earlier process has it
+		claim = vip.Exclusive // as a previous process wrote it
 	}
 	if !same || claim != e.claim {
 		keys := 0
@@ -329,9 +323,9 @@ func (a *application) setWith(f *frontend.Frontend, st standing) error {
 	return nil
 }
 
-// reshape leads a key to other fronts. Packets in between find no frontend: the
-// value of a key is never replaced. It is needed only where a frontend begins or
-// ends to be used from inside, or where a cluster IP gets a list for outside.
+// reshape makes a key refer to other fronts. Between deleting and inserting the key, packets find no frontend, because
+// the value of a key is never replaced. This is only needed if a frontend gains or loses its use from inside, or if a
+// ClusterIP gets a separate list for outside.
 func (a *application) reshape(e, was *entry) error {
 	s := a.s
 	now := *e
@@ -356,8 +350,8 @@ func (a *application) reshape(e, was *entry) error {
 	return err
 }
 
-// makeRoom finds the lists of the parts of an entry, nil: a new one, or the places and backends
-// for them. If something is missing, nothing is taken.
+// makeRoom finds existing lists for the parts of an entry (nil: a new entry), or allocates elements and backends for
+// new ones. If something does not fit, nothing is allocated.
 func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, ps []*part) error {
 	fam := familyOf(f.Key.Addr)
 	fitsBeside := func(kept int, mapName string, need, total, free, size int) error {
@@ -381,7 +375,7 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 		return err
 	}
 	members, backends, fronts, largest, sources := 0, 0, 0, 0, 0
-	longest, bits, gains := 0, 0, false // of the runs, of the tables
+	longest, bits, gains := 0, 0, false // of the runs and of the tables
 	for _, p := range ps {
 		sources += p.missing()
 		if p.front == nil {
@@ -442,7 +436,7 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 			if table := wantedTable(p.want); table > 0 {
 				e.Run, e.Aligned = max(longest, s.longest(table)), true
 				if gains {
-					e.Run *= 2 // and one in which any table can be exchanged
+					e.Run *= 2 // and a run in which any table can be exchanged
 				}
 			}
 			return e
@@ -451,8 +445,8 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 	return nil
 }
 
-// allocate takes a run for the list of a part; false: there is none. With spare there has to
-// be another one, in which any table can be exchanged.
+// allocate allocates the run for the list of a part. With spare, it also requires another free run, in which any table
+// can be exchanged.
 func (s *store) allocate(p *part, spare bool) (ok bool) {
 	bits := wantedTable(p.want)
 	if bits == 0 {
@@ -471,32 +465,32 @@ func (s *store) allocate(p *part, spare bool) (ok bool) {
 	return ok
 }
 
-// tableError says whose table has no room, if a frontend that is refused needs one.
+// tableError adds the service to the error if the refused frontend needs a table that does not fit.
 func tableError(f *frontend.Frontend, ps []*part, err error) error {
 	if room, ok := errors.AsType[*frontendtx.NoRoomError](err); ok && room.Map != bpf.MapsMapSlMember {
 		return err
 	}
 	for _, p := range ps {
 		if slots := rendezvous.Slots(wantedTable(p.want)); slots > 0 && p.list == nil {
-			return fmt.Errorf("service %s asks for a table, of %d slots: %w", f.Service, slots, err)
+			return fmt.Errorf("service %s needs a table of %d slots: %w", f.Service, slots, err)
 		}
 	}
 	return err
 }
 
-// keyRoom is how many keys of a family are free.
+// keyRoom returns the number of free keys of a family.
 func (s *store) keyRoom(fam int) int {
 	return int(s.keys[fam].MaxEntries()) - s.nKeys[fam] - s.pending[fam]
 }
 
-// sourceRoom is how many sources of a family are free.
+// sourceRoom returns the number of free source ranges of a family.
 func (s *store) sourceRoom(fam int) int { return int(s.sources[fam].MaxEntries()) - s.nSources[fam] }
 
-// write gives a front its list, and makes both if they are not there.
+// write gives a front its list, and creates both if they do not exist.
 func (a *application) write(e *entry, p *part) {
 	s := a.s
 	if p.list == nil {
-		// two parts may want equal lists
+		// two parts may need equal lists
 		if p.list = s.find(familyOf(e.key.Addr), p.want); p.list != nil {
 			s.members.Give(p.span)
 		} else {
@@ -521,8 +515,7 @@ func (a *application) write(e *entry, p *part) {
 		f.timeout, f.group = e.timeout, e.group
 		s.storeFrontWord(f.number, groupWord, f.groupWord())
 	}
-	// prefixes that come are there before the list asks for them, and those that go
-	// stay until it does not
+	// New prefixes are inserted before the flag takes effect, and old ones are deleted after it has been cleared.
 	a.allow(f, p.sources)
 	defer a.restrict(f, p.sources)
 	if f.list == p.list && f.flags == p.flags {
@@ -535,18 +528,18 @@ func (a *application) write(e *entry, p *part) {
 	a.release(old)
 }
 
-// draining are the parts of one frontend, whose fronts drain backends.
+// draining are the parts of one frontend, whose fronts may have draining backends.
 type draining struct {
 	parts   []*part
 	family  int
-	changed bool // it counts as changed already
+	changed bool // already counted as changed
 }
 
-// drainAll has the fronts drain what they should, once all lists are made.
+// drainAll sets the draining backends of the fronts, after all lists are written.
 func (a *application) drainAll() {
 	for _, d := range a.draining {
 		for _, p := range d.parts {
-			if p.front.list == nil { // it was not to be had, and is gone
+			if p.front.list == nil { // its key could not be inserted, and it was dropped
 				continue
 			}
 			if a.drain(p.front, a.s.known(d.family, p.want.Draining)) && !d.changed {
@@ -557,8 +550,7 @@ func (a *application) drainAll() {
 	}
 }
 
-// drain makes these the backends that a front drains, and says whether another one is
-// not drained any more.
+// drain sets the draining backends of a front, and reports whether a backend stopped draining.
 func (a *application) drain(f *front, bs []*backend) (fewer bool) {
 	old := f.draining
 	f.draining = bs
@@ -580,9 +572,9 @@ func (a *application) drain(f *front, bs []*backend) (fewer bool) {
 func (a *application) makeList(e *entry, p *part) *list {
 	s, fam := a.s, familyOf(e.key.Addr)
 	l := &list{family: fam, span: p.span, backends: p.backends}
-	var fresh []backend // made together: there may be many
+	var fresh []backend // allocated in blocks, as there may be many
 	for i, b := range l.backends {
-		if b == nil { // as far as was known when room was made
+		if b == nil { // unknown when makeRoom ran
 			b = s.backends[fam][p.want.Backends[i].AddrPort]
 		}
 		switch {
@@ -617,7 +609,7 @@ func (a *application) makeList(e *entry, p *part) *list {
 	return l
 }
 
-// release ends a front's use of a list.
+// release removes a front's reference to a list.
 func (a *application) release(l *list) {
 	if l.fronts--; l.fronts > 0 || l == a.s.empty {
 		return
@@ -626,7 +618,7 @@ func (a *application) release(l *list) {
 	a.s.left.spans = append(a.s.left.spans, l.span)
 }
 
-// retire takes a front that no key leads to from its list.
+// retire removes a front that no key refers to from its list.
 func (a *application) retire(f *front) {
 	l := f.list
 	f.list, f.flags = nil, flagGone
@@ -655,7 +647,7 @@ func (a *application) remove(k frontend.Key) {
 	a.res.Changed++
 }
 
-// drop takes an entry whose key is not in the maps from its fronts.
+// drop removes an entry, whose key is not in the maps, and its fronts.
 func (a *application) drop(e *entry) {
 	delete(a.s.entries, e.key)
 	a.s.claim(e, vip.Nothing)
@@ -663,14 +655,13 @@ func (a *application) drop(e *entry) {
 	e.each(a.retire)
 }
 
-// insertBatch is from how many keys on they are inserted by one call.
+// insertBatch is the minimum number of keys that are inserted with one system call.
 const insertBatch = 8
 
-// maxInsertBatch bounds what one call takes.
+// maxInsertBatch is the maximum number of keys of one system call.
 const maxInsertBatch = 4096
 
-// insertAll inserts the keys of new frontends. Those that the kernel has no memory
-// for are refused.
+// insertAll inserts the keys of new frontends. Frontends for which the kernel lacks memory are refused.
 func (a *application) insertAll() {
 	s := a.s
 	for fam, es := range a.inserts {
@@ -690,14 +681,13 @@ func (a *application) insertAll() {
 	}
 }
 
-// insertEach inserts keys of one family, many by one call, and says of each what came of
-// it.
+// insertEach inserts keys of one family, many with one system call, and passes each result to done.
 func (s *store) insertEach(fam int, ns []numbered, done func(i int, err error)) {
 	for first := 0; first < len(ns); first += maxInsertBatch {
 		chunk := ns[first:min(first+maxInsertBatch, len(ns))]
 		n := 0
 		if len(chunk) >= insertBatch {
-			// what a batch leaves out is tried one by one
+			// keys that the batch left out are inserted one by one
 			n, _ = s.insertKeys(fam, chunk)
 		}
 		for i := range chunk {
@@ -710,8 +700,8 @@ func (s *store) insertEach(fam int, ns []numbered, done func(i int, err error)) 
 	}
 }
 
-// loseBackends marks the backends that no list has any more, and that no front drains.
-// Whatever holds number and generation knows at once.
+// loseBackends marks backends that are in no list and not draining. Programs and sockets with the ID and generation
+// notice this at once.
 func (a *application) loseBackends() {
 	for _, b := range a.lost {
 		if b.used() || b.gone {
@@ -722,7 +712,7 @@ func (a *application) loseBackends() {
 	}
 }
 
-// lose makes a backend gone.
+// lose marks a backend as removed.
 func (s *store) lose(b *backend) {
 	b.gone = true
 	b.gen++
@@ -732,7 +722,7 @@ func (s *store) lose(b *backend) {
 	s.left.backends = append(s.left.backends, b)
 }
 
-// groupFor is the group of a frontend with a timeout.
+// groupFor returns the affinity group of a frontend with a timeout.
 func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, error) {
 	if timeout == 0 {
 		return 0, nil
@@ -746,20 +736,19 @@ func (s *store) groupFor(e *entry, service string, timeout uint32) (uint16, erro
 	}
 	g, ok := s.groupNumbers.Take()
 	if !ok {
-		return 0, fmt.Errorf("%d services have affinity, there is no number for another", s.groupNumbers.Used())
+		return 0, fmt.Errorf("%d services have affinity, no group ID is left", s.groupNumbers.Used())
 	}
 	s.groups[service], s.named[uint16(g)] = uint16(g), service
 	return uint16(g), nil
 }
 
-// claim has an entry say something about its address.
+// claim records what an entry claims about its address.
 func (s *store) claim(e *entry, c vip.Claim) {
 	s.addresses.Claim(e.key.Addr, e.claim, c)
 	e.claim = c
 }
 
-// join gives an entry a group, 0: none, and frees the one it had if no other entry
-// has it.
+// join sets the affinity group of an entry, 0: none, and frees the previous group if no other entry has it.
 func (s *store) join(e *entry, g uint16) {
 	old := e.group
 	if old == g {
@@ -774,7 +763,7 @@ func (s *store) join(e *entry, g uint16) {
 	}
 }
 
-// freeUnused frees a group that no entry has.
+// freeUnused frees an affinity group that no entry has.
 func (s *store) freeUnused(g uint16) {
 	if g == 0 || s.groupUses[g] > 0 {
 		return

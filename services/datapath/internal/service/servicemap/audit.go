@@ -13,18 +13,18 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// maxDifferences is how many an audit names; it repairs all.
+// maxDifferences is the maximum number of reported differences; a repair fixes all.
 const maxDifferences = 1000
 
-// parts are the comparisons of an audit, in the order in which a list comes into
-// use. Each is whole by itself.
+// parts are the comparisons of an audit, in the order in which the elements of a list are written. Each is independent
+// of the others.
 func (a *mapAudit) parts() []func() {
 	return []func(){
 		func() { a.backends(ip4) }, func() { a.backends(ip6) }, a.members, a.sources, a.fronts, a.keys,
 	}
 }
 
-// result is what an audit has found.
+// result returns the differences that the audit found.
 func (a *mapAudit) result() (differences []string, err error) {
 	if a.more > 0 {
 		a.differences = append(a.differences, fmt.Sprintf("%d more", a.more))
@@ -32,8 +32,7 @@ func (a *mapAudit) result() (differences []string, err error) {
 	return a.differences, errors.Join(a.errs...)
 }
 
-// audit compares the maps with what should be in them, and puts right what
-// differs if repair is set.
+// audit compares the maps with the store, and with repair fixes differences.
 func (s *store) audit(repair bool) (differences []string, err error) {
 	a := &mapAudit{s: s, repair: repair}
 	for _, part := range a.parts() {
@@ -80,12 +79,12 @@ func (a *mapAudit) keys() {
 			a.differs(func() error { return s.insertKey(numbered{key, want}) }, "frontend %v is missing", key)
 		case v != want:
 			a.differs(func() error {
-				// a value is never replaced
+				// the value of a key is never replaced
 				if err := s.deleteKey(k); err != nil {
 					return err
 				}
 				return s.insertKey(numbered{key, want})
-			}, "frontend %v leads to fronts %d and %d, should lead to %d and %d",
+			}, "frontend %v has fronts %d and %d, should have %d and %d",
 				key, v.Inside, v.Outside, want.Inside, want.Outside)
 		}
 	}
@@ -108,7 +107,7 @@ func (a *mapAudit) keys() {
 	}
 }
 
-// fronts compares sl_front. Of a front that was removed only the list matters.
+// fronts compares sl_front. For a removed front, only the list is compared.
 func (a *mapAudit) fronts() {
 	s := a.s
 	for n := range s.nFronts {
@@ -130,7 +129,7 @@ func (a *mapAudit) fronts() {
 	}
 }
 
-// members compares sl_member, but for runs that left.
+// members compares sl_member, except for runs that were removed.
 func (a *mapAudit) members() {
 	s := a.s
 	want := make([]uint64, s.nMembers)
@@ -164,7 +163,7 @@ func (a *mapAudit) backends(fam int) {
 	for _, b := range s.backends[fam] {
 		known[b.number] = b
 	}
-	// one whose address has another number too
+	// also backends whose address has a second ID
 	for _, b := range s.removedBackends(fam) {
 		known[b.number] = b
 	}
@@ -193,7 +192,7 @@ func (a *mapAudit) backends(fam int) {
 	}
 }
 
-// removedBackends are the backends of a family that left and are not free.
+// removedBackends returns the backends of a family that were removed and whose IDs are not free yet.
 func (s *store) removedBackends(fam int) (bs []*backend) {
 	for _, d := range append(slices.Clone(s.leaving), s.left) {
 		for _, b := range d.backends {
@@ -210,9 +209,8 @@ func (s *store) removedBackends(fam int) (bs []*backend) {
 	return bs
 }
 
-// Audit compares the maps of services with what was written into them and names
-// each difference. With repair each is put right. At most 1,000 are named. It
-// compares one kind of map after the other, and a change waits for one at most.
+// Audit compares the maps of services with the store and returns the differences, at most 1,000. With repair, all are
+// fixed. It locks the store for one map at a time, so that a change waits for at most one comparison.
 func (m *Maps) Audit(repair bool) (differences []string, err error) {
 	a := &mapAudit{s: m.store, repair: repair}
 	for _, part := range a.parts() {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// manyServices are n frontends with backends of their own.
+// manyServices returns n frontends, each with its own backends.
 func manyServices(n, backends int) *frontendtx.Transaction {
 	tx := &frontendtx.Transaction{}
 	for i := range n {
@@ -76,8 +76,7 @@ func BenchmarkKernelAdopt(b *testing.B) {
 	}
 }
 
-// BenchmarkKernelChange adds a backend to each of 10,000 frontends, one transaction
-// after the other, and takes it away again.
+// BenchmarkKernelChange adds a backend to each of 10,000 frontends, one transaction per frontend, and removes it again.
 func BenchmarkKernelChange(b *testing.B) {
 	const window = 500
 	i := start(b, kerneltest.NewBPFFS(b), sizes{})
@@ -114,7 +113,7 @@ func BenchmarkKernelAudit(b *testing.B) {
 	b.ReportMetric(float64(best.Microseconds())/1000, "best-ms")
 }
 
-// BenchmarkKernelTable exchanges the table of a frontend, by one backend.
+// BenchmarkKernelTable exchanges the table of a frontend after a change of one backend.
 func BenchmarkKernelTable(b *testing.B) {
 	for _, n := range []int{100, 200} {
 		b.Run(fmt.Sprintf("%d backends", n), func(b *testing.B) {

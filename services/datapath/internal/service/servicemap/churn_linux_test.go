@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// TestKernelListsOfOneTenantLeavePiecesForOthers: a tenant makes many short lists and removes most
-// of them, again and again, so that what is free is in short pieces. Longer lists of others that
-// fit are written nevertheless, new ones and those of frontends that are there.
+// TestKernelListsOfOneTenantLeavePiecesForOthers: a tenant repeatedly creates many short lists and removes most of
+// them, which fragments the free space. Longer lists of others that fit are still written, for new and for existing
+// frontends.
 func TestKernelListsOfOneTenantLeavePiecesForOthers(t *testing.T) {
 	const members = 16384
 	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 65536, fronts: 32768, members: members, backends: 65536})
@@ -25,7 +25,7 @@ func TestKernelListsOfOneTenantLeavePiecesForOthers(t *testing.T) {
 	b := service(60000, false, listOf(false, 60000))
 	s[b.Key] = b
 	i.apply(t, s.all())
-	for n, next := 0, 0; n < 3; n++ { // the attack: each time, one list of five stays
+	for n, next := 0, 0; n < 3; n++ { // the attack: in each round, one of five lists stays
 		was, with := s.without(), s.without()
 		free := i.store.members.Free() - reserve(members)
 		for range free {
@@ -71,7 +71,7 @@ func TestKernelListsOfOneTenantLeavePiecesForOthers(t *testing.T) {
 	}
 }
 
-// numbersFrom are n numbers from the first on.
+// numbersFrom returns n numbers, starting with first.
 func numbersFrom(first, n int) (ns []int) {
 	for i := range n {
 		ns = append(ns, first+i)
@@ -79,10 +79,9 @@ func numbersFrom(first, n int) (ns []int) {
 	return ns
 }
 
-// TestKernelNumbersThatRestCountForTheTenantThatUsedThem: a tenant removes its Services and makes
-// others, again and again, faster than numbers are free again. Frontends of other tenants find
-// numbers nevertheless, new ones and those whose backends change, and the tenant gets its own when
-// its numbers are free.
+// TestKernelNumbersThatRestCountForTheTenantThatUsedThem: a tenant repeatedly removes its Services and creates others,
+// faster than IDs become free. New frontends of other tenants and changed backends still get IDs, and the tenant gets
+// its own when its IDs are free again.
 func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
 	const size, share = 1024, 300
 	for name, tenant := range map[string]func(round int) shares.Tenant{
@@ -117,7 +116,7 @@ func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
 					}
 					refused += len(res.Refused)
 					s = with
-					if round == 0 { // the next process learns whose the frontends are
+					if round == 0 { // the next process learns which tenant has which frontends
 						i.close(t)
 						i = start(t, dir, sz)
 						i.apply(t, s.all())
@@ -135,10 +134,10 @@ func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
 				i.sound(t)
 
 				if !i.Short() {
-					t.Error("nobody is told that numbers are short")
+					t.Error("Short is not set")
 				}
 				i.clock = i.clock.Add(callTime)
-				if _, err := i.Collect(t.Context(), nobody{}); err != nil { // they begin to rest
+				if _, err := i.Collect(t.Context(), nobody{}); err != nil { // the IDs go into quarantine
 					t.Fatal(err)
 				}
 				i.clock = i.clock.Add(callTime)
@@ -148,7 +147,7 @@ func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
 				select {
 				case <-i.Freed():
 				default:
-					t.Error("nobody is told that numbers are free")
+					t.Error("Freed did not fire")
 				}
 				again := &frontendtx.Transaction{Partial: true}
 				for _, f := range s {
@@ -168,15 +167,15 @@ func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
 	}
 }
 
-// nobody names no number.
+// nobody references no IDs.
 type nobody struct{}
 
 // Named implements Users.
 func (nobody) Named(context.Context) (Numbers, error) { return NoNumbers(), nil }
 
-// TestKernelTablesWithinTheLimitLeaveRoomForLists: a tenant has as many of the smallest, middle or
-// largest tables as nine tenths of the limit of backends let it have, in two lists of each Service.
-// Lists of others have room for the last tenth, and every table can be exchanged.
+// TestKernelTablesWithinTheLimitLeaveRoomForLists: a tenant has as many small, medium or large tables as nine tenths of
+// the limit of backends allow, in two lists per Service. Lists of others fit into the last tenth, and every table can
+// be exchanged.
 func TestKernelTablesWithinTheLimitLeaveRoomForLists(t *testing.T) {
 	for _, n := range []int{17, 33, 300, 2048} {
 		t.Run(fmt.Sprint(n, " backends"), func(t *testing.T) {
@@ -221,9 +220,9 @@ func TestKernelTablesWithinTheLimitLeaveRoomForLists(t *testing.T) {
 	}
 }
 
-// TestKernelSourceRangesOfOneTenantLeaveRoomForOthers: a tenant gives its load balancers as many
-// source ranges as it can, also over a restart and through many namespaces. Another tenant has
-// room for its own, and what exceeds the share refuses every client.
+// TestKernelSourceRangesOfOneTenantLeaveRoomForOthers: a tenant adds as many source ranges as it can, also across a
+// restart and through many namespaces. Another tenant's source ranges fit, and frontends beyond the share reject every
+// client.
 func TestKernelSourceRangesOfOneTenantLeaveRoomForOthers(t *testing.T) {
 	const size = 2048
 	dir, sz := kerneltest.NewBPFFS(t), sizes{keys: size}

@@ -11,16 +11,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
-// close makes the node refuse connections to a new frontend that was refused for err. Without an
-// element in the maps, its packets would reach another socket of the node, or leave the node.
+// close makes the node refuse connections to a new frontend that was refused with err. Without an element in the maps,
+// its packets would reach another socket of the node, or leave the node.
 //
-// For an address that only Services use, the key of the address is enough. A node port, and the
-// address of a load balancer whose packets from inside bypass the node, get a frontend without
-// backends. External addresses stay absent, because other machines may have them. The owner of a
-// host port does not start without it.
+// If only Services use the address, the key of the address suffices. A NodePort, and a load balancer address whose
+// packets from inside bypass the node, get a frontend without backends. External addresses get no element, because
+// other machines may have them. Host ports get none, because their endpoint does not start.
 //
-// These elements take at most half of the reserve that is kept for frontends that are there. If
-// they do not fit, the returned error says that packets pass.
+// These elements use at most half of the reserve for changes of existing frontends. If they do not fit, the returned
+// error states that packets pass.
 func (a *application) close(f *frontend.Frontend, err error) error {
 	if errors.Is(err, frontend.ErrInvalid) {
 		return err
@@ -41,7 +40,7 @@ func (a *application) close(f *frontend.Frontend, err error) error {
 	return err
 }
 
-// closeAddress claims the address of a frontend that has no element itself.
+// closeAddress claims the address of a frontend that has no element.
 func (a *application) closeAddress(f *frontend.Frontend) error {
 	s := a.s
 	if _, ok := s.closed[f.Key]; ok {
@@ -72,7 +71,7 @@ func (a *application) closeFrontend(f *frontend.Frontend) error {
 	return a.setWith(shut, closing)
 }
 
-// reopen forgets that the address of a frontend was claimed for it alone.
+// reopen drops the claim of closeAddress.
 func (s *store) reopen(k frontend.Key) {
 	if _, ok := s.closed[k]; ok {
 		delete(s.closed, k)
@@ -80,8 +79,7 @@ func (s *store) reopen(k frontend.Key) {
 	}
 }
 
-// dropClosed takes an entry, whose key the kernel has no memory for, out of the maps. Connections
-// to its address are refused as before.
+// dropClosed removes an entry for whose key the kernel lacks memory. Connections to its address are still refused.
 func (a *application) dropClosed(e *entry) {
 	claim := e.claim
 	a.drop(e)
@@ -91,8 +89,8 @@ func (a *application) dropClosed(e *entry) {
 	}
 }
 
-// ofReserve counts the keys and the fronts that an entry has of the reserve, because it was
-// refused. It needs them outside of the reserve when it is served.
+// ofReserve returns how many keys and fronts of the reserve an entry uses because it was refused. When it is served,
+// they must fit outside the reserve.
 func (e *entry) ofReserve() (keys, fronts int) {
 	if e == nil || !e.refused {
 		return 0, 0
@@ -101,16 +99,16 @@ func (e *entry) ofReserve() (keys, fronts int) {
 	return 1, fronts
 }
 
-// standing is what a frontend may use of the reserve.
+// standing defines how much of the reserve a frontend may use.
 type standing int
 
 const (
 	there    standing = iota // all of it
-	newcomer                 // nothing
+	newcomer                 // none of it
 	closing                  // half of it
 )
 
-// kept is how many elements of a map are kept for other frontends.
+// kept returns how many elements of a map are reserved for other frontends.
 func (st standing) kept(size int) int {
 	switch st {
 	case newcomer:
@@ -122,8 +120,8 @@ func (st standing) kept(size int) int {
 	return 0
 }
 
-// keptMembers is how many elements of the map of members are kept for other frontends, beside a
-// list with a table of so many bits.
+// keptMembers returns how many elements of sl_member are reserved for other frontends, when a list with a table of the
+// given size is added.
 func (s *store) keptMembers(st standing, tableBits int, gains bool) int {
 	if st == newcomer || gains {
 		return s.reservedMembers(tableBits)

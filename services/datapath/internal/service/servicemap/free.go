@@ -11,13 +11,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Numbers are numbers of fronts, and of backends of each family: IPv4, IPv6.
+// Numbers are IDs of fronts, and of backends by family: IPv4, IPv6.
 type Numbers struct {
 	Fronts   map[uint32]struct{}
 	Backends [families]map[uint32]struct{}
 }
 
-// NoNumbers is empty.
+// NoNumbers returns an empty Numbers.
 func NoNumbers() Numbers {
 	n := Numbers{Fronts: map[uint32]struct{}{}}
 	for fam := range families {
@@ -26,7 +26,7 @@ func NoNumbers() Numbers {
 	return n
 }
 
-// Name adds a front and a backend of a family. The maps are made by NoNumbers.
+// Name adds a front and a backend of a family. The maps must be created by NoNumbers.
 func (n *Numbers) Name(front uint32, ipv6 bool, backend uint32) {
 	fam := ip4
 	if ipv6 {
@@ -35,17 +35,15 @@ func (n *Numbers) Name(front uint32, ipv6 bool, backend uint32) {
 	n.Fronts[front], n.Backends[fam][backend] = struct{}{}, struct{}{}
 }
 
-// Users say which numbers are named outside of the maps of services, by something that
-// goes by the number: see socketend.
+// Users lists the IDs that are referenced outside the maps of services, by objects that rely on them: see socketend.
 type Users interface {
-	// Named returns all numbers that something has named since before the call.
-	// Nothing begins to name one that has left for longer than calls take.
+	// Named returns all IDs that have been referenced since before the call. No new references are created to IDs that
+	// were removed more than callTime ago.
 	Named(ctx context.Context) (Numbers, error)
 }
 
-// Barrier waits until every program run has ended that may have found what left
-// before. The places of lists are free then; numbers of fronts and backends rest:
-// see Collect.
+// Barrier waits until every program run that may have found removed elements has ended. After that, the elements of
+// lists are free; IDs of fronts and backends stay in quarantine: see Collect.
 func (m *Maps) Barrier(ctx context.Context) error {
 	d, err := m.beginBarrier()
 	if d == nil || err != nil {
@@ -60,7 +58,7 @@ func (m *Maps) Barrier(ctx context.Context) error {
 	return passed
 }
 
-// beginBarrier takes what has left until now; nil: nothing has.
+// beginBarrier takes the elements removed so far; nil: none.
 func (m *Maps) beginBarrier() (*departed, error) {
 	if err := m.gate.Lock(); err != nil {
 		return nil, err
@@ -105,15 +103,13 @@ func (s *store) endBarrier(d *departed, passed bool, now time.Time) {
 	}
 }
 
-// callTime is for how long a call that was led to a backend may be under way without
-// being found: a socket is listed only once it is connected, which is after the
-// program that chose has ended. It takes microseconds, and longer if the process gets no
-// CPU in between.
+// callTime is the maximum time that a call with a selected backend can be in progress without being visible: a socket
+// is listed only once it is connected, after the program that selected the backend has ended. This takes microseconds,
+// or longer if the process gets no CPU.
 const callTime = 5 * time.Second
 
-// Collect frees the numbers of removed fronts and backends that nothing names any
-// more, as far as users say, and that have rested for five seconds; without users those
-// that have rested for the time of Options. It returns how many it has freed.
+// Collect frees the IDs of removed fronts and backends that users do not reference and that have been in quarantine for
+// callTime; without users, after Options.Rest. It returns the number of freed IDs.
 func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	if err := m.Barrier(ctx); err != nil {
 		return 0, err
@@ -149,7 +145,7 @@ func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	kept := s.resting[:0]
 	for _, r := range s.resting {
 		switch {
-		case r.backend != nil && r.backend.left != r.left: // it is in use again, or left later
+		case r.backend != nil && r.backend.left != r.left: // in use again, or removed again later
 		case waiting[r] && free(r):
 			s.free(r)
 			n++
@@ -169,7 +165,7 @@ func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	return n, nil
 }
 
-// waiting are the numbers that rest.
+// waiting returns the IDs in quarantine.
 func (m *Maps) waiting() (map[*rest]bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err

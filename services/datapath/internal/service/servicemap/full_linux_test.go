@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// nodePort is a node port without sources and outside list.
+// nodePort is a NodePort without source ranges and without a separate list for outside.
 func nodePort(port uint16, is6 bool, inside *frontend.List) *frontend.Frontend {
 	addr := netip.IPv4Unspecified()
 	if is6 {
@@ -28,7 +28,7 @@ func nodePort(port uint16, is6 bool, inside *frontend.List) *frontend.Frontend {
 	}
 }
 
-// fill adds node ports until one is refused, and returns them.
+// fill adds NodePorts until one is refused, and returns them.
 func (i *instance) fill(t *testing.T, is6 bool) state {
 	t.Helper()
 	s := state{}
@@ -46,9 +46,9 @@ func (i *instance) fill(t *testing.T, is6 bool) state {
 	}
 }
 
-// TestKernelNewFrontendsWithoutRoomRefuseConnections: when a map is full, packets to a new frontend
-// do not go on to another socket of the node, or out of it. The frontend is served when there is
-// room, and nothing is left of it when it is removed.
+// TestKernelNewFrontendsWithoutRoomRefuseConnections: when a map is full, packets to a new frontend must not reach
+// another socket of the node, or leave it. The frontend is served when there is space, and nothing is left of it when
+// it is removed.
 func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 	for name, sz := range map[string]sizes{
 		"keys":     {keys: 64, fronts: 512, members: 512, backends: 256},
@@ -65,7 +65,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 				if name == "keys" || name == "fronts" {
 					s = i.fill(t, is6)
 				}
-				var many []int // more than there is room for
+				var many []int // more than fit
 				for n := range 15 {
 					many = append(many, 100+n)
 				}
@@ -77,7 +77,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 					t.Helper()
 					for _, f := range []*frontend.Frontend{cluster, lb} {
 						if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-							t.Errorf("%s: the address of %v is of services alone: %t, %v", what, f.Key, is, err)
+							t.Errorf("%s: the address of %v is a VIP: %t, %v", what, f.Key, is, err)
 						}
 					}
 					for _, outside := range []bool{false, true} {
@@ -87,7 +87,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 					}
 					i.sound(t)
 				}
-				for n := range 3 { // again and again, as a follower does
+				for n := range 3 { // repeatedly, as a follower does
 					res, err := i.Apply(t.Context(), news.all())
 					if err != nil || len(res.Refused) != len(news) {
 						t.Fatalf("%+v, %v, want %d refusals", res, err, len(news))
@@ -123,12 +123,12 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 				i.apply(t, all.to(s))
 				s.check(t, i)
 				i.sound(t)
-				// one that has room is served
+				// a frontend that fits is served
 				if _, err := i.Apply(t.Context(), news.all()); err != nil {
 					t.Fatal(err)
 				}
 				i.apply(t, all.to(news.without(lb.Key, node.Key)))
-				for range 2 { // the numbers of what was removed rest
+				for range 2 { // the IDs of removed elements are in quarantine
 					if _, err := i.Collect(t.Context(), nil); err != nil {
 						t.Fatal(err)
 					}
@@ -143,7 +143,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 	}
 }
 
-// without is the state without some frontends.
+// without returns the state without some frontends.
 func (s state) without(keys ...frontend.Key) state {
 	less := state{}
 	for k, f := range s {
@@ -155,8 +155,8 @@ func (s state) without(keys ...frontend.Key) state {
 	return less
 }
 
-// TestKernelRefusedFrontendsLeaveRoomForOthers: frontends that are refused take at most half of what
-// is kept for changes of those that are there. Beyond that the refusal says that packets pass.
+// TestKernelRefusedFrontendsLeaveRoomForOthers: refused frontends use at most half of the reserve for changes of
+// existing ones. Beyond that, the refusal states that packets pass.
 func TestKernelRefusedFrontendsLeaveRoomForOthers(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 128, fronts: 128, members: 64, backends: 64})
 	s := i.fill(t, false)

@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/idalloc"
 )
 
-// gather moves lists for the frontends that were refused because what is free is not in one
-// piece. The places that the lists leave are free after a grace period.
+// gather moves lists to make contiguous space for frontends that were refused because of fragmentation. The old
+// elements of moved lists become free after a grace period.
 //
-// Without it, a tenant that makes many short lists and removes most of them would leave no piece
-// for the longer lists of others.
+// Without it, a tenant that creates many short lists and removes most of them would leave no contiguous space for the
+// longer lists of others.
 func (a *application) gather() {
 	s := a.s
 	sum, longest, table := 0, 0, 0
@@ -45,18 +45,18 @@ func (a *application) gather() {
 	}
 }
 
-// What an element of sl_member is to gather.
+// States of an element of sl_member in gather.
 const (
-	stuck   = iota // of a table, or of a list that programs may use still
-	movable        // of a list without a table
+	stuck   = iota // belongs to a table, or to a list that programs may still use
+	movable        // belongs to a list without a table
 	leaving        // free after the next grace period
 	vacant
 	uses
 )
 
-// gather moves lists without tables, so that n elements in one piece are free after a grace
-// period. It chooses the piece that needs the fewest moves, outside of another run. If aligned, the
-// distance of the piece from the end is a multiple of n. false: there is no such piece.
+// gather moves lists without tables so that n consecutive elements are free after a grace period. It selects the run
+// that needs the fewest moves, outside the run but. If aligned, the run's distance from the end is a multiple of n. It
+// returns false if there is no such run.
 func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool) {
 	use := make([]byte, s.nMembers)
 	mark := func(run idalloc.Run, as byte) {
@@ -98,10 +98,9 @@ func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool)
 	return best, true
 }
 
-// vacate moves the lists of a run to places outside of it and of another run. false: they do not
-// fit there.
+// vacate moves the lists in a run to places outside of it and outside the run but. It returns false if they do not fit.
 func (s *store) vacate(run, but idalloc.Run) bool {
-	var kept []idalloc.Run // that no list is moved to
+	var kept []idalloc.Run // free elements to which no list may be moved
 	for _, free := range s.members.Spans() {
 		for _, r := range []idalloc.Run{run, but} {
 			if base, end := max(free.Base, r.Base), min(free.End(), r.End()); base < end {

@@ -13,19 +13,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 )
 
-// Frontend is a frontend as the kernel has it.
+// Frontend is a frontend in the kernel.
 type Frontend struct {
 	Key frontend.Key
-	// Service names the port of a service; empty: the frontend is that of an
-	// earlier process and was not confirmed yet.
+	// Service names the port of a service; empty: the frontend comes from a previous process and is not confirmed yet.
 	Service string
-	// Kind is 0 like Service is empty, but where the key is that of a node port: a host
-	// port is named before anything asks for it.
+	// Kind is 0 if Service is empty, except that the key identifies a NodePort (host ports are always confirmed).
 	Kind frontend.Kind
-	// Inside is nil if the node's own pods and sockets pass it by.
+	// Inside is nil if packets and sockets of the node's own pods do not use the frontend.
 	Inside, Outside *Front
 	Affinity        time.Duration
-	// Group is what affinity remembers it by; 0: none.
+	// Group is the ID of the affinity group; 0: none.
 	Group uint16
 }
 
@@ -33,22 +31,22 @@ type Frontend struct {
 type Front struct {
 	Number   uint32
 	Base     int // of the members
-	Slots    int // of the table behind them; 0: there is none
+	Slots    int // of the table after the members; 0: no table
 	Drop     bool
-	Sources  bool // only from its source ranges
+	Sources  bool // only clients in its source ranges
 	Backends []Backend
-	// Draining are the backends that keep what the front has led to them.
+	// Draining are removed backends that keep the existing connections of the front.
 	Draining []Backend
 }
 
-// Backend is an address that a front leads to, or drains.
+// Backend is an active or draining backend of a front.
 type Backend struct {
 	netip.AddrPort
 	Number     uint32
 	Generation uint8
 }
 
-// List lists the frontends by address, port and protocol.
+// List returns the frontends, sorted by address, port and protocol.
 func (m *Maps) List() ([]Frontend, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
@@ -66,7 +64,7 @@ func (m *Maps) List() ([]Frontend, error) {
 	return fs, nil
 }
 
-// kindKnown is the kind of the frontend, 0 if it is not known.
+// kindKnown returns the kind of the frontend, 0 if it is unknown.
 func (e *entry) kindKnown() frontend.Kind {
 	if e.kind == 0 && e.key.Node {
 		return frontend.NodePort
@@ -95,8 +93,8 @@ func (b *backend) describe() Backend {
 	return Backend{AddrPort: b.addr, Number: b.number, Generation: b.gen}
 }
 
-// NameOf is what a frontend was named; "": it is that of an earlier process and was not
-// confirmed yet. false: there is none with the key.
+// NameOf returns the service of a frontend; "" if it comes from a previous process and is not confirmed yet. ok is
+// false if the frontend does not exist.
 func (m *Maps) NameOf(k frontend.Key) (service string, ok bool, err error) {
 	if err := m.gate.RLock(); err != nil {
 		return "", false, err
@@ -109,7 +107,7 @@ func (m *Maps) NameOf(k frontend.Key) (service string, ok bool, err error) {
 	return e.service, true, nil
 }
 
-// Has says whether there is a frontend with the key.
+// Has reports whether a frontend with the key exists.
 func (m *Maps) Has(k frontend.Key) (bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return false, err
@@ -119,8 +117,8 @@ func (m *Maps) Has(k frontend.Key) (bool, error) {
 	return ok, nil
 }
 
-// Keys are the keys of all frontends, in no order, with those that had no room and whose
-// connections are refused.
+// Keys returns the keys of all frontends in any order, including frontends that did not fit and whose connections are
+// refused.
 func (m *Maps) Keys() ([]frontend.Key, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
@@ -136,8 +134,7 @@ func (m *Maps) Keys() ([]frontend.Key, error) {
 	return keys, nil
 }
 
-// Asked is the address that a front stands for, also while it rests; false: the
-// number is not in use.
+// Asked returns the address of a front, also while its ID is in quarantine. It returns false if the ID is not in use.
 func (m *Maps) Asked(number uint32) (frontend.Key, bool) {
 	if m.gate.RLock() != nil {
 		return frontend.Key{}, false
@@ -150,12 +147,11 @@ func (m *Maps) Asked(number uint32) (frontend.Key, bool) {
 	return s.fronts[number].key, s.fronts[number].key.Addr.IsValid()
 }
 
-// Keeps says whether a front still leads to a backend or drains it, of that number and
-// generation. A socket that was given the backend by this front is to be ended if it
-// does not.
+// Keeps reports whether a backend, by ID and generation, is still active or draining in a front. If not, a socket that
+// got the backend from this front has to be ended.
 func (m *Maps) Keeps(front uint32, v6 bool, number uint32, generation uint8) bool {
 	if m.gate.RLock() != nil {
-		return true // this process ends; what the next one adopts decides
+		return true // this process ends; the next one decides
 	}
 	defer m.gate.RUnlock()
 	s := m.store
@@ -167,14 +163,14 @@ func (m *Maps) Keeps(front uint32, v6 bool, number uint32, generation uint8) boo
 		return false
 	}
 	is := func(b *backend) bool { return b.number == number && b.gen == generation }
-	// Which front drains one of an earlier process is not known before the first whole
-	// transaction: until then each keeps it.
+	// Which fronts have draining backends from a previous process is unknown before the first complete transaction. Until
+	// then, every front keeps them.
 	adopted := func(b *backend) bool { return b.family == familyOf(f.key.Addr) && is(b) }
 	return slices.ContainsFunc(f.list.backends, is) || slices.ContainsFunc(f.draining, is) ||
 		slices.ContainsFunc(s.adopted, adopted)
 }
 
-// HasBackend says whether a front leads to the address, or drains it.
+// HasBackend reports whether the address is an active or draining backend.
 func (m *Maps) HasBackend(a netip.AddrPort) bool {
 	if m.gate.RLock() != nil {
 		return false
@@ -184,16 +180,16 @@ func (m *Maps) HasBackend(a netip.AddrPort) bool {
 	return b != nil && !b.gone
 }
 
-// Counts say how much of the maps is in use.
+// Counts are the numbers of elements in use.
 type Counts struct {
 	Frontends int // keys of both families
-	Fronts    int // with those that rest
+	Fronts    int // including IDs in quarantine
 	Members   int
-	Backends  int // of both families, with those that rest
-	Resting   int // numbers that wait for their last users, or for a grace period
+	Backends  int // of both families, including IDs in quarantine
+	Resting   int // IDs that wait for a grace period or for their last references
 }
 
-// Counts counts what is in use.
+// Counts returns the numbers of elements in use.
 func (m *Maps) Counts() (Counts, error) {
 	if err := m.gate.RLock(); err != nil {
 		return Counts{}, err
@@ -215,12 +211,12 @@ func (m *Maps) Counts() (Counts, error) {
 	return c, nil
 }
 
-// Capacity returns how many elements the maps have for new frontends and lists. A tenth of
-// each map is kept for changes of existing ones, and of the members as many as the largest table
-// takes. ok is false if the node has no services.
+// Capacity returns how many elements the maps have for new frontends and lists. A tenth of each map is reserved for
+// changes of existing frontends; of the members, at least the size of the largest table. ok is false if the node has no
+// services.
 func (m *Maps) Capacity() (_ frontend.Capacity, ok bool) {
 	s := m.store
-	table := rendezvous.MaxBits // of the largest table that there may be
+	table := rendezvous.MaxBits // of the largest possible table
 	for table > 0 && runLength(0, table) > quarter(s.nMembers) {
 		table--
 	}
@@ -237,8 +233,7 @@ func (m *Maps) Capacity() (_ frontend.Capacity, ok bool) {
 	return c, c.Frontends > 0 && c.Backends > 0 && c.BackendsPerList > 0
 }
 
-// Usage is how many elements of the maps are in use, by name, where that is not
-// the number of their keys.
+// Usage returns the number of elements in use, by map name, for maps where this is not the number of keys.
 func (m *Maps) Usage() (map[string]int, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// sizes are those of the maps of a test; 0: as they are.
+// sizes are the sizes of maps in a test; 0: unchanged.
 type sizes struct{ keys, fronts, members, backends uint32 }
 
 // small are maps that fill up, and that are read quickly.
@@ -40,7 +40,7 @@ type instance struct {
 	closed bool
 }
 
-// open begins or continues an instance as a process does, up to Settle.
+// open starts or continues an instance as a process does, before RemoveLeftovers.
 func open(t testing.TB, dir string, sz sizes) *instance {
 	t.Helper()
 	spec, err := bpf.LoadMaps()
@@ -80,7 +80,7 @@ func open(t testing.TB, dir string, sz sizes) *instance {
 	return i
 }
 
-// start is open with Settle.
+// start is open with RemoveLeftovers.
 func start(t testing.TB, dir string, sz sizes) *instance {
 	t.Helper()
 	i := open(t, dir, sz)
@@ -90,7 +90,7 @@ func start(t testing.TB, dir string, sz sizes) *instance {
 	return i
 }
 
-// close ends the process and leaves the maps.
+// close ends the process and keeps the maps.
 func (i *instance) close(t testing.TB) {
 	t.Helper()
 	if i.closed {
@@ -118,7 +118,7 @@ func (i *instance) apply(t testing.TB, tx *frontendtx.Transaction) frontendtx.Re
 	return res
 }
 
-// sound fails the test if the maps are not what was written.
+// sound fails the test if the maps differ from the store.
 func (i *instance) sound(t testing.TB) {
 	t.Helper()
 	ds, err := i.Audit(false)
@@ -130,13 +130,12 @@ func (i *instance) sound(t testing.TB) {
 	}
 }
 
-// leads is what a packet finds in the maps of the kernel: the backends, and the
-// flags of the front.
+// leads is what a packet finds in the kernel's maps: the backends, and the flags of the front.
 type leads struct {
 	backends []netip.AddrPort
 	flags    uint16
 	timeout  uint32
-	asked    [4]bool // whether each of askers may ask
+	asked    [4]bool // whether each of askers is allowed
 }
 
 // askers are clients of each family.
@@ -157,7 +156,7 @@ var ranges = [...]netip.Prefix{
 	netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("::/0"),
 }
 
-// reader follows the maps as the programs do, by calls of the kernel.
+// reader follows the maps as the programs do, with system calls.
 type reader struct {
 	t testing.TB
 	i *instance
@@ -187,7 +186,7 @@ func (r reader) find(k frontend.Key, outside bool) *leads {
 		r.t.Fatalf("%v: %v", k, err)
 	}
 	if f.Port != k.Port || f.Addr != bytes16(addrWords(k)) {
-		r.t.Fatalf("%v: front %d is that of %v port %d", k, number, f.Addr, f.Port)
+		r.t.Fatalf("%v: front %d has address %v port %d", k, number, f.Addr, f.Port)
 	}
 	l := &leads{flags: uint16(f.List >> flagsShift), timeout: f.Timeout}
 	for n, a := range askers[familyOf(k.Addr)] {
@@ -234,7 +233,7 @@ func (r reader) backend(is4 bool, number uint32) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(be.Addr), uint16(be.Word>>portShift))
 }
 
-// wanted is what a packet should find by a frontend.
+// wanted returns what a packet should find for a frontend.
 func wanted(f *frontend.Frontend, outside bool) *leads {
 	if f == nil {
 		return nil
@@ -262,10 +261,10 @@ func wanted(f *frontend.Frontend, outside bool) *leads {
 	return w
 }
 
-// state is what frontends should be.
+// state is a set of desired frontends.
 type state map[frontend.Key]*frontend.Frontend
 
-// to is the transaction that leads from one state to another.
+// to returns the transaction from one state to another.
 func (s state) to(o state) *frontendtx.Transaction {
 	tx := &frontendtx.Transaction{}
 	for k, f := range o {
@@ -281,11 +280,11 @@ func (s state) to(o state) *frontendtx.Transaction {
 	return tx
 }
 
-// all is the transaction that names every frontend of the state.
+// all returns the transaction with every frontend of the state.
 func (s state) all() *frontendtx.Transaction { return state(nil).to(s) }
 
-// check compares what packets find with the state, and that nothing else is found, but for the
-// addresses of frontends without room.
+// check compares what packets find with the state, and that nothing else is found, except for the addresses of
+// frontends that did not fit.
 func (s state) check(t testing.TB, i *instance) {
 	t.Helper()
 	r := reader{t, i}
@@ -307,7 +306,7 @@ func (s state) check(t testing.TB, i *instance) {
 	}
 	for addr := range alone {
 		if ok, err := i.IsOfServices(addr); err != nil || !ok {
-			t.Errorf("%v is of services alone: %t, %v", addr, ok, err)
+			t.Errorf("%v is a VIP: %t, %v", addr, ok, err)
 		}
 	}
 	if err := i.store.eachKey(func(rawKey, bpf.MapsSlFe) { n++ }); err != nil || n != len(s)+len(alone) {
@@ -315,7 +314,7 @@ func (s state) check(t testing.TB, i *instance) {
 	}
 }
 
-// alone are the addresses at whose other ports nothing answers.
+// alone returns the VIPs, on whose other ports connections are refused.
 func (s state) alone() map[netip.Addr]bool {
 	alone, others := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for k, f := range s {
@@ -332,7 +331,7 @@ func (s state) alone() map[netip.Addr]bool {
 	return alone
 }
 
-// image is every byte of the maps.
+// image returns every byte of the maps.
 func (i *instance) image(t testing.TB) string {
 	t.Helper()
 	var b strings.Builder
@@ -385,7 +384,7 @@ func service(n int, is6 bool, inside *frontend.List) *frontend.Frontend {
 	}
 }
 
-// randomState makes frontends of every shape, of services 0 to n-1.
+// randomState returns frontends of every shape, of services 0 to n-1.
 func randomState(r *rand.Rand, n int) state {
 	s := state{}
 	list := func(is6 bool) *frontend.List {

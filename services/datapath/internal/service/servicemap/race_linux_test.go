@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// chooser is a program that goes from a front to one of its backends as the
-// programs of services do, slowly, and returns the address; 1: the backend is free.
+// chooser is a program that slowly follows a front to one of its backends, as the programs of services do, and returns
+// the address; 1: the backend is free.
 func chooser(t *testing.T, i *instance, number uint32) *ebpf.Program {
 	t.Helper()
 	lookup := func(name string, key asm.Register) asm.Instructions {
@@ -71,8 +71,7 @@ func chooser(t *testing.T, i *instance, number uint32) *ebpf.Program {
 	return p
 }
 
-// TestKernelListsFlipWhole flips a list at full speed while the lists of other
-// frontends take the places and the numbers that it leaves.
+// TestKernelListsFlipWhole changes a list at full speed while lists of other frontends reuse its elements and IDs.
 func TestKernelListsFlipWhole(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 64, fronts: 64, members: 96, backends: 64})
 	lists := [2]*frontend.List{listOf(false, 0, 1, 2, 3, 4, 5, 6, 7), listOf(false, 4, 5, 6, 7, 8, 9)}
@@ -126,11 +125,11 @@ func TestKernelListsFlipWhole(t *testing.T) {
 	close(stop)
 	reader.Wait()
 	wrong.Range(func(what, _ any) bool {
-		t.Errorf("a packet was led to %v", what)
+		t.Errorf("a packet was translated to %v", what)
 		return true
 	})
 	t.Logf("%d flips, %d packets", flips, asked.Load())
 	if flips < 20 || asked.Load() < 1000 {
-		t.Error("that is too little to show anything")
+		t.Error("too few to prove anything")
 	}
 }

@@ -16,10 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 )
 
-// Lookup reads a frontend as the programs do: from the maps, which may hold
-// something else than what was written. Only Service and Kind come from memory.
-// Backends that the programs do not choose are left out. false: the maps have no
-// such key.
+// Lookup reads a frontend as the programs do: from the maps, whose content may differ from the store. Only Service and
+// Kind come from the store. Backends that the programs would not select are omitted. ok is false if the maps do not
+// have the key.
 func (m *Maps) Lookup(k frontend.Key) (Frontend, bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return Frontend{}, false, err
@@ -57,7 +56,7 @@ func (m *Maps) Lookup(k frontend.Key) (Frontend, bool, error) {
 	return f, true, nil
 }
 
-// lookupKey reads the fronts of a key; ebpf.ErrKeyNotExist: there is none.
+// lookupKey reads the fronts of a key. It returns ebpf.ErrKeyNotExist if the key is missing.
 func (m *rawMaps) lookupKey(k frontend.Key) (v bpf.MapsSlFe, err error) {
 	fam := familyOf(k.Addr)
 	if fam == ip4 {
@@ -73,7 +72,7 @@ func (m *rawMaps) lookupKey(k frontend.Key) (v bpf.MapsSlFe, err error) {
 	return v, nil
 }
 
-// readFront reads the front whose list a word names.
+// readFront reads a front, whose list is in the packed entry list.
 func (m *rawMaps) readFront(fam int, number uint32, list uint64) *Front {
 	flags := uint16(list >> flagsShift)
 	base, members, bits := run(list)
@@ -96,9 +95,8 @@ func (m *rawMaps) readFront(fam int, number uint32, list uint64) *Front {
 	return f
 }
 
-// ServiceAt names the service whose frontend answers at an address and port, which
-// may be a node port of its family: "shop/web:http"; empty: none is known, or it is a
-// host port.
+// ServiceAt returns the service whose frontend has an address and port, or the NodePort of the family, as
+// "shop/web:http"; empty if there is none, or if it is a host port.
 func (m *Maps) ServiceAt(at netip.AddrPort, protocol uint8) string {
 	if m.gate.RLock() != nil {
 		return ""

@@ -25,7 +25,7 @@ func TestKernelLookupReadsWhatWasWritten(t *testing.T) {
 			t.Fatalf("%d frontends, %v, want %d", len(all), err, len(s))
 		}
 		for _, want := range all {
-			// who may stay is not in the maps
+			// draining backends are not in the maps
 			for _, list := range []*Front{want.Inside, want.Outside} {
 				if list != nil {
 					list.Draining = nil
@@ -45,7 +45,7 @@ func TestKernelLookupReadsWhatWasWritten(t *testing.T) {
 	if f, ok, err := i.Lookup(clusterIP(999, false)); ok || err != nil {
 		t.Errorf("a frontend that is not there: %+v, %v", f, err)
 	}
-	// Another process knows neither services nor kinds until they are named.
+	// A new process knows neither services nor kinds until they are sent.
 	i.close(t)
 	i = start(t, dir, small)
 	compare()
@@ -60,7 +60,7 @@ func TestKernelLookupReadsWhatWasWritten(t *testing.T) {
 	}
 }
 
-// TestKernelLookupReadsTheMapsAndNotMemory: it tells what the programs would find.
+// TestKernelLookupReadsTheMapsAndNotMemory: it must return what the programs would find.
 func TestKernelLookupReadsTheMapsAndNotMemory(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	f := service(1, false, listOf(false, 1, 2))
@@ -71,7 +71,7 @@ func TestKernelLookupReadsTheMapsAndNotMemory(t *testing.T) {
 	gone.state = backendGone
 	i.store.storeBackend(ip4, front.Backends[0].Number, gone)
 	if got, _, err := i.Lookup(f.Key); err != nil || !reflect.DeepEqual(got.Inside.Backends, front.Backends[1:]) {
-		t.Errorf("with a backend that is gone: %+v, %v", got.Inside, err)
+		t.Errorf("with a removed backend: %+v, %v", got.Inside, err)
 	}
 	i.store.storeFrontWord(front.Number, listWord, flagDrop<<flagsShift)
 	if got, _, err := i.Lookup(f.Key); err != nil || len(got.Inside.Backends) > 0 || !got.Inside.Drop {

@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// reduce removes from a frontend that is there what f does not have, because f as a whole was
-// refused. Afterwards the frontend allows only connections that it allowed before and that f
-// allows too.
+// reduce removes from an existing frontend what f does not have, after f as a whole was refused. Then the frontend
+// allows only connections that both its previous state and f allow.
 func (a *application) reduce(f *frontend.Frontend) {
 	e := a.s.entries[f.Key]
 	if e == nil {
@@ -28,12 +27,12 @@ func (a *application) reduce(f *frontend.Frontend) {
 	}
 }
 
-// reductions are frontends that allow no more than e and f do, the one that allows most first.
-// The last one fits whatever room there is.
+// reductions returns frontends that allow no more than both e and f, the most permissive first. The last one always
+// fits.
 func (e *entry) reductions(f *frontend.Frontend) []*frontend.Frontend {
 	closed := e.closed()
 	if closed.Kind == 0 {
-		closed.Kind, closed.Service = f.Kind, f.Service // an earlier process has not said what it was
+		closed.Kind, closed.Service = f.Kind, f.Service // the kind of an adopted frontend is unknown
 	}
 	if f.Validate() != nil {
 		return []*frontend.Frontend{closed}
@@ -62,14 +61,14 @@ func (e *entry) reductions(f *frontend.Frontend) []*frontend.Frontend {
 	return append(out, closed)
 }
 
-// closed is the entry without backends: connections are refused.
+// closed returns the entry without backends: connections are refused.
 func (e *entry) closed() *frontend.Frontend {
 	f := &frontend.Frontend{
 		Key: e.key, Kind: e.kindKnown(), Service: e.service, Tenant: e.tenant,
 		Affinity: time.Duration(e.timeout) * time.Second,
 	}
 	if e.service == "" {
-		f.Affinity = 0 // the group of an adopted frontend is not known
+		f.Affinity = 0 // the affinity group of an adopted frontend is unknown
 	}
 	if e.inside != nil {
 		f.Inside = &frontend.List{}
@@ -80,7 +79,7 @@ func (e *entry) closed() *frontend.Frontend {
 	return f
 }
 
-// common is a list of the backends that the front has and that want has too.
+// common returns the backends that both the front and want have.
 func (f *front) common(want *frontend.List) *frontend.List {
 	less := *want
 	less.Backends = nil
@@ -92,7 +91,7 @@ func (f *front) common(want *frontend.List) *frontend.List {
 	return &less
 }
 
-// narrowed are the clients that the front allows and f allows too; empty: all.
+// narrowed returns the clients that both the front and want allow; empty: all.
 func (f *front) narrowed(want *frontend.Frontend) []netip.Prefix {
 	if f.flags&flagSources == 0 {
 		return want.SourceRanges
@@ -112,7 +111,7 @@ func (f *front) narrowed(want *frontend.Frontend) []netip.Prefix {
 			}
 		}
 	}
-	if len(out) == 0 { // no client: a prefix of the other family has none
+	if len(out) == 0 { // no clients: a prefix of the other family matches none
 		other := netip.IPv6Unspecified()
 		if want.Key.Addr.Is6() {
 			other = netip.IPv4Unspecified()

@@ -27,8 +27,7 @@ func (i *instance) refused(t *testing.T, tx *frontendtx.Transaction) frontendtx.
 	return res
 }
 
-// TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit: addresses of pods that are gone are
-// given to other pods.
+// TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit: addresses of deleted pods are assigned to other pods.
 func TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit(t *testing.T) {
 	many := func(first int) []int {
 		var ns []int
@@ -49,7 +48,7 @@ func TestKernelBackendsThatGoLeaveThoughNewOnesDoNotFit(t *testing.T) {
 	i.refused(t, state{f.Key: other}.all())
 	state{f.Key: service(1, false, listOf(false))}.check(t, i)
 	if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-		t.Errorf("the address of a closed frontend is of services alone: %t, %v", is, err)
+		t.Errorf("the address of a closed frontend is a VIP: %t, %v", is, err)
 	}
 	i.apply(t, state{f.Key: left}.all())
 	state{f.Key: left}.check(t, i)
@@ -72,16 +71,16 @@ func TestKernelFrontendIsClosed(t *testing.T) {
 		for k := range s {
 			tx.Upsert(frontendtx.Closed(k))
 		}
-		tx.Upsert(frontendtx.Closed(clusterIP(9, false))) // there is none
+		tx.Upsert(frontendtx.Closed(clusterIP(9, false))) // does not exist
 		i.apply(t, tx)
 		closed := state{f.Key: service(1, false, listOf(false)), lb.Key: service(2, false, nil)}
 		closed[lb.Key].Kind, closed[lb.Key].Outside = frontend.LoadBalancer, listOf(false)
 		closed.check(t, i)
 		if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-			t.Errorf("adopted %t: the address is of services alone: %t, %v", adopted, is, err)
+			t.Errorf("adopted %t: the address is a VIP: %t, %v", adopted, is, err)
 		}
 		if is, err := i.IsOfServices(lb.Key.Addr); err != nil || is {
-			t.Errorf("adopted %t: the load balancer's own address is of services alone: %t, %v", adopted, is, err)
+			t.Errorf("adopted %t: the load balancer's own address is a VIP: %t, %v", adopted, is, err)
 		}
 		i.sound(t)
 	}
@@ -93,8 +92,8 @@ func TestKernelFrontendIsClosed(t *testing.T) {
 	closes()
 }
 
-// TestKernelRefusedChangeAllowsNoMoreThanBefore: of frontends that do not fit, whatever they
-// change, packets find only what they found before and should find afterwards.
+// TestKernelRefusedChangeAllowsNoMoreThanBefore: for frontends that do not fit, packets find only what both the
+// previous and the new state allow.
 func TestKernelRefusedChangeAllowsNoMoreThanBefore(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -126,13 +125,13 @@ func TestKernelRefusedChangeAllowsNoMoreThanBefore(t *testing.T) {
 				old, was := before[k]
 				switch {
 				case !refused[k]:
-					continue // TestKernelPacketsFindTheFinalStateAlone
+					continue // covered by TestKernelPacketsFindTheFinalStateAlone
 				case !was && got != nil && len(got.backends) > 0:
 					t.Fatalf("%v, outside %t: a frontend that is refused has backends: %+v", k, outside, got)
 				case !was || got == nil && (want == nil || old[n] == nil):
 					continue
 				case got == nil:
-					t.Fatalf("%v, outside %t: it is not found any more: packets pass", k, outside)
+					t.Fatalf("%v, outside %t: it is no longer found: packets pass", k, outside)
 				}
 				refusals++
 				for _, b := range got.backends {
@@ -148,7 +147,7 @@ func TestKernelRefusedChangeAllowsNoMoreThanBefore(t *testing.T) {
 				}
 			}
 		}
-		// Frontends that are refused may be removed.
+		// Refused frontends may be removed.
 		if r.IntN(4) == 0 {
 			tx := &frontendtx.Transaction{}
 			for k := range next {
@@ -165,13 +164,13 @@ func TestKernelRefusedChangeAllowsNoMoreThanBefore(t *testing.T) {
 		}
 	}
 	if refusals < 20 {
-		t.Errorf("%d refusals are too few to say something", refusals)
+		t.Errorf("%d refusals are too few to prove anything", refusals)
 	}
 	i.sound(t)
 }
 
-// TestKernelRefusedFrontendTakesNothing: neither a number of a group nor room that another
-// frontend of the transaction has taken.
+// TestKernelRefusedFrontendTakesNothing: it keeps neither an affinity group nor space that another frontend of the
+// transaction needs.
 func TestKernelRefusedFrontendTakesNothing(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 256, fronts: 256, members: 64, backends: 256})
 	var ns []int
@@ -185,7 +184,7 @@ func TestKernelRefusedFrontendTakesNothing(t *testing.T) {
 		t.Errorf("%d groups are in use after a refusal", n)
 	}
 
-	// Two new frontends with one address key each, and places for three keys.
+	// Two new frontends that need one address key each, and space for three keys.
 	i = start(t, kerneltest.NewBPFFS(t), sizes{keys: 20, fronts: 256, members: 64, backends: 256})
 	s := state{}
 	for n := range 7 {
@@ -211,8 +210,8 @@ func TestKernelRefusedFrontendTakesNothing(t *testing.T) {
 	i.sound(t)
 }
 
-// TestKernelGainedTableTakesNoReserve: a table is not needed to go on, so that it may not
-// take the places that changes need.
+// TestKernelGainedTableTakesNoReserve: a list works without a table, so a new table must not use the reserve for
+// changes.
 func TestKernelGainedTableTakesNoReserve(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 256, fronts: 256, members: 60_000, backends: 256})
 	list := func(first int) *frontend.List {
@@ -223,7 +222,7 @@ func TestKernelGainedTableTakesNoReserve(t *testing.T) {
 		return listOf(false, ns...)
 	}
 	s := state{}
-	for n := range 25 { // 24 tables of 2,176 places leave 7,776, of which 6,000 are for changes
+	for n := range 25 { // 24 tables of 2,176 elements leave 7,776, of which 6,000 are reserved for changes
 		f := service(n, false, list(n))
 		f.Inside.Table = n > 0
 		s[f.Key] = f
@@ -238,8 +237,8 @@ func TestKernelGainedTableTakesNoReserve(t *testing.T) {
 	i.sound(t)
 }
 
-// TestKernelSourcesLeaveAfterTheListThatAsksForThem: a packet between the two writes must not
-// be refused because the prefix is gone and the list still asks for it.
+// TestKernelSourcesLeaveAfterTheListThatAsksForThem: a packet between the two writes must not be dropped because the
+// prefix is deleted while the list still needs it.
 func TestKernelSourcesLeaveAfterTheListThatAsksForThem(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	f := service(1, false, listOf(false, 1))
@@ -252,7 +251,7 @@ func TestKernelSourcesLeaveAfterTheListThatAsksForThem(t *testing.T) {
 			return
 		}
 		if deletions++; i.store.front(number)[listWord]>>flagsShift&flagSources != 0 {
-			t.Error("a prefix is deleted while the list asks for it")
+			t.Error("a prefix is deleted while the list needs it")
 		}
 	}
 	open := service(1, false, listOf(false, 1))
@@ -263,7 +262,7 @@ func TestKernelSourcesLeaveAfterTheListThatAsksForThem(t *testing.T) {
 	i.sound(t)
 }
 
-// TestKernelEmptyListIsNeverForgotten: it takes no place, so there is none to give back.
+// TestKernelEmptyListIsNeverForgotten: it uses no elements, so none may be freed.
 func TestKernelEmptyListIsNeverForgotten(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	for range 3 {
@@ -271,7 +270,7 @@ func TestKernelEmptyListIsNeverForgotten(t *testing.T) {
 		i.apply(t, state{f.Key: f}.all())
 		i.apply(t, state{}.all())
 		if n := len(i.store.left.spans); n != 0 {
-			t.Errorf("%d runs have left", n)
+			t.Errorf("%d runs were removed", n)
 		}
 		i.apply(t, func() *frontendtx.Transaction {
 			tx := &frontendtx.Transaction{}
@@ -279,14 +278,14 @@ func TestKernelEmptyListIsNeverForgotten(t *testing.T) {
 			return tx
 		}())
 		if n := len(i.store.left.spans) + len(i.store.lists); n != 0 {
-			t.Errorf("the empty list has left: %d runs or lists", n)
+			t.Errorf("the empty list was removed: %d runs or lists", n)
 		}
 	}
 	i.sound(t)
 }
 
-// TestKernelKeyThatCannotBeInsertedAgainIsNotCounted: a frontend begins to be used from
-// inside, and something else takes the place of its key meanwhile.
+// TestKernelKeyThatCannotBeInsertedAgainIsNotCounted: a frontend starts to be used from inside, and another key takes
+// its place in the map meanwhile.
 func TestKernelKeyThatCannotBeInsertedAgainIsNotCounted(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	f := service(1, false, nil)
@@ -298,7 +297,7 @@ func TestKernelKeyThatCannotBeInsertedAgainIsNotCounted(t *testing.T) {
 		if mapName != bpf.MapsMapSlFe4 {
 			return
 		}
-		if writes++; writes == 2 { // it is deleted, and is to be inserted
+		if writes++; writes == 2 { // the key is deleted, and is about to be inserted
 			raw := key4(f.Key)
 			if err := i.pins.Map(bpf.MapsMapSlFe4).Put(&raw, &bpf.MapsSlFe{}); err != nil {
 				t.Error(err)
@@ -316,9 +315,9 @@ func TestKernelKeyThatCannotBeInsertedAgainIsNotCounted(t *testing.T) {
 	}
 	// the address refuses connections instead
 	if is, err := i.IsOfServices(f.Key.Addr); err != nil || !is {
-		t.Errorf("the address is of services alone: %t, %v", is, err)
+		t.Errorf("the address is a VIP: %t, %v", is, err)
 	}
 	if got := i.store.nKeys[ip4]; got != keys-1+1 {
-		t.Errorf("%d keys are counted, %d were before one was lost and that of its address came", got, keys)
+		t.Errorf("%d keys are counted, want %d: one was lost, and the key of its address was added", got, keys)
 	}
 }

@@ -11,15 +11,14 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// Kinds of numbers that rest: of fronts, and of backends of each family.
+// Kinds of IDs in quarantine: of fronts, and of backends of each family.
 const (
 	frontKind   = iota
-	backendKind // and the family
+	backendKind // plus the family
 	kinds       = backendKind + families
 )
 
-// removed counts numbers that left and are not free yet. They count for the tenant that used
-// them.
+// removed counts removed IDs that are not free yet, by the tenant that used them.
 type removed struct {
 	of     map[shares.Tenant]int
 	others int // of namespaces without the tenant label
@@ -34,20 +33,20 @@ func (r *removed) add(t shares.Tenant, n int) {
 	}
 }
 
-// Of the numbers of a map, an eighth are only for tenants of which fewer than a 128th rest. Half
-// of the eighth is only for tenants with the label, while as many of the other namespaces rest.
+// An eighth of a map's IDs is reserved for tenants with fewer than 1/128 of them in quarantine. Half of this reserve is
+// kept for tenants with the label, while the namespaces without the label have that many in quarantine.
 const (
 	keptOfMap  = 8
 	ownOfKept  = 16
 	halfOfKept = 2
-	few        = 16 // that rest in a small map
+	few        = 16 // in quarantine, for a small map
 )
 
-// leaves returns how many numbers of a map of a size a change of a tenant leaves to others,
-// because numbers that the tenant, or all namespaces without the label, gave up are not free yet.
+// leaves returns how many IDs of a map a change of a tenant has to leave to others, because IDs that the tenant, or all
+// namespaces without the label, released are still in quarantine.
 //
-// A tenant that creates and removes Services all the time uses up the numbers of others
-// otherwise: no share counts what rests.
+// Otherwise, a tenant that constantly creates and removes Services would use up the IDs of others, because shares do
+// not count IDs in quarantine.
 func (r *removed) leaves(t shares.Tenant, size int) int {
 	kept := size / keptOfMap
 	switch {
@@ -60,7 +59,7 @@ func (r *removed) leaves(t shares.Tenant, size int) int {
 	return 0
 }
 
-// own notes whose a front is, and its backends that an earlier process wrote.
+// own records the tenant of a front, and of its backends that a previous process wrote.
 func (s *store) own(f *front, t shares.Tenant) {
 	if f.tenant != t {
 		fam := familyOf(f.key.Addr)
@@ -75,7 +74,7 @@ func (s *store) own(f *front, t shares.Tenant) {
 	}
 }
 
-// noteShort notes whether frontends were refused that may have room when removed numbers are free.
+// noteShort records whether refused frontends may fit when removed IDs become free.
 func (a *application) noteShort() {
 	s := a.s
 	for _, r := range a.res.Refused {
@@ -86,7 +85,7 @@ func (a *application) noteShort() {
 	}
 }
 
-// Short reports whether frontends were refused that may have room after Collect.
+// Short reports whether refused frontends may fit after Collect.
 func (m *Maps) Short() bool {
 	if m.gate.RLock() != nil {
 		return false
@@ -95,5 +94,5 @@ func (m *Maps) Short() bool {
 	return m.store.short
 }
 
-// Freed receives when Collect has freed numbers after frontends were refused.
+// Freed receives when Collect has freed IDs after frontends were refused.
 func (m *Maps) Freed() <-chan struct{} { return m.freed }

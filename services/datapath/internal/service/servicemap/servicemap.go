@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package servicemap writes and reads the maps through which packets and sockets
-// find the backends of services: it gives frontends, lists and backends their
-// numbers, exchanges lists so that a program finds the one of before or of after,
-// and adopts what an earlier process has written. It does not know which backends
-// a service has, and it does not end sockets that use a removed one.
+// Package servicemap reads and writes the maps through which packets and sockets find the backends of services. It
+// assigns IDs to frontends, lists and backends, exchanges lists so that a program sees either the old or the new one,
+// and adopts the state of a previous process. It does not select the backends of a service, and does not end sockets
+// that use a removed backend.
 //
-// A list comes into use in this order: the words of its backends, its members at
-// unused places, the word of its front, the key of its frontend. It leaves in the
-// reverse order, and what it held is used again no earlier than one grace period
-// later; a number of a front or a backend not before nothing names it any more. So
-// the maps are whole after every single write, and a process that is killed leaves
-// only elements that nothing leads to.
+// A list is written in this order: the packed entries of its backends, its members in unused elements, the packed entry
+// of its front, the key of its frontend. It is removed in reverse order. Its elements are reused after a grace period
+// at the earliest, and IDs of fronts and backends only when nothing references them. Therefore the maps are consistent
+// after every single write, and a killed process only leaves elements that nothing refers to.
 package servicemap
 
 import (
@@ -26,13 +23,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// DefaultRest is for how long a number rests that nobody can say is unused.
+// DefaultRest is the quarantine of an ID if no Users can tell whether it is referenced.
 const DefaultRest = 10 * time.Minute
 
-// Shrink gives the maps of services the smallest size there is, for a node without
-// services. Maps of another size are other maps: those of before stay pinned as the
-// maps of an earlier version do, and a node that gets services again meanwhile
-// adopts what was in them.
+// Shrink gives the maps of services the minimum size, for a node without services. A map of another size is a different
+// map: the previous ones stay pinned, like the maps of an earlier version, and a node on which services are enabled
+// again adopts them.
 func Shrink(spec *ebpf.CollectionSpec) {
 	for _, name := range []string{
 		bpf.MapsMapSlFe4, bpf.MapsMapSlFe6, bpf.MapsMapSlFront, bpf.MapsMapSlMember, bpf.MapsMapSlBe4, bpf.MapsMapSlBe6,
@@ -47,19 +43,16 @@ func Shrink(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// Options say how numbers are kept.
+// Options are the options of Maps.
 type Options struct {
-	// Rest is for how long a number of a front or backend is not given out again
-	// after it was removed, while no Users say who names it. Zero means
-	// DefaultRest.
+	// Rest is the quarantine of the ID of a removed front or backend, if there are no Users. Zero means DefaultRest.
 	Rest time.Duration
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 	Log *slog.Logger
 }
 
-// Maps are the maps of services. Its methods may be called concurrently; changes
-// are applied one after the other.
+// Maps are the maps of services. Their methods may be called concurrently; changes are serialised.
 type Maps struct {
 	log  *slog.Logger
 	rest time.Duration
@@ -71,8 +64,7 @@ type Maps struct {
 	store *store
 }
 
-// Open finds the maps of services among all and adopts what is in them. It writes
-// nothing.
+// Open finds the maps of services and adopts their content. It writes nothing.
 func Open(pm *pin.Maps, o Options) (*Maps, error) {
 	if o.Rest == 0 {
 		o.Rest = DefaultRest
@@ -92,5 +84,5 @@ func Open(pm *pin.Maps, o Options) (*Maps, error) {
 	return m, nil
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (m *Maps) Close() { m.gate.Close() }

@@ -88,7 +88,7 @@ func (i *instance) collectAll(t testing.TB) {
 	}
 }
 
-// TestKernelRestartWritesNothing (INV-97).
+// TestKernelRestartWritesNothing proves INV-97.
 func TestKernelRestartWritesNothing(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, small)
@@ -107,7 +107,7 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 	if err := i.RemoveLeftovers(); err != nil {
 		t.Fatal(err)
 	}
-	// the order of another process
+	// in the order of another process
 	for _, tx := range []*frontendtx.Transaction{s.all(), s.all()} {
 		if res := i.apply(t, tx); res.Changed != 0 {
 			t.Errorf("%d frontends were changed", res.Changed)
@@ -115,7 +115,7 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 	}
 	i.collectAll(t)
 	if i.image(t) != want {
-		t.Error("the maps are not what they were, bit for bit")
+		t.Error("the maps have changed")
 	}
 	if again, err := i.List(); err != nil || !reflect.DeepEqual(again, list) {
 		t.Errorf("listed %+v, %v, want %+v", again, err, list)
@@ -123,10 +123,10 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 	s.check(t, i)
 }
 
-// killed is what a write panics with in which the process is killed.
+// killed is the panic value that simulates the kill of the process.
 type killed struct{}
 
-// killAt runs f, and ends it ahead of write n. It says whether f came to its end.
+// killAt runs f, and ends it before write n. It reports whether f completed.
 func (i *instance) killAt(n int, f func()) (done bool) {
 	defer func() {
 		i.store.before = nil
@@ -148,9 +148,9 @@ func (i *instance) killAt(n int, f func()) (done bool) {
 	return true
 }
 
-// atEachWrite runs f with 0, step, 2*step, … until f reports that nothing was left to be killed, and returns the
-// number of that call. Each call has maps of its own, and waits most of the time for the kernel to free some or for
-// programs that run: several run at the same time, also a few beyond the last.
+// atEachWrite runs f with 0, step, 2*step, … until f reports that it completed, and returns the number of that call.
+// Each call has its own maps, and mostly waits for the kernel or for running programs. Therefore several run in
+// parallel, including a few after the last one.
 func atEachWrite(t *testing.T, step int, f func(t *testing.T, n int) (done bool)) int {
 	t.Helper()
 	const atOnce = 4
@@ -178,25 +178,24 @@ func atEachWrite(t *testing.T, step int, f func(t *testing.T, n int) (done bool)
 	return int(last.Load())
 }
 
-// TestKernelKillAtEveryWriteLeavesWholeFrontends kills the process ahead of each
-// write of a transaction with every kind of change, and the next one ahead of each
-// write of its Settle.
+// TestKernelKillAtEveryWriteLeavesWholeFrontends kills the process before each write of a transaction with every kind
+// of change, and the next process before each write of its RemoveLeftovers.
 func TestKernelKillAtEveryWriteLeavesWholeFrontends(t *testing.T) {
 	was, is := state{}, state{}
 	add := func(s state, f *frontend.Frontend) *frontend.Frontend { s[f.Key] = f; return f }
 	for _, is6 := range []bool{false, true} {
 		add(was, service(1, is6, listOf(is6, 1, 2, 3)))
-		add(is, service(1, is6, listOf(is6, 2, 3, 4))) // one goes, one comes
+		add(is, service(1, is6, listOf(is6, 2, 3, 4))) // one backend is removed, one added
 		add(was, service(2, is6, listOf(is6, 1, 2, 3)))
 		add(is, service(2, is6, listOf(is6, 1, 2, 3))) // the list was shared
-		add(was, service(3, is6, listOf(is6, 5)))      // goes with its backend
-		add(is, service(4, is6, listOf(is6, 6)))       // comes with it
+		add(was, service(3, is6, listOf(is6, 5)))      // removed with its backend
+		add(is, service(4, is6, listOf(is6, 6)))       // added with its backend
 		add(was, service(5, is6, listOf(is6, 7))).Affinity = time.Hour
 		f := add(is, service(5, is6, listOf(is6, 7))) // gets a front for outside
 		f.Affinity, f.Outside = 2*time.Hour, listOf(is6, 8)
 		f = add(was, service(6, is6, listOf(is6, 9)))
 		f.Kind, f.Outside = frontend.LoadBalancer, listOf(is6, 9, 10)
-		f = add(is, service(6, is6, nil)) // is not used from inside any more
+		f = add(is, service(6, is6, nil)) // no longer used from inside
 		f.Kind, f.Outside = frontend.LoadBalancer, &frontend.List{Drop: true}
 	}
 	tx := was.to(is)
@@ -208,10 +207,10 @@ func TestKernelKillAtEveryWriteLeavesWholeFrontends(t *testing.T) {
 				a, b := wanted(was[k], outside), wanted(is[k], outside)
 				reshaped := was[k] != nil && is[k] != nil && (k == clusterIP(5, k.Addr.Is6()) || k == clusterIP(6, k.Addr.Is6()))
 				if got == nil && reshaped {
-					continue // between the deletion of its key and the insertion
+					continue // between deleting and inserting its key
 				}
 				if got != nil {
-					// the time is a word of its own
+					// the timeout is a packed entry of its own
 					for _, l := range []*leads{a, b} {
 						if l != nil && reflect.DeepEqual(got.backends, l.backends) && got.flags == l.flags {
 							got.timeout = l.timeout
@@ -285,7 +284,7 @@ func union(a, b state) state {
 	return u
 }
 
-// users name numbers.
+// users are referenced IDs.
 type users Numbers
 
 func (u *users) Named(context.Context) (Numbers, error) { return Numbers(*u), nil }
@@ -306,7 +305,7 @@ func TestKernelNumbersRestUntilNothingNamesThem(t *testing.T) {
 					i = start(t, dir, small)
 				}
 			}
-			// as many others as there are numbers, one after the other
+			// as many others as there are IDs, one after the other
 			others := func(when string) {
 				t.Helper()
 				for n := range int(small.fronts) {
@@ -315,11 +314,11 @@ func TestKernelNumbersRestUntilNothingNamesThem(t *testing.T) {
 					i.apply(t, os.all())
 					got := i.only(t, o.Key)
 					if got.Inside.Number == before.Inside.Number {
-						t.Fatalf("%s: front %d was given out again", when, got.Inside.Number)
+						t.Fatalf("%s: front %d was reused", when, got.Inside.Number)
 					}
 					for _, b := range before.Inside.Backends {
 						if b.Number == got.Inside.Backends[0].Number {
-							t.Fatalf("%s: backend %d was given out again", when, b.Number)
+							t.Fatalf("%s: backend %d was reused", when, b.Number)
 						}
 					}
 					i.apply(t, os.to(nil))
@@ -341,21 +340,21 @@ func TestKernelNumbersRestUntilNothingNamesThem(t *testing.T) {
 			if _, err := i.Collect(t.Context(), named); err != nil {
 				t.Fatal(err)
 			}
-			others("while they are named")
+			others("while they are referenced")
 			again()
 			i.clock = i.clock.Add(DefaultRest - time.Second)
 			if n, err := i.Collect(t.Context(), nil); err != nil || n != 0 && !restart {
-				t.Fatalf("%d numbers were freed before they had rested, %v", n, err)
+				t.Fatalf("%d IDs were freed during their quarantine, %v", n, err)
 			}
-			others("before they had rested")
-			if restart { // else they have rested for longer
+			others("during their quarantine")
+			if restart { // otherwise the quarantine is over
 				if n, err := i.Collect(t.Context(), &users{}); err != nil || n != 0 {
-					t.Fatalf("%d numbers were freed while a call may have been under way, %v", n, err)
+					t.Fatalf("%d IDs were freed while a call may have been in progress, %v", n, err)
 				}
 				i.clock = i.clock.Add(callTime)
 			}
 			if n, err := i.Collect(t.Context(), &users{}); err != nil || n < 3 {
-				t.Fatalf("%d numbers were freed when nothing named them, %v", n, err)
+				t.Fatalf("%d unreferenced IDs were freed, %v", n, err)
 			}
 			for _, b := range before.Inside.Backends {
 				if raw := i.store.backend(ip4, b.Number); raw != freeBackend(b.Generation+1) {
@@ -367,8 +366,8 @@ func TestKernelNumbersRestUntilNothingNamesThem(t *testing.T) {
 	}
 }
 
-// dropRests frees all numbers that left, but for those of one frontend, so that a
-// test can go round all numbers quickly. No program runs on the maps.
+// dropRests frees all removed IDs except those of one frontend, so that a test can cycle through all IDs quickly. No
+// program runs on the maps.
 func (s *store) dropRests(but Frontend) {
 	keep := func(r *rest) bool {
 		if r.front != nil {
@@ -411,7 +410,7 @@ func (s *store) dropRests(but Frontend) {
 	s.left.fronts, s.left.backends = kept.fronts, kept.backends
 }
 
-// only returns one frontend as the kernel has it.
+// only returns one frontend in the kernel.
 func (i *instance) only(t testing.TB, k frontend.Key) Frontend {
 	t.Helper()
 	fs, err := i.List()
@@ -440,21 +439,21 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 		t.Errorf("the removed backend is %+v", raw)
 	}
 	if i.Keeps(before.Number, false, lost.Number, lost.Generation) {
-		t.Error("the front still leads to it")
+		t.Error("the front still has it")
 	}
 	kept := before.Backends[0]
 	if !i.Keeps(before.Number, false, kept.Number, kept.Generation) {
-		t.Error("the front does not lead to the backend that stayed")
+		t.Error("the front does not have the remaining backend")
 	}
 	if i.Keeps(before.Number, true, kept.Number, kept.Generation) {
-		t.Error("the front leads to an IPv6 backend")
+		t.Error("the front has an IPv6 backend")
 	}
 	i.apply(t, state{f.Key: f}.all())
 	back := i.only(t, f.Key).Inside.Backends[1]
 	if back.Number != lost.Number || back.Generation != lost.Generation+1 {
 		t.Errorf("it came back as %+v, was %+v", back, lost)
 	}
-	// what left before it came back does not free it
+	// the earlier removal does not free it
 	i.collectAll(t)
 	i.sound(t)
 	if raw := i.store.backend(ip4, back.Number); raw.state != backendActive {
@@ -462,13 +461,13 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 	}
 }
 
-// TestKernelDrainingBackendStaysUntilItIsRemoved: it keeps number and generation, which
-// sockets name, for the fronts that drain it, also over a restart, and as long as one does.
+// TestKernelDrainingBackendStaysUntilItIsRemoved: it keeps the ID and generation, which sockets reference, for the
+// fronts that drain it, across a restart, as long as one front does.
 func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, small)
 	key := clusterIP(1, false)
-	// is makes one frontend lead to backends and drain others, and is what the other has.
+	// is returns a transaction that gives one frontend these active and draining backends, and keeps the other frontend.
 	is := func(backends, draining []int) *frontendtx.Transaction {
 		l := listOf(false, backends...)
 		for _, n := range draining {
@@ -508,7 +507,7 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 		}
 	}
 
-	i.apply(t, is([]int{1}, []int{2, 3})) // the third one never was there
+	i.apply(t, is([]int{1}, []int{2, 3})) // the third one never existed
 	drained()
 	i.apply(t, other(1))
 	check("drained", true, true)
@@ -516,7 +515,7 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 		t.Error("a front that does not drain it keeps it")
 	}
 	if n := i.apply(t, is([]int{1}, []int{2, 3})).Changed; n != 0 {
-		t.Errorf("the same again changes %d frontends", n)
+		t.Errorf("repeating the change changes %d frontends", n)
 	}
 	i.apply(t, is([]int{1, 2}, nil))
 	check("back in the list", true, true)
@@ -527,7 +526,7 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 	i.close(t)
 	i = start(t, dir, small)
 	i.collectAll(t)
-	// What is only about other frontends says nothing about who drains it.
+	// A partial transaction about other frontends does not end draining.
 	partial := other(1)
 	partial.Partial = true
 	i.apply(t, partial)
@@ -538,7 +537,7 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 		t.Error("a restart with a draining backend has written to the maps")
 	}
 	if n := i.apply(t, is([]int{1}, nil)).Changed; n != 1 {
-		t.Errorf("its removal changes %d frontends, and no socket would be ended", n)
+		t.Errorf("its removal changes %d frontends, so no socket would be ended", n)
 	}
 	check("removed", false, false)
 
@@ -557,7 +556,7 @@ func TestKernelDrainingBackendStaysUntilItIsRemoved(t *testing.T) {
 	tx := &frontendtx.Transaction{}
 	tx.Remove(key)
 	i.apply(t, tx)
-	check("with its frontend gone", false, false)
+	check("with its frontend removed", false, false)
 }
 
 func TestKernelFrontendMadeAgainKeepsItsFront(t *testing.T) {
@@ -661,7 +660,7 @@ func TestKernelFrontendsOfOneServiceShareWhatAffinityRemembers(t *testing.T) {
 	}
 	i.close(t)
 	i = start(t, dir, small)
-	// a new frontend of a service is named before those that know its group
+	// a new frontend of a service comes before those that know its group
 	e := with(5, "shop/a:x", time.Hour)
 	s[e.Key] = e
 	tx := &frontendtx.Transaction{}
@@ -710,15 +709,15 @@ func TestKernelBatchReplacesNoKey(t *testing.T) {
 	after := values()
 	for k, v := range before {
 		if after[k] != v {
-			t.Fatalf("frontend %v led to %+v, leads to %+v", k.frontend(), v, after[k])
+			t.Fatalf("frontend %v had %+v, has %+v", k.frontend(), v, after[k])
 		}
 	}
 	next.check(t, i)
 	i.sound(t)
 }
 
-// TestKernelKeyOfAnotherIsNotReplaced: a key that somebody else has written is
-// refused where keys are inserted one by one, and named by the audit.
+// TestKernelKeyOfAnotherIsNotReplaced: a key that another process wrote is refused when keys are inserted one by one,
+// and reported by the audit.
 func TestKernelKeyOfAnotherIsNotReplaced(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), small)
 	f := service(1, false, listOf(false, 1))
@@ -733,7 +732,7 @@ func TestKernelKeyOfAnotherIsNotReplaced(t *testing.T) {
 	}
 	var got bpf.MapsSlFe
 	if err := i.pins.Map(bpf.MapsMapSlFe4).Lookup(&key, &got); err != nil || got != foreign {
-		t.Errorf("the key leads to %+v, %v", got, err)
+		t.Errorf("the key has %+v, %v", got, err)
 	}
 	if ds, err := i.Audit(true); err != nil || len(ds) != 1 ||
 		!strings.Contains(ds[0], "frontend 10.96.0.1:80/tcp should not be there") {
@@ -771,7 +770,7 @@ func TestKernelFrontendWithoutRoomIsRefusedByFigures(t *testing.T) {
 		s.check(t, i) // the old list stays
 		i.sound(t)
 	})
-	t.Run("a tenth is for frontends that are there", func(t *testing.T) {
+	t.Run("a tenth is reserved for existing frontends", func(t *testing.T) {
 		i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 256, fronts: 256, members: 40, backends: 256})
 		s := state{}
 		for n := range 4 {
@@ -807,13 +806,13 @@ func TestKernelFrontendWithoutRoomIsRefusedByFigures(t *testing.T) {
 		) {
 			t.Errorf("refused with %q, want %q", got, want)
 		}
-		// another one goes in the same transaction
+		// another one is removed in the same transaction
 		tx := &frontendtx.Transaction{}
 		tx.Upsert(f)
 		tx.Remove(clusterIP(3, false))
 		i.apply(t, tx)
 	})
-	t.Run("room that the transaction frees is waited for", func(t *testing.T) {
+	t.Run("Apply waits for space that the transaction frees", func(t *testing.T) {
 		i := start(t, kerneltest.NewBPFFS(t), sizes{keys: 256, fronts: 256, members: 40, backends: 256})
 		s, next := state{}, state{}
 		for n := range 4 {
@@ -844,7 +843,7 @@ func TestKernelFrontendIsAskedFromItsSourceRanges(t *testing.T) {
 	for _, sources := range [][]netip.Prefix{
 		{ranges[0]},
 		{ranges[1], ranges[3]},
-		{ranges[3]}, // of the other family alone: nobody
+		{ranges[3]}, // only the other family: no clients
 		{ranges[2], ranges[1], ranges[2]},
 		nil,
 		{ranges[1]},
@@ -855,7 +854,7 @@ func TestKernelFrontendIsAskedFromItsSourceRanges(t *testing.T) {
 		i.apply(t, s.all())
 		s.check(t, i)
 		i.sound(t)
-		// what is there already is not written again, and adopted as it is
+		// an existing state is not written again, and adopted unchanged
 		before := i.image(t)
 		i.close(t)
 		i = start(t, dir, small)
@@ -888,7 +887,7 @@ func TestKernelSourceRangesBeyondTheRoomAreRefused(t *testing.T) {
 	if err != nil || len(res.Refused) != 1 || !errors.As(res.Refused[0].Err, &room) || room.Map != sourceMap[ip4] {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	// It is closed: as it was, every client could use it.
+	// It is closed: otherwise every client could use it.
 	closed := service(1, false, listOf(false))
 	state{f.Key: closed}.check(t, i)
 	i.sound(t)
@@ -984,13 +983,12 @@ func TestKernelAuditFindsAndRepairsEveryKindOfDamage(t *testing.T) {
 		}
 		i.sound(t)
 		if i.image(t) != want {
-			t.Errorf("%s: it is not what it was", text)
+			t.Errorf("%s: the maps are not as before", text)
 		}
 	}
 }
 
-// TestKernelDamagedListIsEmptyAfterARestart: what cannot be a list is not given
-// to others while a front leads to it.
+// TestKernelDamagedListIsEmptyAfterARestart: the elements of an invalid list are not reused while a front refers to it.
 func TestKernelDamagedListIsEmptyAfterARestart(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, small)

@@ -18,21 +18,21 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// frontBits is how many bits of a key of sl_src4 and sl_src6 are the front's.
+// frontBits is the number of bits of the front ID in keys of sl_src4 and sl_src6.
 const frontBits = 32
 
 var sourceMap = [families]string{bpf.MapsMapSlSrc4, bpf.MapsMapSlSrc6}
 
-// source is a prefix from which a front may be asked.
+// source is a source range of a front: clients in it may connect.
 type source struct {
 	front  uint32
 	prefix netip.Prefix
 }
 
-// String is "front 7 192.0.2.0/24".
+// String returns, for example, "front 7 192.0.2.0/24".
 func (s source) String() string { return fmt.Sprintf("front %d %v", s.front, s.prefix) }
 
-// source4 and source6 read a key.
+// source4 and source6 decode a key.
 
 func source4(k *bpf.MapsSlSrcKey4) source {
 	return source{k.Front, netip.PrefixFrom(netip.AddrFrom4(k.Addr), int(k.Bits)-frontBits)}
@@ -44,7 +44,7 @@ func source6(k *bpf.MapsSlSrcKey6) source {
 
 func (s source) family() int { return familyOf(s.prefix.Addr()) }
 
-// key is the source's in the map of its family.
+// key returns the key in the map of the source's family.
 func (s source) key() any {
 	a, bits := s.prefix.Addr(), uint32(frontBits+s.prefix.Bits())
 	if a.Is4() {
@@ -96,8 +96,8 @@ func (m *rawMaps) eachSource(f func(source)) error {
 	return nil
 }
 
-// sourcesOf are the prefixes from which a frontend may be asked, those of its family,
-// sorted. A frontend that has only prefixes of the other one may be asked by nobody.
+// sourcesOf returns the source ranges of the frontend's family, sorted. A frontend that only has source ranges of the
+// other family allows no clients.
 func sourcesOf(f *frontend.Frontend) []netip.Prefix {
 	var ps []netip.Prefix
 	for _, p := range f.SourceRanges {
@@ -114,7 +114,7 @@ func hasPrefix(ps []netip.Prefix, p netip.Prefix) bool {
 	return ok
 }
 
-// missing is how many sources a part needs besides those that its front has.
+// missing returns the number of sources that the part needs and its front does not have.
 func (p *part) missing() (n int) {
 	for _, s := range p.sources {
 		if p.front == nil || !hasPrefix(p.front.sources, s) {
@@ -124,13 +124,13 @@ func (p *part) missing() (n int) {
 	return n
 }
 
-// sourceUse is the sources that tenants use.
+// sourceUse counts the sources by tenant.
 type sourceUse struct {
 	held shares.Held
 	of   map[shares.Tenant]int
 }
 
-// use changes how many sources a tenant has.
+// use changes the number of a tenant's sources.
 func (u *sourceUse) use(t shares.Tenant, n int) {
 	u.held.Add(t, n)
 	if u.of[t] += n; u.of[t] == 0 {
@@ -138,7 +138,7 @@ func (u *sourceUse) use(t shares.Tenant, n int) {
 	}
 }
 
-// fit returns why a tenant may not have so many more sources; nil: it may.
+// fit returns an error if a tenant may not have n more sources.
 func (u *sourceUse) fit(t shares.Tenant, n int, mapName string) error {
 	has := u.of[t]
 	most := u.held.Most(t, has)
@@ -149,8 +149,8 @@ func (u *sourceUse) fit(t shares.Tenant, n int, mapName string) error {
 		&frontendtx.NoRoomError{Map: mapName, Need: n, Free: max(0, most-has), Limit: quarter(u.held.Size)})
 }
 
-// allow lets a front be asked from prefixes, besides those that it has. What cannot be
-// written is asked from by nobody, until an audit writes it.
+// allow adds prefixes to the sources of a front. If a write fails, clients in that prefix are rejected until an audit
+// repairs it.
 func (a *application) allow(f *front, want []netip.Prefix) {
 	for _, p := range want {
 		if hasPrefix(f.sources, p) {
@@ -159,12 +159,12 @@ func (a *application) allow(f *front, want []netip.Prefix) {
 		a.s.nSources[familyOf(p.Addr())]++
 		a.s.sourceUse[familyOf(p.Addr())].use(f.tenant, 1)
 		if err := a.s.insertSource(source{f.number, p}); err != nil {
-			a.errs = append(a.errs, fmt.Errorf("frontend %v: let %v ask: %w", f.key, p, err))
+			a.errs = append(a.errs, fmt.Errorf("frontend %v: allow clients in %v: %w", f.key, p, err))
 		}
 	}
 }
 
-// restrict takes from a front the prefixes that it should not have.
+// restrict removes all sources of a front that are not in want.
 func (a *application) restrict(f *front, want []netip.Prefix) {
 	for _, p := range f.sources {
 		if hasPrefix(want, p) {
@@ -173,14 +173,13 @@ func (a *application) restrict(f *front, want []netip.Prefix) {
 		a.s.nSources[familyOf(p.Addr())]--
 		a.s.sourceUse[familyOf(p.Addr())].use(f.tenant, -1)
 		if err := a.s.deleteSource(source{f.number, p}); err != nil {
-			a.errs = append(a.errs, fmt.Errorf("frontend %v: let %v not ask any more: %w", f.key, p, err))
+			a.errs = append(a.errs, fmt.Errorf("frontend %v: remove clients in %v: %w", f.key, p, err))
 		}
 	}
 	f.sources = want
 }
 
-// adoptSources gives the fronts the sources that the maps have for them. Others are
-// left to the audit.
+// adoptSources assigns the sources in the maps to their fronts. Others are left to the audit.
 func (s *store) adoptSources() error {
 	err := s.eachSource(func(src source) {
 		s.nSources[src.family()]++
@@ -229,19 +228,19 @@ func (a *mapAudit) sources() {
 	}
 	for _, src := range surplus {
 		a.differs(func() error { return s.deleteSource(src) },
-			"front %d may be asked from %v, should not", src.front, src.prefix)
+			"front %d allows clients in %v, should not", src.front, src.prefix)
 	}
 	for src := range want {
 		a.differs(func() error { return s.insertSource(src) },
-			"front %d may not be asked from %v, should", src.front, src.prefix)
+			"front %d does not allow clients in %v, should", src.front, src.prefix)
 	}
 	if a.repair {
 		s.nSources = n
 	}
 }
 
-// MayAsk says whether the kernel lets a client ask a front that has source ranges. The unspecified address is the
-// sockets of the node itself, which are in a range only if that is everything.
+// MayAsk reports whether a front with source ranges allows a client. The unspecified address represents the node's own
+// sockets, which are only allowed by a source range that contains all addresses.
 func (m *Maps) MayAsk(front uint32, client netip.Addr) (bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return false, err
@@ -262,8 +261,8 @@ func (m *Maps) MayAsk(front uint32, client netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// DescribeSource4 puts a key of sl_src4 into words.
+// DescribeSource4 describes a key of sl_src4.
 func DescribeSource4(k *bpf.MapsSlSrcKey4) string { return source4(k).String() }
 
-// DescribeSource6 puts a key of sl_src6 into words.
+// DescribeSource6 describes a key of sl_src6.
 func DescribeSource6(k *bpf.MapsSlSrcKey6) string { return source6(k).String() }

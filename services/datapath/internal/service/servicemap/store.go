@@ -15,21 +15,20 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap/vip"
 )
 
-// store knows what is in the maps of services and what is free. It is guarded by
-// the gate of Maps.
+// store knows the content of the maps of services and which elements are free. It is guarded by the gate of Maps.
 //
-// What is free is zero in the maps, but for the generation of a backend.
+// Free elements are zero in the maps, except for the generation of a backend.
 type store struct {
 	rawMaps
 
 	entries map[frontend.Key]*entry
-	nKeys   [families]int // of them in the maps, with those of addresses
-	pending [families]int // keys that the transaction under way will insert
-	fronts  []*front      // by number, nil: free
+	nKeys   [families]int // keys in the maps, including keys of addresses
+	pending [families]int // keys that the current transaction will insert
+	fronts  []*front      // by ID; nil: free
 
 	addresses vip.Addresses
-	// closed are new frontends without room, whose addresses only Services use. They have no
-	// entry: the key of the address makes programs refuse connections.
+	// closed are new frontends that did not fit and whose addresses only Services use. They have no entry: the key of the
+	// address makes programs refuse connections.
 	closed    map[frontend.Key]struct{}
 	nSources  [families]int // of all fronts
 	sourceUse [families]sourceUse
@@ -42,73 +41,71 @@ type store struct {
 	backends [families]map[netip.AddrPort]*backend
 	gens     [families][]uint8 // of backends, by number
 	lists    map[uint64][]*list
-	tables   [rendezvous.MaxBits + 1]int // lists with a table of so many bits
-	empty    *list                       // without backends; it takes no place
+	tables   [rendezvous.MaxBits + 1]int // number of lists by table size in bits
+	empty    *list                       // without backends; it uses no elements
 
-	groups    map[string]uint16 // by service port, of those known
+	groups    map[string]uint16 // by service port, if known
 	named     map[uint16]string // the reverse
-	groupUses map[uint16]int    // entries that have it
+	groupUses map[uint16]int    // number of entries by group
 
-	// adopted are backends that no list has and that an earlier process may have
-	// drained: the first transaction that is not partial says which of them are drained
-	// still. nil since.
+	// adopted are backends in no list that a previous process may have drained. The first transaction that is not partial
+	// decides which of them still drain. Then it is nil.
 	adopted []*backend
 
-	// left is what the next grace period lets rest, resting what waits for its
-	// last users after one.
+	// left are elements that go into quarantine after the next grace period, resting are IDs that wait for their last
+	// references after it.
 	left    *departed
-	leaving []*departed // of grace periods that are under way
+	leaving []*departed // elements of grace periods in progress
 	resting []*rest
-	removed [kinds]removed // numbers that left and are not free yet
+	removed [kinds]removed // removed IDs that are not free yet
 	short   bool           // a frontend was refused while some of them were not free
 }
 
-// entry is a frontend as it is in the maps.
+// entry is a frontend in the maps.
 type entry struct {
 	key     frontend.Key
-	service string        // empty: adopted, and not named since
+	service string        // empty: adopted and not confirmed
 	kind    frontend.Kind // 0: likewise
-	tenant  shares.Tenant // zero: it is unknown
-	inside  *front        // nil: there is none
-	outside *front        // may be inside
+	tenant  shares.Tenant // zero: unknown
+	inside  *front        // nil: none
+	outside *front        // may be the same as inside
 
 	timeout uint32
 	group   uint16
 	claim   vip.Claim
-	// refused: there was no room for it when it was new. It has no backends, and nothing of the
-	// reserve is for it. An adopted entry without backends may be such a one until it is set.
+	// refused: it did not fit when it was new. It has no backends, and must not use the reserve. An adopted entry without
+	// backends counts as refused until it is set.
 	refused bool
 }
 
-// front is an element of sl_front that is in use, or rests.
+// front is an element of sl_front that is in use or in quarantine.
 type front struct {
 	number uint32
 	key    frontend.Key
-	list   *list // nil: no key leads to the front, it was removed
-	// draining are the backends that keep the connections which the front has led to
-	// them, by address. Only sockets name them by the front, no map does.
+	list   *list // nil: the front was removed, no key refers to it
+	// draining are the backends that keep existing connections of the front, by address. Only sockets refer to them, no
+	// map does.
 	draining []*backend
 	flags    uint16
-	// sources are the prefixes from which the front may be asked if it has flagSources,
-	// sorted.
+	// sources are the source ranges of the front, sorted; used with flagSources.
 	sources []netip.Prefix
-	// timeout and group are those of the entry.
+	// timeout and group are the same as in the entry.
 	timeout uint32
 	group   uint16
 	tenant  shares.Tenant // of the Service
 }
 
-// list is a run of members that fronts share, with the slots of its table behind them.
+// list is a run of members that fronts share, followed by the slots of its table.
 type list struct {
 	family   int
 	span     idalloc.Run
 	backends []*backend
-	table    *rendezvous.Table // nil: there is none
+	table    *rendezvous.Table // nil: none
 	sum      uint64
-	fronts   int // that have it
+	fronts   int // number of fronts with this list
 }
 
-// backend is an element of sl_be4 or sl_be6 that is in use, or rests.
+// backend is an element of sl_be4 or sl_be6 that is in use or in quarantine.
 type backend struct {
 	family int
 	number uint32
@@ -116,16 +113,16 @@ type backend struct {
 	salt   uint32 // of addr
 	gen    uint8
 	gone   bool
-	lists  int           // that have it
-	drains int           // fronts that drain it
-	tenant shares.Tenant // of the Service that had it first
-	left   *departed     // that it is gone in
+	lists  int           // number of lists with it
+	drains int           // number of fronts that drain it
+	tenant shares.Tenant // of the first Service with it
+	left   *departed     // set in which it was removed
 }
 
-// used says whether a list leads to the backend, or a front drains it.
+// used reports whether a list contains the backend, or a front drains it.
 func (b *backend) used() bool { return b.lists > 0 || b.drains > 0 }
 
-// departed is what one grace period is for.
+// departed are the elements that one grace period covers.
 type departed struct {
 	spans    []idalloc.Run
 	fronts   []*front
@@ -136,12 +133,14 @@ func (d *departed) empty() bool {
 	return len(d.spans) == 0 && len(d.fronts) == 0 && len(d.backends) == 0
 }
 
-// rest is a number that waits for its last users.
+// rest is an ID in quarantine.
 type rest struct {
 	since   time.Time
-	front   *front // nil: it is a backend
+	front   *front // nil: a backend
 	backend *backend
-	left    *departed // in which the backend was gone; another since: it is in use, or left again
+	// left is the set in which the backend was removed. If it differs from backend.left, the backend is in use or was
+	// removed again.
+	left *departed
 }
 
 func newStore(rm rawMaps) *store {
@@ -172,10 +171,9 @@ func newStore(rm rawMaps) *store {
 	return s
 }
 
-// Salt is what chooses among backends besides the client: 32-bit FNV-1a of the
-// four or sixteen bytes of the address and the two of the port, both in network
-// order, mixed by the last steps of MurmurHash3. It is the same on every node and
-// after every start.
+// Salt returns the value by which a backend is ranked in rendezvous hashing: 32-bit FNV-1a of the four or sixteen bytes
+// of the address and the two bytes of the port, in network order, finished by the last steps of MurmurHash3. It is the
+// same on every node and after every restart.
 func Salt(b netip.AddrPort) uint32 {
 	const prime = 16777619
 	h := uint32(2166136261)
@@ -197,10 +195,10 @@ func Salt(b netip.AddrPort) uint32 {
 
 func memberWord(b *backend) uint64 { return uint64(b.number) | uint64(b.salt)<<32 }
 
-// sumOf adds a backend, by its salt, to the sum of those before it.
+// sumOf adds a backend's salt to the hash of a list.
 func sumOf(sum uint64, salt uint32) uint64 { return sum*0x9e3779b97f4a7c15 + uint64(salt) + 1 }
 
-// The flags of a front: SL_FRONT_... of service_abi.h.
+// Flags of a front: SL_FRONT_... of service_abi.h.
 const (
 	flagDrop    = 0x1
 	flagSources = 0x2
@@ -214,12 +212,12 @@ const (
 	tableMask  = 1<<8 - 1
 )
 
-// run is the members and the slots that a front's word leads to.
+// run decodes the members and table size in a front's packed entry.
 func run(listWord uint64) (base, members, tableBits int) {
 	return int(listWord & baseMask), int(listWord >> countShift & maxCount), int(listWord >> tableShift & tableMask)
 }
 
-// element is what an element of the list's run is. What follows the table is not used.
+// element returns the value of the i-th element of the list's run. Elements after the table are unused.
 func (l *list) element(i int) uint64 {
 	if n := len(l.backends); i >= n {
 		owners := l.table.Owners()
@@ -231,7 +229,7 @@ func (l *list) element(i int) uint64 {
 	return memberWord(l.backends[i])
 }
 
-// listWord is the word that leads from a front to its members.
+// listWord returns the packed entry with flags, members and table.
 func (f *front) listWord() uint64 {
 	w := uint64(f.flags) << flagsShift
 	if f.list != nil {
@@ -240,12 +238,12 @@ func (f *front) listWord() uint64 {
 	return w
 }
 
-// groupWord is the word of timeout, group and port.
+// groupWord returns the packed entry with timeout, group and port.
 func (f *front) groupWord() uint64 {
 	return uint64(f.timeout) | uint64(f.group)<<32 | uint64(f.key.Port)<<48
 }
 
-// addrWords is the address of the frontend, as the programs give it back.
+// addrWords returns the frontend's address, which the programs write into replies.
 func addrWords(k frontend.Key) [2]uint64 {
 	var b [16]byte
 	if k.Addr.Is4() {
@@ -257,13 +255,13 @@ func addrWords(k frontend.Key) [2]uint64 {
 	return words16(b)
 }
 
-// packed returns the front as the map has it.
+// packed returns the front in the format of the map.
 func (f *front) packed() frontWords {
 	a := addrWords(f.key)
 	return frontWords{listWord: f.listWord(), groupWord: f.groupWord(), addrWord: a[0], addrWord + 1: a[1]}
 }
 
-// raw is the backend as the map has it.
+// raw returns the backend in the format of the map.
 func (b *backend) raw() rawBackend {
 	r := rawBackend{addr: b.addr.Addr(), port: b.addr.Port(), state: backendActive, gen: b.gen}
 	if b.gone {
@@ -272,7 +270,7 @@ func (b *backend) raw() rawBackend {
 	return r
 }
 
-// fe is the value of the entry's key.
+// fe returns the value of the entry's key.
 func (e *entry) fe() bpf.MapsSlFe {
 	var v bpf.MapsSlFe
 	if e.inside != nil {
@@ -284,7 +282,7 @@ func (e *entry) fe() bpf.MapsSlFe {
 	return v
 }
 
-// each calls f for the fronts of the entry, each once.
+// each calls f once for each front of the entry.
 func (e *entry) each(f func(*front)) {
 	if e.inside != nil {
 		f(e.inside)
@@ -294,8 +292,7 @@ func (e *entry) each(f func(*front)) {
 	}
 }
 
-// find returns a list of just these backends, with a table if it should have one; nil:
-// there is none.
+// find returns a list with exactly these backends, and with a table if wanted; nil: none.
 func (s *store) find(fam int, want *frontend.List) *list {
 	bs := want.Backends
 	if len(bs) == 0 {
@@ -313,7 +310,7 @@ func (s *store) find(fam int, want *frontend.List) *list {
 	return nil
 }
 
-// wantedTable is the size of the table that a list should have, 0: none.
+// wantedTable returns the size of the table that a list needs in bits; 0: none.
 func wantedTable(want *frontend.List) int {
 	if !want.Table {
 		return 0
@@ -321,7 +318,7 @@ func wantedTable(want *frontend.List) int {
 	return rendezvous.Bits(len(want.Backends))
 }
 
-// is says whether the list is what another one asks for.
+// is reports whether the list equals the wanted one.
 func (l *list) is(want *frontend.List) bool {
 	bs := want.Backends
 	if l == nil || len(l.backends) != len(bs) || l.table.Bits() != wantedTable(want) {
@@ -335,8 +332,8 @@ func (l *list) is(want *frontend.List) bool {
 	return true
 }
 
-// known are those of some backends, sorted by address, that the maps have and that
-// were not removed: no socket was led to any other.
+// known returns those of the given backends, sorted by address, that are in the maps and not removed. Sockets can only
+// use these.
 func (s *store) known(fam int, some []frontend.Backend) (bs []*backend) {
 	for _, x := range some {
 		if b := s.backends[fam][x.AddrPort]; b != nil && !b.gone {
@@ -346,7 +343,7 @@ func (s *store) known(fam int, some []frontend.Backend) (bs []*backend) {
 	return bs
 }
 
-// keep lists a list that is in the maps, with its backends.
+// keep registers a list that is in the maps, with its backends.
 func (s *store) keep(l *list) {
 	l.sum = 0
 	for _, b := range l.backends {
@@ -357,7 +354,7 @@ func (s *store) keep(l *list) {
 	s.tables[l.table.Bits()]++
 }
 
-// forget is the reverse of keep. It returns the backends that no list has now.
+// forget reverts keep. It returns the backends that are now in no list.
 func (s *store) forget(l *list) (lost []*backend) {
 	others := s.lists[l.sum]
 	for i, o := range others {
@@ -381,7 +378,7 @@ func (s *store) forget(l *list) (lost []*backend) {
 	return lost
 }
 
-// addresses are those of the list's backends.
+// addresses returns the addresses of the list's backends.
 func (l *list) addresses() []netip.AddrPort {
 	as := make([]netip.AddrPort, len(l.backends))
 	for i, b := range l.backends {
@@ -390,9 +387,8 @@ func (l *list) addresses() []netip.AddrPort {
 	return as
 }
 
-// runLength is how long the run of a list is. With a table, it has room for as many members
-// as the table can have backends, whatever their number: the run of another table of that
-// size fits where one was.
+// runLength returns the length of a list's run. With a table, it has space for the maximum number of backends of the
+// table, so that another table of the same size fits into the same run.
 func runLength(members, tableBits int) int {
 	if slots := rendezvous.Slots(tableBits); slots > 0 {
 		return slots + slots/rendezvous.LeastSlots
@@ -400,20 +396,20 @@ func runLength(members, tableBits int) int {
 	return members
 }
 
-// quarter is what one list may have of a map.
+// quarter returns how many elements of a map one list may use.
 func quarter(size int) int { return size / 4 }
 
-// reserve is kept free for changes of frontends that are there.
+// reserve returns how many elements are reserved for changes of existing frontends.
 func reserve(size int) int { return (size + 9) / 10 }
 
-// reservedMembers are kept free for changes of frontends that are there: as reserve, and
-// as many as a table takes that is exchanged for the largest one.
+// reservedMembers returns how many members are reserved for changes of existing frontends: at least the space to
+// exchange the largest table.
 func (s *store) reservedMembers(tableBits int) int {
 	return max(reserve(s.nMembers), s.longest(tableBits))
 }
 
-// longest is the length of the longest run with a table, among those that are there and
-// one of so many bits; 0: there is none.
+// longest returns the length of the longest run with a table, among existing lists and a table of the given size; 0:
+// none.
 func (s *store) longest(tableBits int) int {
 	for bits := len(s.tables) - 1; bits > tableBits; bits-- {
 		if s.tables[bits] > 0 {

@@ -19,13 +19,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/rendezvous"
 )
 
-// withTables are maps that have room for tables.
+// withTables are maps with space for tables.
 var withTables = sizes{keys: 1024, fronts: 256, members: maxMembers, backends: 8192}
 
 // maxMembers is SL_MAX_MEMBERS of service_abi.h.
 const maxMembers = 262144
 
-// numbersTo are the numbers from 0 to n-1.
+// numbersTo returns the numbers from 0 to n-1.
 func numbersTo(n int) (ns []int) {
 	for i := range n {
 		ns = append(ns, i)
@@ -33,19 +33,19 @@ func numbersTo(n int) (ns []int) {
 	return ns
 }
 
-// tableList is a list that asks for a table, of backends by their numbers.
+// tableList is a list with a table, of backends by their numbers.
 func tableList(is6 bool, ns ...int) *frontend.List {
 	l := listOf(is6, ns...)
 	l.Table = true
 	return l
 }
 
-// without are some numbers less one.
+// without returns the numbers without n.
 func without(ns []int, n int) []int {
 	return slices.DeleteFunc(slices.Clone(ns), func(o int) bool { return o == n })
 }
 
-// addressesOf are the addresses of a list.
+// addressesOf returns the addresses of a list.
 func addressesOf(l *frontend.List) (as []netip.AddrPort) {
 	for _, b := range l.Backends {
 		as = append(as, b.AddrPort)
@@ -53,7 +53,7 @@ func addressesOf(l *frontend.List) (as []netip.AddrPort) {
 	return as
 }
 
-// ownersOf is which backend has which slot of the table that a list asks for.
+// ownersOf returns the expected owners of the slots in a list's table.
 func ownersOf(l *frontend.List) (owners []netip.AddrPort) {
 	as := addressesOf(l)
 	for _, o := range rendezvous.New(rendezvous.Bits(len(as)), as).Owners() {
@@ -77,8 +77,8 @@ func slotsOf(t *testing.T, i *instance, k frontend.Key) (owners []netip.AddrPort
 	return owners
 }
 
-// TestKernelTablesOfTwoNodesAgree: one has the backends at once, the other gets them one
-// by one, with others that go again, and has given out numbers before.
+// TestKernelTablesOfTwoNodesAgree: one node gets the backends at once; the other gets them one by one, together with
+// others that are removed again, and has used IDs before.
 func TestKernelTablesOfTwoNodesAgree(t *testing.T) {
 	for _, is6 := range []bool{false, true} {
 		one, other := start(t, kerneltest.NewBPFFS(t), withTables), start(t, kerneltest.NewBPFFS(t), withTables)
@@ -109,10 +109,10 @@ func TestKernelTablesOfTwoNodesAgree(t *testing.T) {
 		}
 		want := ownersOf(f.Inside)
 		if got := slotsOf(t, one, f.Key); !slices.Equal(got, want) {
-			t.Errorf("IPv6 %t: the table of the node that had all at once is another", is6)
+			t.Errorf("IPv6 %t: the table of the node with all at once differs", is6)
 		}
 		if got := slotsOf(t, other, f.Key); !slices.Equal(got, want) {
-			t.Errorf("IPv6 %t: the table of the node that had them one by one is another", is6)
+			t.Errorf("IPv6 %t: the table of the node with one by one differs", is6)
 		}
 		one.sound(t)
 		other.collectAll(t)
@@ -123,8 +123,8 @@ func TestKernelTablesOfTwoNodesAgree(t *testing.T) {
 	}
 }
 
-// TestKernelTableIsThereFromSeventeenBackendsOn: below, the programs choose by rendezvous
-// among the members alone.
+// TestKernelTableIsThereFromSeventeenBackendsOn: with fewer backends, the programs use rendezvous hashing over the
+// members.
 func TestKernelTableIsThereFromSeventeenBackendsOn(t *testing.T) {
 	i := start(t, kerneltest.NewBPFFS(t), withTables)
 	for _, c := range []struct {
@@ -148,7 +148,7 @@ func TestKernelTableIsThereFromSeventeenBackendsOn(t *testing.T) {
 				there, err, c.slots)
 		}
 		if got := slotsOf(t, i, f.Key); c.slots > 0 && !slices.Equal(got, ownersOf(c.list)) {
-			t.Errorf("%d backends: the table is another than that of the list", len(c.list.Backends))
+			t.Errorf("%d backends: the table differs from the list's", len(c.list.Backends))
 		}
 		i.collectAll(t)
 		n, members := len(c.list.Backends), len(c.list.Backends)
@@ -161,8 +161,8 @@ func TestKernelTableIsThereFromSeventeenBackendsOn(t *testing.T) {
 	}
 }
 
-// TestKernelRestartAdoptsTables: nothing is written, bit for bit (INV-97), and what
-// changes then is what it would have been without the restart.
+// TestKernelRestartAdoptsTables: nothing is written (INV-97), and later changes have the same result as without the
+// restart.
 func TestKernelRestartAdoptsTables(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, withTables)
@@ -191,7 +191,7 @@ func TestKernelRestartAdoptsTables(t *testing.T) {
 	i.collectAll(t)
 	i.sound(t)
 	if i.image(t) != want {
-		t.Error("the maps are not what they were, bit for bit")
+		t.Error("the maps have changed")
 	}
 	if again, err := i.List(); err != nil || !reflect.DeepEqual(again, list) {
 		t.Errorf("listed %+v, %v, want %+v", again, err, list)
@@ -203,12 +203,12 @@ func TestKernelRestartAdoptsTables(t *testing.T) {
 	s.check(t, i)
 	i.sound(t)
 	if got := slotsOf(t, i, f.Key); !slices.Equal(got, ownersOf(f.Inside)) {
-		t.Error("the table that was made by differences is another than that of the list")
+		t.Error("the incrementally changed table differs from the list's")
 	}
 }
 
-// TestKernelKillWhileATableIsExchangedLeavesOneOfBoth kills the process ahead of writes of
-// a transaction that exchanges a table, and the next one ahead of writes of its Settle.
+// TestKernelKillWhileATableIsExchangedLeavesOneOfBoth kills the process before writes of a transaction that exchanges a
+// table, and the next process before writes of its RemoveLeftovers.
 func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 	was := service(1, false, tableList(false, numbersTo(20)...))
 	is := service(1, false, tableList(false, numbersTo(21)...))
@@ -244,7 +244,7 @@ func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 		i.collectAll(t)
 		i.sound(t)
 		if got := slotsOf(t, i, is.Key); !slices.Equal(got, ownersOf(is.Inside)) {
-			t.Errorf("killed ahead of write %d: the table in the end is another", n)
+			t.Errorf("killed ahead of write %d: the final table differs", n)
 		}
 		if c, err := i.Counts(); err != nil || c.Members != 2048*17/16 || c.Backends != 21 {
 			t.Errorf("killed ahead of write %d: in use are %+v, %v", n, c, err)
@@ -254,8 +254,8 @@ func TestKernelKillWhileATableIsExchangedLeavesOneOfBoth(t *testing.T) {
 	})
 }
 
-// TestKernelSlotThatIsDamagedIsPutRight: by an audit, and after a restart without the
-// list being lost.
+// TestKernelSlotThatIsDamagedIsPutRight: a corrupt slot is repaired by an audit, and after a restart without losing the
+// list.
 func TestKernelSlotThatIsDamagedIsPutRight(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	i := start(t, dir, withTables)
@@ -273,7 +273,7 @@ func TestKernelSlotThatIsDamagedIsPutRight(t *testing.T) {
 		t.Errorf("%q, %v, want a difference", ds, err)
 	}
 	if i.image(t) != want {
-		t.Error("the audit has not put it right")
+		t.Error("the audit has not repaired it")
 	}
 	damage()
 	i.close(t)
@@ -281,7 +281,7 @@ func TestKernelSlotThatIsDamagedIsPutRight(t *testing.T) {
 	i.sound(t)
 	s.check(t, i)
 	if i.image(t) != want {
-		t.Error("the restart has not put it right")
+		t.Error("the restart has not repaired it")
 	}
 }
 
@@ -302,7 +302,7 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 		plain := service(1, false, listOf(false, numbersTo(17)...))
 		table := service(2, false, tableList(false, numbersTo(17)...))
 		got := refusals(t, i, state{plain.Key: plain, table.Key: table})
-		want := "10.96.0.2:80/tcp: service shop/web2:http asks for a table, of 2048 slots: " +
+		want := "10.96.0.2:80/tcp: service shop/web2:http needs a table of 2048 slots: " +
 			"map sl_member: 2176 elements needed, 0 free, at most 128 for one list"
 		if len(got) != 1 || got[0] != want {
 			t.Errorf("refused: %q, want %q", got, want)
@@ -317,16 +317,16 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 		i.apply(t, s.all())
 		larger := service(1, false, tableList(false, numbersTo(rendezvous.MaxBackends+1)...))
 		got := refusals(t, i, state{f.Key: larger})
-		want := "10.96.0.1:80/tcp: service shop/web1:http asks for a table, of 32768 slots: " +
+		want := "10.96.0.1:80/tcp: service shop/web1:http needs a table of 32768 slots: " +
 			"2049 backends, at most 2048 have a table"
 		if len(got) != 1 || got[0] != want {
 			t.Errorf("refused: %q, want %q", got, want)
 		}
 		s.check(t, i) // the old list stays
 	})
-	t.Run("those that are there can be exchanged", func(t *testing.T) {
+	t.Run("existing tables can be exchanged", func(t *testing.T) {
 		i := start(t, kerneltest.NewBPFFS(t), withTables)
-		// short lists come and go, and lie between what stays of them
+		// short lists are added and removed, and fragment the free space
 		s := state{}
 		for n := range 200 {
 			f := service(n, false, listOf(false, 20*n, 20*n+1, 20*n+2, 20*n+3))
@@ -350,9 +350,9 @@ func TestKernelTableWithoutRoomIsRefusedAndTheRestIsApplied(t *testing.T) {
 			kept[f.Key], s[f.Key] = true, f
 		}
 		if len(kept) < 5 || len(refused) == 0 || !strings.Contains(refused[0], "service shop/web30") {
-			t.Fatalf("%d tables have room, refused: %q", len(kept), refused)
+			t.Fatalf("%d tables fit, refused: %q", len(kept), refused)
 		}
-		t.Logf("%d tables of 32,768 slots have room; then: %s", len(kept), refused[0])
+		t.Logf("%d tables of 32,768 slots fit; then: %s", len(kept), refused[0])
 		for n := range 10 {
 			if f := service(300+n, false, tableList(false, numbersTo(900+n)...)); kept[f.Key] {
 				tx := &frontendtx.Transaction{Partial: true}

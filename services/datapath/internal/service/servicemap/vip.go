@@ -13,17 +13,16 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// keyOfAddress is the key of an address that is a VIP: see package vip.
+// keyOfAddress returns the key of a VIP: see package vip.
 func keyOfAddress(addr netip.Addr) frontend.Key { return frontend.Key{Addr: addr} }
 
 func isAddressKey(k frontend.Key) bool { return k.Port == 0 && k.Protocol == 0 && !k.Node }
 
-// isAddress says whether the key is just that of an address.
+// isAddress reports whether the key is the key of an address.
 func (k rawKey) isAddress() bool { return isAddressKey(k.frontend()) && rawKeyOf(k.frontend()) == k }
 
-// settleAddresses writes and deletes the keys of the addresses about which frontends say
-// something else now. One that the kernel has no memory for is an error; a repair tries
-// it again.
+// settleAddresses inserts and deletes keys of addresses whose claims have changed. It returns an error if the kernel
+// lacks memory for a key; an audit with repair retries that.
 func (a *application) settleAddresses() {
 	s := a.s
 	insert, remove := s.addresses.Changed()
@@ -51,8 +50,8 @@ func (a *application) settleAddresses() {
 	}
 }
 
-// IsOfServices says whether an address is of services alone, as the programs find it:
-// nothing answers at its ports that have no frontend.
+// IsOfServices reports whether an address is a VIP according to the maps: connections to its ports without a frontend
+// are refused.
 func (m *Maps) IsOfServices(addr netip.Addr) (bool, error) {
 	if err := m.gate.RLock(); err != nil {
 		return false, err

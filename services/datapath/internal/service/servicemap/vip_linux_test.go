@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendtx"
 )
 
-// TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo follows what changes
-// say, one by one, and each of them past a restart.
+// TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo makes changes one by one, each followed by a restart.
 func TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo(t *testing.T) {
 	at := netip.MustParseAddr("10.96.0.1")
 	made := func(port uint16, kind frontend.Kind, inside *frontend.List) *frontend.Frontend {
@@ -38,7 +37,7 @@ func TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo(t *testing.T)
 			[]*frontend.Frontend{made(80, frontend.ClusterIP, list), made(81, frontend.ClusterIP, list)},
 			true,
 		},
-		{"with the second port alone", []*frontend.Frontend{made(81, frontend.ClusterIP, list)}, true},
+		{"with only the second port", []*frontend.Frontend{made(81, frontend.ClusterIP, list)}, true},
 		{"no port is left", nil, false},
 		{"a load balancer's", []*frontend.Frontend{made(80, frontend.LoadBalancer, list)}, true},
 		{"which has become a proxy's", []*frontend.Frontend{made(80, frontend.LoadBalancer, nil)}, false},
@@ -70,7 +69,7 @@ func TestKernelAddressesAreOfServicesAloneWhileTheirFrontendsSaySo(t *testing.T)
 		i.apply(t, now.all())
 		now.check(t, i)
 	}
-	// Its frontends went while nobody looked.
+	// Its frontends were removed while no process ran.
 	f := made(80, frontend.ClusterIP, list)
 	i.apply(t, now.to(state{f.Key: f}))
 	i.close(t)

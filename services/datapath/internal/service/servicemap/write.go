@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// rawMaps are the maps that hold services. Every write goes through one of the
-// methods below, one map call or one store at a time.
+// rawMaps are the maps of services. Every write uses one of the methods below, with one map call or one store at a
+// time.
 type rawMaps struct {
 	keys    [families]*ebpf.Map // sl_fe4, sl_fe6
 	sources [families]*ebpf.Map // sl_src4, sl_src6
@@ -28,10 +28,9 @@ type rawMaps struct {
 	backends [families][]byte // sl_be4, sl_be6
 
 	nFronts, nMembers int
-	nBackends         int // of each family
+	nBackends         int // per family
 
-	// before is called ahead of every write with the name of the map. Only tests
-	// set it, to end the process there.
+	// before is called before every write with the name of the map. Only tests set it, to kill the process there.
 	before func(mapName string)
 }
 
@@ -54,7 +53,7 @@ var (
 	backendMap = [families]string{bpf.MapsMapSlBe4, bpf.MapsMapSlBe6}
 )
 
-// openRawMaps finds the maps of services among all.
+// openRawMaps finds the maps of services.
 func openRawMaps(pm *pin.Maps) rawMaps {
 	return rawMaps{
 		keys:      [families]*ebpf.Map{pm.Map(bpf.MapsMapSlFe4), pm.Map(bpf.MapsMapSlFe6)},
@@ -68,7 +67,7 @@ func openRawMaps(pm *pin.Maps) rawMaps {
 	}
 }
 
-// storeWord stores one aligned word, unless it is there already.
+// storeWord stores one aligned packed entry, unless it is unchanged.
 func (m *rawMaps) storeWord(mapName string, mem []byte, offset int, v uint64) {
 	w := pin.Word(mem, offset)
 	if atomic.LoadUint64(w) == v {
@@ -84,8 +83,7 @@ func loadWord(mem []byte, offset int) uint64 { return atomic.LoadUint64(pin.Word
 
 const frontSize = int(unsafe.Sizeof(bpf.MapsSlFront{}))
 
-// frontWords are a value of sl_front: the list, what affinity needs and the port,
-// the address.
+// frontWords is a value of sl_front: the list; the affinity parameters and the port; the address.
 type frontWords [frontSize / 8]uint64
 
 const (
@@ -105,14 +103,14 @@ func (m *rawMaps) storeFrontWord(number uint32, word int, v uint64) {
 	m.storeWord(bpf.MapsMapSlFront, m.fronts, int(number)*frontSize+word*8, v)
 }
 
-// storeFront writes a front that no key leads to: the list comes last.
+// storeFront writes a front that no key refers to. The list is written last.
 func (m *rawMaps) storeFront(number uint32, w frontWords) {
 	for i := len(w) - 1; i >= 0; i-- {
 		m.storeFrontWord(number, i, w[i])
 	}
 }
 
-// clearFront is the reverse: the list goes first.
+// clearFront clears a front, the list first.
 func (m *rawMaps) clearFront(number uint32) {
 	for i := range len(frontWords{}) {
 		m.storeFrontWord(number, i, 0)
@@ -127,7 +125,7 @@ func (m *rawMaps) storeMember(i int, v uint64) {
 	m.storeWord(bpf.MapsMapSlMember, m.members, i*memberSize, v)
 }
 
-// rawBackend is a value of sl_be4 or sl_be6.
+// rawBackend is a decoded value of sl_be4 or sl_be6.
 type rawBackend struct {
 	addr  netip.Addr
 	port  uint16
@@ -135,7 +133,7 @@ type rawBackend struct {
 	gen   uint8
 }
 
-// The states of a backend: SL_BE_... of service_abi.h.
+// States of a backend: SL_BE_... of service_abi.h.
 const (
 	backendFree   = 0
 	backendActive = 1
@@ -149,13 +147,13 @@ const (
 	genShift     = 56
 )
 
-// address4 is an address as the machine loads it from network order.
+// address4 returns the address in network byte order, loaded as a native integer.
 func address4(a netip.Addr) uint32 {
 	b := a.As4()
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// words16 are the sixteen bytes of an address as two words.
+// words16 splits the sixteen bytes of an address into two integers.
 func words16(b [16]byte) [2]uint64 {
 	return [2]uint64{binary.NativeEndian.Uint64(b[:8]), binary.NativeEndian.Uint64(b[8:])}
 }
@@ -166,7 +164,7 @@ func bytes16(w [2]uint64) (b [16]byte) {
 	return b
 }
 
-// packed is all of an IPv4 backend, and what an IPv6 one has beside its address.
+// packed returns the packed entry: all of an IPv4 backend, or all except the address of an IPv6 backend.
 func (b rawBackend) packed(fam int) uint64 {
 	w := uint64(b.port)<<portShift | uint64(b.state)<<stateShift | uint64(b.gen)<<genShift
 	if fam == ip4 && b.state != backendFree {
@@ -175,10 +173,10 @@ func (b rawBackend) packed(fam int) uint64 {
 	return w
 }
 
-// freeBackend is a backend without an address.
+// freeBackend returns a free backend with a generation.
 func freeBackend(gen uint8) rawBackend { return rawBackend{state: backendFree, gen: gen} }
 
-// backend reads a backend. One that is free has no address.
+// backend reads a backend. A free one has no address.
 func (m *rawMaps) backend(fam int, number uint32) rawBackend {
 	w := m.backendWord(fam, number)
 	b := rawBackend{port: uint16(w >> portShift), state: uint8(w >> stateShift), gen: uint8(w >> genShift)}
@@ -199,7 +197,7 @@ func (m *rawMaps) backendWord(fam int, number uint32) uint64 {
 	return loadWord(m.backends[ip6], int(number)*backend6Size)
 }
 
-// backendAddr is the address of an IPv6 backend.
+// backendAddr returns the address of an IPv6 backend.
 func (m *rawMaps) backendAddr(number uint32) (w [2]uint64) {
 	for i := range w {
 		w[i] = loadWord(m.backends[ip6], int(number)*backend6Size+8+i*8)
@@ -221,8 +219,8 @@ func (m *rawMaps) storeBackendWord(fam int, number uint32, v uint64) {
 	m.storeWord(backendMap[fam], m.backends[fam], int(number)*size, v)
 }
 
-// storeBackend writes a backend: its address only while it is free, before any
-// other word.
+// storeBackend writes a backend. The address of an IPv6 backend is only written while it is free, before the packed
+// entry.
 func (m *rawMaps) storeBackend(fam int, number uint32, b rawBackend) {
 	if fam == ip6 && b.state == backendActive {
 		m.storeBackendAddr(number, words16(b.addr.As16()))
@@ -258,13 +256,13 @@ func key6(k frontend.Key) bpf.MapsSlFeKey6 {
 	return bpf.MapsSlFeKey6{Addr: k.Addr.As16(), Port: k.Port, Proto: uint8(k.Protocol), Kind: kindOf(k)}
 }
 
-// numbered is a key with the fronts that it leads to.
+// numbered is a key with its fronts.
 type numbered struct {
 	key    frontend.Key
 	fronts bpf.MapsSlFe
 }
 
-// insertKey inserts a key that the map does not have.
+// insertKey inserts a key that must not exist yet.
 func (m *rawMaps) insertKey(n numbered) error {
 	fam := familyOf(n.key.Addr)
 	if m.before != nil {
@@ -284,8 +282,7 @@ func (m *rawMaps) insertKey(n numbered) error {
 	return nil
 }
 
-// insertKeys inserts keys of one family that the map does not have, and returns
-// how many it has inserted.
+// insertKeys inserts keys of one family that must not exist yet, and returns the number of inserted keys.
 func (m *rawMaps) insertKeys(fam int, ns []numbered) (int, error) {
 	if m.before != nil {
 		m.before(keyMap[fam])
@@ -324,7 +321,7 @@ func (m *rawMaps) deleteKey(k rawKey) error {
 	return nil
 }
 
-// rawKey is a key as the map has it, which need not be that of a frontend.
+// rawKey is a key in the map, which may not be a valid frontend.
 type rawKey struct {
 	family int
 	four   bpf.MapsSlFeKey4
@@ -338,7 +335,7 @@ func rawKeyOf(k frontend.Key) rawKey {
 	return rawKey{family: ip6, six: key6(k)}
 }
 
-// frontend is the key in the terms of the domain.
+// frontend converts the key to a frontend.Key.
 func (k rawKey) frontend() frontend.Key {
 	if k.family == ip4 {
 		return frontend.Key{

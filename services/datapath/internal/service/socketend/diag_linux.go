@@ -21,14 +21,14 @@ const (
 	sockDestroy      = 21
 )
 
-// Errors of a kernel that cannot end sockets.
+// Errors of kernels that cannot end sockets.
 var (
-	errNoDestroy = errors.New("the kernel is without CONFIG_INET_DIAG_DESTROY")
-	errNoUDPDiag = errors.New("the kernel is without udp_diag (CONFIG_INET_UDP_DIAG), or may not load it")
+	errNoDestroy = errors.New("the kernel lacks CONFIG_INET_DIAG_DESTROY")
+	errNoUDPDiag = errors.New("the kernel lacks udp_diag (CONFIG_INET_UDP_DIAG), or may not load it")
 )
 
-// destroy ends UDP sockets of a namespace and returns how many there were. One that
-// is closed, or has other ends by now, is none.
+// destroy ends UDP sockets of a namespace and returns how many it ended. Sockets that are closed, or whose addresses
+// have changed, do not count.
 func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error) {
 	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: ns.Fd()})
 	if err != nil {
@@ -53,14 +53,14 @@ func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error
 			errs = append(errs, fmt.Errorf("end the socket that is connected to %v: %w", s.Remote, err))
 		}
 	}
-	// a kernel that knows nothing of UDP sockets says of each that there is none
+	// a kernel without udp_diag returns ENOENT for every UDP socket
 	if missing && n == 0 && !lists(c, sockets[0].Family, unix.IPPROTO_UDP) {
 		errs = append(errs, fmt.Errorf("end sockets: %w", errNoUDPDiag))
 	}
 	return n, errors.Join(errs...)
 }
 
-// lists says whether the kernel can list the sockets of a protocol, by a list of none.
+// lists reports whether the kernel can list the sockets of a protocol, by requesting an empty list.
 func lists(c *netlink.Conn, family, protocol uint8) bool {
 	_, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request | netlink.Dump},
@@ -69,10 +69,10 @@ func lists(c *netlink.Conn, family, protocol uint8) bool {
 	return !errors.Is(err, unix.ENOENT)
 }
 
-// allStates are those of every socket.
+// allStates selects sockets in any state.
 const allStates = 0xffffffff
 
-// request is struct inet_diag_req_v2 of linux/inet_diag.h.
+// request returns a struct inet_diag_req_v2 of linux/inet_diag.h.
 func request(family, protocol uint8, states uint32, id socketlist.ID) []byte {
 	return append(binary.NativeEndian.AppendUint32([]byte{family, protocol, 0, 0}, states), id[:]...)
 }

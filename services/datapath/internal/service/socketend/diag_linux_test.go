@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKernelThatListsNoSocketsOfAProtocolIsKnown: a kernel without udp_diag says of every
-// socket that it is gone. Nothing lists those of the protocol 255.
+// TestKernelThatListsNoSocketsOfAProtocolIsKnown: a kernel without udp_diag reports every socket as missing. No kernel
+// can list sockets of the protocol 255.
 func TestKernelThatListsNoSocketsOfAProtocolIsKnown(t *testing.T) {
 	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package socketend ends the sockets that send to a removed backend. A connected
-// UDP socket asks no map again: a resolver would wait for its timeout, again and
-// again, at an address that nothing has, or already another pod. A backend that
-// drains is not removed, and its sockets stay.
+// Package socketend ends sockets that send to a removed backend. A connected UDP socket never looks up the service
+// again: a resolver would repeatedly wait for its timeout, at an address that is unassigned or belongs to another pod.
+// A draining backend is not removed, and its sockets are kept.
 //
-// A socket that is ended is disconnected, not closed: the call that waits in it
-// returns ECONNABORTED, later ones EDESTADDRREQ.
+// Ending a socket disconnects it, but does not close it: a call that is waiting returns ECONNABORTED, later ones
+// EDESTADDRREQ.
 //
-// A connection of TCP is left to its ends: a backend that terminates finishes it,
-// and TCP finds out that one does not answer.
+// TCP connections are left alone: a backend that terminates closes them, and TCP detects a backend that does not
+// answer.
 //
-// It also says which numbers of fronts and backends the sockets name, so that none is
-// given to another one meanwhile.
+// The package also lists which IDs of fronts and backends sockets reference, so that these IDs are not reused.
 package socketend
 
 import (
@@ -26,14 +24,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/socketlist"
 )
 
-// Options say which sockets are ended.
+// Options are the dependencies of an Ender.
 type Options struct {
 	Sockets *socketlist.List
-	// Each calls fn with every network namespace of the node whose sockets are
-	// translated. One that has gone meanwhile is left out. It returns the errors of
-	// fn, joined, and goes on behind them.
+	// Each calls fn with every network namespace of the node whose sockets are translated. It skips deleted namespaces,
+	// continues after errors of fn, and returns them joined.
 	Each func(ctx context.Context, fn func(*netns.Namespace) error) error
-	// Keeps says whether a front still leads to a backend of a generation, or drains it.
+	// Keeps reports whether a backend, by ID and generation, is still active or draining in a front.
 	Keeps func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
 }
 
@@ -46,12 +43,12 @@ type Ender struct {
 // New returns an Ender.
 func New(o Options) *Ender { return &Ender{o: o} }
 
-// Ended is how many sockets it has ended.
+// Ended returns how many sockets were ended.
 func (e *Ender) Ended() uint64 { return e.ended.Load() }
 
-// End ends the connected sockets that a frontend has led to a backend which was removed
-// from it before the call, and is not drained by it. When it returns without an error none is left, provided that no call to
-// connect has been under way since before the removal. It may be called again.
+// End ends the connected sockets whose backend was removed from their frontend before the call and is not draining. If
+// it returns no error, none is left, provided that every call of connect that began before the removal has returned. It
+// may be called again.
 func (e *Ender) End(ctx context.Context) error {
 	return e.o.Each(ctx, func(ns *netns.Namespace) error {
 		if err := ctx.Err(); err != nil {
@@ -73,17 +70,13 @@ func (e *Ender) End(ctx context.Context) error {
 	})
 }
 
-// Named returns the numbers by which End would decide about a socket. Of sockets that is
-// all who goes by a number after its removal:
+// Named returns the IDs that End evaluates. Of all sockets, only connected UDP sockets rely on an ID after its removal:
 //
-//   - Connected UDP sockets, which are listed here. One that was ended sends nothing,
-//     whatever number its storage has.
-//   - What other sockets remember is read by address alone. They may name any number.
-//   - What a client keeps by affinity is a member of the list at hand of the same
-//     generation, or it is nothing.
+//   - Connected UDP sockets are listed here. An ended socket sends nothing, whatever ID its storage has.
+//   - The storage of other sockets is only read by address. They may reference any ID.
+//   - Affinity selects a member of the current list with the same generation, or nothing.
 //
-// Sockets of namespaces that are neither the node's nor an endpoint's are not ended, and
-// keep no number.
+// Sockets in namespaces of neither the node nor an endpoint are not ended, and keep no ID in use.
 func (e *Ender) Named(ctx context.Context) (servicemap.Numbers, error) {
 	n := servicemap.NoNumbers()
 	err := e.o.Each(ctx, func(ns *netns.Namespace) error {

@@ -28,16 +28,16 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// patience is for how long a test waits for what has to come.
+// patience limits every wait for an event that must happen.
 const patience = 10 * time.Second
 
-// Numbers of backends. Their generation is 0 for those who were translated to them.
+// IDs of backends. The generation is 0 in the translations.
 const (
 	active  = 1
 	removed = 2
 )
 
-// theFront is the number that translations were made by.
+// theFront is the front of the translations.
 const theFront = 7
 
 // world is the storage of sockets, and two namespaces of the node.
@@ -83,8 +83,8 @@ func (w *world) ender() *Ender {
 	})
 }
 
-// connect opens a socket in a namespace, connects it to an address of the loopback
-// device there, and has its storage name a backend, as connect would.
+// connect opens a socket in a namespace, connects it to an address of the loopback device there, and sets the backend
+// in its storage, as the programs would.
 func (w *world) connect(ns *netns.Namespace, network, to string, backend uint32) net.Conn {
 	w.t.Helper()
 	var conn net.Conn
@@ -129,7 +129,7 @@ func (w *world) rememberBy(conn syscall.Conn, front, backend uint32, generation 
 	}
 }
 
-// serve answers in a namespace at an address and returns where.
+// serve answers in a namespace at an address and returns the address.
 func (w *world) serve(ns *netns.Namespace, network, at string) string {
 	w.t.Helper()
 	var addr net.Addr
@@ -171,7 +171,7 @@ func echo(c net.PacketConn) {
 	}
 }
 
-// answers says why a connected UDP socket does not get an answer.
+// answers returns an error if a connected UDP socket gets no answer.
 func answers(c net.Conn) error {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
@@ -183,9 +183,8 @@ func answers(c net.Conn) error {
 	return err
 }
 
-// TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved, in every namespace of the
-// node and in both families, and nothing else is: a socket of a living backend, one
-// that is not connected, one of TCP, one of a namespace that is not the node's. INV-99
+// TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved, in every namespace of the node and in both families. Not ended
+// are sockets of an active backend, unconnected sockets, TCP sockets, and sockets in foreign namespaces. INV-99
 func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	w := newWorld(t)
 	foreign := netnstest.New(t)
@@ -205,7 +204,7 @@ func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	}
 	elsewhere := w.serve(foreign, "udp", "127.0.0.1:0")
 	alive = append(alive, named{"of another namespace", w.connect(foreign, "udp", elsewhere, removed)})
-	// The number is the one of before, the backend is not.
+	// The ID is the same, but the generation is not.
 	again := w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), active)
 	w.remember(again.(syscall.Conn), active, 1, true)
 	stale = append(stale, named{"of an earlier generation", again})
@@ -232,10 +231,10 @@ func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	select {
 	case err := <-waits:
 		if !errors.Is(err, unix.ECONNABORTED) {
-			t.Errorf("a call that waits ends with %v, want %v", err, unix.ECONNABORTED)
+			t.Errorf("a waiting call returns %v, want %v", err, unix.ECONNABORTED)
 		}
 	case <-time.After(patience):
-		t.Error("a call that waits goes on")
+		t.Error("a waiting call does not return")
 	}
 	for _, s := range stale[1:] {
 		if err := answers(s.conn); !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.EDESTADDRREQ) {
@@ -253,7 +252,7 @@ func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	if n := e.Ended(); n != uint64(len(stale)) {
 		t.Errorf("%d ended, want %d", n, len(stale))
 	}
-	// What has ended is not ended again.
+	// Ended sockets are not ended again.
 	if err := e.End(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -262,11 +261,11 @@ func TestKernelConnectedUDPIsEndedWhenItsBackendIsRemoved(t *testing.T) {
 	}
 }
 
-// TestKernelSocketsWithTheSameEndsAreNotEnded: a socket that sends to a removed backend has the same local
-// and the same remote address as others: as one of another namespace of the node, as one of a namespace that
-// is not the node's, and as one of the same namespace by another Service that keeps the backend, which shares
-// the port. No other one is ended. The kernel looks for a socket by its ends, and finds the one that was opened
-// last, so the first one is ended at the latest by the pass after the other one of its ends has closed.
+// TestKernelSocketsWithTheSameEndsAreNotEnded: a socket that sends to a removed backend has the same local and remote
+// address as others: a socket in another namespace of the node, one in a foreign namespace, and one in the same
+// namespace that shares the port and whose Service keeps the backend. The others must not be ended. The kernel finds a
+// socket by its addresses, and returns the one that was opened last. Therefore the socket is ended at the latest in the
+// pass after its twin is closed.
 func TestKernelSocketsWithTheSameEndsAreNotEnded(t *testing.T) {
 	w := newWorld(t)
 	const keeps = theFront + 1
@@ -305,8 +304,8 @@ func TestKernelSocketsWithTheSameEndsAreNotEnded(t *testing.T) {
 			twin, stale = open(w.known[0], keeps), open(w.known[0], theFront)
 		}
 		others := map[string]net.Conn{
-			"of another namespace of the node": open(w.known[1], keeps),
-			"of a foreign namespace":           open(foreign, theFront),
+			"in another namespace of the node": open(w.known[1], keeps),
+			"in a foreign namespace":           open(foreign, theFront),
 			"by another Service":               twin,
 		}
 		if err := ender.End(t.Context()); err != nil {
@@ -318,7 +317,7 @@ func TestKernelSocketsWithTheSameEndsAreNotEnded(t *testing.T) {
 			}
 			c.Close()
 		}
-		// one that the kernel did not find beside its twin is found by the next pass
+		// a socket that the kernel did not find because of its twin is found by the next pass
 		if err := ender.End(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -329,8 +328,8 @@ func TestKernelSocketsWithTheSameEndsAreNotEnded(t *testing.T) {
 	}
 }
 
-// TestKernelSocketsThatShareAPortAreAllEnded: sockets of one process have the same local and the same remote
-// address, a removed backend. The kernel finds one of them at a time, and one pass ends all.
+// TestKernelSocketsThatShareAPortAreAllEnded: sockets of one process have the same local and remote address, a removed
+// backend. The kernel finds one of them at a time, and one pass ends all.
 func TestKernelSocketsThatShareAPortAreAllEnded(t *testing.T) {
 	w := newWorld(t)
 	const all = 5
@@ -370,8 +369,7 @@ func twin(t *testing.T, ns *netns.Namespace, local, remote string) net.Conn {
 	return conn
 }
 
-// TestKernelMappedAndBoundSocketsAreEnded: IPv4 from a socket of IPv6, and one that
-// is bound to a device.
+// TestKernelMappedAndBoundSocketsAreEnded tests IPv4 on an IPv6 socket, and a socket that is bound to a device.
 func TestKernelMappedAndBoundSocketsAreEnded(t *testing.T) {
 	w := newWorld(t)
 	ns := w.known[0]
@@ -423,7 +421,7 @@ func TestKernelMappedAndBoundSocketsAreEnded(t *testing.T) {
 	}
 }
 
-// TestKernelManySocketsAreEnded, of which the kernel tells in many messages.
+// TestKernelManySocketsAreEnded tests a list that the kernel sends in many messages.
 func TestKernelManySocketsAreEnded(t *testing.T) {
 	w := newWorld(t)
 	const n = 3000
@@ -442,8 +440,8 @@ func TestKernelManySocketsAreEnded(t *testing.T) {
 	}
 }
 
-// TestKernelConnectedUDPSocketsNameNumbers: those of every namespace of the node, until
-// they are ended or closed. Sockets that End passes over name nothing.
+// TestKernelConnectedUDPSocketsNameNumbers: IDs are referenced by sockets in every namespace of the node until these
+// are ended or closed. Sockets that End ignores reference nothing.
 func TestKernelConnectedUDPSocketsNameNumbers(t *testing.T) {
 	w := newWorld(t)
 	e, elsewhere := w.ender(), netnstest.New(t)
@@ -457,7 +455,7 @@ func TestKernelConnectedUDPSocketsNameNumbers(t *testing.T) {
 			clear(want.Fronts)
 		}
 		if got, err := e.Named(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: named are %+v, %v, want %+v", when, got, err, want)
+			t.Errorf("%s: referenced are %+v, %v, want %+v", when, got, err, want)
 		}
 	}
 	want("without sockets", false)
@@ -480,7 +478,7 @@ func TestKernelConnectedUDPSocketsNameNumbers(t *testing.T) {
 	want("once it is closed", false)
 }
 
-// TestKernelEndStopsWithItsContext and says so.
+// TestKernelEndStopsWithItsContext tests that End returns the context's error.
 func TestKernelEndStopsWithItsContext(t *testing.T) {
 	w := newWorld(t)
 	w.connect(w.known[0], "udp", w.serve(w.known[0], "udp", "127.0.0.1:0"), removed)

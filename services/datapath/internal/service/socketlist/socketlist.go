@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package socketlist lists the connected UDP sockets that a service has led to a
-// backend, by an iterator that the kernel runs a program for. It changes nothing.
+// Package socketlist lists the connected UDP sockets for which a service selected a backend, with a BPF iterator. It
+// changes nothing.
 package socketlist
 
 import (
@@ -21,20 +21,18 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 )
 
-// ID is how the kernel tells sockets apart: struct inet_diag_sockid of
-// linux/inet_diag.h, which has ends, device and cookie.
+// ID identifies a socket: struct inet_diag_sockid of linux/inet_diag.h, with addresses, device and cookie.
 type ID [48]byte
 
-// Socket is a connected UDP socket, or one that was.
+// Socket is a UDP socket that is or was connected.
 type Socket struct {
 	ID ID
 	// Family is unix.AF_INET or unix.AF_INET6, as the socket was opened.
 	Family uint8
-	// Remote is its other end, in the form of its family; port 0: it is not connected
-	// any more.
+	// Remote is the peer's address, in the form of the socket's family; port 0: no longer connected.
 	Remote netip.AddrPort
-	// Front and Backend are numbers in the maps of services, Backend in that of the
-	// family IPv6 or else IPv4, Generation that of the backend at the time.
+	// Front and Backend are IDs in the maps of services, and Generation is the backend's at that time. IPv6 selects the
+	// map of Backend.
 	Front, Backend uint32
 	IPv6           bool
 	Generation     uint8
@@ -46,7 +44,7 @@ type List struct {
 	it   *link.Iter
 }
 
-// Open loads the program that lists the sockets whose storage is in a map: sl_sk.
+// Open loads the iterator program. storage is the map sl_sk.
 func Open(storage *ebpf.Map) (*List, error) {
 	spec, err := bpf.LoadListSockets()
 	if err != nil {
@@ -54,7 +52,7 @@ func Open(storage *ebpf.Map) (*List, error) {
 	}
 	for name := range spec.Maps {
 		if name != bpf.MapsMapSlSk {
-			delete(spec.Maps, name) // declared for all, used by others
+			delete(spec.Maps, name) // declared for all programs, unused here
 		}
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
@@ -77,14 +75,13 @@ func (l *List) Close() error {
 	return l.it.Close()
 }
 
-// socketSize is that of struct sl_socket.
+// socketSize is the size of struct sl_socket.
 const socketSize = int(unsafe.Sizeof(bpf.MapsSlSocket{}))
 
-// batch is how many sockets one read can give.
+// batch is the maximum number of sockets per read.
 const batch = 512
 
-// In lists those of a network namespace. One that is opened or closed meanwhile may
-// be among them or not.
+// In lists the sockets of a network namespace. A socket that is opened or closed meanwhile may be missing or listed.
 func (l *List) In(ns *netns.Namespace) ([]Socket, error) {
 	var r io.ReadCloser
 	if err := ns.Do(func() (err error) { r, err = l.it.Open(); return err }); err != nil {

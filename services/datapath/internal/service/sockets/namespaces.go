@@ -19,13 +19,13 @@ import (
 // leave is SL_NS_LEAVE.
 const leave = 1
 
-// Namespace says whose sockets are in a network namespace.
+// Namespace maps a network namespace to the endpoint of its sockets.
 type Namespace struct {
-	// Cookie of the namespace: netns.Namespace.Cookie.
+	// Cookie identifies the namespace: netns.Namespace.Cookie.
 	Cookie uint64
-	// Slot of the endpoint, endpointmap.HostID for the node's own namespace.
+	// Slot is the endpoint ID, endpointmap.HostID for the node's own namespace.
 	Slot endpointmap.ID
-	// Leave says that its sockets are not translated.
+	// Leave disables the translation of its sockets.
 	Leave bool
 }
 
@@ -37,23 +37,22 @@ func (n Namespace) value() bpf.MapsSlNs {
 	return v
 }
 
-// Namespaces are the network namespaces whose sockets the programs know. All
-// methods may be called concurrently. Another writer of the map is not expected: what
-// it adds is found by List alone.
+// Namespaces are the network namespaces whose sockets the programs know. Its methods may be called concurrently. No
+// other process should write to the map: entries that it adds are only visible to List.
 type Namespaces struct {
 	gate pin.Gate
 	ns   *ebpf.Map
-	// slots are the cookies that each slot has, nearly always one. nil until the first
-	// change, which lists the map. guarded by gate
+	// slots are the cookies by endpoint ID, nearly always one each. nil until the first change, which lists the map.
+	// guarded by gate
 	slots map[endpointmap.ID][]uint64
 }
 
-// OpenNamespaces gives access to the map of namespaces.
+// OpenNamespaces opens the map of namespaces.
 func OpenNamespaces(pm *pin.Maps) *Namespaces {
 	return &Namespaces{gate: pin.Gate{ValidateOnly: pm.ValidateOnly}, ns: pm.Map(bpf.MapsMapSlNs)}
 }
 
-// lock begins a change, for which slots has to be known.
+// lock locks the map for a change, and loads slots.
 func (ns *Namespaces) lock() error {
 	if err := ns.gate.Lock(); err != nil {
 		return err
@@ -73,10 +72,9 @@ func (ns *Namespaces) lock() error {
 	return nil
 }
 
-// Set makes the sockets of a namespace those of an endpoint. What is there already
-// is not written again. A namespace that changes its slot or its flags is deleted
-// and added, because the values of a hash are written once: a call in between is
-// made as in an unknown namespace. A full map is pin.ErrFull.
+// Set assigns the sockets of a namespace to an endpoint. An unchanged entry is not written. A changed entry is deleted
+// and inserted again, because the values of the map are written once: a call in between is handled as in an unknown
+// namespace. If the map is full, it returns pin.ErrFull.
 func (ns *Namespaces) Set(n Namespace) error {
 	if err := n.validate(); err != nil {
 		return err
@@ -98,7 +96,7 @@ func (n Namespace) validate() error {
 	return nil
 }
 
-// lookup returns what the map has of a namespace. The caller holds the gate.
+// lookup returns the entry of a namespace. The caller holds the gate.
 func (ns *Namespaces) lookup(cookie uint64) (v bpf.MapsSlNs, found bool, err error) {
 	err = ns.ns.Lookup(cookie, &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -110,7 +108,7 @@ func (ns *Namespaces) lookup(cookie uint64) (v bpf.MapsSlNs, found bool, err err
 	return v, true, nil
 }
 
-// set is Set of a valid namespace. The caller holds the gate.
+// set implements Set for a valid namespace. The caller holds the gate.
 func (ns *Namespaces) set(n Namespace) error {
 	have, found, err := ns.lookup(n.Cookie)
 	if err != nil || found && have == n.value() {
@@ -128,7 +126,7 @@ func (ns *Namespaces) set(n Namespace) error {
 	return nil
 }
 
-// remove deletes a namespace that has a slot. The caller holds the gate.
+// remove deletes the entry of a namespace. The caller holds the gate.
 func (ns *Namespaces) remove(cookie uint64, slot endpointmap.ID) error {
 	if err := pin.DeleteKey(ns.ns, cookie); err != nil {
 		return fmt.Errorf("namespace %d: %w", cookie, err)
@@ -140,8 +138,7 @@ func (ns *Namespaces) remove(cookie uint64, slot endpointmap.ID) error {
 	return nil
 }
 
-// Remove makes a namespace unknown, if its sockets are those of the endpoint that is
-// named. One that is not there is no error.
+// Remove deletes the entry of a namespace, if it belongs to the given endpoint. A missing entry is not an error.
 func (ns *Namespaces) Remove(cookie uint64, of endpointmap.ID) error {
 	if err := ns.lock(); err != nil {
 		return err
@@ -154,9 +151,9 @@ func (ns *Namespaces) Remove(cookie uint64, of endpointmap.ID) error {
 	return ns.remove(cookie, of)
 }
 
-// Claim makes the sockets of a namespace those of an endpoint, unless they are those
-// of another one: of several endpoints in a namespace the first has its sockets. What
-// an earlier endpoint of the slot has left goes.
+// Claim assigns the sockets of a namespace to an endpoint, unless they belong to another one: of several endpoints in a
+// namespace, the first has its sockets. It removes other entries with the same endpoint ID, which a deleted endpoint
+// left.
 func (ns *Namespaces) Claim(n Namespace) error {
 	if err := n.validate(); err != nil {
 		return err
@@ -175,7 +172,7 @@ func (ns *Namespaces) Claim(n Namespace) error {
 	return ns.set(n)
 }
 
-// Release makes the namespaces unknown whose sockets were an endpoint's.
+// Release removes the namespaces of an endpoint.
 func (ns *Namespaces) Release(slot endpointmap.ID) error {
 	if err := ns.lock(); err != nil {
 		return err
@@ -184,7 +181,7 @@ func (ns *Namespaces) Release(slot endpointmap.ID) error {
 	return ns.release(slot, 0)
 }
 
-// release removes the namespaces of a slot, but for one. The caller holds the gate.
+// release removes the namespaces of an endpoint, except for one. The caller holds the gate.
 func (ns *Namespaces) release(slot endpointmap.ID, but uint64) error {
 	var errs []error
 	for _, cookie := range slices.Clone(ns.slots[slot]) {
@@ -195,7 +192,7 @@ func (ns *Namespaces) release(slot endpointmap.ID, but uint64) error {
 	return errors.Join(errs...)
 }
 
-// List is all namespaces by their cookies.
+// List returns all namespaces, sorted by cookie.
 func (ns *Namespaces) List() ([]Namespace, error) {
 	if err := ns.gate.RLock(); err != nil {
 		return nil, err
@@ -212,5 +209,5 @@ func (ns *Namespaces) List() ([]Namespace, error) {
 	return all, nil
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (ns *Namespaces) Close() { ns.gate.Close() }

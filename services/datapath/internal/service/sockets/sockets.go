@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package sockets attaches the socket load balancer: the programs that give the
-// calls of sockets the address of a backend in place of a service's. They run at
-// a cgroup, for the sockets that processes in it have opened, and translate for
-// the namespaces that the map of namespaces has.
+// Package sockets attaches the socket load balancer: programs that replace the address of a service by the address of a
+// backend in socket calls. They are attached to a cgroup, for the sockets of processes in it, and translate in the
+// namespaces that are in the map of namespaces.
 //
-// The links are pinned beside the maps, so that the programs run on while the
-// datapath is away. An upgrade replaces the program of a link in one step: no call
-// is made without one. The package writes no services and opens no map of them.
+// The links are pinned next to the maps, so that the programs keep running while the datapath is down. An upgrade
+// replaces the program of a link atomically: every call runs a program. The package does not access the maps of
+// services.
 package sockets
 
 import (
@@ -29,26 +28,26 @@ import (
 )
 
 var (
-	// ErrNotCgroup2: the directory is not one of a cgroup2 hierarchy.
+	// ErrNotCgroup2 is returned if the directory is not in a cgroup2 hierarchy.
 	ErrNotCgroup2 = errors.New("not a cgroup2")
-	// ErrNotRoot: the directory is a cgroup, but not the root of the hierarchy.
+	// ErrNotRoot is returned if the directory is a cgroup, but not the root of the hierarchy.
 	ErrNotRoot = errors.New("not the root of the cgroup2 hierarchy")
 )
 
-// Options say whose sockets are translated.
+// Options select the sockets that are translated.
 type Options struct {
-	// Cgroup is the directory at which the programs are attached: the root of the
-	// cgroup2 hierarchy, below which all pods are.
+	// Cgroup is the directory to which the programs are attached: the root of the cgroup2 hierarchy, which contains all
+	// pods.
 	Cgroup string
-	// Subtree accepts a cgroup below the root. Sockets of processes outside it are
-	// not translated: for a node that is a container itself, and for tests.
+	// Subtree accepts a cgroup below the root, for a node that is a container itself and for tests. Sockets of processes
+	// outside of it are not translated.
 	Subtree bool
-	// TranslateAll translates for namespaces that the map of namespaces does not
-	// have too, such as containers of another runtime.
+	// TranslateAll also translates in namespaces that are not in the map of namespaces, such as containers of another
+	// runtime.
 	TranslateAll bool
 }
 
-// Check says what is wrong with the cgroup, nil if programs can be attached.
+// Check returns an error if programs cannot be attached to the cgroup.
 func (o Options) Check() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(o.Cgroup, &st); err != nil {
@@ -63,20 +62,20 @@ func (o Options) Check() error {
 		return fmt.Errorf("look at cgroup %s: %w", o.Cgroup, err)
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("cgroup %s: %w: it is a file in one", o.Cgroup, ErrNotCgroup2)
+		return fmt.Errorf("cgroup %s: %w: it is a file, not a directory", o.Cgroup, ErrNotCgroup2)
 	}
 	if o.Subtree {
 		return nil
 	}
-	// every cgroup but the root has a type
+	// every cgroup except the root has a type
 	if _, err := os.Stat(filepath.Join(o.Cgroup, "cgroup.type")); err == nil {
-		return fmt.Errorf("cgroup %s: %w: sockets of pods outside it would reach no service; "+
+		return fmt.Errorf("cgroup %s: %w: services would not be translated for sockets of pods outside of it; "+
 			"give the directory at which cgroup2 is mounted, in the cgroup namespace of the host", o.Cgroup, ErrNotRoot)
 	}
 	return nil
 }
 
-// attachTypes are what the kernel calls the hooks.
+// attachTypes maps hooks to the kernel's attach types.
 var attachTypes = map[program.Hook]ebpf.AttachType{
 	program.Connect4:     ebpf.AttachCGroupInet4Connect,
 	program.Connect6:     ebpf.AttachCGroupInet6Connect,
@@ -88,11 +87,10 @@ var attachTypes = map[program.Hook]ebpf.AttachType{
 	program.GetPeerName6: ebpf.AttachCgroupInet6GetPeername,
 }
 
-// linkPrefix begins the name of a link's pin; the hook follows.
+// linkPrefix is the prefix of the pins of links, before the hook.
 const linkPrefix = "link_"
 
-// Sockets are the programs of the socket load balancer and their links. Its
-// methods may be called concurrently.
+// Sockets are the programs of the socket load balancer and their links. Its methods may be called concurrently.
 type Sockets struct {
 	dir      string
 	options  Options
@@ -103,8 +101,7 @@ type Sockets struct {
 	links map[program.Hook]link.Link // attached; guarded by gate
 }
 
-// Open checks the cgroup. It attaches nothing: links of an earlier process run
-// their programs until Attach.
+// Open checks the cgroup. It attaches nothing: links of a previous process keep running its programs until Attach.
 func Open(dir string, programs []*program.Program, o Options, validateOnly bool, log *slog.Logger) (*Sockets, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -115,10 +112,9 @@ func Open(dir string, programs []*program.Program, o Options, validateOnly bool,
 	}, nil
 }
 
-// Attach attaches the programs, or gives the links of an earlier process the
-// programs of this one. Call it when the maps have the services: programs that
-// find maps of another layout empty would translate nothing. It may be repeated,
-// and repairs what Audit names.
+// Attach attaches the programs, or replaces the programs in links of a previous process. Call it when the maps contain
+// the services: after a change of the map layout, programs with empty maps would translate nothing. It may be repeated,
+// and repairs the differences that Audit reports.
 func (s *Sockets) Attach() error {
 	if err := s.gate.Lock(); err != nil {
 		return err
@@ -135,7 +131,7 @@ func (s *Sockets) Attach() error {
 
 func linkPin(dir string, h program.Hook) string { return filepath.Join(dir, linkPrefix+string(h)) }
 
-// attach makes the pinned link of one hook run its program at the cgroup.
+// attach makes the pinned link of one hook run its program on the cgroup.
 func (s *Sockets) attach(p *program.Program) error {
 	path := linkPin(s.dir, p.Hook)
 	old, differences, err := s.openLink(p)
@@ -152,8 +148,7 @@ func (s *Sockets) attach(p *program.Program) error {
 		s.log.Debug("program of a socket hook replaced", "program", p.Name, "was", differences)
 		return s.keep(p.Hook, old)
 	}
-	// A link to another cgroup, or to one that is gone, detaches when its pin is
-	// gone: after the new one is attached.
+	// A link to another or deleted cgroup is detached when its pin is removed, after the new link is attached.
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: s.options.Cgroup, Attach: attachTypes[p.Hook], Program: p.Prog})
 	if err != nil {
 		if old != nil {
@@ -174,7 +169,7 @@ func (s *Sockets) attach(p *program.Program) error {
 	return s.keep(p.Hook, l)
 }
 
-// keep holds a link open in place of the one before.
+// keep stores an open link and closes the previous one.
 func (s *Sockets) keep(h program.Hook, l link.Link) error {
 	before := s.links[h]
 	s.links[h] = l
@@ -184,8 +179,7 @@ func (s *Sockets) keep(h program.Hook, l link.Link) error {
 	return before.Close()
 }
 
-// openLink opens the pinned link of a hook, nil if there is none, and says what it is
-// not.
+// openLink opens the pinned link of a hook, nil if there is none, and returns its differences from the desired state.
 func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []string, _ error) {
 	path := linkPin(s.dir, p.Hook)
 	l, err := link.LoadPinnedLink(path, nil)
@@ -193,7 +187,7 @@ func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []strin
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, []string{fmt.Sprintf("link %s is missing", path)}, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("adopt link %s: %w; remove it by hand if it is not a link", path, err)
+		return nil, nil, fmt.Errorf("adopt link %s: %w; remove it manually if it is not a link", path, err)
 	}
 	info, err := l.Info()
 	if err != nil {
@@ -201,7 +195,7 @@ func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []strin
 	}
 	cgroup := info.Cgroup()
 	if cgroup == nil || ebpf.AttachType(cgroup.AttachType) != attachTypes[p.Hook] {
-		err := fmt.Errorf("link %s is one of another kind; remove it by hand", path)
+		err := fmt.Errorf("link %s has another type; remove it manually", path)
 		return nil, nil, errors.Join(err, l.Close())
 	}
 	if !sameCgroup(l, s.options.Cgroup) {
@@ -216,20 +210,18 @@ func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []strin
 	return l, differences, nil
 }
 
-// sameCgroup says whether a link is at the cgroup. That of a cgroup that was
-// removed is at none.
+// sameCgroup reports whether a link is attached to the cgroup. A link to a deleted cgroup is not.
 func sameCgroup(l link.Link, dir string) bool {
 	info, err := l.Info()
 	if err != nil || info.Cgroup() == nil {
 		return false
 	}
 	var st unix.Stat_t
-	// the inode of a cgroup's directory is its number
+	// the inode of a cgroup's directory is the cgroup ID
 	return unix.Stat(dir, &st) == nil && info.Cgroup().CgroupId == st.Ino
 }
 
-// Audit names each hook whose pinned link is missing, runs another program or is
-// at another cgroup.
+// Audit reports each hook whose pinned link is missing, runs another program or is attached to another cgroup.
 func (s *Sockets) Audit() (differences []string, _ error) {
 	if err := s.gate.RLock(); err != nil {
 		return nil, err
@@ -247,7 +239,7 @@ func (s *Sockets) Audit() (differences []string, _ error) {
 	return differences, errors.Join(errs...)
 }
 
-// Close releases the handles. The pinned links stay, and their programs run on.
+// Close closes the handles. The pinned links stay, and their programs keep running.
 func (s *Sockets) Close() error {
 	if !s.gate.Close() {
 		return nil
@@ -259,9 +251,8 @@ func (s *Sockets) Close() error {
 	return errors.Join(errs...)
 }
 
-// Detach removes the links that are pinned in a directory: their programs run no
-// more, once no process holds the link. Sockets that are connected stay so;
-// getpeername shows the backend then.
+// Detach removes the links that are pinned in a directory: their programs stop running when no process holds the link
+// open. Connected sockets stay connected, but getpeername then returns the backend.
 func Detach(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

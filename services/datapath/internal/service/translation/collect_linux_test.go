@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 // The time of these tests, in seconds.
 const now = 1_000_000
 
-// instance is the maps of translations with those of the connections that use them.
+// instance is the maps of translations and of the connections that use them.
 type instance struct {
 	*Maps
 	testing.TB
@@ -69,7 +69,7 @@ func must(t testing.TB, what string, err error) {
 	}
 }
 
-// zoneOf is the zone of a translation's key.
+// zoneOf returns the zone of a translation's key.
 func zoneOf(x Translation) uint8 {
 	switch {
 	case x.Copy:
@@ -120,7 +120,7 @@ func (i *instance) put(xs ...Translation) {
 	}
 }
 
-// connect writes the connections of translations, which have been idle for a time.
+// connect writes the connections of translations, with an idle time.
 func (i *instance) connect(flags conntrack.Flags, idle time.Duration, xs ...Translation) {
 	i.Helper()
 	for _, x := range xs {
@@ -139,7 +139,7 @@ func (i *instance) connect(flags conntrack.Flags, idle time.Duration, xs ...Tran
 	}
 }
 
-// collectConnections removes the connections that are over.
+// collectConnections removes connections that have ended or timed out.
 func (i *instance) collectConnections() {
 	i.Helper()
 	c, err := i.connections.NewCollector(conntrack.CollectorOptions{Now: func() uint32 { return now }})
@@ -155,7 +155,7 @@ func (i *instance) collect() Pass {
 	return p
 }
 
-// all are the translations that are there, as text in order.
+// all returns all translations as text, sorted.
 func (i *instance) all() (all []string) {
 	i.Helper()
 	must(i, "list", i.Each(func(x Translation) error {
@@ -228,7 +228,7 @@ func kinds() map[string]Translation {
 	return all
 }
 
-// TestKernelEachReadsWhatWasWritten: translations of every kind and family, and once each.
+// TestKernelEachReadsWhatWasWritten: each visits translations of every kind and family, once each.
 func TestKernelEachReadsWhatWasWritten(t *testing.T) {
 	i := open(t)
 	var want []Translation
@@ -267,13 +267,13 @@ func (i *instance) list() (all []Translation) {
 	return all
 }
 
-// TestKernelCollectRemovesWhatNothingUses: translations of both families go with their
-// connection when it has ended, stay for a while when it was evicted, and stay while it is there.
+// TestKernelCollectRemovesWhatNothingUses: translations of both families are removed when their connection has ended,
+// kept for a while after it was evicted, and kept while it exists.
 func TestKernelCollectRemovesWhatNothingUses(t *testing.T) {
 	const long = 8000 * time.Second // of an established connection
 	for _, c := range []struct {
 		what  string
-		has   string // the connection: open, ended, or lost
+		has   string // state of the connection: open, ended, or lost
 		idle  time.Duration
 		stays []string
 	}{
@@ -325,8 +325,8 @@ func TestKernelCollectRemovesWhatNothingUses(t *testing.T) {
 	}
 }
 
-// TestKernelTranslationInUseAgainStays: a packet that comes after a pass has read the entry
-// keeps it, and one that has gone meanwhile is not counted.
+// TestKernelTranslationInUseAgainStays: an entry is kept if a packet arrives after a pass has read it, and an entry
+// that was removed meanwhile is not counted.
 func TestKernelTranslationInUseAgainStays(t *testing.T) {
 	i := open(t)
 	x := kinds()["of a pod"]
@@ -348,8 +348,8 @@ func TestKernelTranslationInUseAgainStays(t *testing.T) {
 	wantStrings(t, "left", i.all())
 }
 
-// TestKernelReleaseRemovesFlowsFromTheMaps: Release removes UDP flows of both families from a
-// backend that their front has given up, says how many, and ends with its caller.
+// TestKernelReleaseRemovesFlowsFromTheMaps: Release removes UDP flows of both families whose front has lost their
+// backend, returns their number, and ends with its context.
 func TestKernelReleaseRemovesFlowsFromTheMaps(t *testing.T) {
 	i := open(t)
 	var stay, all []Translation
@@ -367,7 +367,7 @@ func TestKernelReleaseRemovesFlowsFromTheMaps(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if n, err := i.Release(ended, keeps); !errors.Is(err, context.Canceled) {
-		t.Errorf("Release whose caller has gone: %d, %v", n, err)
+		t.Errorf("Release with a cancelled context: %d, %v", n, err)
 	}
 	if n, err := i.Release(t.Context(), func(uint32, bool, uint32, uint8) bool { return true }); n != 0 || err != nil {
 		t.Errorf("Release where every front keeps its backends: %d, %v", n, err)
@@ -379,7 +379,7 @@ func TestKernelReleaseRemovesFlowsFromTheMaps(t *testing.T) {
 	wantStrings(t, "left", i.all(), stay...)
 }
 
-// claims are ports of the node that senders outside have to one backend.
+// claims are node ports that external clients use to one backend.
 func claims(backend string, protocol uint8, sender byte, n int) []Translation {
 	xs := make([]Translation, n)
 	for i := range xs {
@@ -392,8 +392,8 @@ func claims(backend string, protocol uint8, sender byte, n int) []Translation {
 	return xs
 }
 
-// TestKernelCollectCorrectsTheCountsOfPorts: whatever the counters of ports and shares say, a
-// pass makes them what is there.
+// TestKernelCollectCorrectsTheCountsOfPorts: whatever the counters of ports and shares are, a pass sets them to the
+// actual numbers.
 func TestKernelCollectCorrectsTheCountsOfPorts(t *testing.T) {
 	i := open(t)
 	const backend, other = "10.244.1.3:8080", "10.244.1.4:8080"
@@ -411,7 +411,7 @@ func TestKernelCollectCorrectsTheCountsOfPorts(t *testing.T) {
 	share := func(xs []Translation, sender uint32) bpf.MapsSlShareKey {
 		return shareKey(xs[0].Source, xs[0].Protocol, sender)
 	}
-	// what programs have counted
+	// counted by programs
 	i.counts.Add(i.counts.OfBackend(at(backend), 17), 5000)
 	i.counts.Add(i.counts.OfSender(at(backend), 17, number(few)), 7)
 	absent := share(many, 99)
@@ -459,9 +459,8 @@ func TestKernelCollectCorrectsTheCountsOfPorts(t *testing.T) {
 	}
 }
 
-// TestKernelCollectEndsWhatIsTooMuch: beyond the part that open connections may have of the
-// ports to a backend, those that are idle longest end, of the sender that has most of them,
-// with their ports.
+// TestKernelCollectEndsWhatIsTooMuch: if open connections use more than their part of the ports to a backend, the
+// connections of the largest sender that are idle longest are ended, with their ports.
 func TestKernelCollectEndsWhatIsTooMuch(t *testing.T) {
 	i := open(t)
 	const backend, more = "10.244.1.3:8080", 5
@@ -475,7 +474,7 @@ func TestKernelCollectEndsWhatIsTooMuch(t *testing.T) {
 	i.connect(established, time.Minute, most[:2*more]...)
 	i.connect(established, 2*time.Minute, most[2*more:3*more]...) // idle longest
 	i.connect(established, 0, most[3*more:]...)
-	i.connect(established, time.Hour, others...) // of a sender that has few
+	i.connect(established, time.Hour, others...) // of a sender with few
 	half := claims(backend, 6, 3, 50)            // not open
 	i.put(half...)
 	i.connect(conntrack.SeenReply, 0, half...)
@@ -489,7 +488,7 @@ func TestKernelCollectEndsWhatIsTooMuch(t *testing.T) {
 	for _, x := range most[2*more : 3*more] {
 		c := conntrack.Tuple{Initiator: x.Source, Responder: x.Backend, Protocol: 6, Transit: true}
 		if _, there, err := i.connections.Lookup(c); there || err != nil {
-			t.Fatalf("%v is there: %v", c, err)
+			t.Fatalf("%v exists: %v", c, err)
 		}
 	}
 	if got := len(i.list()); got != total-more {

@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 )
 
-// pods counts the translations of endpoints in one pass.
+// pods counts the translations by endpoint in one pass.
 type pods struct {
-	passes [2]*bound.Pass // of IPv4 and IPv6
+	passes [2]*bound.Pass // IPv4 and IPv6
 	keep   [2]int
 	local  map[netip.Addr]endpointmap.ID
-	// crowded holds the translations of a family by slot, if there are more than endpoints share.
+	// crowded holds the translations of a family by endpoint ID, if there are more than all endpoints together may have.
 	crowded [2]map[uint32][]entry
 }
 
@@ -36,8 +36,7 @@ func (m *Maps) beginPods() (*pods, error) {
 	return p, nil
 }
 
-// owner is the slot of the endpoint whose connection made the translation. It is not ok if a
-// sender outside did.
+// owner returns the endpoint whose connection created the translation. ok is false for external clients.
 func (p *pods) owner(t Translation) (s endpointmap.ID, ok bool) {
 	if t.Answer {
 		return 0, false
@@ -68,9 +67,8 @@ func (p *pods) add(e entry) {
 	}
 }
 
-// finish removes what endpoints have beyond their half of a map, and corrects the counts. It
-// returns how many translations it has removed. An endpoint that was alone may have had all of
-// the half: it gives way to those that have come since.
+// finish removes the translations that exceed the endpoints' half of a map, corrects the counts, and returns the number
+// of removed translations. A single endpoint may have used the whole half; it loses translations when others need some.
 func (p *pods) finish(now uint32) (removals int, err error) {
 	for f, held := range p.crowded {
 		lastSeen := func(e entry) uint32 { return e.LastSeen }

@@ -19,21 +19,21 @@ import (
 )
 
 const (
-	// Ports is how many ports of the node lead to one backend elsewhere, of TCP and of UDP.
+	// Ports is the number of node ports for connections to one backend on another node, per protocol (TCP, UDP).
 	Ports = 10_000
-	// smallShare is how many of them a sender may have uncounted.
+	// smallShare is the number of ports that a sender may use without being counted.
 	smallShare = 64
-	// openPorts is how many may have open TCP connections. The rest is for those that begin.
+	// openPorts is the number of ports for established TCP connections. The rest is for new ones.
 	openPorts = Ports - Ports/16
 )
 
-// backend is where ports of the node lead.
+// backend is the backend that node ports are used for.
 type backend struct {
 	at       netip.AddrPort
 	protocol uint8
 }
 
-// claim is a port whose TCP connection is open.
+// claim is a port of an established TCP connection.
 type claim struct {
 	entry
 	connection conntrack.Connection
@@ -41,11 +41,11 @@ type claim struct {
 
 func (c claim) lastSeen() uint32 { return c.connection.LastSeen }
 
-// ports counts the claims of one pass.
+// ports counts the claims in one pass.
 type ports struct {
 	m *Maps
-	// before are the counters and shares when the pass began: what programs add meanwhile
-	// stays.
+	// before and shares are the counters and shares at the start of the pass, so that concurrent changes by programs are
+	// kept.
 	before []uint32
 	shares map[bpf.MapsSlShareKey]bpf.MapsSlShare
 	found  []uint32
@@ -71,7 +71,7 @@ func (m *Maps) beginPorts() (*ports, error) {
 	return p, err
 }
 
-// add counts the port of an answer, with its connection as far as there is one.
+// add counts the port of an answer, with its connection if there is one.
 func (p *ports) add(e entry, connection conntrack.Connection) {
 	if !e.Answer || e.Copy || e.Protocol == unix.IPPROTO_SCTP {
 		return
@@ -99,8 +99,7 @@ func shareKey(at netip.AddrPort, protocol uint8, sender uint32) bpf.MapsSlShareK
 	return k
 }
 
-// finish ends what is too much, corrects the counters, and returns how many connections it
-// has ended.
+// finish ends excess connections, corrects the counters, and returns the number of ended connections.
 func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err error) {
 	for _, open := range p.open {
 		for _, c := range count.Surplus(open, openPorts, now, claim.lastSeen) {
@@ -125,7 +124,7 @@ func (p *ports) finish(now uint32, ct *conntrack.Connections) (ended int, err er
 	return ended, nil
 }
 
-// correctShares writes what each counted sender has, and forgets those that have little.
+// correctShares writes the number of ports of each counted sender, and deletes senders with few ports.
 func (p *ports) correctShares() error {
 	senders := map[bpf.MapsSlShareKey]uint32{}
 	for k := range p.shares {
@@ -162,14 +161,13 @@ func (p *ports) correctShares() error {
 	return nil
 }
 
-// correct changes a share. What a program adds between the two calls is lost until the next
-// pass.
+// correct changes a share. A concurrent change by a program between the two calls is lost until the next pass.
 func (p *ports) correct(k bpf.MapsSlShareKey, change func(*bpf.MapsSlShare)) error {
 	var v bpf.MapsSlShare
 	err := p.m.share.Lookup(k, &v)
 	if err == nil {
 		change(&v)
-		// in place: a program that misses the share makes it again, with a small count
+		// in place: a program that finds no share creates it again, with a small count
 		err = p.m.share.Update(k, v, ebpf.UpdateExist)
 	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -178,7 +176,7 @@ func (p *ports) correct(k bpf.MapsSlShareKey, change func(*bpf.MapsSlShare)) err
 	return nil
 }
 
-// end removes a connection and its claim, unless a packet has come since it was read.
+// end removes a connection and its claim, unless a packet was seen since it was read.
 func (c *claim) end(ct *conntrack.Connections) (bool, error) {
 	removed, err := ct.End(c.connection)
 	if err != nil || !removed {
@@ -188,8 +186,8 @@ func (c *claim) end(ct *conntrack.Connections) (bool, error) {
 	return true, err
 }
 
-// Pressed reports whether nearly all ports to a backend are in use, so that a pass may end
-// connections, or whether an endpoint was refused a translation.
+// Pressed reports whether nearly all ports to a backend are in use, so that a pass may end connections, or whether an
+// endpoint was refused a translation.
 func (m *Maps) Pressed() bool {
 	return m.bounds.Refused(bound.Translations4) || m.bounds.Refused(bound.Translations6) ||
 		m.counts.AnyBackend(func(n uint32) bool { return n > openPorts })

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package translation reads and collects where packets to services go: what the
-// programs have chosen for a sender stays there for as long as its connection.
+// Package translation reads and collects per-packet translations: the backend that the programs selected for a sender
+// is stored there for the duration of the connection.
 package translation
 
 import (
@@ -22,29 +22,28 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Rest is for how long a translation without a connection stays: its first packet
-// stores it before the connection is there for others to see.
+// Rest is how long a translation without a connection is kept: the first packet stores the translation before the
+// connection becomes visible.
 const Rest = 10 * time.Second
 
-// Keep is for how long a translation is kept whose connection was evicted or flushed: within
-// it either end may speak and go on. Numbers of fronts and backends that it names are in use
-// meanwhile.
+// Keep is how long a translation is kept after its connection was evicted or flushed. During that time, either end may
+// continue the connection, and the IDs of the front and backend in the translation stay in use.
 const Keep = 15 * time.Minute
 
-// Maps are the maps of translations, and of what is stored about answers.
+// Maps are the maps of translations and of records about answers.
 type Maps struct {
 	gate               pin.Gate
-	xl4, xl6           *ebpf.Map // of senders outside, and of answers to the node
+	xl4, xl6           *ebpf.Map // of external clients, and of answers to the node
 	pods4, pods6       *ebpf.Map // of packets of pods
 	answers4, answers6 *ebpf.Map
 	share              *ebpf.Map
 	counts             *count.Counts
 	bounds             *bound.Bounds
-	// endpoints say whose the source of a translation is.
+	// endpoints maps the source of a translation to its endpoint.
 	endpoints *endpointmap.Maps
 }
 
-// Open finds the maps among all.
+// Open finds the maps.
 func Open(pm *pin.Maps, endpoints *endpointmap.Maps, bounds *bound.Bounds) (*Maps, error) {
 	counts, err := count.Open(pm)
 	if err != nil {
@@ -59,9 +58,8 @@ func Open(pm *pin.Maps, endpoints *endpointmap.Maps, bounds *bound.Bounds) (*Map
 	}, nil
 }
 
-// AdoptPods copies the translations of pods from the maps that an earlier version had them in, before
-// programs of this version run. The local addresses are those of endpoints and of the host. What is
-// left there is collected like any other.
+// AdoptPods copies the translations of pods from the maps of an earlier version, before programs of this version run.
+// local are the addresses of endpoints and of the host. The old entries are collected like any others.
 func (m *Maps) AdoptPods(local map[netip.Addr]endpointmap.ID) error {
 	return m.each(func(es []entry) error {
 		for _, e := range es {
@@ -84,7 +82,7 @@ func (m *Maps) AdoptPods(local map[netip.Addr]endpointmap.ID) error {
 	})
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (m *Maps) Close() { m.gate.Close() }
 
 // Zones of keys: SL_XL_... of service_abi.h.
@@ -94,41 +92,39 @@ const (
 	zoneClaimed = 3
 )
 
-// Translation is where the packets of one sender to one address go.
+// Translation is the destination of packets from one sender to one address.
 type Translation struct {
-	// Source sends, Asked is where to, Backend where they go instead.
+	// Source is the sender and Asked the original destination; Backend is the destination that replaces it.
 	Source, Asked, Backend netip.AddrPort
 	Protocol               uint8
-	// Front and Number are the numbers of the front and the backend, Generation is
-	// the backend's.
+	// Front and Number are the IDs of the front and the backend, Generation is the backend's generation.
 	Front, Number uint32
 	Generation    uint8
-	// Back: the answers of a pod that a service has led to itself. Backend is the
-	// service then.
+	// Back: answers of a pod to itself, through a service. Backend is the service's address.
 	Back bool
-	// Answer: Source is a backend elsewhere, and Asked an address of this node that it
-	// sees instead of the sender outside. Backend is that sender then.
+	// Answer: Source is a backend on another node, and Asked the address of this node that the backend sees instead of the
+	// external client. Backend is that client.
 	Answer bool
-	// Copy: of an answer, which is used if the first one is lost.
+	// Copy: a copy of an Answer, used if the original is lost.
 	Copy bool
-	// Record: Source is a backend that has answered Asked, and what the answers come from
-	// is the frontend of Front, if the connection's entry is lost. Backend is not used.
+	// Record: Source is a backend that has answered Asked, and the source of its answers is the frontend of Front. It is
+	// used if the connection's entry is lost. Backend is unused.
 	Record bool
-	// LastSeen is when the last packet was seen, in seconds of CLOCK_MONOTONIC.
+	// LastSeen is the time of the last packet, in seconds of CLOCK_MONOTONIC.
 	LastSeen uint32
 }
 
-// String is "client -> service goes to backend".
+// String returns "client -> service goes to backend".
 func (t Translation) String() string {
 	return DescribeKey(t) + " " + DescribeValue(t)
 }
 
-// DescribeKey puts the packet into words.
+// DescribeKey describes the sender and the original destination.
 func DescribeKey(t Translation) string {
 	return fmt.Sprintf("protocol %d %v -> %v", t.Protocol, t.Source, t.Asked)
 }
 
-// DescribeValue puts where it goes into words.
+// DescribeValue describes the new destination.
 func DescribeValue(t Translation) string {
 	if t.Record {
 		return fmt.Sprintf("answers come from front %d, last used at %d s", t.Front, t.LastSeen)
@@ -143,7 +139,7 @@ func DescribeValue(t Translation) string {
 		t.Backend, t.Number, t.Generation, t.Front, t.LastSeen)
 }
 
-// Of4 reads an entry of sl_xl4, sl_pod_xl4 or sl_answers4.
+// Of4 decodes an entry of sl_xl4, sl_pod_xl4 or sl_answers4.
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
 	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
@@ -151,7 +147,7 @@ func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	return t
 }
 
-// Of6 reads an entry of sl_xl6, sl_pod_xl6 or sl_answers6.
+// Of6 decodes an entry of sl_xl6, sl_pod_xl6 or sl_answers6.
 func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom16(v.Addr))
 	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
@@ -160,7 +156,7 @@ func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	return t
 }
 
-// in says what a key of a zone is about.
+// in sets the fields that the protocol and the zone of the key determine.
 func (t *Translation) in(proto, zone uint8) {
 	t.Protocol = proto
 	t.Copy, t.Record = zone == zoneClaimed, zone == zoneAnswers
@@ -174,17 +170,17 @@ func of(v *bpf.MapsSlXl, a netip.Addr) Translation {
 	}
 }
 
-// entry is a translation, its key in one of the maps, and the value that it was read with.
+// entry is a translation with its key in one of the maps and the value that was read.
 type entry struct {
 	Translation
 	in    *ebpf.Map
 	key   any
 	value bpf.MapsSlXl
-	// outside: it is in a map that no pod of the node fills.
+	// outside: the map only has translations of external clients and of answers to the node.
 	outside bool
 }
 
-// each visits all translations, some at a time.
+// each visits all translations, in batches.
 func (m *Maps) each(visit func([]entry) error) error {
 	return errors.Join(eachOf(m, m.xl4, Of4, visit), eachOf(m, m.xl6, Of6, visit),
 		eachOf(m, m.pods4, Of4, visit), eachOf(m, m.pods6, Of6, visit),
@@ -201,7 +197,7 @@ func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translati
 	})
 }
 
-// Each visits all translations, in no order.
+// Each visits all translations in any order.
 func (m *Maps) Each(visit func(Translation) error) error {
 	return m.each(func(es []entry) error {
 		for _, e := range es {
@@ -216,15 +212,14 @@ func (m *Maps) Each(visit func(Translation) error) error {
 // protocolUDP is IPPROTO_UDP.
 const protocolUDP = 17
 
-// Keeps says whether a front still leads to a backend of a generation, or drains it.
+// Keeps reports whether a backend, by ID and generation, is still active or draining in a front.
 type Keeps func(front uint32, ipv6 bool, backend uint32, generation uint8) bool
 
-// Release removes the translations of UDP whose front does not keep their backend, and returns how
-// many there were. The next packet of such a flow chooses a backend of the front again. A flow of
-// UDP has no end: without Release it would stay with a backend that its Service has removed for as
-// long as another Service has it. TCP connections stay. If every program run has ended that may
-// have found the backend in the front's list, none is left when Release returns without an error.
-// Release may be called concurrently with every other method.
+// Release removes UDP translations whose front does not keep their backend, and returns how many it removed. The next
+// packet of such a flow selects another backend of the front. A UDP flow has no end: without Release it would keep
+// using a backend that its Service has removed, as long as another Service has that backend. TCP connections are kept.
+// If every program run that may have found the backend in the front's list has ended, none is left when Release returns
+// without an error. Release may be called concurrently with every other method.
 func (m *Maps) Release(ctx context.Context, keeps Keeps) (released int, err error) {
 	var left []entry
 	err = m.each(func(es []entry) error {
@@ -244,31 +239,30 @@ func (m *Maps) Release(ctx context.Context, keeps Keeps) (released int, err erro
 	return released, err
 }
 
-// leaves reports whether the flow has to choose a backend again. The records of answers and the
-// claims of ports name no backend.
+// leaves reports whether the flow has to select another backend. Records of answers and claims of ports refer to no
+// backend.
 func (t *Translation) leaves(keeps Keeps) bool {
 	return t.Protocol == protocolUDP && !t.Back && !t.Answer && !t.Record &&
 		!keeps(t.Front, t.Backend.Addr().Is6(), t.Number, t.Generation)
 }
 
-// Pass is what one collection found and did.
+// Pass is the result of one collection.
 type Pass struct {
-	// Live translations afterwards, and those that were removed.
+	// Live is the number of translations afterwards, Removed the number of removed ones.
 	Live, Removed int
-	// Ended is how many idle connections of senders outside were ended, because nearly
-	// all ports of the node to their backend were in use.
+	// Ended is how many idle connections of external clients were ended, because nearly all node ports to their backend
+	// were in use.
 	Ended int
-	// Surplus is how many translations were removed because endpoints had more than the half of
-	// the map that is theirs, of those that had most.
+	// Surplus is how many translations of the largest users were removed, because endpoints exceeded their half of the
+	// map.
 	Surplus int
 }
 
-// Collect removes the translations whose connection has ended, at a time in seconds of
-// CLOCK_MONOTONIC, counts the ports of the node in use, and divides the maps among the
-// endpoints. One whose connection was evicted or flushed stays, so that the connection goes on,
-// for as long as Keep. Those of a pod to itself
-// have no connection, and go when they have been idle for as long as one may be. What is
-// removed while a packet comes is chosen again by that packet.
+// Collect removes the translations whose connection has ended, counts the node ports in use, and divides the maps among
+// the endpoints. now is in seconds of CLOCK_MONOTONIC. A translation whose connection was evicted or flushed is kept
+// for Keep, so that the connection can continue. Translations of a pod to itself have no connection, and are removed
+// after the idle timeout of a connection. If a packet arrives while its translation is removed, that packet selects a
+// backend again.
 func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack.Timeouts) (p Pass, err error) {
 	ports, err := m.beginPorts()
 	if err != nil {
@@ -328,16 +322,16 @@ func (m *Maps) Collect(now uint32, ct *conntrack.Connections, timeouts conntrack
 	return p, err
 }
 
-// What remove has found.
+// Results of remove.
 type removal int
 
 const (
 	removed removal = iota
-	changed         // in use again, maybe by another connection
+	changed         // in use again, possibly by another connection
 	gone
 )
 
-// remove deletes the entry, unless it has another value by now.
+// remove deletes the entry, unless its value has changed.
 func (e *entry) remove() (removal, error) {
 	var v bpf.MapsSlXl
 	err := e.in.Lookup(e.key, &v)
@@ -352,18 +346,17 @@ func (e *entry) remove() (removal, error) {
 	return removed, pin.DeleteKey(e.in, e.key)
 }
 
-// collection is what a collection decides by.
+// collection is the input of a collection's decisions.
 type collection struct {
 	now      uint32
 	timeouts conntrack.Timeouts
-	// ended are the connections that were removed since the last collection because they
-	// had ended, or were idle for too long.
+	// ended are the connections that were removed since the last collection because they had ended or timed out.
 	ended conntrack.Ended
 	// found reports whether there is a connection.
 	found func(conntrack.Tuple) (bool, error)
 }
 
-// isOver reports whether nothing uses a translation any more.
+// isOver reports whether a translation is no longer in use.
 func (c *collection) isOver(t Translation) (bool, error) {
 	idle := time.Duration(int32(c.now-t.LastSeen)) * time.Second
 	longest := c.timeouts.Of(t.Protocol, conntrack.SeenReply|conntrack.Established)
@@ -375,7 +368,7 @@ func (c *collection) isOver(t Translation) (bool, error) {
 		of.Initiator, of.Responder = t.Asked, t.Source
 	}
 	there, err := c.found(of)
-	outside := of // of a sender outside, to a backend elsewhere
+	outside := of // of an external client, to a backend on another node
 	outside.Transit = true
 	if err == nil && !there && !t.Answer {
 		there, err = c.found(outside)

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 )
 
-// TestTranslationStaysWhileItIsUsed: by its connection of a pod, by one of a sender outside
-// that is in transit, or, of a pod to itself, by packets alone.
+// TestTranslationStaysWhileItIsUsed: a translation is in use through the connection of a pod, through a connection in
+// transit of an external client or, for a pod to itself, through packets alone.
 func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 	at := netip.MustParseAddrPort
 	pod := Translation{
@@ -79,18 +79,18 @@ func TestTranslationStaysWhileItIsUsed(t *testing.T) {
 			}
 			c.found = func(conntrack.Tuple) (bool, error) { return true, nil }
 			if over, err := c.isOver(x); err != nil || over {
-				t.Errorf("%s of a connection that has begun again: over %t, %v", what, over, err)
+				t.Errorf("%s of a connection that was opened again: over %t, %v", what, over, err)
 			}
 		}
 	}
 	broken := collection{now: 1000, found: func(conntrack.Tuple) (bool, error) { return false, errors.New("no map") }}
 	if over, err := broken.isOver(pod); err == nil || over {
-		t.Errorf("a connection that cannot be looked for: over %t, %v", over, err)
+		t.Errorf("a failed lookup of the connection: over %t, %v", over, err)
 	}
 }
 
-// TestFlowsLeaveABackendThatTheirFrontDoesNotKeep, and nothing else does: TCP, the answers of a pod
-// to itself, claims of ports and records of answers stay.
+// TestFlowsLeaveABackendThatTheirFrontDoesNotKeep also tests what stays: TCP, answers of a pod to itself, claims of
+// ports and records of answers.
 func TestFlowsLeaveABackendThatTheirFrontDoesNotKeep(t *testing.T) {
 	at := netip.MustParseAddrPort
 	udp := Translation{

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package vip finds the VIPs: addresses that only Services use. These are cluster IPs, and
-// addresses of load balancers for which the datapath forwards packets from inside to
-// backends. A packet to a port of a VIP without a frontend would leave by the node's routes
-// and return from its gateway. The frontend maps therefore have a key for the address
-// itself, by which the programs know it. External addresses have no such key, because other
-// machines may have them too.
+// Package vip tracks VIPs: addresses that only Services use. These are cluster IPs, and addresses of load balancers for
+// which the datapath forwards packets from inside to backends. A packet to a port of a VIP without a frontend would
+// leave through the node's routes and return from its gateway. Therefore the frontend maps have a key for the address
+// itself, which the programs check. External addresses have no such key, because other machines may have them.
 package vip
 
 import (
@@ -15,36 +13,35 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// Claim is what a frontend says about its address.
+// Claim is what a frontend states about its address.
 type Claim uint8
 
-// The claims.
 const (
 	Nothing   Claim = iota
 	Exclusive       // only Services use the address
-	Shared          // others answer at the address too
+	Shared          // other hosts use the address, too
 )
 
-// Of is what a frontend says.
+// Of returns the claim of a frontend.
 func Of(f *frontend.Frontend) Claim {
 	switch {
 	case f.Kind == frontend.ClusterIP:
 		return Exclusive
 	case f.Kind != frontend.LoadBalancer:
 		return Nothing
-	case f.Inside == nil: // what the node's own send there is for the load balancer
+	case f.Inside == nil: // packets from the node's own pods go to the load balancer
 		return Shared
 	}
 	return Exclusive
 }
 
-// address is what the frontends of one address say.
+// address counts the claims on one address.
 type address struct {
-	exclusive, shared int  // frontends that claim so
+	exclusive, shared int  // number of frontends with each claim
 	written           bool // the map has the key
 }
 
-// count adds frontends that claim so.
+// count adds frontends with a claim.
 func (a *address) count(c Claim, n int) {
 	switch c {
 	case Nothing:
@@ -57,12 +54,11 @@ func (a *address) count(c Claim, n int) {
 
 func (a *address) wanted() bool { return a.exclusive > 0 && a.shared == 0 }
 
-// Addresses are those about which frontends say something. The zero value has none. It is
-// not safe for concurrent use.
+// Addresses are the addresses with claims. The zero value is empty. It is not safe for concurrent use.
 type Addresses struct {
 	known   map[netip.Addr]*address
 	changed map[netip.Addr]struct{}
-	// adopted: some keys are of an earlier process, and no frontend has claimed them yet.
+	// adopted: some keys come from a previous process and are not claimed yet.
 	adopted bool
 }
 
@@ -85,13 +81,13 @@ func (s *Addresses) change(addr netip.Addr) {
 	s.changed[addr] = struct{}{}
 }
 
-// NeedsKey says whether a frontend's claim takes a key more.
+// NeedsKey reports whether the claim of a frontend needs an additional key.
 func (s *Addresses) NeedsKey(f *frontend.Frontend) bool {
 	a := s.known[f.Key.Addr]
 	return Of(f) == Exclusive && (a == nil || !a.written && !a.wanted() && a.shared == 0)
 }
 
-// Claim has a frontend say something else about its address than before.
+// Claim changes the claim of a frontend on its address.
 func (s *Addresses) Claim(addr netip.Addr, before, now Claim) {
 	if before == now {
 		return
@@ -102,14 +98,13 @@ func (s *Addresses) Claim(addr netip.Addr, before, now Claim) {
 	s.change(addr)
 }
 
-// Adopt takes over the key of an address that an earlier process has written.
+// Adopt registers the key of an address that a previous process wrote.
 func (s *Addresses) Adopt(addr netip.Addr) {
 	s.at(addr).written = true
 	s.adopted = true
 }
 
-// Disown has Changed name the keys that were adopted and that no frontend claims: all
-// frontends are known.
+// Disown schedules the removal of adopted keys that no frontend claims. It is called once all frontends are known.
 func (s *Addresses) Disown() {
 	if !s.adopted {
 		return
@@ -120,8 +115,7 @@ func (s *Addresses) Disown() {
 	}
 }
 
-// Changed returns the addresses whose keys are to be inserted and deleted, and forgets
-// that they have changed.
+// Changed returns the addresses whose keys must be inserted and deleted, and resets the set of changes.
 func (s *Addresses) Changed() (insert, remove []netip.Addr) {
 	for addr := range s.changed {
 		switch a := s.known[addr]; {
@@ -137,7 +131,7 @@ func (s *Addresses) Changed() (insert, remove []netip.Addr) {
 	return insert, remove
 }
 
-// Written says that the map has the key of an address.
+// Written records that the map has the key of an address.
 func (s *Addresses) Written(addr netip.Addr) { s.at(addr).written = true }
 
 // Has reports whether the map has the key of an address.
@@ -146,7 +140,7 @@ func (s *Addresses) Has(addr netip.Addr) bool {
 	return a != nil && a.written
 }
 
-// Removed says that it has not.
+// Removed records that the map no longer has the key of an address.
 func (s *Addresses) Removed(addr netip.Addr) {
 	a := s.at(addr)
 	a.written = false

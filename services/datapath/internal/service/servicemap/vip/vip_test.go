@@ -11,8 +11,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// TestAddressHasAKeyWhileItIsOfServicesAlone follows claims, and a key that an earlier
-// process has left.
+// TestAddressHasAKeyWhileItIsOfServicesAlone changes claims, and adopts a key that a previous process wrote.
 func TestAddressHasAKeyWhileItIsOfServicesAlone(t *testing.T) {
 	var s Addresses
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00::1")
@@ -71,5 +70,5 @@ func TestAddressHasAKeyWhileItIsOfServicesAlone(t *testing.T) {
 	settle("all are known", nil, []netip.Addr{b})
 	s.Claim(a, Exclusive, Nothing)
 	settle("the end", nil, []netip.Addr{a})
-	s.Each(func(addr netip.Addr) { t.Errorf("%v is known still", addr) })
+	s.Each(func(addr netip.Addr) { t.Errorf("%v is still known", addr) })
 }

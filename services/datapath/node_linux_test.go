@@ -48,7 +48,7 @@ func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
 		}
 	}
 	if n := w.counted(event.ForwardedFromStack); n != 0 {
-		t.Errorf("%d packets between pods went through the host's stack", n)
+		t.Errorf("%d packets between pods passed the host's stack", n)
 	}
 	diffs, err := w.node.Endpoints.Core.Check(t.Context(), a.owner, lifecycle.Expected{})
 	if err != nil || len(diffs) > 0 {
@@ -557,7 +557,7 @@ func TestKernelFiltersAreReplacedWithoutLossOrBypass(t *testing.T) {
 		t.Errorf("%d packets sent during %d replacements, the programs moved %d", packets, n, got)
 	}
 	if stack := w.counted(event.ForwardedFromStack); stack != 0 {
-		t.Errorf("%d packets went through the stack", stack)
+		t.Errorf("%d packets passed the stack", stack)
 	}
 	if n < 10 {
 		t.Errorf("only %d replacements during the test", n)
@@ -638,7 +638,7 @@ func TestKernelRestartFindsWhatChangedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.ns.Close() // the container ends: its namespace and its device are destroyed
-	servicetest.EventuallyNil(t, "the device goes with its namespace", func() error {
+	servicetest.EventuallyNil(t, "the device is removed with its namespace", func() error {
 		return w.home.Do(func() error {
 			if _, err := netlink.LinkByName(gone.ep.Device.HostName); err == nil {
 				return errors.New("still there")

@@ -37,16 +37,16 @@ func TestKernelForeignQdiscIsReported(t *testing.T) {
 	}
 	diffs, err := w.node.Endpoints.Core.Check(t.Context(), p.owner, lifecycle.Expected{})
 	if err != nil || !slices.ContainsFunc(diffs, named) {
-		t.Errorf("check says %+v, %v", diffs, err)
+		t.Errorf("check returns %+v, %v", diffs, err)
 	}
 	for range 2 {
 		found := w.findings(true, endpoint.SubjectRootQdisc)
 		if len(found) != 1 || !named(found[0].Difference) || found[0].Repaired || found[0].Err == nil {
-			t.Errorf("audit says %+v, want one finding that is not repaired", found)
+			t.Errorf("audit returns %+v, want one finding that is not repaired", found)
 		}
 	}
 	left := w.node.Endpoints.Core.Counts().Unrepaired
 	if !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "pfifo") }) {
-		t.Errorf("status says %q", left)
+		t.Errorf("status returns %q", left)
 	}
 }

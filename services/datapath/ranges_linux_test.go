@@ -232,7 +232,7 @@ func TestKernelRangesComeAndGoWhilePodsTalk(t *testing.T) {
 	w.wantRange(cidr4, true)
 	d := w.podIn("d", 12, cidr4)
 	if err := talk(d.ns, b.echo(b.spec.Addrs[0]), patience); err != nil {
-		t.Errorf("a pod of the range that came back: %v", err)
+		t.Errorf("a pod of the range that was added again: %v", err)
 	}
 }
 

@@ -39,7 +39,7 @@ func (w *world) del(p *pod) {
 	if _, err := w.node.Endpoints.Core.Delete(w.t.Context(), p.owner); err != nil {
 		w.t.Fatal(err)
 	}
-	servicetest.EventuallyNil(w.t, "the device of "+p.owner.String()+" goes", func() error {
+	servicetest.EventuallyNil(w.t, "the device of "+p.owner.String()+" is removed", func() error {
 		if hasLink(p.ns, p.owner.Interface) == nil {
 			return errors.New("it is there")
 		}

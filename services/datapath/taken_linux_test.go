@@ -195,7 +195,7 @@ func TestKernelTakenProcess(t *testing.T) {
 	}
 	var got map[string]string
 	if err := json.Unmarshal(out, &got); err != nil {
-		t.Fatalf("the child said %q", out)
+		t.Fatalf("the child printed %q", out)
 	}
 	page, err := os.ReadFile("../../docs/privileges.md")
 	if err != nil {

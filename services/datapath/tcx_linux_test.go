@@ -75,17 +75,17 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 				return d.Subject == endpoint.SubjectTCX && d.Key == p.ep.Device.HostName+" "+c.name && strings.Contains(d.Have, want)
 			}
 			if !slices.ContainsFunc(diffs, named) {
-				t.Errorf("check says %+v, want a difference with %q", diffs, want)
+				t.Errorf("check returns %+v, want a difference with %q", diffs, want)
 			}
 			// Every audit reports it, because no audit removes foreign programs.
 			for range 2 {
 				found := w.findings(true, endpoint.SubjectTCX)
 				if len(found) != 1 || !named(found[0].Difference) || found[0].Repaired || found[0].Err == nil {
-					t.Errorf("audit says %+v, want one finding with %q that is not repaired", found, want)
+					t.Errorf("audit returns %+v, want one finding with %q that is not repaired", found, want)
 				}
 			}
 			if left := w.node.Endpoints.Core.Counts().Unrepaired; !slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, want) }) {
-				t.Errorf("status says %q, want %q", left, want)
+				t.Errorf("status returns %q, want %q", left, want)
 			}
 			if _, err := w.node.Endpoints.Core.Delete(t.Context(), p.owner); err != nil {
 				t.Fatal(err)
@@ -93,6 +93,6 @@ func TestKernelForeignTCXProgramIsReported(t *testing.T) {
 		})
 	}
 	if left := w.node.Endpoints.Core.Counts().Unrepaired; len(left) != 0 {
-		t.Errorf("after the deletions status says %q", left)
+		t.Errorf("after the deletions status returns %q", left)
 	}
 }

@@ -158,7 +158,7 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 	}
 	got, err := stream.Recv()
 	if err != nil || len(got) != 6 {
-		t.Fatalf("came %+v, %v", got, err)
+		t.Fatalf("received %+v, %v", got, err)
 	}
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 53, Protocol: frontend.UDP}
 	node := frontend.Key{Addr: netip.IPv6Unspecified(), Port: 30080, Protocol: frontend.SCTP, Node: true}
@@ -184,7 +184,7 @@ func TestFrontendStreamCarriesEverythingBothWays(t *testing.T) {
 		}},
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("came\n%+v, want\n%+v", got, want)
+		t.Errorf("received\n%+v, want\n%+v", got, want)
 	}
 	if text := got[2].Refuse.Err.Error(); !strings.Contains(text, `inside: backends[0]: malformed: backend "localhost"`) {
 		t.Errorf("refused because %q", text)

@@ -90,7 +90,7 @@ func TestPolicyStreamCarriesEverythingBothWays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(m, want) {
-		t.Errorf("came\n%+v, want\n%+v", m, want)
+		t.Errorf("received\n%+v, want\n%+v", m, want)
 	}
 	for _, err := range []error{
 		stream.Subjects([]uint32{301}, []uint32{300}), stream.Locate(map[netip.Addr]uint32{a: 301}, []netip.Addr{netip.MustParseAddr("fd00::1")}),

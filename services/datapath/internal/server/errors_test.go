@@ -27,8 +27,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// TestEverySentinelHasItsCodeAndReason holds that statusOf answers every error
-// of the core as the API says, and that each reason of the API is given.
+// TestEverySentinelHasItsCodeAndReason tests that statusOf maps every error of the core to the code and reason in the
+// API, and that each reason of the API is used.
 func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	given := map[datapathv1.ErrorReason]bool{0: true}
 	for _, c := range []struct {

@@ -82,7 +82,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 	if want := m.answer.Connection.Tuple; m.asked != want {
 		t.Errorf("asked about %v, want %v", m.asked, want)
 	}
-	got.Connection.LastSeenTime = nil // depends on the clock
+	got.Connection.LastSeenTime = nil // depends on the time
 	want := &datapathv1.ExplainResponse{
 		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED,
 		Source: &datapathv1.ExplainedPeer{
@@ -287,7 +287,7 @@ func (s *dumpStream) Context() context.Context { return context.Background() }
 
 func (s *dumpStream) Send(r *datapathv1.DumpMapResponse) error {
 	if len(s.got) == s.most {
-		return status.Error(codes.Canceled, "the client is gone")
+		return status.Error(codes.Canceled, "the client disconnected")
 	}
 	s.got, s.omitted = append(s.got, r.GetKey()), append(s.omitted, r.GetOmittedEntryCount())
 	return nil
@@ -322,10 +322,10 @@ func TestDumpMapEndsWithItsLimitItsClientOrItsMap(t *testing.T) {
 		}
 	}
 	cut := &dumpStream{most: 100}
-	s.Maps = &fakeMaps{entries: 2, err: errors.New("the map went away")}
+	s.Maps = &fakeMaps{entries: 2, err: errors.New("the map was closed")}
 	err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep"}, cut)
 	if status.Code(err) != codes.Internal || len(cut.got) != 2 {
-		t.Errorf("a map that goes away after 2 entries: %d entries, %v", len(cut.got), err)
+		t.Errorf("a map that fails after 2 entries: %d entries, %v", len(cut.got), err)
 	}
 	s.Maps = &fakeMaps{}
 	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep", Limit: 1}, &dumpStream{}); err != nil {

@@ -126,7 +126,7 @@ const lossNews = 5 * time.Minute
 func (c Connections) warnings(now time.Time) (all []string) {
 	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < lossNews {
 		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: answers "+
-			"that come late to UDP may be dropped, and TCP goes on; `sluice map list` shows how full it is, `sluice observe "+
+			"that come late to UDP may be dropped, TCP connections continue; `sluice map list` shows how full it is, `sluice observe "+
 			"--reason connection-budget` which containers use it up", c.EvictedAt.UTC().Format(time.RFC3339), c.Evicted))
 	}
 	if !c.OutsideSpent.IsZero() && now.Sub(c.OutsideSpent) < lossNews {
@@ -136,7 +136,7 @@ func (c Connections) warnings(now time.Time) (all []string) {
 	}
 	if c.PickUpStopped > 0 {
 		all = append(all, fmt.Sprintf("more connections were ended by policy than the node can remember, %d so far: TCP "+
-			"connections of %d endpoints that it does not know are not picked up, and have to begin anew", c.Unremembered,
+			"connections of %d endpoints that it does not know are not picked up, and have to be opened again", c.Unremembered,
 			c.PickUpStopped))
 	}
 	return all

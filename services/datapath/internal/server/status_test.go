@@ -135,7 +135,7 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 			t.Errorf("%s: no ADD can be served since %v", name, st.GetAddUnreadySince())
 		}
 		if err := s.Unready(t.Context()); (err == nil) != (len(c.want) == 0) {
-			t.Errorf("%s: /readyz says %v", name, err)
+			t.Errorf("%s: Unready returns %v", name, err)
 		}
 		if st.GetAddReady() != (len(c.want) == 0) || st.GetKnownAddReady() != c.known || st.GetService().GetVersion() != "v1" {
 			t.Errorf("%s: ready %t, for known labels %t, want %t and %t", name, st.GetAddReady(), st.GetKnownAddReady(), len(c.want) == 0, c.known)

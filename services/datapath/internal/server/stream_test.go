@@ -179,6 +179,6 @@ func TestObserveFollowsUntilTheCallerGoes(t *testing.T) {
 		}
 	}
 	if len(stream.got) < 2 || stream.got[0] == "flow 1" {
-		t.Errorf("got %v, want what came later", stream.got)
+		t.Errorf("got %v, want the later events", stream.got)
 	}
 }

@@ -65,9 +65,9 @@ func (s *Services) attachSockets(ctx context.Context) error {
 }
 
 // NameSockets reconciles the map of namespaces with the endpoints. The namespaces of new endpoints are already in the
-// map. Missing are those of a process in mode off, and those whose first endpoint was deleted. If cookies is set, it
-// compares the cookies of all namespaces, for a map that was not updated for some time: endpoint IDs in it may belong
-// to other endpoints now.
+// map. The namespaces of a process in mode off are missing, and namespaces whose first endpoint was deleted. If cookies
+// is set, it compares the cookies of all namespaces, for a map that was not updated for some time: endpoint IDs in it may
+// belong to other endpoints now.
 func (s *Services) NameSockets(cookies bool) error {
 	cookie, err := s.o.Home.Cookie()
 	if err != nil {

@@ -145,7 +145,7 @@ func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 	m.pass(5 * time.Second)
 	m.expect("after a reboot", map[string]bool{"hears": false})
 	if d, known := m.Silence(); !known || d < 1000*time.Hour {
-		t.Errorf("after a reboot it heard %s ago, known %t", d, known)
+		t.Errorf("after a reboot Silence returns %s, %t", d, known)
 	}
 	if err := os.WriteFile(m.path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

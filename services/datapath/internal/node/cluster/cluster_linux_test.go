@@ -276,7 +276,7 @@ func TestKernelLeaseLossChangesNoKernel(t *testing.T) {
 	s.anew() // has no state, and no complete snapshot
 	s.now().Upsert(key("b"), set[key("b")])
 	s.now().Upsert(key("10.244.1.77/32"), cluster.Item{On: "b", Identity: 400})
-	servicetest.EventuallyNil(t, "what is listed", func() error {
+	servicetest.EventuallyNil(t, "the listed entries", func() error {
 		if got := p.remote(); len(got) != len(before)+1 {
 			return fmt.Errorf("the ipcache has %d prefixes, want one more than %d", len(got), len(before))
 		}

@@ -21,7 +21,7 @@ const (
 	tunnelName  = "tunnel"
 )
 
-// loopback is the index of lo, which is the same in each network namespace. The name could be changed.
+// loopback is the index of lo. It is the same in each network namespace, while the name can be changed.
 const loopback = 1
 
 // Fabric describes how packets travel between nodes.

@@ -516,11 +516,11 @@ func TestKernelTunnelIsNotTracked(t *testing.T) {
 			defer s.Close()
 			w.ask(s, fmt.Sprintf("172.16.%d.2:%d", c.port/100%10, c.port))
 			if n := w.tracked(c.port); n != 1 {
-				t.Errorf("%s: %d entries of what went through the tunnel, want 1", when, n)
+				t.Errorf("%s: %d entries for inner packets, want 1", when, n)
 			}
 		}
 		if n := w.tracked(tunnelPort); (n >= 4) != tunnel || n > 0 && !tunnel {
-			t.Errorf("%s: %d entries of the tunnel itself", when, n)
+			t.Errorf("%s: %d entries for outer packets", when, n)
 		}
 	}
 	w.masquerade() // enables connection tracking

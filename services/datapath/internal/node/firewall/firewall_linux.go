@@ -159,8 +159,7 @@ func (t *Table) forwardChain(table *nftables.Table) *nftables.Chain {
 	}
 }
 
-// forwardRules mark what is forwarded, wherever it leaves. No packet passes without a
-// mark of the device that it came in by, whatever mark it has had:
+// forwardRules mark every forwarded packet by its ingress device, and replace any mark that it had:
 //
 //	iifgroup != G iifgroup != TUNNEL meta mark set mark & ~M | Others accept
 //	iifgroup TUNNEL meta mark set mark & ~M | Tunnel accept

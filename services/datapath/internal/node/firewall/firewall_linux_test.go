@@ -113,7 +113,7 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 		}},
 		{name: "group", rule: func(e []expr.Any) { e[1].(*expr.Cmp).Data = native(0x512) }},
 		{name: "comparison of the group", rule: func(e []expr.Any) { e[1].(*expr.Cmp).Op = expr.CmpOpNeq }},
-		{name: "what is compared", rule: func(e []expr.Any) { e[0].(*expr.Meta).Key = expr.MetaKeyOIFGROUP }},
+		{name: "compared key", rule: func(e []expr.Any) { e[0].(*expr.Meta).Key = expr.MetaKeyOIFGROUP }},
 		{name: "register of the group", rule: func(e []expr.Any) { e[0].(*expr.Meta).Register, e[1].(*expr.Cmp).Register = 2, 2 }},
 		{name: "register of the mark", rule: func(e []expr.Any) {
 			e[2].(*expr.Meta).Register, e[3].(*expr.Bitwise).SourceRegister = 2, 2
@@ -126,14 +126,14 @@ func TestKernelAnyOtherFirewallIsSeenAndRepaired(t *testing.T) {
 		{name: "value of the mark", rule: func(e []expr.Any) { e[4].(*expr.Cmp).Data = native(0x100) }},
 		{name: "comparison of the mark", rule: func(e []expr.Any) { e[4].(*expr.Cmp).Op = expr.CmpOpNeq }},
 		{name: "verdict", rule: func(e []expr.Any) { e[6].(*expr.Verdict).Kind = expr.VerdictAccept }},
-		{name: "hook of what is forwarded", wall: 1, chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookOutput }},
-		{name: "priority of what is forwarded", wall: 1, chain: func(ch *nftables.Chain) { ch.Priority = nftables.ChainPriorityRaw }},
+		{name: "hook of the forward chain", wall: 1, chain: func(ch *nftables.Chain) { ch.Hooknum = nftables.ChainHookOutput }},
+		{name: "priority of the forward chain", wall: 1, chain: func(ch *nftables.Chain) { ch.Priority = nftables.ChainPriorityRaw }},
 		{name: "name of the second chain", wall: 1, chain: func(ch *nftables.Chain) { ch.Name = "other" }},
-		{name: "group of what is forwarded", wall: 1, rule: replace(func(c *expr.Cmp) { c.Data = native(0x512) })},
-		{name: "comparison of what is forwarded", wall: 1, rule: replace(func(c *expr.Cmp) { c.Op = expr.CmpOpGt })},
-		{name: "mark of what is forwarded", wall: 1, rule: replace(func(b *expr.Bitwise) { b.Xor = native(0x400) })},
+		{name: "group of the forward chain", wall: 1, rule: replace(func(c *expr.Cmp) { c.Data = native(0x512) })},
+		{name: "comparison of the forward chain", wall: 1, rule: replace(func(c *expr.Cmp) { c.Op = expr.CmpOpGt })},
+		{name: "mark of the forward chain", wall: 1, rule: replace(func(b *expr.Bitwise) { b.Xor = native(0x400) })},
 		{name: "bits of the mark that stay", wall: 1, rule: replace(func(b *expr.Bitwise) { b.Mask = native(0xffffffff) })},
-		{name: "verdict of what is forwarded", wall: 1, rule: replace(func(v *expr.Verdict) { v.Kind = expr.VerdictDrop })},
+		{name: "verdict of the forward chain", wall: 1, rule: replace(func(v *expr.Verdict) { v.Kind = expr.VerdictDrop })},
 	} {
 		if err := guard.forge(c.wall, c.chain, c.rule, c.more); err != nil {
 			t.Errorf("%s: make it: %v", c.name, err)

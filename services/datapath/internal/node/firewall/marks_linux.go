@@ -91,7 +91,7 @@ func (s *markSearch) look(ch *nftables.Chain, hook string) error {
 	for _, r := range rules {
 		if how, changed := markChange(r.Exprs); changed&^s.free != 0 {
 			s.found = append(s.found, fmt.Sprintf("rule %d of chain %s of table %s %s (%s) %s: it changes bits %#x of the packet mark, "+
-				"by which the programs know what they have evaluated",
+				"which tell the programs which packets they have evaluated",
 				r.Handle, ch.Name, familyName(ch.Table.Family), ch.Table.Name, hook, how, changed&^s.free))
 		}
 		for _, e := range r.Exprs {

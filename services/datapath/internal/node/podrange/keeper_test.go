@@ -269,7 +269,7 @@ func TestARangeThatCannotBeTheNodesIsRefusedByName(t *testing.T) {
 			n.has("10.1.0.0/24")
 			n.want(t, "10.1.0.0/24")
 			if got := k.Problems(); len(got) != 0 {
-				t.Errorf("%s: problems after it has gone: %q", s, got)
+				t.Errorf("%s: problems after it was removed: %q", s, got)
 			}
 		})
 	}

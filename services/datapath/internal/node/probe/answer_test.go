@@ -44,8 +44,8 @@ func TestOnlyProbesOfRegisteredPeersAreAnswered(t *testing.T) {
 		"of the largest size":    {b: payload(question, maxPayload), from: at(addrB), ok: true},
 		"from another address":   {b: payload(question, 100), from: at(second), ok: true},
 		"IPv4 in IPv6":           {b: payload(question, 100), from: at(netip.AddrFrom16(addrB.As16())), ok: true},
-		"from nobody":            {b: payload(question, 100), from: at(addrC), why: Unregistered},
-		"nothing, from nobody":   {from: at(addrC), why: Unregistered},
+		"from a stranger":        {b: payload(question, 100), from: at(addrC), why: Unregistered},
+		"empty, from a stranger": {from: at(addrC), why: Unregistered},
 		"from another port":      {b: payload(question, 100), from: netip.AddrPortFrom(addrB, port+1), why: WrongPort},
 		"nothing":                {from: at(addrB), why: Malformed},
 		"too short":              {b: payload(question, 100)[:headerSize-1], from: at(addrB), why: Malformed},
@@ -159,7 +159,7 @@ func TestForgedAnswersCountForNothing(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		if s := p.State(); s.Paths[0].State != Unknown || s.Counts.Answers != 1 {
-			t.Errorf("the question came back: %+v", s)
+			t.Errorf("after the reflected question: %+v", s)
 		}
 		// The real answer counts, once.
 		for range 2 {
@@ -329,7 +329,7 @@ func FuzzPacket(f *testing.F) {
 		}
 		// The copy has the same header and is not longer.
 		if back := got.append(nil); len(back) != len(b) || !bytes.Equal(back[:headerSize], b[:headerSize]) {
-			t.Fatalf("%x came back as %x", b, back)
+			t.Fatalf("%x was answered with %x", b, back)
 		}
 	})
 }

@@ -101,7 +101,7 @@ type State struct {
 	Counts  Counts
 }
 
-// Silence is what a node reported about itself in its last answer.
+// Silence is the report of a node about itself in its last answer.
 type Silence struct {
 	For time.Duration // how long ago it had heard from the store
 	// Valid is true if the answer came within the last minute or, if nodes are probed less often, within two rounds.

@@ -97,7 +97,7 @@ func New(o Options) (*Router, error) {
 	maps.Copy(f.holders, o.Holders)
 	var err error
 	if f.written, err = o.Maps.Nodes(); err != nil {
-		return nil, fmt.Errorf("read what the maps have of other nodes: %w", err)
+		return nil, fmt.Errorf("read the entries of other nodes: %w", err)
 	}
 	for number, e := range f.written {
 		f.adopted[number] = adopt(o, number, e)
@@ -271,7 +271,7 @@ func (f *Router) find() bool {
 		return true
 	}
 	have, err := f.o.Maps.Local()
-	if !f.try("read what the maps have of this node", err) {
+	if !f.try("read the entry of this node", err) {
 		return false
 	}
 	f.sources = have.Sources

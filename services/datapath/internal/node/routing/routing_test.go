@@ -348,7 +348,7 @@ func adopted(t *testing.T, holders bool) {
 	r.reconcile(true)
 	gotNodes, gotRoutes := r.what()
 	if !reflect.DeepEqual(gotNodes, nodes) || !maps.EqualFunc(gotRoutes, routes, Route.equal) {
-		t.Errorf("entries %+v, routes %v; want all of before: %+v, %v", gotNodes, gotRoutes, nodes, routes)
+		t.Errorf("entries %+v, routes %v; want them unchanged: %+v, %v", gotNodes, gotRoutes, nodes, routes)
 	}
 	r.links.tunnel = 0
 	r.reconcile(true)

@@ -318,7 +318,7 @@ func TestKernelRouteOfOthersIsReportedAndStays(t *testing.T) {
 		}
 		have, err := n.Routes()
 		if err != nil || len(have) != 1 || have[p].MTU != 1400 {
-			t.Errorf("routes %v, %v; want ours with MTU 1400", have, err)
+			t.Errorf("routes %v, %v; want the route of the instance with MTU 1400", have, err)
 		}
 		for range 2 {
 			if err := n.RemoveRoute(p); err != nil {

@@ -183,10 +183,10 @@ func TestFilterNeedsOneOfEachKind(t *testing.T) {
 		"from labels": {Criteria{Source: &EndCriteria{Selectors: []Selector{{is("", "app", "web")}}}}, false},
 		"to labels":   {Criteria{Destination: &EndCriteria{Selectors: []Selector{{is("", "app", "web")}}}}, true},
 		"from prefix": {Criteria{Source: &EndCriteria{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/31")}}}, true},
-		"to what was asked": {Criteria{Destination: &EndCriteria{
+		"to the original destination": {Criteria{Destination: &EndCriteria{
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, Ports: map[uint16]bool{8000: true},
 		}}, true},
-		"from what was asked": {Criteria{Source: &EndCriteria{
+		"from the original destination": {Criteria{Source: &EndCriteria{
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		}}, false},
 		"from port":        {Criteria{Source: &EndCriteria{Ports: map[uint16]bool{1000: true}}}, true},
@@ -331,14 +331,14 @@ func TestLossOfWhatWouldNotPassIsNoLoss(t *testing.T) {
 		event  Event
 		want   bool
 	}{
-		"nothing is lost":                {Filter{}, Event{Type: Drop, Reason: 7}, false},
-		"no criteria":                    {Filter{}, Event{Type: Closed, Reason: 3, KernelLost: 2}, true},
-		"the reason":                     {reasons, Event{Type: Drop, Reason: 7, KernelLost: 2}, true},
-		"another reason":                 {reasons, Event{Type: Drop, Reason: 8, KernelLost: 2}, false},
-		"of any reason":                  {reasons, Event{KernelLost: 2}, true},
-		"ends, which are asked for":      {closed, Event{Type: Closed, KernelLost: 2}, true},
-		"ends, which are not":            {drops, Event{Type: Closed, KernelLost: 2}, false},
-		"another port than is asked for": {ports, Event{Type: Drop, KernelLost: 2}, true},
+		"nothing is lost":             {Filter{}, Event{Type: Drop, Reason: 7}, false},
+		"no criteria":                 {Filter{}, Event{Type: Closed, Reason: 3, KernelLost: 2}, true},
+		"the reason":                  {reasons, Event{Type: Drop, Reason: 7, KernelLost: 2}, true},
+		"another reason":              {reasons, Event{Type: Drop, Reason: 8, KernelLost: 2}, false},
+		"of any reason":               {reasons, Event{KernelLost: 2}, true},
+		"closed, which passes":        {closed, Event{Type: Closed, KernelLost: 2}, true},
+		"closed, which does not pass": {drops, Event{Type: Closed, KernelLost: 2}, false},
+		"another port":                {ports, Event{Type: Drop, KernelLost: 2}, true},
 	} {
 		if got := c.filter.MayHaveLost(c.event); got != c.want {
 			t.Errorf("%s: %t", name, got)

@@ -156,7 +156,7 @@ func TestStateThatCannotBeSavedIsSavedLater(t *testing.T) {
 		w.hears(s, ack{2 + seq, 2 + seq})
 	}
 	if saved, err := m.Load(); saved != "s" || err != nil || w.f.Status().Unsaved != "" {
-		t.Errorf("saved %q, %v; the status says %q", saved, err, w.f.Status().Unsaved)
+		t.Errorf("saved %q, %v; Unsaved is %q", saved, err, w.f.Status().Unsaved)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestRecoveredFrontendsAreSentAtOnce(t *testing.T) {
 		w.freed <- struct{}{}
 		<-w.svc.subscribed
 		if took := time.Since(began); took > subscription.First {
-			t.Errorf("the next subscription came after %v", took)
+			t.Errorf("the next subscription after %v", took)
 		}
 	})
 }
@@ -323,7 +323,7 @@ func play(t *testing.T, r *rand.Rand) {
 		case !wanted && says:
 			t.Errorf("%d is refused, and the service does not want it", port)
 		case wanted && b == 0 && (leads || !says):
-			t.Errorf("%d cannot be read: it leads somewhere: %t, it is refused: %t", port, leads, says)
+			t.Errorf("%d cannot be decoded: it has backends: %t, it is refused: %t", port, leads, says)
 		case wanted && b != 0 && !says && !leads:
 			t.Errorf("%d is neither in the kernel nor refused", port)
 		case wanted && b != 0 && says && there:
@@ -332,7 +332,7 @@ func play(t *testing.T, r *rand.Rand) {
 		w.kernel.mu.Lock()
 		if f := w.kernel.have[key(port)]; wanted && b != 0 && f != nil &&
 			f.Inside.Backends[0] != up(port, b).Upsert.Inside.Backends[0] {
-			t.Errorf("%d leads to %v, want backend %d", port, f.Inside.Backends, b)
+			t.Errorf("%d has backends %v, want backend %d", port, f.Inside.Backends, b)
 		}
 		w.kernel.mu.Unlock()
 	}

@@ -219,7 +219,7 @@ func (w *world) next() *stream {
 	case s := <-w.svc.subscribed:
 		return s
 	case <-time.After(patience):
-		w.t.Fatal("no subscription came")
+		w.t.Fatal("no subscription")
 		return nil
 	}
 }

@@ -133,7 +133,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		var err error
 		if f.owner, err = f.o.Memory.Load(); err != nil {
 			f.o.Log.Error("state of the frontends in the kernel unknown: "+
-				"they stay until the loadbalancer has listed every source", log.Err(err))
+				"they are kept until sluice-loadbalancer has listed every source", log.Err(err))
 		}
 	}
 	heard := false
@@ -277,7 +277,7 @@ func (s *session) check(b frontend.Barrier) error {
 		return fmt.Errorf("%w: a barrier without incarnation or state", errProtocol)
 	case s.last == nil && !b.SnapshotComplete && (b.Incarnation != s.sub.Incarnation || b.Seq <= s.sub.Seq):
 		return fmt.Errorf(
-			"%w: barrier %d of %x goes on behind %d of %x",
+			"%w: barrier %d of %x cannot resume after %d of %x",
 			errProtocol,
 			b.Seq,
 			b.Incarnation,

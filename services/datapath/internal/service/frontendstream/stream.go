@@ -42,7 +42,7 @@ type Kernel interface {
 	Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error)
 	// Barrier returns when every program run that began before has ended.
 	Barrier(ctx context.Context) error
-	// Keys returns the keys of all frontends, including those of previous processes.
+	// Keys returns the keys of all frontends, including frontends of previous processes.
 	Keys() ([]frontend.Key, error)
 }
 

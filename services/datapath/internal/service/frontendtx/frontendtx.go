@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frontendtx has transactions: the changes of frontends that the kernel carries out
-// together, and their result.
+// Package frontendtx defines transactions: changes of frontends that are applied to the kernel together, and their
+// result.
 package frontendtx
 
 import (
@@ -12,17 +12,15 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// Closed returns a frontend that refuses connections. The kernel keeps the kind and the
-// Service that the frontend of the key has. If no frontend has the key, nothing changes.
+// Closed returns a frontend that refuses connections. The kernel keeps the kind and the Service of the existing
+// frontend. If there is none with the key, nothing changes.
 func Closed(k frontend.Key) *frontend.Frontend {
 	return &frontend.Frontend{Key: k, Inside: &frontend.List{}}
 }
 
-// Transaction is a set of changes that lead from one state to another. It keeps the last
-// change of each key.
+// Transaction is a set of changes. It keeps the last change of each key.
 type Transaction struct {
-	// Partial says that the kernel may have frontends that are unknown to the caller:
-	// backends that one of them may drain stay.
+	// Partial: the kernel may have frontends that are unknown to the caller. Backends that these may drain are kept.
 	Partial bool
 
 	changes []Change
@@ -39,7 +37,7 @@ type Change struct {
 // Upsert creates or replaces a frontend.
 func (t *Transaction) Upsert(f *frontend.Frontend) { t.set(Change{f.Key, f}) }
 
-// Remove removes a frontend. Removing one that does not exist is no error.
+// Remove removes a frontend. A missing frontend is not an error.
 func (t *Transaction) Remove(k frontend.Key) { t.set(Change{Key: k}) }
 
 func (t *Transaction) set(c Change) {
@@ -67,8 +65,8 @@ func (t *Transaction) Has(k frontend.Key) bool {
 type Result struct {
 	// Changed is the number of frontends that were written or removed.
 	Changed int
-	// Refused are the frontends that the kernel does not have as the transaction asked,
-	// including those that were closed because of their source ranges.
+	// Refused are the frontends whose state in the kernel differs from the transaction, including frontends that were
+	// closed because of their source ranges.
 	Refused []frontend.Refusal
 }
 
@@ -77,37 +75,37 @@ func SortRefusals(rs []frontend.Refusal) {
 	slices.SortFunc(rs, func(a, b frontend.Refusal) int { return a.Key.Compare(b.Key) })
 }
 
-// NoRoomError says that a frontend does not fit into a map. None of its backends was written.
+// NoRoomError is returned if a frontend does not fit into a map. None of its backends was written.
 type NoRoomError struct {
 	// Map is the name of the map that is too small.
 	Map string
-	// Need is the number of elements that the change needs, Free the number that is free,
-	// and Limit how many elements one list may have: a quarter of the map.
+	// Need is the number of elements that the change needs, Free the number of free elements, and Limit the maximum for
+	// one list: a quarter of the map.
 	Need, Free, Limit int
-	// Run is how many elements are needed in one run, if enough are free and they are not in
-	// one run; else 0. Aligned says that the run has to begin at a multiple of its length.
+	// Run is the number of contiguous elements needed, if enough are free but not contiguous; otherwise 0. Aligned: the
+	// distance of the run from the end of the map must be a multiple of its length.
 	Run     int
 	Aligned bool
-	// Resting is how many elements that Tenant removed are not free yet, if the tenant leaves
-	// elements to others for that reason; else Tenant is empty.
+	// Resting is the number of elements that Tenant removed and that are not free yet, if this is the reason why the
+	// tenant must leave free elements to others; otherwise Tenant is empty.
 	Resting int
 	Tenant  string
-	// Open says that not even an element that refuses connections fits. Packets to the frontend
-	// reach another socket of the node, or leave the node.
+	// Open: not even an element that refuses connections fits. Packets to the frontend reach another socket of the node,
+	// or leave the node.
 	Open bool
 }
 
-// Error names the map and the figures.
+// Error returns the map and the numbers.
 func (e *NoRoomError) Error() string {
 	text := fmt.Sprintf("map %s: %d elements needed, %d free, at most %d for one list", e.Map, e.Need, e.Free, e.Limit)
 	if e.Run > 0 {
-		text += "; they are not in one piece"
+		text += "; they are not contiguous"
 	}
 	if e.Tenant != "" {
-		text += fmt.Sprintf("; %s has removed %d that are not free yet, and leaves others to other tenants", e.Tenant, e.Resting)
+		text += fmt.Sprintf("; %s has %d removed elements that are not free yet, and must leave the others to other tenants", e.Tenant, e.Resting)
 	}
 	if e.Open {
-		text += "; nor is there room to refuse connections: packets pass as if there were no frontend"
+		text += "; no space even to refuse connections: packets pass as if there were no frontend"
 	}
 	return text
 }

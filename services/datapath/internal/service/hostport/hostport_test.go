@@ -221,7 +221,7 @@ func TestPortsThatCannotBeGivenAwayAreRefused(t *testing.T) {
 			}
 			checked, err := p.Check(c.s), p.Claim(c.s)
 			if (checked == nil) != (err == nil) {
-				t.Errorf("Check says %v, Claim %v", checked, err)
+				t.Errorf("Check returns %v, Claim %v", checked, err)
 			}
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("claim: %v, want %q", err, c.want)
@@ -477,7 +477,7 @@ func TestHostPortsOfNamespacesLeaveALabelledTenantItsPart(t *testing.T) {
 		t.Errorf("500 namespaces without the label have %d of %d host ports", many, room)
 	}
 	if got := fill(p, "shop"); got != want || got < room/4 {
-		t.Errorf("beside 500 namespaces, a labelled tenant has %d host ports, and %d alone", got, want)
+		t.Errorf("next to 500 namespaces, a labelled tenant has %d host ports, want %d as alone", got, want)
 	}
 	if one, two := fill(p, "one"), fill(p, "two"); one < room/32 || two > 0 {
 		t.Errorf("two namespaces of one tenant have %d and %d of %d", one, two, room)

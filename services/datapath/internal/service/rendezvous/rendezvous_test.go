@@ -96,7 +96,7 @@ func TestBackendThatGoesMovesOnlyItsOwnSlots(t *testing.T) {
 	for _, b := range bs {
 		all, others := moved(t, full, owners(without(bs, b)), b)
 		if had := shares(full)[b]; others != 0 || all != had || had == 0 {
-			t.Errorf("%v goes: %d slots move, %d of other backends, it had %d", b, all, others, had)
+			t.Errorf("%v removed: %d slots move, %d of other backends, it had %d", b, all, others, had)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestBackendThatComesMovesSlotsOnlyToIt(t *testing.T) {
 	for _, b := range bs {
 		all, others := moved(t, owners(without(bs, b)), full, b)
 		if got := shares(full)[b]; others != 0 || all != got || got == 0 {
-			t.Errorf("%v comes: %d slots move, %d between other backends, it has %d", b, all, others, got)
+			t.Errorf("%v added: %d slots move, %d between other backends, it has %d", b, all, others, got)
 		}
 	}
 }

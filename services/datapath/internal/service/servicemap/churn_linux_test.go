@@ -266,7 +266,7 @@ func TestKernelSourceRangesOfOneTenantLeaveRoomForOthers(t *testing.T) {
 	}
 	attack(200, 30, func(int) shares.Tenant { return shares.Labelled("noisy") })
 	if refused == 0 {
-		t.Fatal("nothing of the attack is refused")
+		t.Fatal("no change of the attack is refused")
 	}
 	tx := &frontendtx.Transaction{Partial: true}
 	tx.Upsert(balancer(1000, 40, shares.Labelled("quiet")))

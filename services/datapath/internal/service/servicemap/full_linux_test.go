@@ -105,7 +105,7 @@ func TestKernelNewFrontendsWithoutRoomRefuseConnections(t *testing.T) {
 				}
 				keys, err := i.Keys()
 				if err != nil || len(keys) != len(s)+len(news) {
-					t.Errorf("%d frontends are known (%v), want also those without room: %d", len(keys), err, len(s)+len(news))
+					t.Errorf("%d keys (%v), want %d, including frontends that did not fit", len(keys), err, len(s)+len(news))
 				}
 				i.close(t)
 				i = start(t, dir, sz)

@@ -18,7 +18,8 @@ type Frontend struct {
 	Key frontend.Key
 	// Service names the port of a service; empty: the frontend comes from a previous process and is not confirmed yet.
 	Service string
-	// Kind is 0 if Service is empty, except that the key identifies a NodePort (host ports are always confirmed).
+	// Kind is 0 if Service is empty, unless the key is a node port: then Kind is NodePort, because host ports are
+	// confirmed before frontends are listed.
 	Kind frontend.Kind
 	// Inside is nil if packets and sockets of the node's own pods do not use the frontend.
 	Inside, Outside *Front

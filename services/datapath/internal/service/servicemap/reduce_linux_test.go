@@ -136,13 +136,13 @@ func TestKernelRefusedChangeAllowsNoMoreThanBefore(t *testing.T) {
 				refusals++
 				for _, b := range got.backends {
 					if want == nil || !slices.Contains(want.backends, b) || old[n] == nil || !slices.Contains(old[n].backends, b) {
-						t.Fatalf("%v, outside %t: the backend %v is found, of before %+v and of then %+v", k, outside, b, old[n], want)
+						t.Fatalf("%v, outside %t: found backend %v, before %+v, new state %+v", k, outside, b, old[n], want)
 					}
 				}
 				allows := func(l *leads, asker int) bool { return l.flags&flagSources == 0 || l.asked[asker] }
 				for asker := range got.asked {
 					if len(got.backends) > 0 && allows(got, asker) && !(allows(want, asker) && allows(old[n], asker)) {
-						t.Fatalf("%v, outside %t: asker %d is allowed, of before %+v and of then %+v", k, outside, asker, old[n], want)
+						t.Fatalf("%v, outside %t: asker %d is allowed, before %+v, new state %+v", k, outside, asker, old[n], want)
 					}
 				}
 			}

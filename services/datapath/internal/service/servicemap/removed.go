@@ -33,8 +33,9 @@ func (r *removed) add(t shares.Tenant, n int) {
 	}
 }
 
-// An eighth of a map's IDs is reserved for tenants with fewer than 1/128 of them in quarantine. Half of this reserve is
-// kept for tenants with the label, while the namespaces without the label have that many in quarantine.
+// An eighth of a map's IDs is reserved for tenants with fewer than 1/128 of the IDs in quarantine. Half of this reserve
+// is kept for tenants with the label, while the namespaces without the label together have more than that number of IDs
+// in quarantine.
 const (
 	keptOfMap  = 8
 	ownOfKept  = 16

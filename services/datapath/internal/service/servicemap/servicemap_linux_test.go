@@ -366,7 +366,7 @@ func TestKernelNumbersRestUntilNothingNamesThem(t *testing.T) {
 	}
 }
 
-// dropRests frees all removed IDs except those of one frontend, so that a test can cycle through all IDs quickly. No
+// dropRests frees all removed IDs except the IDs of one frontend, so that a test can cycle through all IDs quickly. No
 // program runs on the maps.
 func (s *store) dropRests(but Frontend) {
 	keep := func(r *rest) bool {
@@ -451,13 +451,13 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 	i.apply(t, state{f.Key: f}.all())
 	back := i.only(t, f.Key).Inside.Backends[1]
 	if back.Number != lost.Number || back.Generation != lost.Generation+1 {
-		t.Errorf("it came back as %+v, was %+v", back, lost)
+		t.Errorf("it was added again as %+v, was %+v", back, lost)
 	}
 	// the earlier removal does not free it
 	i.collectAll(t)
 	i.sound(t)
 	if raw := i.store.backend(ip4, back.Number); raw.state != backendActive {
-		t.Errorf("the backend that came back is %+v", raw)
+		t.Errorf("the backend that was added again is %+v", raw)
 	}
 }
 

@@ -332,7 +332,7 @@ func (l *list) is(want *frontend.List) bool {
 	return true
 }
 
-// known returns those of the given backends, sorted by address, that are in the maps and not removed. Sockets can only
+// known returns the given backends, sorted by address, that are in the maps and not removed. Sockets can only
 // use these.
 func (s *store) known(fam int, some []frontend.Backend) (bs []*backend) {
 	for _, x := range some {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// Claim is what a frontend states about its address.
+// Claim is the statement of a frontend about the use of its address.
 type Claim uint8
 
 const (

@@ -118,23 +118,23 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 	if len(names) < 50 {
 		t.Fatalf("the programs have %d maps", len(names))
 	}
-	table := rows(t, "docs/datapath.md", "## Maps and their packages")
+	table := rows(t, "docs/reference/maps.md", "## Maps and their packages")
 	opened := regexp.MustCompile(`\.(?:Map|Memory)\(bpf\.(MapsMapSl\w+)`)
 	for _, name := range packages(t, dir) {
 		row := strings.Join(table["`"+name+"`"], " ")
 		for _, m := range opened.FindAllStringSubmatch(direct(t, dir+"/"+name), -1) {
 			if name != "kernel" && !strings.Contains(row, "`"+names[m[1]]+"`") {
-				t.Errorf("%s/%s opens %s, and its row in docs/datapath.md does not say so: %q", dir, name, names[m[1]], row)
+				t.Errorf("%s/%s opens %s, and its row in docs/reference/maps.md does not say so: %q", dir, name, names[m[1]], row)
 			}
 		}
 		delete(table, "`"+name+"`")
 	}
 	for name := range table {
 		if strings.Contains(name, "/") {
-			t.Errorf("docs/datapath.md has a row for %s, and there is no such package below %s", name, dir)
+			t.Errorf("docs/reference/maps.md has a row for %s, and there is no such package below %s", name, dir)
 		}
 	}
-	content, err := os.ReadFile(filepath.Join(root, "docs/datapath.md"))
+	content, err := os.ReadFile(filepath.Join(root, "docs/reference/maps.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, name := range slices.Sorted(maps.Values(names)) {
 		if !strings.Contains(section, "`"+name+"`") && !strings.HasPrefix(name, "sl_prev") {
-			t.Errorf("docs/datapath.md does not say who writes %s", name)
+			t.Errorf("docs/reference/maps.md does not say who writes %s", name)
 		}
 	}
 }

@@ -57,16 +57,16 @@ func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
 // processors, with the maps of a node: without services, and with tunnel, services and socket load balancer.
 func TestKernelMapsAreAsDocumented(t *testing.T) {
 	requireKernel(t, 6, 4, "what maps really take")
-	text, err := os.ReadFile("../../../../docs/datapath.md")
+	text, err := os.ReadFile("../../../../docs/reference/maps.md")
 	if errors.Is(err, fs.ErrNotExist) {
 		t.Log("no documents here") // scripts/test-kernels runs the test without the tree
 		return
 	}
-	must(t, "read docs/datapath.md", err)
+	must(t, "read docs/reference/maps.md", err)
 	found := regexp.MustCompile(`The (\d+) maps of an instance without endpoints take (\d+\.\d) MiB, ` +
 		`with overlay and services (\d+\.\d) MiB \(2 CPUs\)`).FindStringSubmatch(string(text))
 	if found == nil {
-		t.Fatal("docs/datapath.md does not state the number of maps")
+		t.Fatal("docs/reference/maps.md does not state the number of maps")
 	}
 	for i, o := range []Options{testOptions(kerneltest.NewBPFFS(t)), testOptions(kerneltest.NewBPFFS(t))} {
 		if i == 1 {
@@ -85,7 +85,7 @@ func TestKernelMapsAreAsDocumented(t *testing.T) {
 		must(t, "memory of maps", err)
 		have := float64(sum) / (1 << 20)
 		if len(us) != maps || ebpf.MustPossibleCPU() == 2 && math.Abs(have-mib) > 0.2 {
-			t.Errorf("docs/datapath.md states %d maps and %.1f MiB, the kernel has %d and %.1f", maps, mib, len(us), have)
+			t.Errorf("docs/reference/maps.md states %d maps and %.1f MiB, the kernel has %d and %.1f", maps, mib, len(us), have)
 		}
 	}
 }

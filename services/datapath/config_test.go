@@ -24,7 +24,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const file = "../../docs/endpoints.md"
+	const file = "../../docs/reference/datapath.md"
 	doc, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if ok && strings.Contains(string(doc), own) {
 		return
 	}
-	t.Errorf("docs/endpoints.md does not have these rows:\n%s", own)
+	t.Errorf("docs/reference/datapath.md does not have these rows:\n%s", own)
 }
 
 func TestConfigurationProblemsNameTheirKey(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 // TestMetricsAreThoseOfTheDocumentation compares the metrics with the documentation.
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
-	page, err := os.ReadFile("../../../../docs/endpoints.md")
+	page, err := os.ReadFile("../../../../docs/reference/datapath.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,9 +30,9 @@ lost or renamed name fails a test.
 | settings and metrics of sluice-identity | [identity.md](identity.md) |
 | settings and metrics of sluice-ipam | [ipam.md](ipam.md) |
 | settings and metrics of sluice-policy | [policy.md](policy.md) |
-| settings and metrics of sluice-loadbalancer | [loadbalancer.md](loadbalancer.md) |
+| settings and metrics of sluice-loadbalancer | [reference/loadbalancer.md](reference/loadbalancer.md) |
 | settings and metrics of sluice-controller | [controller.md](controller.md) |
-| settings and metrics of sluice-datapath | [endpoints.md](endpoints.md) |
+| settings and metrics of sluice-datapath | [reference/datapath.md](reference/datapath.md) |
 | keys in etcd | [identity.md](identity.md) |
 | calls of the services | below; the comments in ` + "`proto/`" + ` describe each call |
 

@@ -20,14 +20,14 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../docs/loadbalancer.md")
+	doc, err := os.ReadFile("../../docs/reference/loadbalancer.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// What every service takes is documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
-		t.Errorf("docs/loadbalancer.md does not have these rows:\n%s", own)
+		t.Errorf("docs/reference/loadbalancer.md does not have these rows:\n%s", own)
 	}
 }
 

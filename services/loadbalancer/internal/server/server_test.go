@@ -423,7 +423,7 @@ func TestRepliesOfWrongManifestsNameDocumentAndField(t *testing.T) {
 }
 
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
-	doc, err := os.ReadFile("../../../../docs/loadbalancer.md")
+	doc, err := os.ReadFile("../../../../docs/reference/loadbalancer.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -445,12 +445,12 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, f := range families {
 		got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
 		if !documented[f.GetName()] {
-			t.Errorf("docs/loadbalancer.md does not have %s", f.GetName())
+			t.Errorf("docs/reference/loadbalancer.md does not have %s", f.GetName())
 		}
 	}
 	for name := range documented {
 		if _, ok := got[name]; !ok {
-			t.Errorf("docs/loadbalancer.md has %s, which does not exist", name)
+			t.Errorf("docs/reference/loadbalancer.md has %s, which does not exist", name)
 		}
 	}
 	for name, want := range map[string]float64{

@@ -8,7 +8,7 @@
  *
  *   bits 31..16  of SL_MARK_EVALUATED: the device that the packet is sent to
  *   bits 15..12  free: 0x4000 and 0x8000 are used by kube-proxy
- *   bits 11..8   who set the mark; docs/datapath.md lists every value and its owner
+ *   bits 11..8   who set the mark; docs/reference/marks.md lists every value and its owner
  *   bits  7..0   0
  *
  * A packet with a pod's source address and without any of bits 11..8 was not seen by any program;

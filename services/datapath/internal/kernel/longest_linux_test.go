@@ -90,7 +90,7 @@ func TestKernelEpochOfAnAddressMovesWithItsLongestMatch(t *testing.T) {
 	}
 }
 
-// bucket returns the index of an address's epoch, as docs/datapath.md describes it.
+// bucket returns the index of an address's epoch, as docs/reference/maps.md describes it.
 func bucket(a netip.Addr) (h uint32) {
 	for b := a.AsSlice(); len(b) > 0; b = b[4:] {
 		h = (h ^ binary.BigEndian.Uint32(b)) * 0x9e3779b1

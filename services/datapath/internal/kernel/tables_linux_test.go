@@ -53,7 +53,7 @@ func TestKernelMapsFitIntoTheirMemory(t *testing.T) {
 	}
 }
 
-// TestKernelMapsAreAsDocumented compares the number of maps in docs/datapath.md, and their memory on two
+// TestKernelMapsAreAsDocumented compares the number of maps in docs/reference/maps.md, and their memory on two
 // processors, with the maps of a node: without services, and with tunnel, services and socket load balancer.
 func TestKernelMapsAreAsDocumented(t *testing.T) {
 	requireKernel(t, 6, 4, "what maps really take")

@@ -47,7 +47,7 @@ type Timeouts struct {
 	Other time.Duration
 }
 
-// DefaultTimeouts returns the timeouts that docs/datapath.md explains.
+// DefaultTimeouts returns the timeouts that docs/reference/connections.md lists.
 func DefaultTimeouts() Timeouts {
 	return Timeouts{
 		TCPOpening: time.Minute, TCPEstablished: 8000 * time.Second, TCPClosing: 10 * time.Second,

@@ -5,7 +5,7 @@ package endpoint
 
 import "fmt"
 
-// Difference is one deviation of the kernel from what is recorded.
+// Difference is one deviation of the actual kernel state from the expected state.
 type Difference struct {
 	Subject string // "filter", "route", "sl_ip4"
 	Key     string
@@ -13,7 +13,7 @@ type Difference struct {
 	Have    string
 }
 
-// String is the difference in one line.
+// String formats the difference in one line.
 func (d Difference) String() string {
 	want, have := d.Want, d.Have
 	if want == "" {
@@ -25,40 +25,39 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s %s: expected %s, found %s", d.Subject, d.Key, want, have)
 }
 
-// Subjects of differences that mean a container could have escaped its
-// programs. Repairs of them are counted.
+// Subjects of differences. For SubjectQdisc and SubjectFilter, packets may have bypassed the
+// endpoint's programs; repairs of these are counted (OfAttachment).
 const (
 	SubjectQdisc  = "qdisc"
 	SubjectFilter = "filter"
-	// SubjectTCX is a program that runs before ours and may end the hook. It is
-	// only reported: whoever attached it may hold it by a link.
+	// SubjectTCX is a tcx program that runs before Sluice's and may end the hook. It is only
+	// reported, because a link may hold it.
 	SubjectTCX = "tcx program"
-	// SubjectRootQdisc is a qdisc of others at the root of a host end. It sees nothing of
-	// what programs deliver past it, and is only reported: whoever made it may make it
-	// again.
+	// SubjectRootQdisc is a foreign root qdisc on a host end. Packets that the programs deliver
+	// directly bypass it. It is only reported, because its owner may add it again.
 	SubjectRootQdisc = "root qdisc"
 	// SubjectDevice is the host end itself.
 	SubjectDevice = "device"
 )
 
-// Repairable says whether Links.RepairHost acts on the difference.
+// Repairable reports whether Links.RepairHost repairs the difference.
 func (d Difference) Repairable() bool {
 	return d.Subject != SubjectTCX && d.Subject != SubjectRootQdisc
 }
 
-// IsNoDevice says whether the host end itself is gone.
+// IsNoDevice reports whether the host end itself is missing.
 func (d Difference) IsNoDevice() bool { return d.Subject == SubjectDevice && d.Have == "" }
 
-// OfAttachment says whether a container could have escaped a program meanwhile.
+// OfAttachment reports whether packets may have bypassed the endpoint's programs.
 func (d Difference) OfAttachment() bool {
 	return d.Subject == SubjectQdisc || d.Subject == SubjectFilter
 }
 
-// Finding is a difference, and what became of it.
+// Finding is a difference and the result of its repair.
 type Finding struct {
 	Difference
-	// Repaired is set if it was put right.
+	// Repaired is set if the repair succeeded.
 	Repaired bool
-	// Err is why not, if that was tried.
+	// Err is the error of a failed repair; nil if the repair succeeded or was not tried.
 	Err error
 }

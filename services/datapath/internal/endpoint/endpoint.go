@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package endpoint says what an endpoint of the datapath is: the request for it,
-// its record, its entry in the maps, what can differ from them, and the
-// interfaces by which its lifecycle reaches devices, maps, files and the other
-// services. What implements one of these interfaces imports this package and not
-// the lifecycle.
+// Package endpoint defines the endpoints of the datapath: the request for an endpoint, its record,
+// its map entries, the differences an audit can find, and the interfaces through which the endpoint
+// lifecycle uses devices, maps, files and other services. Implementations of these interfaces
+// import this package and not the lifecycle.
 package endpoint
 
 import (
@@ -24,14 +23,14 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// ValidateOwner refuses owners that the API refuses, and names that no device of
-// a container can have; the error is a *FieldError.
+// ValidateOwner rejects owners that the API rejects, and names that no container interface can
+// have. The error is a *FieldError.
 func ValidateOwner(o workload.Owner) error {
 	if err := (*workload.OwnerError)(nil); errors.As(o.Check(), &err) {
 		return invalid("owner."+err.Field, "%s", err.Reason)
 	}
 	if n := o.Interface; n == "." || n == ".." || n == "lo" {
-		return invalid("owner.interface_name", "%q is no usable interface name", n)
+		return invalid("owner.interface_name", "%q is not a usable interface name", n)
 	}
 	return nil
 }
@@ -39,12 +38,12 @@ func ValidateOwner(o workload.Owner) error {
 // MAC is an Ethernet address.
 type MAC [6]byte
 
-// String is the usual notation, 02:00:00:00:00:01.
+// String formats the address as 02:00:00:00:00:01.
 func (m MAC) String() string {
 	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
 }
 
-// MarshalText is String; empty for the zero address.
+// MarshalText encodes the address as String does, and the zero address as an empty text.
 func (m MAC) MarshalText() ([]byte, error) {
 	if m == (MAC{}) {
 		return nil, nil
@@ -60,7 +59,7 @@ func (m *MAC) UnmarshalText(text []byte) error {
 	}
 	raw, err := hex.DecodeString(string(bytes.ReplaceAll(text, []byte(":"), nil)))
 	if err != nil || len(raw) != len(m) || len(text) != 17 {
-		return fmt.Errorf("%q is no Ethernet address", clip(string(text)))
+		return fmt.Errorf("%q is not an Ethernet address", clip(string(text)))
 	}
 	copy(m[:], raw)
 	return nil
@@ -68,20 +67,20 @@ func (m *MAC) UnmarshalText(text []byte) error {
 
 func (m MAC) unicast() bool { return m != MAC{} && m[0]&1 == 0 }
 
-// Scope is a network of a manager. Managers know when their endpoints are no
-// longer needed, and each only its own.
+// Scope is one network of one manager. A manager knows when its own endpoints are no longer needed,
+// and nothing about the endpoints of other managers.
 type Scope struct {
 	Manager string
 	Network string // empty for a manager without networks
 }
 
-// Spec is what a caller asks for.
+// Spec is a request for an endpoint.
 type Spec struct {
 	Owner workload.Owner `json:"owner"`
-	// Manager made the endpoint: "cni" for the plugin. Empty if not known, as in
-	// records of version 1.
+	// Manager created the endpoint, such as "cni" for the plugin. Empty if unknown, as in records
+	// of version 1.
 	Manager string `json:"manager,omitempty"`
-	// Network of the manager.
+	// Network is a network of Manager.
 	Network string `json:"network,omitempty"`
 	// Pod is zero without Kubernetes.
 	Pod workload.PodReference `json:"pod,omitzero"`
@@ -89,23 +88,24 @@ type Spec struct {
 	Netns string `json:"netns"`
 	// Addrs are the leased addresses, at most one per family, IPv4 first.
 	Addrs []netip.Addr `json:"addrs"`
-	// Labels as the runtime gave them.
+	// Labels as the container runtime gave them.
 	Labels []label.Label        `json:"labels,omitempty"`
 	Ports  []workload.NamedPort `json:"ports,omitempty"`
-	// MAC wanted inside the container; zero for one derived from the owner.
+	// MAC is the requested address of the container's interface. If zero, it is derived from the
+	// owner.
 	MAC MAC `json:"mac,omitzero"`
-	// MTU in bytes; 0 for the node's.
+	// MTU in bytes; 0 uses the node's MTU.
 	MTU uint16 `json:"mtu,omitempty"`
-	// PortMappings are ports of the node that lead to the container.
+	// PortMappings forward ports of the node to the container.
 	PortMappings []PortMapping `json:"portMappings,omitempty"`
-	// LeaveSockets leaves the calls of its sockets as they are.
+	// LeaveSockets turns off service translation for the container's sockets.
 	LeaveSockets bool `json:"leaveSockets,omitempty"`
-	// LeaseExpiry is when the lease ends, zero if not known. It is no part of
-	// the content: a caller that asks again has renewed it.
+	// LeaseExpiry is when the address lease ends; zero if unknown. It is not part of the content:
+	// each request renews the lease.
 	LeaseExpiry time.Time `json:"-"`
 }
 
-// Normalise sorts what has no order, so that equal content is equal.
+// Normalise sorts the unordered fields, so that requests of equal content are equal.
 func (s Spec) Normalise() Spec {
 	s.Addrs = slices.Clone(s.Addrs)
 	for i, a := range s.Addrs {
@@ -125,12 +125,11 @@ func (s Spec) Normalise() Spec {
 	return s
 }
 
-// SameContent says whether two normalised requests ask for the same. A manager
-// or a pod that only one of them names is no difference.
+// SameContent reports whether two normalised requests are equal. A manager or pod that only one of
+// them has is not a difference.
 func (s Spec) SameContent(t Spec) bool { return s.Owner == t.Owner && len(s.Differs(t)) == 0 }
 
-// Differs names the fields of CreateEndpoint in which t is another request of the
-// owner.
+// Differs returns the CreateEndpoint fields in which two requests of one owner differ.
 func (s Spec) Differs(t Spec) (fields []string) {
 	note := func(same bool, field string) {
 		if !same {
@@ -151,10 +150,10 @@ func (s Spec) Differs(t Spec) (fields []string) {
 	return fields
 }
 
-// Scope is the network of the manager that made the endpoint.
+// Scope is the manager and network of the endpoint.
 func (s Spec) Scope() Scope { return Scope{s.Manager, s.Network} }
 
-// Learn is s with what only t says of manager and pod.
+// Learn returns s, with the manager and pod of t where s has none.
 func (s Spec) Learn(t Spec) Spec {
 	if s.Manager == "" {
 		s.Manager, s.Network = t.Manager, t.Network
@@ -165,47 +164,47 @@ func (s Spec) Learn(t Spec) Spec {
 	return s
 }
 
-// Validate says whether the request makes sense; the error is a *FieldError.
+// Validate checks the request. The error is a *FieldError.
 func (s Spec) Validate() error {
 	if err := ValidateOwner(s.Owner); err != nil {
 		return err
 	}
 	if len(s.Netns) == 0 || s.Netns[0] != '/' || len(s.Netns) > 4095 || bytes.IndexByte([]byte(s.Netns), 0) >= 0 {
-		return invalid("network_namespace", "%q is no absolute path", clip(s.Netns))
+		return invalid("network_namespace", "%q is not an absolute path", clip(s.Netns))
 	}
 	if len(s.Addrs) == 0 || len(s.Addrs) > 2 || len(s.Addrs) == 2 && s.Addrs[0].Is4() == s.Addrs[1].Is4() {
 		return invalid("addresses", "want one address, or one of each family")
 	}
 	for _, a := range s.Addrs {
 		if !a.IsValid() || a.Zone() != "" {
-			return invalid("addresses", "%v is no plain address", a)
+			return invalid("addresses", "%v is not a plain address", a)
 		}
 		if a.Is6() && s.MTU != 0 && s.MTU < 1280 {
 			return invalid("mtu", "%d is below 1280, which IPv6 needs", s.MTU)
 		}
 	}
 	if s.MAC != (MAC{}) && !s.MAC.unicast() {
-		return invalid("mac", "%v is no unicast address", s.MAC)
+		return invalid("mac", "%v is not a unicast address", s.MAC)
 	}
 	return validateMappings("port_mappings", s.PortMappings, s.Addrs)
 }
 
-// State is where an endpoint is in its life.
+// State is the lifecycle state of an endpoint.
 type State uint8
 
-// States, in the order of a life.
+// States, in the order of the lifecycle.
 const (
 	Restoring State = iota + 1
 	WaitingForIdentity
 	WaitingForPolicy
 	Ready
 	Disconnecting
-	// Damaged is an endpoint whose device is gone while its namespace is not: the
-	// container or an operator deleted it. Only another ADD makes it anew.
+	// Damaged is an endpoint whose device was deleted, by the container or by an operator, while
+	// its network namespace remains. Only another ADD recreates the device.
 	Damaged
 )
 
-// String is the name as people see it.
+// String returns the state's name in output, such as "waiting-for-policy".
 func (s State) String() string {
 	switch s {
 	case Restoring:
@@ -224,14 +223,14 @@ func (s State) String() string {
 	return fmt.Sprintf("state-%d", uint8(s))
 }
 
-// NamespaceID tells network namespaces apart while they live.
+// NamespaceID identifies a network namespace while it exists.
 type NamespaceID struct {
 	Dev   uint64 `json:"dev"`
 	Inode uint64 `json:"inode"`
 }
 
-// Device is the pair of devices of an endpoint. Names and hardware addresses
-// follow from the owner and are known before it exists; the indexes are not.
+// Device is the veth pair of an endpoint. Names and MAC addresses are derived from the owner and
+// known before the pair exists; interface indexes are not.
 type Device struct {
 	HostName  string `json:"hostName"`
 	HostIndex uint32 `json:"hostIndex,omitempty"`
@@ -242,40 +241,39 @@ type Device struct {
 	MTU       uint16 `json:"mtu"`
 	// Addrs of the container, IPv4 first.
 	Addrs []netip.Addr `json:"addrs"`
-	// SourceRouted are those of Addrs that leave by a routing table of the
-	// device's own, because the container has default routes of their family by
-	// another interface.
+	// SourceRouted are the addresses in Addrs that use a separate routing table for this device,
+	// because another interface of the container has the default routes of their family.
 	SourceRouted []netip.Addr `json:"sourceRouted,omitempty"`
 }
 
-// Identity is the number of a label set.
+// Identity is the identity of a label set, with the labels and named ports behind it.
 type Identity struct {
 	Number uint32        `json:"number"`
 	Labels []label.Label `json:"labels,omitempty"`
-	// FromPod says that the labels are those of a Kubernetes pod, whatever the
-	// request says, and Ports are the pod's then.
+	// FromPod reports that Labels and Ports come from the Kubernetes pod; those in the request are
+	// ignored.
 	FromPod bool                 `json:"fromPod,omitempty"`
 	Ports   []workload.NamedPort `json:"ports,omitempty"`
-	// Tenant of the pod's namespace. The zero value: the identity service does not know it.
-	// Records do not keep it.
+	// Tenant of the pod's namespace. Zero if the identity service does not know it. Records do not
+	// keep it.
 	Tenant shares.Tenant `json:"-"`
 }
 
-// Equal says whether number, labels and ports are the same.
+// Equal reports whether number, labels and ports are equal.
 func (i Identity) Equal(j Identity) bool {
 	return i.Number == j.Number && i.FromPod == j.FromPod && slices.Equal(i.Labels, j.Labels) &&
 		slices.Equal(i.Ports, j.Ports)
 }
 
-// Validate says whether an endpoint may have the identity. Below are the reserved
-// ones: 1 is the host, which every policy lets in. Above are those that never
-// leave a node. Between are those of this cluster and of others. The one reserved
-// identity of endpoints is init, which every policy isolates: an endpoint has it
-// while the labels of its pod have no number.
+// Validate reports whether an endpoint may have the identity. Numbers below MinCluster are
+// reserved: 1 is the host, which every policy allows. Numbers from MinNodeLocal up are local to a
+// node. The numbers in between belong to this cluster and to other clusters. Init is the only
+// reserved identity of endpoints: every policy isolates it, and an endpoint has it until the labels
+// of its pod have a number.
 func (i Identity) Validate() error {
 	switch n := identity.Numeric(i.Number); {
 	case n == 0 || n > identity.Max:
-		return invalid("identity.number", "%d is no identity", n)
+		return invalid("identity.number", "%d is not an identity", n)
 	case n == identity.Init:
 		return nil
 	case n < identity.MinCluster || n >= identity.MinNodeLocal:
@@ -285,70 +283,70 @@ func (i Identity) Validate() error {
 	return nil
 }
 
-// Endpoint is one container's network as others see it.
+// Endpoint is the public view of one container's attachment.
 type Endpoint struct {
 	Spec     Spec
 	State    State
 	Slot     uint16 // 0 until it is published
 	Identity Identity
-	Given    Given                // labels and ports as they were asked for last
-	Ports    []workload.NamedPort // that belong to the identity
+	Given    Given                // labels and ports of the last request or update
+	Ports    []workload.NamedPort // named ports that belong to the identity
 	Device   Device
 	Created  time.Time // zero until it is ready
-	Policy   Policy    // zero while nothing evaluates it
+	Policy   Policy    // zero while no policy table evaluates it
 }
 
-// Sentinels that callers branch on.
+// Sentinel errors that callers branch on.
 var (
-	// ErrInvalid: the request is wrong; a *FieldError says where.
+	// ErrInvalid: the request is invalid; a *FieldError names the field.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrForeign: another manager made the endpoint.
+	// ErrForeign: another manager created the endpoint.
 	ErrForeign = errors.New("the endpoint is another manager's")
-	// ErrPoliciesHeld: the tables are not there because the policies of the policy service
-	// are not taken over. It is always an ErrUnavailable too.
+	// ErrPoliciesHeld: the policy tables are missing because the policies of the policy service are
+	// not adopted yet. It always comes with ErrUnavailable.
 	ErrPoliciesHeld = errors.New("policies are held")
-	// ErrLabelsOfPod: the labels of the endpoint are those of a Kubernetes pod.
+	// ErrLabelsOfPod: the endpoint's labels come from its Kubernetes pod.
 	ErrLabelsOfPod = errors.New("its labels come from Kubernetes")
-	// ErrPodUnknown: the identity service answers and does not know the pod whose
-	// labels it needs. It comes with ErrUnavailable.
+	// ErrPodUnknown: the identity service answers but does not know the pod that the labels come
+	// from. It comes with ErrUnavailable.
 	ErrPodUnknown = errors.New("the pod is not known")
-	// ErrExists: the owner has an endpoint with other content.
+	// ErrExists: the owner already has an endpoint with other content.
 	ErrExists = errors.New("already exists with other content")
-	// ErrInUse: the container of the endpoint is still there.
+	// ErrInUse: the container of the endpoint still exists.
 	ErrInUse = errors.New("it is in use")
 	// ErrNotFound: the owner has no endpoint.
 	ErrNotFound = errors.New("no such endpoint")
-	// ErrLease: ipam says that the owner's lease is gone, or is another one.
+	// ErrLease: sluice-ipam reports that the owner has no lease, or a lease of other addresses.
 	ErrLease = errors.New("lease is gone")
-	// ErrSecond: the namespace has an attachment, and another is not wanted.
+	// ErrSecond: the namespace already has an attachment, and the node does not allow a second one.
 	ErrSecond = errors.New("the network namespace has an attachment already")
-	// ErrNameTaken: the namespace has an interface of the wanted name.
+	// ErrNameTaken: the namespace already has an interface of the requested name.
 	ErrNameTaken = errors.New("interface name is taken")
-	// ErrHostPort: another endpoint or a service has a host port.
+	// ErrHostPort: another endpoint or a service uses a requested host port.
 	ErrHostPort = errors.New("host port is in use")
-	// ErrLoadBalancingOff: host ports are asked for, and services are not translated.
+	// ErrLoadBalancingOff: the request has host ports, and service translation is off.
 	ErrLoadBalancingOff = errors.New("loadBalancing.mode is off")
 	// ErrAddressHeld: a live endpoint has the address.
 	ErrAddressHeld = errors.New("address belongs to a live endpoint")
-	// ErrFull: slots or map space are used up.
+	// ErrFull: endpoint IDs or map space are used up.
 	ErrFull = errors.New("no room")
-	// ErrStorage: the disk is full, or cannot be written to.
+	// ErrStorage: the disk is full or not writable.
 	ErrStorage = errors.New("not written")
-	// ErrUnavailable: a service that is needed does not answer.
+	// ErrUnavailable: a required service does not answer.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrExhausted: a service that is needed has nothing left to give.
+	// ErrExhausted: a required service has no capacity left.
 	ErrExhausted = errors.New("exhausted")
-	// ErrDeleted ended a creation because somebody deleted the endpoint.
+	// ErrDeleted ends a creation because the endpoint was deleted meanwhile.
 	ErrDeleted = errors.New("deleted meanwhile")
-	// ErrUnreadable: the record of the owner cannot be read.
+	// ErrUnreadable: the owner's record cannot be read.
 	ErrUnreadable = errors.New("record cannot be read")
-	// ErrNamespace: the path is no network namespace that may be used.
+	// ErrNamespace: the path is not a usable network namespace.
 	ErrNamespace = errors.New("not a usable network namespace")
-	// ErrNamespaceGone: there is nothing at the path of the namespace.
+	// ErrNamespaceGone: the path of the network namespace does not exist.
 	ErrNamespaceGone = errors.New("network namespace is gone")
 )
 
-// FieldError is ErrInvalid with the name of the field.
+// FieldError is an ErrInvalid that names the field.
 type FieldError struct {
 	Field  string
 	Reason string
@@ -356,7 +354,7 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
 
-// Unwrap makes it ErrInvalid.
+// Unwrap returns ErrInvalid.
 func (e *FieldError) Unwrap() error { return ErrInvalid }
 
 func invalid(field, format string, args ...any) error {
@@ -370,7 +368,7 @@ func clip(s string) string {
 	return s
 }
 
-// ExistsError is an ErrExists with the fields in which the request differs.
+// ExistsError is an ErrExists that names the fields in which the request differs.
 type ExistsError struct {
 	Owner  workload.Owner
 	Fields []string
@@ -383,8 +381,8 @@ func (e *ExistsError) Error() string {
 // Unwrap returns ErrExists.
 func (e *ExistsError) Unwrap() error { return ErrExists }
 
-// Exists is the error of a request t of an owner that has an endpoint made from s.
-// Without a difference there is another namespace at the same path.
+// Exists returns the error for request t when the owner's endpoint was created from s. If no field
+// differs, the path holds another network namespace than before.
 func (s Spec) Exists(t Spec) error {
 	e := &ExistsError{Owner: s.Owner, Fields: s.Differs(t)}
 	if len(e.Fields) == 0 {
@@ -393,7 +391,7 @@ func (s Spec) Exists(t Spec) error {
 	return e
 }
 
-// HeldError is an ErrAddressHeld with the endpoint that has the address.
+// HeldError is an ErrAddressHeld that names the endpoint with the address.
 type HeldError struct {
 	Addr   netip.Addr
 	Holder workload.Owner

@@ -10,21 +10,20 @@ import (
 	"sync"
 )
 
-// SlotEvents carry slots of which something has changed from who changes it to who
-// reports it. A slot that was added again before it was taken is there once. All methods
-// may be called concurrently, Next by one reader.
+// SlotEvents passes the IDs of changed endpoints to a reporter. Duplicates are merged until the
+// reader takes them. All methods may be called concurrently, but Next only by one reader.
 type SlotEvents struct {
 	mu    sync.Mutex
 	slots map[uint16]struct{} // guarded by mu
 	wake  chan struct{}
 }
 
-// NewSlotEvents has none.
+// NewSlotEvents returns an empty SlotEvents.
 func NewSlotEvents() *SlotEvents {
 	return &SlotEvents{slots: map[uint16]struct{}{}, wake: make(chan struct{}, 1)}
 }
 
-// Add adds slots. It does not wait.
+// Add adds endpoint IDs. It does not block.
 func (e *SlotEvents) Add(slots []uint16) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -39,8 +38,8 @@ func (e *SlotEvents) Add(slots []uint16) {
 	}
 }
 
-// Next waits for slots and takes all that there are, sorted. It returns ctx's error if that
-// ends first.
+// Next waits for endpoint IDs and takes all of them, sorted. It returns ctx's error if ctx ends
+// first.
 func (e *SlotEvents) Next(ctx context.Context) ([]uint16, error) {
 	select {
 	case <-e.wake:

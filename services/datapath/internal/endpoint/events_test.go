@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestSlotEventsAreTakenOnce, however often a slot was added before, and no reader waits for none.
+// TestSlotEventsAreTakenOnce checks that duplicates are merged and that Next waits while nothing is
+// added.
 func TestSlotEventsAreTakenOnce(t *testing.T) {
 	e := NewSlotEvents()
 	e.Add([]uint16{7, 3})

@@ -8,8 +8,8 @@ import (
 	"fmt"
 )
 
-// InUse is ErrInUse if a container still has the endpoint: its device is there, which
-// goes with the network namespace, or that namespace is, without the device.
+// InUse returns ErrInUse if a container still uses the endpoint: the endpoint's device exists (it
+// would vanish with the network namespace), or the namespace exists without the device.
 func (r Record) InUse(links Links) error {
 	o := r.Spec.Owner
 	devices, err := links.Devices()
@@ -28,9 +28,9 @@ func (r Record) InUse(links Links) error {
 	ns, err := links.OpenNamespace(r.Spec.Netns)
 	switch {
 	case errors.Is(err, ErrNamespaceGone), errors.Is(err, ErrNamespace):
-		return nil // it is gone, or another kind of file by now
+		return nil // the namespace is gone, or the path is a file of another kind now
 	case err != nil:
-		return fmt.Errorf("look for the network namespace of %s: %w", o, err)
+		return fmt.Errorf("open the network namespace of %s: %w", o, err)
 	}
 	defer ns.Close()
 	if ns.ID() != r.Namespace {

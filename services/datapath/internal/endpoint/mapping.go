@@ -13,20 +13,21 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// maxMappings is how many port mappings an endpoint may have.
+// maxMappings is the largest number of port mappings of an endpoint.
 const maxMappings = 256
 
-// PortMapping is a port of the node that leads to a port of the container.
+// PortMapping forwards a port of the node to a port of the container.
 type PortMapping struct {
 	HostPort      uint16            `json:"hostPort"`
 	ContainerPort uint16            `json:"containerPort"`
 	Protocol      workload.Protocol `json:"protocol"`
-	// HostIP is the address of the node that clients ask. Unspecified: every address
-	// of its family; zero: of the families that the container has.
+	// HostIP is the node address that clients connect to. An unspecified address (0.0.0.0, ::)
+	// means every node address of its family; zero means every node address of the families that
+	// the container has.
 	HostIP netip.Addr `json:"hostIp,omitzero"`
 }
 
-// String is "8080/tcp to port 80", "192.0.2.1:8080/tcp to port 80".
+// String formats the mapping: "8080/tcp to port 80", "192.0.2.1:8080/tcp to port 80".
 func (m PortMapping) String() string {
 	asked := strconv.Itoa(int(m.HostPort))
 	if m.HostIP.IsValid() {
@@ -35,14 +36,14 @@ func (m PortMapping) String() string {
 	return fmt.Sprintf("%s/%s to port %d", asked, strings.ToLower(m.Protocol.String()), m.ContainerPort)
 }
 
-// Compare orders by what clients ask, then by the container's port.
+// Compare orders by the node's address, port and protocol, then by the container's port.
 func (m PortMapping) Compare(n PortMapping) int {
 	return cmp.Or(m.HostIP.Compare(n.HostIP), cmp.Compare(m.HostPort, n.HostPort),
 		cmp.Compare(m.Protocol, n.Protocol), cmp.Compare(m.ContainerPort, n.ContainerPort))
 }
 
-// Asked is the address that clients ask to get to an address of the container:
-// unspecified for every one of the node. false: the mapping does not lead there.
+// Asked returns the node address that is forwarded to an address of the container; unspecified
+// means every node address. It returns false if the mapping is of the other address family.
 func (m PortMapping) Asked(container netip.Addr) (netip.Addr, bool) {
 	switch {
 	case m.HostIP.IsValid():
@@ -53,7 +54,7 @@ func (m PortMapping) Asked(container netip.Addr) (netip.Addr, bool) {
 	return netip.IPv6Unspecified(), true
 }
 
-// validateMappings refuses mappings that lead nowhere or to two places.
+// validateMappings rejects mappings without a target and two mappings of one port of the node.
 func validateMappings(field string, ms []PortMapping, addrs []netip.Addr) error {
 	type asked struct {
 		netip.AddrPort
@@ -66,13 +67,13 @@ func validateMappings(field string, ms []PortMapping, addrs []netip.Addr) error 
 	for _, m := range ms {
 		switch {
 		case m.HostPort == 0 || m.ContainerPort == 0:
-			return invalid(field, "%v: 0 is no port", m)
+			return invalid(field, "%v: port 0 is not valid", m)
 		case m.Protocol != workload.TCP && m.Protocol != workload.UDP && m.Protocol != workload.SCTP:
-			return invalid(field, "%v: the protocol is none of TCP, UDP and SCTP", m)
+			return invalid(field, "%v: the protocol must be TCP, UDP or SCTP", m)
 		case m.Protocol == workload.SCTP && m.HostPort != m.ContainerPort:
-			return invalid(field, "%v: the ports must be equal for SCTP, whose checksum does not follow another port", m)
+			return invalid(field, "%v: the ports must be equal for SCTP, because its checksum cannot be adjusted to another port", m)
 		case m.HostIP.Is4In6() || m.HostIP.Zone() != "" || m.HostIP.IsMulticast():
-			return invalid(field, "%v: clients cannot ask the address", m)
+			return invalid(field, "%v: clients cannot connect to this address", m)
 		}
 		leads := false
 		for _, a := range addrs {

@@ -29,24 +29,24 @@ func TestMappingsThatLeadNowhereOrToTwoPlacesAreRefused(t *testing.T) {
 	}{
 		"none":                      {both, nil, ""},
 		"of all addresses":          {both, []PortMapping{mapping("", 80, workload.TCP, 8080)}, ""},
-		"of an address beside all":  {both, []PortMapping{web, mapping("192.0.2.1", 80, 6, 2)}, ""},
+		"an address and all":        {both, []PortMapping{web, mapping("192.0.2.1", 80, 6, 2)}, ""},
 		"of two addresses":          {both, []PortMapping{mapping("192.0.2.1", 80, 6, 1), mapping("::", 80, 6, 1)}, ""},
 		"of two protocols":          {both, []PortMapping{web, mapping("", 80, 17, 1)}, ""},
 		"of each family by itself":  {both, []PortMapping{mapping("0.0.0.0", 80, 6, 1), mapping("::", 80, 6, 2)}, ""},
 		"SCTP at one port":          {both, []PortMapping{mapping("", 80, workload.SCTP, 80)}, ""},
-		"no host port":              {both, []PortMapping{mapping("", 0, 6, 1)}, "0 is no port"},
-		"no container port":         {both, []PortMapping{mapping("", 1, 6, 0)}, "0 is no port"},
-		"no protocol":               {both, []PortMapping{mapping("", 1, 0, 1)}, "none of TCP, UDP and SCTP"},
-		"ICMP":                      {both, []PortMapping{mapping("", 1, 1, 1)}, "none of TCP, UDP and SCTP"},
+		"no host port":              {both, []PortMapping{mapping("", 0, 6, 1)}, "port 0 is not valid"},
+		"no container port":         {both, []PortMapping{mapping("", 1, 6, 0)}, "port 0 is not valid"},
+		"no protocol":               {both, []PortMapping{mapping("", 1, 0, 1)}, "must be TCP, UDP or SCTP"},
+		"ICMP":                      {both, []PortMapping{mapping("", 1, 1, 1)}, "must be TCP, UDP or SCTP"},
 		"SCTP at two ports":         {both, []PortMapping{mapping("", 80, workload.SCTP, 81)}, "must be equal for SCTP"},
 		"a port twice":              {both, []PortMapping{web, mapping("", 80, 6, 2)}, "are the same port"},
 		"all and all of IPv4":       {both, []PortMapping{web, mapping("0.0.0.0", 80, 6, 2)}, "are the same port"},
 		"another family":            {both[:1], []PortMapping{mapping("2001:db8::1", 80, 6, 1)}, "no address of that family"},
 		"all of another family":     {both[:1], []PortMapping{mapping("::", 80, 6, 1)}, "no address of that family"},
 		"of loopback addresses":     {both, []PortMapping{mapping("127.0.0.1", 80, 6, 1), mapping("::1", 80, 6, 1)}, ""},
-		"a multicast address":       {both, []PortMapping{mapping("224.0.0.1", 80, 6, 1)}, "cannot ask"},
+		"a multicast address":       {both, []PortMapping{mapping("224.0.0.1", 80, 6, 1)}, "cannot connect"},
 		"more than there may be":    {both, make([]PortMapping, maxMappings+1), "at most 256"},
-		"an address with its scope": {both, []PortMapping{mapping("fe80::1%eth0", 80, 6, 1)}, "cannot ask"},
+		"an address with its scope": {both, []PortMapping{mapping("fe80::1%eth0", 80, 6, 1)}, "cannot connect"},
 	} {
 		s := Spec{
 			Owner: workload.Owner{ContainerID: "c", Interface: "eth0"}, Netns: "/run/netns/c", Addrs: c.addrs,
@@ -75,6 +75,6 @@ func TestEqualMappingsAreEqualContent(t *testing.T) {
 		t.Errorf("%v and %v are the same", a.PortMappings, b.PortMappings)
 	}
 	if a.SameContent(Spec{PortMappings: a.PortMappings, LeaveSockets: true}) {
-		t.Error("another wish about sockets is no other content")
+		t.Error("requests with different LeaveSockets have the same content")
 	}
 }

@@ -14,42 +14,42 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Phase is what a record says about its endpoint.
+// Phase is the phase of an endpoint as its record states it.
 type Phase string
 
 // The phases of a record.
 const (
-	// PhaseCreating is written before anything is made: whatever the owner has
-	// may be half done.
+	// PhaseCreating is written before anything is created: any of the owner's resources may be
+	// incomplete.
 	PhaseCreating Phase = "creating"
-	// PhaseReady is written when everything is in force.
+	// PhaseReady is written when the endpoint is completely set up.
 	PhaseReady Phase = "ready"
-	// PhaseDeleted is a tombstone: the endpoint is gone, its addresses and
-	// identity still have to be released.
+	// PhaseDeleted is a tombstone: the endpoint is removed, but its addresses and identity are not
+	// released yet.
 	PhaseDeleted Phase = "deleted"
 )
 
-// Record is what survives the process.
+// Record is the durable state of an endpoint.
 type Record struct {
 	Phase Phase `json:"phase"`
-	// BootID is the boot in which it was written; what another boot left in
-	// the kernel is gone.
+	// BootID is the boot in which the record was written. Kernel state of another boot no longer
+	// exists.
 	BootID    string      `json:"bootId"`
 	Spec      Spec        `json:"spec"`
 	Namespace NamespaceID `json:"namespace"`
 	Device    Device      `json:"device"`
 	Identity  Identity    `json:"identity"`
-	// Given is what Update has changed of the request's labels and ports, nil if
-	// nothing. Spec stays as it was asked for.
+	// Given are the labels and ports of the last update, nil if there was none. Spec keeps the
+	// original request.
 	Given   *Given    `json:"given,omitempty"`
 	Slot    uint16    `json:"slot,omitempty"`
 	Created time.Time `json:"created,omitzero"`
-	// Evaluated says that its tables came from a policy service, so that the table
-	// that allows everything means that no policy selects it.
+	// Evaluated reports that the tables came from a policy service. Then the table that allows
+	// everything means that no policy selects the endpoint.
 	Evaluated bool `json:"judged,omitempty"`
 }
 
-// Validate says whether the record makes sense; the error names the field.
+// Validate checks the record. The error names the field.
 func (r Record) Validate() error {
 	if err := ValidateOwner(r.Spec.Owner); err != nil {
 		return err
@@ -59,25 +59,25 @@ func (r Record) Validate() error {
 		return nil
 	case PhaseCreating, PhaseReady:
 	default:
-		return invalid("phase", "%q is no phase", clip(string(r.Phase)))
+		return invalid("phase", "%q is not a phase", clip(string(r.Phase)))
 	}
 	for _, a := range r.Spec.Addrs {
 		if !a.IsValid() || a.Is4In6() || a.Zone() != "" {
-			return invalid("spec.addrs", "%v is no plain address", a)
+			return invalid("spec.addrs", "%v is not a plain address", a)
 		}
 	}
 	if n := len(r.Spec.Addrs); n == 0 || n > 2 || n == 2 && r.Spec.Addrs[0].Is4() == r.Spec.Addrs[1].Is4() {
 		return invalid("spec.addrs", "want one address, or one of each family")
 	}
 	if r.Spec.Netns == "" || r.Spec.Netns[0] != '/' {
-		return invalid("spec.netns", "%q is no absolute path", clip(r.Spec.Netns))
+		return invalid("spec.netns", "%q is not an absolute path", clip(r.Spec.Netns))
 	}
 	if !workload.IsInterface(r.Device.HostName) || !workload.IsInterface(r.Device.Name) {
 		return invalid("device", "no usable device names")
 	}
 	for _, a := range r.Device.SourceRouted {
 		if !slices.Contains(r.Spec.Addrs, a) {
-			return invalid("device.sourceRouted", "%v is no address of the endpoint", a)
+			return invalid("device.sourceRouted", "%v is not an address of the endpoint", a)
 		}
 	}
 	if err := validateMappings("spec.portMappings", r.Spec.PortMappings, r.Spec.Addrs); err != nil {
@@ -87,7 +87,7 @@ func (r Record) Validate() error {
 		return nil
 	}
 	if r.Slot == 0 || r.Slot > 4095 {
-		return invalid("slot", "%d is no slot of a container", r.Slot)
+		return invalid("slot", "%d is not a slot of a container", r.Slot)
 	}
 	if r.Device.HostIndex == 0 || !r.Device.MAC.unicast() || !r.Device.HostMAC.unicast() || r.Device.MTU == 0 {
 		return invalid("device", "index, hardware addresses or MTU are missing")
@@ -96,29 +96,29 @@ func (r Record) Validate() error {
 		return err
 	}
 	if !slices.Equal(r.Device.Addrs, r.Spec.Addrs) {
-		return invalid("device.addrs", "%v, and the request says %v", r.Device.Addrs, r.Spec.Addrs)
+		return invalid("device.addrs", "%v differ from the requested addresses %v", r.Device.Addrs, r.Spec.Addrs)
 	}
 	return nil
 }
 
-// Given is what the identity of an endpoint comes from, unless that is its pod.
+// Given are the labels and ports that determine the identity of an endpoint, unless its pod does.
 type Given struct {
 	Labels []label.Label        `json:"labels,omitempty"`
 	Ports  []workload.NamedPort `json:"ports,omitempty"`
 }
 
-// Equal says whether both give the same identity.
+// Equal reports whether both give the same identity.
 func (g Given) Equal(h Given) bool {
 	return slices.Equal(g.Labels, h.Labels) && slices.Equal(g.Ports, h.Ports)
 }
 
-// In is the request that would have been made with it.
+// In returns request s with these labels and ports.
 func (g Given) In(s Spec) Spec {
 	s.Labels, s.Ports = g.Labels, g.Ports
 	return s.Normalise()
 }
 
-// LastGiven is what the identity of the endpoint comes from: what was asked for last.
+// LastGiven returns the labels and ports of the last update, else of the request.
 func (r Record) LastGiven() Given {
 	if r.Given != nil {
 		return *r.Given
@@ -126,7 +126,7 @@ func (r Record) LastGiven() Given {
 	return Given{r.Spec.Labels, r.Spec.Ports}
 }
 
-// Workload is what the identity service is asked about for the endpoint.
+// Workload returns the request that the identity service resolves for the endpoint.
 func (r Record) Workload() Spec { return r.LastGiven().In(r.Spec) }
 
 // Ports are the named ports that belong to the endpoint's identity.
@@ -137,22 +137,22 @@ func (r Record) Ports() []workload.NamedPort {
 	return r.LastGiven().Ports
 }
 
-// Shares says whether a record is of a live attachment to the namespace of s, when
-// the node has these devices. The numbers of namespaces are used again: one whose
-// device is gone was of another.
+// Shares reports whether r is a live attachment to the network namespace of s, given the node's
+// devices. Namespace inodes are reused: if the device of r is gone, r belonged to an earlier
+// namespace of the same inode.
 func (r Record) Shares(s Record, devices []HostDevice) bool {
 	return r.Phase != PhaseDeleted && r.BootID == s.BootID && r.Namespace == s.Namespace &&
 		(r.Phase == PhaseCreating || slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}))
 }
 
-// Leads says whether the endpoint has the default route of an address's family.
+// Leads reports whether the endpoint has the default route of the address family of like.
 func (r Record) Leads(like netip.Addr) bool {
 	return slices.ContainsFunc(r.Spec.Addrs, func(a netip.Addr) bool {
 		return a.Is4() == like.Is4() && !slices.Contains(r.Device.SourceRouted, a)
 	})
 }
 
-// Entry is what the maps shall hold of a record.
+// Entry returns the expected map entry of the record.
 func (r Record) Entry() Entry {
 	return Entry{
 		Slot: r.Slot, Ifindex: r.Device.HostIndex, Identity: r.Identity.Number, Addrs: r.Spec.Addrs,
@@ -161,7 +161,7 @@ func (r Record) Entry() Entry {
 	}
 }
 
-// Owns says whether an entry of the maps was made for the record.
+// Owns reports whether a map entry was made for the record.
 func (r Record) Owns(e Entry) bool {
 	if e.MAC != r.Device.MAC || e.HostMAC != r.Device.HostMAC {
 		return false
@@ -176,8 +176,8 @@ func (r Record) Owns(e Entry) bool {
 	return false
 }
 
-// DiffersFrom says how the maps' entries, which are sorted by slot, differ from the
-// record; false if they do not.
+// DiffersFrom compares the record with its map entry. entries are sorted by slot. It returns false
+// if they are equal.
 func (r Record) DiffersFrom(entries []Entry) (Difference, bool) {
 	want := r.Entry()
 	have, found := entryOf(entries, r.Slot)
@@ -191,8 +191,8 @@ func (r Record) DiffersFrom(entries []Entry) (Difference, bool) {
 	return d, true
 }
 
-// DiffersInIdentity says whether the maps have the record's endpoint, but with
-// another identity.
+// DiffersInIdentity reports whether the maps have the record's endpoint with another identity and
+// no other difference.
 func (r Record) DiffersInIdentity(entries []Entry) bool {
 	e, found := entryOf(entries, r.Slot)
 	e.Identity = r.Identity.Number
@@ -207,27 +207,27 @@ func entryOf(entries []Entry, slot uint16) (Entry, bool) {
 	return entries[i], true
 }
 
-// Unreadable is a file among the records that is no record: corrupt, of a newer
-// version, or under a name that is not its own.
+// Unreadable is a file among the records that is not a valid record: corrupt, of a newer version,
+// or under another owner's name.
 //
-// Its endpoint may be a running pod. Until the file is repaired or removed, or
-// the endpoint is deleted, nothing that could be that pod's is given up: its
-// device and slot stay, without traffic, and its addresses stay leased.
+// Its endpoint may be a running pod. Until the file is repaired or removed, or the endpoint is
+// deleted, nothing that this pod could use is freed: its device and slot stay, without traffic, and
+// its addresses stay leased.
 type Unreadable struct {
 	File string
-	// Key is Owner.Key of the endpoint by the file's name; empty if the name
-	// says nothing.
+	// Key is the Owner.Key in the file's name; empty if the name has none.
 	Key string
 	Err error // names the file
 }
 
-// StandsInFor says whether the identity of r is that of s, too, as far as labels and
-// ports can tell: what the labels of a pod are now, only the identity service knows.
+// StandsInFor reports whether s would get the identity of r, judging by labels and ports alone. It
+// is false if the identity comes from a pod, because only the identity service knows the pod's
+// current labels.
 func (r Record) StandsInFor(s Spec) bool {
 	return r.Phase == PhaseReady && !r.Identity.FromPod && r.LastGiven().Equal(Given{Labels: s.Labels, Ports: s.Ports})
 }
 
-// HostDevice is the host end, by name and index.
+// HostDevice returns name and index of the host end.
 func (r Record) HostDevice() HostDevice {
 	return HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}
 }

@@ -23,39 +23,38 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// ID is the number of an endpoint on this node: an index into the table of endpoints.
+// ID is the number of an endpoint on this node: its index into the array of endpoints.
 type ID = uint16
 
 const (
-	// HostID is the node itself.
+	// HostID is the local host.
 	HostID ID = 0
 	// NoID means that an address or device belongs to no local endpoint.
 	NoID ID = 0xFFFF
-	// MaxEndpoints is how many endpoints fit on a node; slot 0 is the host.
+	// MaxEndpoints is the largest number of endpoints on a node; ID 0 is the host.
 	MaxEndpoints = 4096 - 1
 )
 
-// Policy is the word that evaluates an endpoint's packets.
+// Policy is the packed policy entry of an endpoint: its tables and its epoch.
 type Policy struct {
 	Egress, Ingress nodetable.ID
-	// Epoch is the endpoint's number from the node-wide counter; it changes with
-	// every change of the word, and no two endpoints ever share one.
+	// Epoch comes from the node-wide counter. It changes with every change of the entry, and no two
+	// endpoints ever share one.
 	Epoch uint32
 }
 
-// Deliver says how a packet from another local pod reaches the endpoint.
+// Deliver is how a packet from another local pod reaches the endpoint.
 type Deliver uint8
 
 const (
-	// DeliverPeer moves the packet into the pod's namespace without passing
-	// the host end's queues.
+	// DeliverPeer moves the packet into the pod's namespace, bypassing the host end's queues.
 	DeliverPeer Deliver = 1
-	// DeliverRedirect sends it out of the host end, for devices with a root
-	// qdisc that must see the traffic.
+	// DeliverRedirect sends it out of the host end, for devices whose root qdisc must see the
+	// traffic.
 	DeliverRedirect Deliver = 2
 )
 
-// Endpoint is one local pod as the programs see it.
+// Endpoint is one local pod, as it is stored in the maps.
 type Endpoint struct {
 	// Slot is set by Publish.
 	Slot ID
@@ -65,30 +64,29 @@ type Endpoint struct {
 	Identity identity.Numeric
 	// IPv4 and IPv6 are the pod's addresses; one of them may be invalid.
 	IPv4, IPv6 netip.Addr
-	// MAC is the pod's own address, HostMAC that of the host end. The programs
-	// accept no other source address from the pod.
+	// MAC is the pod's Ethernet address, HostMAC the address of the host end. The programs accept
+	// only MAC as the source address of the pod's packets.
 	MAC, HostMAC [6]byte
 	// MTU of both ends of the device, 576 to 65535 bytes, at least 1280 with
 	// IPv6.
 	MTU uint16
 	// Deliver is DeliverPeer or DeliverRedirect.
 	Deliver Deliver
-	// Policy that evaluates the endpoint's first packet. Epoch is set by Publish.
+	// Policy that evaluates the endpoint's first packet. Publish sets Epoch.
 	Policy Policy
-	// Audit is set by At, Lookup and List: what the policy denies passes and is
-	// reported.
+	// Audit is set by At, Lookup and List if the endpoint is in audit mode: packets that the policy
+	// denies pass and are reported.
 	Audit bool
-	// Incomplete is set by Lookup and List if some of the keys that should lead to
-	// the slot are missing: a process was killed between two writes. Unpublish
-	// it, or unpublish and publish it anew.
+	// Incomplete is set by Lookup and List if some keys of the endpoint are missing, because a
+	// process was killed between two writes. Such an endpoint has to be unpublished; it may then be
+	// published again.
 	Incomplete bool
 }
 
-// ErrNotFound says that the slot belongs to no endpoint.
+// ErrNotFound: no endpoint has the ID.
 var ErrNotFound = errors.New("no such endpoint")
 
-// record is the endpoint as the map holds it. Its word still denies
-// everything.
+// record encodes the endpoint for the map. Its policy entry still denies everything.
 func (e Endpoint) record() bpf.MapsSlEndpoint {
 	r := bpf.MapsSlEndpoint{
 		Ifindex:  e.Ifindex,
@@ -108,8 +106,8 @@ func (e Endpoint) record() bpf.MapsSlEndpoint {
 	return r
 }
 
-// EndpointOf is the endpoint that a record of sl_ep says; its policy's word says
-// which of the two identities counts.
+// EndpointOf decodes a record of sl_ep. The policy entry selects which of the record's two
+// identities counts.
 func EndpointOf(s ID, r *bpf.MapsSlEndpoint) Endpoint {
 	e := Endpoint{
 		Slot:     s,
@@ -144,7 +142,7 @@ func policyOf(word uint64) Policy {
 	return Policy{Egress: nodetable.ID(word &^ secondIdentity), Ingress: nodetable.ID(word >> 16), Epoch: uint32(word >> 32)}
 }
 
-// Addrs are the endpoint's addresses.
+// Addrs returns the endpoint's addresses.
 func (e Endpoint) Addrs() []netip.Addr {
 	var as []netip.Addr
 	for _, a := range []netip.Addr{e.IPv4, e.IPv6} {
@@ -190,9 +188,9 @@ func (e Endpoint) validate() error {
 	return nil
 }
 
-// ofEndpoint says whether an endpoint may have the identity. Reserved ones mean
-// the host or the world to every table, except init, which is that of isolated
-// endpoints; node-local ones are those of addresses.
+// ofEndpoint checks that an endpoint may have the identity. Every policy table treats reserved
+// identities as the host or the world, except init, the identity of isolated endpoints. Node-local
+// identities belong to addresses.
 func ofEndpoint(id identity.Numeric) error {
 	if id == identity.Init {
 		return nil
@@ -203,7 +201,7 @@ func ofEndpoint(id identity.Numeric) error {
 	return nil
 }
 
-// mayBeEndpoint is ofEndpoint, unless the options leave it out.
+// mayBeEndpoint is ofEndpoint, but allows reserved identities with Options.Reserved.
 func (eps *Maps) mayBeEndpoint(id identity.Numeric) error {
 	if eps.reserved {
 		return ipmap.CheckIdentity(id)
@@ -219,8 +217,8 @@ func unicastMAC(m [6]byte) bool { return m != [6]byte{} && m[0]&1 == 0 }
 
 const slotSize = int(unsafe.Sizeof(bpf.MapsSlEndpoint{}))
 
-// packedPolicy is the slot's pol, the only part of a published slot that changes but
-// for its identity.
+// packedPolicy points to the policy entry of an endpoint. Once an endpoint is published, only this
+// entry and the identity change.
 func (eps *Maps) packedPolicy(s ID) *uint64 {
 	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Pol)))
 }
@@ -229,10 +227,10 @@ func (eps *Maps) slotRecord(s ID) *bpf.MapsSlEndpoint {
 	return (*bpf.MapsSlEndpoint)(unsafe.Pointer(&eps.mem[int(s)*slotSize]))
 }
 
-// At reads a slot, that of the host too, whether a device leads to it or not.
+// At reads an entry, also the host's, even if no device leads to it.
 func (eps *Maps) At(s ID) (Endpoint, error) {
 	if s > MaxEndpoints {
-		return Endpoint{}, fmt.Errorf("%w: slot %d is none", pin.ErrInvalid, s)
+		return Endpoint{}, fmt.Errorf("%w: no endpoint has slot %d", pin.ErrInvalid, s)
 	}
 	if err := eps.gate.RLock(); err != nil {
 		return Endpoint{}, err
@@ -241,7 +239,6 @@ func (eps *Maps) At(s ID) (Endpoint, error) {
 	return eps.at(s), nil
 }
 
-// at reads a slot.
 func (eps *Maps) at(s ID) Endpoint {
 	r := eps.slotRecord(s)
 	c := bpf.MapsSlEndpoint{
@@ -260,13 +257,13 @@ func (eps *Maps) at(s ID) Endpoint {
 	return EndpointOf(s, &c)
 }
 
-// setPolicy stores a slot's word and leaves the identity.
+// setPolicy stores an endpoint's tables and epoch, and keeps the bit that selects the identity.
 func (eps *Maps) setPolicy(s ID, p Policy) {
 	atomic.StoreUint64(eps.packedPolicy(s), p.packed()|atomic.LoadUint64(eps.packedPolicy(s))&secondIdentity)
 }
 
-// nextEpoch counts on the node-wide counter. 0 is nobody's, and the greatest says
-// that a program is changing a connection.
+// nextEpoch increments the node-wide counter. It skips 0, which no endpoint has, and the maximum,
+// which marks a connection that a program is changing.
 func (eps *Maps) nextEpoch() uint32 {
 	for {
 		if g := uint32(atomic.AddUint64(pin.Word(eps.counter, 0), 1)); g != 0 && g != math.MaxUint32 {
@@ -275,7 +272,7 @@ func (eps *Maps) nextEpoch() uint32 {
 	}
 }
 
-// initHost gives slot 0 its record: the host itself, which nothing evaluates yet.
+// initHost initialises entry 0, the host, which no policy evaluates yet.
 func (eps *Maps) initHost() error {
 	if atomic.LoadUint64(eps.packedPolicy(HostID)) != 0 {
 		return nil
@@ -285,7 +282,7 @@ func (eps *Maps) initHost() error {
 	return nil
 }
 
-// addrMap is the hash that leads from an address to its slot, and the key.
+// addrMap returns the map and key that lead from an address to an endpoint ID.
 func (eps *Maps) addrMap(a netip.Addr) (*ebpf.Map, any) {
 	if a.Is4() {
 		return eps.ip4, a.As4()
@@ -293,8 +290,7 @@ func (eps *Maps) addrMap(a netip.Addr) (*ebpf.Map, any) {
 	return eps.ip6, a.As16()
 }
 
-// SlotOf is the endpoint ID that an address leads to: HostID for one of the host,
-// NoID if none.
+// SlotOf returns the endpoint ID of an address: HostID for an address of the host, NoID if unknown.
 func (eps *Maps) SlotOf(a netip.Addr) (ID, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return NoID, err
@@ -303,7 +299,6 @@ func (eps *Maps) SlotOf(a netip.Addr) (ID, error) {
 	return eps.slotOf(a)
 }
 
-// slotOf is the endpoint ID that an address leads to, NoID if none.
 func (eps *Maps) slotOf(a netip.Addr) (ID, error) {
 	m, key := eps.addrMap(a)
 	return lookupID(m, key)
@@ -320,14 +315,12 @@ func lookupID(m *ebpf.Map, key any) (ID, error) {
 	return ID(s), nil
 }
 
-// Publish makes e visible to the programs and returns its slot. All fields of
-// the slot are written before the first key that leads to it; e.Policy's epoch
-// is replaced by a new one. e.Slot is ignored. The ipcache learns the identity
-// of its addresses last.
+// Publish makes e visible to the programs and returns its ID. It writes the whole entry before the
+// first key that leads to it, and the identities of its addresses to the ipcache last. It ignores
+// e.Slot and replaces the policy's epoch by a new one.
 //
-// pin.ErrExists says that the device or one of the addresses already belongs to
-// another slot; pin.ErrFull that all MaxEndpoints slots are taken. On any error
-// nothing of e remains visible.
+// It returns pin.ErrExists if another endpoint has the device or one of the addresses, and
+// pin.ErrFull if all MaxEndpoints IDs are taken. After any error nothing of e remains visible.
 func (eps *Maps) Publish(ctx context.Context, e Endpoint) (ID, error) {
 	if err := e.validate(); err != nil {
 		return NoID, err
@@ -364,8 +357,8 @@ func (eps *Maps) Publish(ctx context.Context, e Endpoint) (ID, error) {
 	return s, nil
 }
 
-// clearHeld forgets what the last endpoint of the slot had of the bounds of the node, and what it was
-// refused: entries of an endpoint that is gone are nobody's.
+// clearHeld resets the counters of node-wide shares and of refusals that the ID's previous endpoint
+// left.
 func (eps *Maps) clearHeld(s ID) {
 	zero := func(mem []byte, size uintptr) {
 		for at := int(s) * int(size); at < int(s+1)*int(size); at += 4 {
@@ -376,7 +369,7 @@ func (eps *Maps) clearHeld(s ID) {
 	zero(eps.refused, unsafe.Sizeof(bpf.MapsSlRefused{}))
 }
 
-// takeID returns with the lock held if it returns no error.
+// takeID returns with the lock held, unless it returns an error.
 func (eps *Maps) takeID(ctx context.Context) (ID, error) {
 	for {
 		if err := eps.gate.Lock(); err != nil {
@@ -396,7 +389,7 @@ func (eps *Maps) takeID(ctx context.Context) (ID, error) {
 	}
 }
 
-// insertKeys writes the keys that lead to e's slot, and how to take them back.
+// insertKeys writes the keys that lead to e. undo removes the keys written.
 func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 	slot := uint32(e.Slot)
 	if err := pin.InsertOnce(eps.devices, e.Ifindex, slot); err != nil {
@@ -419,9 +412,8 @@ func (eps *Maps) insertKeys(e Endpoint) (undo []func() error, err error) {
 	return undo, nil
 }
 
-// SetPolicy replaces both tables of the endpoint and its epoch by one 64-bit
-// store, so that a packet sees wholly the old word or wholly the new one. A
-// table that was retired is nodetable.ErrNoTable.
+// SetPolicy replaces both tables and the epoch of the endpoint by one 64-bit store, so that a
+// packet sees either the old or the new entry. nodetable.ErrNoTable if a table is retired.
 func (eps *Maps) SetPolicy(s ID, egress, ingress nodetable.ID) (epoch uint32, err error) {
 	if err := eps.gate.Lock(); err != nil {
 		return 0, err
@@ -435,7 +427,7 @@ func (eps *Maps) SetPolicy(s ID, egress, ingress nodetable.ID) (epoch uint32, er
 	return epoch, nil
 }
 
-// maySet checks that s is a published pod's, and that no table is retired.
+// maySet checks that s is a published endpoint and that no table is retired.
 func (eps *Maps) maySet(s ID, tables ...nodetable.ID) error {
 	if err := eps.mustLead(s); err != nil {
 		return err
@@ -448,16 +440,15 @@ func (eps *Maps) maySet(s ID, tables ...nodetable.ID) error {
 	return nil
 }
 
-// Cut denies the endpoint everything in both directions by one store. It is
-// the first step of a deletion, and may be repeated.
+// Cut denies all traffic of the endpoint in both directions by one store. It is the first step of a
+// deletion, and may be repeated.
 func (eps *Maps) Cut(s ID) error {
 	_, err := eps.SetPolicy(s, nodetable.Deny, nodetable.Deny)
 	return err
 }
 
-// Unpublish cuts the endpoint and deletes every key that leads to its slot,
-// the device last. A slot that no device leads to is ErrNotFound. The number
-// is not given out again before a grace period has passed (see Barrier).
+// Unpublish cuts the endpoint and deletes all keys that lead to it, the device last. ErrNotFound if
+// no device leads to it. The ID is not reused before a grace period has passed (see Barrier).
 //
 // After an error the endpoint is cut, and the call may be repeated.
 func (eps *Maps) Unpublish(s ID) error {
@@ -493,10 +484,10 @@ func (eps *Maps) Unpublish(s ID) error {
 	return nil
 }
 
-// mustLead checks that s is a pod's slot and published.
+// mustLead checks that s is a published endpoint and not the host.
 func (eps *Maps) mustLead(s ID) error {
 	if s == HostID || s > MaxEndpoints {
-		return fmt.Errorf("%w: slot %d is no pod's", pin.ErrInvalid, s)
+		return fmt.Errorf("%w: slot %d does not belong to a pod", pin.ErrInvalid, s)
 	}
 	owner, err := lookupID(eps.devices, eps.slotRecord(s).Ifindex)
 	if err != nil {
@@ -508,8 +499,7 @@ func (eps *Maps) mustLead(s ID) error {
 	return nil
 }
 
-// Lookup returns the endpoint of one slot as the maps hold it. ErrNotFound
-// says that no device leads to the slot.
+// Lookup returns one endpoint as the maps hold it. ErrNotFound if no device leads to it.
 func (eps *Maps) Lookup(s ID) (Endpoint, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return Endpoint{}, err
@@ -521,8 +511,7 @@ func (eps *Maps) Lookup(s ID) (Endpoint, error) {
 	return eps.check(s)
 }
 
-// List lists what the kernel's maps hold, by slot, without the host. It
-// is read from the maps at each call, never from memory.
+// List returns the endpoints sorted by ID, without the host. Each call reads the kernel's maps.
 func (eps *Maps) List() ([]Endpoint, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return nil, err
@@ -543,7 +532,7 @@ func (eps *Maps) List() ([]Endpoint, error) {
 	return es, nil
 }
 
-// check reads a slot and whether all keys lead to it.
+// check reads an endpoint and sets Incomplete if some of its keys are missing.
 func (eps *Maps) check(s ID) (Endpoint, error) {
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
@@ -562,7 +551,7 @@ func (eps *Maps) check(s ID) (Endpoint, error) {
 	return e, nil
 }
 
-// usedSlots are the slots that a device leads to, in order.
+// usedSlots returns the IDs that a device leads to, sorted.
 func (eps *Maps) usedSlots() ([]ID, error) {
 	var used []ID
 	var ifindex, slot uint32
@@ -579,8 +568,8 @@ func (eps *Maps) usedSlots() ([]ID, error) {
 	return used, nil
 }
 
-// dropStrayKeys deletes keys that lead to a slot which does not know them: a
-// process was killed while it undid or deleted.
+// dropStrayKeys deletes keys whose endpoint does not have them. They remain if a process is killed
+// during Publish or Unpublish.
 func (eps *Maps) dropStrayKeys() error {
 	used, err := eps.usedSlots()
 	if err != nil {
@@ -629,7 +618,7 @@ func (eps *Maps) dropStrayKeys() error {
 	return nil
 }
 
-// addrOwners is every local address with its slot.
+// addrOwners returns every local address with its endpoint ID.
 func (eps *Maps) addrOwners() (map[netip.Addr]ID, error) {
 	owners := map[netip.Addr]ID{}
 	var slot uint32

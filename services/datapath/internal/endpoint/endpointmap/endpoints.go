@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package endpointmap writes and reads the maps of endpoints: the array with a
-// slot for each, the keys by which devices and addresses lead there, and the
-// epochs of slots, which make verdicts stale. The host is slot 0, and its
-// addresses are here too.
+// Package endpointmap writes and reads the endpoint maps: the array with one entry for each
+// endpoint, the keys by which devices and addresses lead to entries, and the epochs of endpoints,
+// which make cached verdicts stale. The host is entry 0, and its addresses are stored here, too.
 //
-// A slot is written before the first key leads to it, and not again before every
-// key is gone and a grace period has passed. What changes meanwhile is one
-// aligned word. Who may be an endpoint and which tables evaluate it is the
-// caller's business.
+// An entry is written before the first key leads to it, and reused only after every key is removed
+// and a grace period has passed. In between, changes are single stores of an aligned 64-bit value.
+// The caller decides who becomes an endpoint and which tables evaluate it.
 package endpointmap
 
 import (
@@ -27,9 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Maps are the endpoints of the node, and the addresses of the host, as
-// the programs see them. Its methods may be called concurrently; changes are
-// applied one after the other.
+// Maps are the endpoints of the node and the addresses of the host in the eBPF maps. Its methods
+// may be called concurrently; changes are serialised.
 type Maps struct {
 	log       *slog.Logger
 	reserved  bool
@@ -37,28 +34,28 @@ type Maps struct {
 	addresses *ipcache.Cache
 
 	devices, ip4, ip6 *ebpf.Map
-	own               *ebpf.Map // sl_own
-	mem               []byte    // of sl_ep
-	held              []byte    // of sl_held
-	refused           []byte    // of sl_refused
-	counter           []byte    // of sl_gen
+	own               *ebpf.Map // map sl_own
+	mem               []byte    // memory of sl_ep
+	held              []byte    // memory of sl_held
+	refused           []byte    // memory of sl_refused
+	counter           []byte    // memory of sl_gen
 
 	gate      pin.Gate
 	slots     slotTable
-	withdrawn map[nodetable.ID]bool // tables that no word may name any more
-	renamed   map[ID]uint32         // slots that await Settled, with the epoch of their last change of identity
+	withdrawn map[nodetable.ID]bool // retired tables, which no endpoint may refer to any more
+	renamed   map[ID]uint32         // endpoints that await WaitIdentity, with the epoch of their last change of identity
 }
 
-// Options say what an endpoint may be.
+// Options configure Open.
 type Options struct {
-	// Reserved lets endpoints have reserved identities.
+	// Reserved allows reserved identities for endpoints.
 	Reserved bool
-	// Services has node ports answer at the host's addresses.
+	// Services reports that node ports are reached at the host's addresses.
 	Services bool
 	Log      *slog.Logger
 }
 
-// Open finds the maps of endpoints among all. It writes nothing.
+// Open returns Maps on the pinned maps. It writes nothing.
 func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 	return &Maps{
 		log: o.Log, reserved: o.Reserved, services: o.Services, addresses: addresses,
@@ -70,8 +67,8 @@ func Open(pm *pin.Maps, addresses *ipcache.Cache, o Options) *Maps {
 	}
 }
 
-// Initialise completes what a killed process left half-deleted. Nothing is
-// published before.
+// Initialise completes deletions and changes of identity that a killed process left unfinished.
+// Call it before anything is published.
 func (eps *Maps) Initialise() error {
 	if err := eps.initHost(); err != nil {
 		return fmt.Errorf("initialise the host's slot: %w", err)
@@ -90,7 +87,7 @@ func (eps *Maps) Initialise() error {
 	return nil
 }
 
-// Local are the addresses of endpoints and of the host, each with its slot.
+// Local returns the addresses of all endpoints and of the host, each with its endpoint ID.
 func (eps *Maps) Local() (map[netip.Addr]ID, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return nil, err
@@ -99,14 +96,14 @@ func (eps *Maps) Local() (map[netip.Addr]ID, error) {
 	return eps.addrOwners()
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (eps *Maps) Close() { eps.gate.Close() }
 
-// ErrInUse says that an endpoint's word names the table.
+// ErrInUse: an endpoint still refers to the table.
 var ErrInUse = errors.New("in use")
 
-// Withdraw has no word name the tables any more. If one does, it is
-// ErrInUse, and none is withdrawn.
+// Withdraw marks tables as retired, so that no endpoint can refer to them any more. If an endpoint
+// still refers to one, it returns ErrInUse and retires none.
 func (eps *Maps) Withdraw(ts ...nodetable.ID) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
@@ -126,17 +123,17 @@ func (eps *Maps) Withdraw(ts ...nodetable.ID) error {
 	return nil
 }
 
-// Release lets words name a table again: its number has another meaning, or it
-// was not retired after all.
+// Release allows references to a table again: its ID was reused, or the table was not retired after
+// all.
 func (eps *Maps) Release(t nodetable.ID) {
 	if err := eps.gate.Lock(); err != nil {
-		return // no word changes any more
+		return // closed: no entry changes any more
 	}
 	defer eps.gate.Unlock()
 	delete(eps.withdrawn, t)
 }
 
-// Count is how many endpoints there are, without the host.
+// Count returns the number of endpoints, without the host.
 func (eps *Maps) Count() (int, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return 0, err
@@ -146,7 +143,7 @@ func (eps *Maps) Count() (int, error) {
 	return len(used), err
 }
 
-// Named are the tables that a word names.
+// Named returns the tables that endpoints and the host refer to.
 func (eps *Maps) Named() map[nodetable.ID]bool {
 	named := map[nodetable.ID]bool{}
 	for s := HostID; s <= MaxEndpoints; s++ {

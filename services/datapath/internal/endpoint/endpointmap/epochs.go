@@ -14,9 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// BumpEpochs gives endpoints a new epoch and leaves their tables, by one store
-// each, so that their connections are evaluated again; without slots, every
-// endpoint and the host.
+// BumpEpochs gives endpoints a new epoch by one store each and keeps their tables, so that their
+// connections are evaluated again. Without arguments it does so for every endpoint and the host.
 func (eps *Maps) BumpEpochs(slots ...ID) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
@@ -46,28 +45,27 @@ func (eps *Maps) bumpEpoch(s ID) {
 	eps.setPolicy(s, p)
 }
 
-// policyAt reads a slot's word.
 func (eps *Maps) policyAt(s ID) Policy { return policyOf(atomic.LoadUint64(eps.packedPolicy(s))) }
 
-// AuditBit is SL_EP_AUDIT, in the byte behind mtu and deliver; a test compares it
-// with the header. endingBit says that audit mode was switched off, and that what it has
-// let pass may still have a verdict; no program reads it.
+// AuditBit is SL_EP_AUDIT, in the byte after mtu and deliver; a test compares it with the header.
+// endingBit marks an endpoint whose audit mode was switched off while connections may still have a
+// verdict from it; no program reads this bit.
 const (
 	AuditBit  = 1
 	endingBit = 0x80
 )
 
-// flagsWord is the 32-bit word whose last byte the flags are.
+// flagsWord points to the 32-bit value whose last byte holds the flags.
 func (eps *Maps) flagsWord(s ID) *uint32 {
 	return pin.Word32(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.Mtu)))
 }
 
-// SetAudit switches audit mode for endpoints: what their policies deny passes and is
-// reported. Slots that nobody has are left alone.
+// SetAudit switches audit mode of endpoints on or off: in audit mode, packets that the policy
+// denies pass and are reported. It ignores IDs without an endpoint.
 //
-// What began while it was on is evaluated again when it is off: the epochs are bumped
-// when no program runs that may still think that it is on. A process that is killed in
-// between leaves a mark, by which the next call for the endpoint does the same.
+// When it is switched off, connections that began in audit mode are evaluated again: SetAudit waits
+// until no program can still see the old flag, then bumps the epochs. A mark in the flags survives
+// if the process is killed in between, and the next call for the endpoint completes the change.
 func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...ID) error {
 	if len(slots) == 0 {
 		return nil
@@ -107,10 +105,10 @@ func (eps *Maps) SetAudit(ctx context.Context, on bool, slots ...ID) error {
 	})
 }
 
-// faultAuditFlag is between the flags and the epochs of a change of audit mode.
+// faultAuditFlag lies between the change of the flags and the change of the epochs.
 var faultAuditFlag = fault.Register("datapath/audit-mode/flag")
 
-// change runs f for the slots that endpoints have.
+// change runs f for the IDs that endpoints have.
 func (eps *Maps) change(slots []ID, f func(ID)) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
@@ -128,14 +126,14 @@ func (eps *Maps) change(slots []ID, f func(ID)) error {
 	return nil
 }
 
-// firstMarker is where the numbers begin that stand in a connection for an epoch
-// that it does not have: SL_EPOCHS_BUSY less the number of a CPU. The counter
-// does not get there: it would take a century of a thousand changes a minute.
+// firstMarker is the smallest value that a connection stores as a marker instead of an epoch:
+// SL_EPOCHS_BUSY minus the number of a CPU. The counter would take a century at a thousand changes
+// a minute to reach it.
 const firstMarker = 0xffff0000
 
-// ContinueEpochs continues the counter of epochs behind those of all slots, and
-// those that others visits. It is needed if sl_gen is new and other maps are
-// not: epochs that were used twice would vouch for verdicts of another policy.
+// ContinueEpochs sets the counter to the highest epoch of all endpoints and of the epochs that
+// others visits. It is needed if sl_gen is new while other maps are not: a reused epoch would make
+// cached verdicts of another policy valid.
 func (eps *Maps) ContinueEpochs(others func(visit func(uint32)) error) error {
 	most := uint32(0)
 	raise := func(epoch uint32) {
@@ -150,6 +148,6 @@ func (eps *Maps) ContinueEpochs(others func(visit func(uint32)) error) error {
 		return err
 	}
 	atomic.StoreUint64(pin.Word(eps.counter, 0), uint64(most))
-	eps.log.Warn("counter of epochs was lost and continues behind those in use", "epoch", most)
+	eps.log.Warn("counter of epochs was lost; it continues after the highest epoch in use", "epoch", most)
 	return nil
 }

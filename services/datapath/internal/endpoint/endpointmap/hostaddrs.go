@@ -16,13 +16,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// SyncHostAddrs makes addrs the complete set of the host's own addresses: each
-// leads to slot 0 and has identity host in the ipcache. Only differences are
-// written; connections with an address that came or went are evaluated again. Loopback, multicast and IPv6 link-local addresses are left out: no
-// pod reaches them. An address that an endpoint holds is pin.ErrExists, and the
-// rest is still applied. So it is if there are more addresses than fit beside
-// those of all endpoints: a HostAddrsError. Those that are known already and
-// the first of addrs are kept.
+// SyncHostAddrs makes addrs the complete set of the host's own addresses: each leads to HostID and
+// has identity host in the ipcache. It writes only differences. Connections with an added or
+// removed address are evaluated again. Loopback, multicast and IPv6 link-local addresses are left
+// out, because pods cannot reach them.
+//
+// Errors do not stop the call: pin.ErrExists for an address that an endpoint has, and a
+// HostAddrsError if more addresses are given than the maps can hold in addition to the endpoints' addresses. Then addresses already stored are kept first, followed by the first of addrs.
 func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
@@ -66,16 +66,17 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
-	// Without services a place only has the host answer UDP from the address that was asked.
+	// Without services, a place only determines the source address of the host's UDP replies, so no
+	// error is reported.
 	if len(unplaced) > 0 && eps.services {
-		errs = append(errs, fmt.Errorf("%d host addresses, %v one of them, at which node ports do not answer pods: %w",
+		errs = append(errs, fmt.Errorf("pods cannot reach node ports at %d host addresses, for example %v: %w",
 			len(unplaced), slices.MinFunc(unplaced, netip.Addr.Compare), errNoPlace))
 	}
 	return errors.Join(errs...)
 }
 
-// removeHostAddr removes the key last: it is by the key that the next call, or
-// the next process, finds the address if something fails.
+// removeHostAddr removes the key last: if something fails, the next call, also of a new process,
+// finds the address by its key.
 func (eps *Maps) removeHostAddr(a netip.Addr) error {
 	if err := eps.addresses.RemoveLocal(a); err != nil {
 		return fmt.Errorf("ipcache: %w", err)
@@ -84,26 +85,24 @@ func (eps *Maps) removeHostAddr(a netip.Addr) error {
 	return errors.Join(pin.DeleteKey(m, key), eps.addresses.Bump(a))
 }
 
-// HostAddrsError says that the host has more addresses than fit. It wraps
-// pin.ErrFull.
+// HostAddrsError reports that the host has more addresses than fit. It wraps pin.ErrFull.
 type HostAddrsError struct {
-	// Map is the name of the map of the family.
+	// Map is the name of the map of the address family.
 	Map string
-	// Have is how many addresses there are, Limit how many fit.
+	// Have is the number of addresses, Limit the number that fits.
 	Have, Limit int
 }
 
-// Error names the map and the figures.
+// Error names the map and the numbers.
 func (e *HostAddrsError) Error() string {
-	return fmt.Sprintf("map %s: the host has %d addresses, %d fit beside those of %d endpoints; the rest count as the world's",
+	return fmt.Sprintf("map %s: the host has %d addresses, %d fit in addition to %d endpoints; the rest have identity world",
 		e.Map, e.Have, e.Limit, MaxEndpoints)
 }
 
-// Unwrap makes the error an pin.ErrFull.
+// Unwrap returns pin.ErrFull.
 func (e *HostAddrsError) Unwrap() error { return pin.ErrFull }
 
-// wantedHostAddrs is the set that SyncHostAddrs makes: what a pod can reach, as
-// far as it fits.
+// wantedHostAddrs returns the addresses that pods can reach, as far as they fit.
 func (eps *Maps) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]ID) (want map[netip.Addr]bool, errs []error) {
 	want = map[netip.Addr]bool{}
 	var known, fresh []netip.Addr
@@ -134,7 +133,7 @@ func (eps *Maps) wantedHostAddrs(addrs []netip.Addr, owners map[netip.Addr]ID) (
 	return want, errs
 }
 
-// HostAddrs lists the host's own addresses as the maps hold them, sorted.
+// HostAddrs returns the host's own addresses in the maps, sorted.
 func (eps *Maps) HostAddrs() ([]netip.Addr, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return nil, err

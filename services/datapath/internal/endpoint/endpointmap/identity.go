@@ -15,24 +15,23 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// secondIdentity is SL_POL_SECOND: a bit of an endpoint's word that makes the
-// second of its two identities count.
+// secondIdentity is SL_POL_SECOND: the bit of the packed policy entry that selects the second of
+// the endpoint's two identities.
 const secondIdentity = 0x8000
 
-// The places between the writes of a change of identity.
+// Fault points between the writes of a change of identity.
 var (
 	faultFlipped   = fault.Register("datapath/relabel/flipped")
 	faultPublished = fault.Register("datapath/relabel/published")
 )
 
-// SetIdentity gives a published endpoint another identity and its tables, by the
-// one store that SetPolicy does: a packet is evaluated by the tables of the
-// identity that it is known by, the old one or the new one. Then the ipcache
-// learns it. The epochs of the endpoint and of its addresses are bumped, so that
-// all of its connections are evaluated again, on both sides.
+// SetIdentity gives a published endpoint another identity and the identity's tables by one store,
+// as SetPolicy does: each packet is evaluated with the tables of the identity that is valid at that
+// moment, old or new. Then it writes the identity to the ipcache. It bumps the epochs of the
+// endpoint and of its addresses, so that all of its connections are evaluated again, on both sides.
 //
-// The epoch is that of the endpoint, and not 0 if it has the new identity,
-// whatever the error. The call may be repeated, after Settled.
+// epoch is the endpoint's new epoch; it is not 0 if the endpoint has the new identity, even with an
+// error. The call may be repeated after WaitIdentity.
 func (eps *Maps) SetIdentity(
 	ctx context.Context, s ID, id identity.Numeric, egress, ingress nodetable.ID,
 ) (epoch uint32, err error) {
@@ -62,7 +61,7 @@ func (eps *Maps) SetIdentity(
 	return epoch, faultPublished.Hit(ctx)
 }
 
-// publishIdentity has the ipcache say the identity of a slot's addresses.
+// publishIdentity writes the identity of an endpoint's addresses to the ipcache.
 func (eps *Maps) publishIdentity(s ID) error {
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
@@ -73,9 +72,9 @@ func (eps *Maps) publishIdentity(s ID) error {
 	return nil
 }
 
-// WaitIdentity returns when a change of a slot's identity is over: the programs that
-// may know the former one have ended, and the first of its two identities counts
-// again. It waits for two grace periods if there was a change, else not at all.
+// WaitIdentity returns when a change of identity is complete: no program that may have read the old
+// identity still runs, and the first of the two identities is selected again. It waits for two
+// grace periods if there was a change, else not at all.
 func (eps *Maps) WaitIdentity(ctx context.Context, s ID) error {
 	epoch, ok, err := eps.changing(s)
 	if err != nil || !ok {
@@ -87,7 +86,7 @@ func (eps *Maps) WaitIdentity(ctx context.Context, s ID) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err
 	}
-	same := eps.renamed[s] == epoch // else the slot is another endpoint's
+	same := eps.renamed[s] == epoch // otherwise the ID has another endpoint by now
 	if same {
 		eps.useFirst(s)
 	}
@@ -117,8 +116,8 @@ func (eps *Maps) changing(s ID) (epoch uint32, ok bool, err error) {
 	return epoch, ok, nil
 }
 
-// useFirst makes the first identity of a slot the one that counts. No program may
-// run that read the word before the second one counted. Nothing changes by it.
+// useFirst copies the second identity to the first and selects the first, which has no visible
+// effect. No program may still run that read the entry before the second identity was selected.
 func (eps *Maps) useFirst(s ID) {
 	word := atomic.LoadUint64(eps.packedPolicy(s))
 	if word&secondIdentity == 0 {
@@ -129,8 +128,7 @@ func (eps *Maps) useFirst(s ID) {
 	atomic.StoreUint64(eps.packedPolicy(s), word&^secondIdentity)
 }
 
-// settleIdentities completes the changes of identities that a killed process has
-// begun.
+// settleIdentities completes changes of identity that a killed process began.
 func (eps *Maps) settleIdentities(used []ID) error {
 	changing := false
 	for _, s := range used {

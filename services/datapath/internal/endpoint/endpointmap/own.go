@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// ownProbes is SL_OWN_PROBES: how far behind its place an address may stand.
+// ownProbes is SL_OWN_PROBES: the number of consecutive indexes that an address may have in sl_own.
 const ownProbes = 8
 
-// errNoPlace says that other addresses of the host have all places that one could have.
-var errNoPlace = fmt.Errorf("%w: others have their places in map sl_own", pin.ErrFull)
+// errNoPlace: other addresses of the host occupy all indexes that the address could have.
+var errNoPlace = fmt.Errorf("%w: other addresses occupy all of its places in map sl_own", pin.ErrFull)
 
-// placeOwn gives an address of the host its place in sl_own, by which connections name the
-// address that was asked. It keeps the place that it has. An address that
-// is not in want any more gives up its place to another one only.
+// placeOwn stores an address of the host in sl_own, so that connections can refer to the address
+// that the client used. An address keeps its index. An address that is no longer in want is
+// overwritten only when another one needs its index.
 func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 	place, has := -1, false
 	err := eps.probeOwn(a, func(at int, holder netip.Addr) bool {
@@ -40,12 +40,12 @@ func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 		value.Family = 6
 	}
 	copy(value.Addr[:], a.AsSlice())
-	// in place: nothing names it, because its address is not the host's, or there is none
+	// No connection refers to this index: it is free, or its address is no longer the host's.
 	return eps.own.Put(uint32(place), &value)
 }
 
-// OwnPlace is the place of an address of the host in sl_own, plus 1, by which programs
-// name it; 0: it has none.
+// OwnPlace returns the index of an address of the host in sl_own plus 1, as programs use it; 0 if
+// the address is not in the map.
 func (eps *Maps) OwnPlace(a netip.Addr) (uint16, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return 0, err
@@ -61,8 +61,8 @@ func (eps *Maps) OwnPlace(a netip.Addr) (uint16, error) {
 	return place, err
 }
 
-// probeOwn visits the places that an address of the host may have, with who has each,
-// until it is enough.
+// probeOwn visits the indexes that an address of the host may have, with the address stored at
+// each, until visit returns true.
 func (eps *Maps) probeOwn(a netip.Addr, visit func(at int, holder netip.Addr) (enough bool)) error {
 	size := int(eps.own.MaxEntries())
 	for i := range ownProbes {
@@ -78,7 +78,7 @@ func (eps *Maps) probeOwn(a netip.Addr, visit func(at int, holder netip.Addr) (e
 	return nil
 }
 
-// OwnAt is the address at a place that OwnPlace has told, plus 1; not valid: there is none.
+// OwnAt returns the address for a value that OwnPlace returned; invalid if there is none.
 func (eps *Maps) OwnAt(place uint16) (netip.Addr, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return netip.Addr{}, err
@@ -94,7 +94,7 @@ func (eps *Maps) OwnAt(place uint16) (netip.Addr, error) {
 	return ownAddr(&have), nil
 }
 
-// ownAddr is the address at a place; the zero one: it is free.
+// ownAddr decodes an entry; the zero Addr if it is free.
 func ownAddr(v *bpf.MapsSlOwn) netip.Addr {
 	switch v.Family {
 	case 4:

@@ -11,24 +11,24 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// noPickUp is SL_EP_NO_PICK_UP: a bit of an endpoint's state that the programs
-// set and the collector takes back.
+// noPickUp is SL_EP_NO_PICK_UP: a bit of an endpoint's state that the programs set and the
+// collector clears.
 const noPickUp = 0x1
 
 func (eps *Maps) state(s ID) *uint64 {
 	return pin.Word(eps.mem, int(s)*slotSize+int(unsafe.Offsetof(bpf.MapsSlEndpoint{}.State)))
 }
 
-// StopPickUp keeps connections of every endpoint from being picked up, because
-// the programs no longer know which of them a policy has terminated. Endpoints
-// that are published later have none.
+// StopPickUp stops all endpoints from picking up connections, because the programs no longer know
+// which connections a policy has terminated. Endpoints published later are not affected: they have
+// no such connections.
 func (eps *Maps) StopPickUp() {
 	for s := ID(1); s <= MaxEndpoints; s++ {
 		atomic.OrUint64(eps.state(s), noPickUp)
 	}
 }
 
-// PickUpStopped says for how many endpoints nothing is picked up.
+// PickUpStopped returns the number of endpoints that do not pick up connections.
 func (eps *Maps) PickUpStopped() (n int, err error) {
 	if err := eps.gate.RLock(); err != nil {
 		return 0, err
@@ -42,7 +42,7 @@ func (eps *Maps) PickUpStopped() (n int, err error) {
 	return n, nil
 }
 
-// AllowPickUp takes back what StopPickUp and the programs have set.
+// AllowPickUp clears the bit that StopPickUp and the programs set.
 func (eps *Maps) AllowPickUp() {
 	for s := ID(1); s <= MaxEndpoints; s++ {
 		atomic.AndUint64(eps.state(s), ^uint64(noPickUp))

@@ -10,13 +10,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// slotTable knows which slots may be given out. It hands them out in a circle,
-// so that a number rests as long as possible before it is used again.
+// slotTable allocates endpoint IDs. It hands them out round robin, so that an ID is unused as long
+// as possible before it is reused.
 type slotTable struct {
 	state [MaxEndpoints + 1]slotState
 	next  ID // where the search begins
-	// draining are the slots that the next grace period will free; those of
-	// one that is under way are its caller's.
+	// draining are the IDs that the next grace period will free. IDs of a grace period in progress
+	// belong to the caller of Barrier.
 	draining []ID
 }
 
@@ -25,7 +25,7 @@ type slotState uint8
 const (
 	slotFree slotState = iota
 	slotUsed
-	slotDraining // unpublished, a program run may still hold it
+	slotDraining // unpublished, but a running program may still use it
 )
 
 func newSlotTable(used []ID) slotTable {
@@ -37,7 +37,7 @@ func newSlotTable(used []ID) slotTable {
 	return t
 }
 
-// take returns a free slot, false if there is none.
+// take returns a free ID, or false.
 func (t *slotTable) take() (ID, bool) {
 	for range len(t.state) {
 		s := t.next
@@ -50,10 +50,10 @@ func (t *slotTable) take() (ID, bool) {
 	return NoID, false
 }
 
-// giveBack returns a slot that no key has led to.
+// giveBack returns an ID that no key has led to.
 func (t *slotTable) giveBack(s ID) { t.state[s] = slotFree }
 
-// retire puts a slot aside until a grace period has passed.
+// retire quarantines an ID until a grace period has passed.
 func (t *slotTable) retire(s ID) {
 	if t.state[s] == slotUsed {
 		t.state[s] = slotDraining
@@ -61,15 +61,14 @@ func (t *slotTable) retire(s ID) {
 	}
 }
 
-// beginDrain returns the slots that a grace period beginning now will free.
+// beginDrain returns the IDs that a grace period starting now will free.
 func (t *slotTable) beginDrain() []ID {
 	d := t.draining
 	t.draining = nil
 	return d
 }
 
-// endDrain ends the grace period: the slots are free, or wait for the next one
-// if it failed.
+// endDrain frees the IDs if the grace period passed; otherwise they wait for the next one.
 func (t *slotTable) endDrain(slots []ID, passed bool) {
 	if !passed {
 		t.draining = append(t.draining, slots...)
@@ -80,9 +79,8 @@ func (t *slotTable) endDrain(slots []ID, passed bool) {
 	}
 }
 
-// Barrier waits until every program run that started before the call has
-// ended (8 to 16 ms), then frees the slots that were unpublished before it.
-// Nothing has to call it: Publish does when it runs out of slots.
+// Barrier waits until every program run that started before the call has ended (8 to 16 ms), then
+// frees the IDs that were unpublished before it. Publish calls it when it runs out of IDs.
 func (eps *Maps) Barrier(ctx context.Context) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err

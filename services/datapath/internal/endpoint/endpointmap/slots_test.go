@@ -27,9 +27,9 @@ func TestRetiredSlotsRestUntilTheirGracePeriodHasPassed(t *testing.T) {
 	}
 	table := newSlotTable(used)
 	table.retire(5)
-	table.retire(5) // twice is once
+	table.retire(5) // the second call has no effect
 	first := table.beginDrain()
-	table.retire(6) // during the grace period: not covered by it
+	table.retire(6) // during the grace period, so not covered by it
 	if _, ok := table.take(); ok {
 		t.Fatal("a slot was free during its grace period")
 	}

@@ -15,19 +15,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/host"
 )
 
-// Auditor keeps the node as the records say: it compares from time to time, looks at once at
-// what the kernel says has changed, and reports what was found.
+// Auditor keeps the node's kernel state as the records specify. It compares periodically and on
+// netlink events, and reports what it finds.
 type Auditor struct {
-	core    *lifecycle.Core // knows how endpoints and host should be
-	host    *host.Host      // what belongs to no endpoint
-	changes *netdev.Netdev  // says what changes in the kernel
+	core    *lifecycle.Core // knows the expected state of endpoints and host
+	host    *host.Host      // state that belongs to no endpoint
+	changes *netdev.Netdev  // kernel events
 	log     *slog.Logger
 }
 
-// Restore is lifecycle.Core's, and reports what it did.
+// Restore calls lifecycle.Core.Restore and reports its findings.
 func (a *Auditor) Restore(ctx context.Context) error { return a.core.Restore(ctx, a.emit) }
 
-// Compare compares everything, devices too, which Restore leaves out, and repairs it.
+// Compare compares and repairs everything, including devices, which Restore leaves out.
 func (a *Auditor) Compare(ctx context.Context) error { return a.core.Audit(ctx, true, a.emit) }
 
 func (a *Auditor) emit(f endpoint.Finding) error {
@@ -47,18 +47,17 @@ func (a *Auditor) report(f endpoint.Finding) {
 	}
 }
 
-// Audit does one comparison, and looks for what an operator is warned of.
+// Audit runs one comparison and checks for warnings to operators.
 func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 	err := a.core.Audit(ctx, repair, a.emit)
 	a.host.Changed()
 	return errors.Join(err, a.host.CheckWarnings())
 }
 
-// Watch looks at once at what the kernel says has changed, until ctx ends.
-// With repair, host ends and what the node has for all of them are put back as
-// they should be; the host's addresses are always kept up to date.
+// Watch handles kernel events until ctx ends. With repair, it restores host ends and the node-wide
+// state; it always keeps the host's addresses current.
 func (a *Auditor) Watch(ctx context.Context, repair bool) error {
-	// What an operator is warned of, no start compares.
+	// Restore and Compare do not check for warnings.
 	if err := a.host.CheckWarnings(); err != nil {
 		a.log.Error("warnings about the node not looked for", log.Err(err))
 	}
@@ -92,7 +91,7 @@ func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 			failing[c] = true
 			a.log.Error("change of the kernel not handled, trying again", log.Err(err))
 		}
-		// The kernel does not tell of it a second time.
+		// The kernel reports the change only once.
 		return true
 	})
 }

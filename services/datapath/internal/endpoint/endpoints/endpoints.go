@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package endpoints is the subject of endpoints in the datapath: it makes and removes them
-// for callers, keeps their devices and maps as the records say, and says how they are.
+// Package endpoints manages the endpoints of the datapath: it creates and removes them for callers,
+// keeps their devices and maps as the records specify, and reports their state.
 package endpoints
 
 import (
@@ -21,44 +21,45 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
-// Programs are those of the node, as far as endpoints have to do with them.
+// Programs are the eBPF programs of the node.
 type Programs interface {
-	// Reload loads them again if nf_conntrack has appeared since they were loaded, and
-	// says whether there are new ones, which have to be attached.
+	// Reload reloads the programs if nf_conntrack appeared since they were loaded. It returns true
+	// if new programs were loaded and have to be attached.
 	Reload() (bool, error)
-	// DropOldPrograms removes the pins of programs that no device has any more.
+	// DropOldPrograms removes the pins of programs that no device uses any more.
 	DropOldPrograms() error
 }
 
-// Options are what endpoints need.
+// Options configure Open.
 type Options struct {
-	// Lifecycle is the configuration of the core. Its Host is Host.
+	// Lifecycle configures the core. Its Host must be Host.
 	Lifecycle lifecycle.Config
-	// PolicyEvents name the slots whose policy has changed.
+	// PolicyEvents delivers the endpoint IDs whose policy has changed.
 	PolicyEvents *endpoint.SlotEvents
 	Devices      *netdev.Netdev
 	Host         *host.Host
 	Programs     Programs
-	// FollowConntrack has the programs loaded again when nf_conntrack appears.
+	// FollowConntrack reloads the programs when nf_conntrack appears.
 	FollowConntrack bool
 
-	// Ranges are the node's pod ranges, Source says which come and go, and Entries are
-	// theirs in the maps. Source is nil if the ranges are those of the configuration.
+	// Ranges are the node's pod ranges, Source announces changes to them, and Entries are their map
+	// entries. Source is nil if the ranges come from the configuration.
 	Ranges  *podrange.Set
 	Source  podrange.Source
 	Entries podrange.Entries
 
-	// Overlay says that other nodes reach this one through a tunnel, which needs an address of a pod range.
+	// Overlay reports that other nodes reach this one through a tunnel, which needs an address of a
+	// pod range.
 	Overlay bool
 
 	AuditInterval time.Duration
-	Repair        bool // what differs, beside reporting it
-	// Phase runs and reports the long step of a start; nil: f is called.
+	Repair        bool // repair differences, not only report them
+	// Phase runs and reports the long step of a start; if nil, the step only runs.
 	Phase func(name string, f func() error) error
 	Log   *slog.Logger
 }
 
-// Endpoints are those of one node.
+// Endpoints manages the endpoints of one node.
 type Endpoints struct {
 	Core    *lifecycle.Core
 	Auditor *Auditor
@@ -68,7 +69,7 @@ type Endpoints struct {
 	compared chan struct{}
 }
 
-// Open knows no endpoint yet: call Restore.
+// Open returns Endpoints that know no endpoint yet: call Restore.
 func Open(o Options) *Endpoints {
 	if o.Phase == nil {
 		o.Phase = func(_ string, f func() error) error { return f() }
@@ -83,20 +84,20 @@ func Open(o Options) *Endpoints {
 	return e
 }
 
-// Restore brings records and maps together, so that calls can be served.
+// Restore reconciles maps with records, so that calls can be served.
 func (e *Endpoints) Restore(ctx context.Context) error {
-	// What changes from now on is looked at after the comparison of devices.
+	// Events from now on are handled after the comparison of devices.
 	if err := e.o.Devices.Subscribe(); err != nil {
 		return err
 	}
 	return e.Auditor.Restore(ctx)
 }
 
-// pause is before a comparison is tried again that failed.
+// pause precedes the retry of a failed comparison.
 const pause = time.Second
 
-// Compare brings records and devices together, while calls are served. One that
-// fails is tried again: the endpoints have traffic meanwhile.
+// Compare reconciles devices with records, while calls are served. It retries until it succeeds or
+// ctx ends: endpoints have traffic meanwhile.
 func (e *Endpoints) Compare(ctx context.Context) error {
 	for {
 		err := e.Auditor.Compare(ctx)
@@ -120,7 +121,8 @@ func (e *Endpoints) Compare(ctx context.Context) error {
 // Compared is closed when Compare has succeeded.
 func (e *Endpoints) Compared() <-chan struct{} { return e.compared }
 
-// Awaits are the comparison of devices, and pod ranges if they are not those of the configuration.
+// Awaits are the conditions of readiness: the comparison of devices, and the pod ranges if they
+// come from sluice-ipam.
 func (e *Endpoints) Awaits() []work.Await {
 	all := []work.Await{{What: "the comparison of devices", Done: e.compared}}
 	if e.Keeper != nil {
@@ -132,7 +134,7 @@ func (e *Endpoints) Awaits() []work.Await {
 	return all
 }
 
-// Tasks are the background work. It begins with a comparison of everything.
+// Tasks returns the background work. It begins with a comparison of everything.
 func (e *Endpoints) Tasks() []work.Task {
 	tasks := []work.Task{
 		{Name: "release", Run: e.Core.Releases},
@@ -140,7 +142,7 @@ func (e *Endpoints) Tasks() []work.Task {
 		{Name: "identities", Run: e.Core.Relabels},
 		{Name: "policies of endpoints", Run: func(ctx context.Context) error { return e.Core.FollowPolicies(ctx, e.o.PolicyEvents) }},
 		{Name: "kernel changes", Run: func(ctx context.Context) error {
-			// Their events wait: what changes while everything is compared is looked at afterwards.
+			// Events wait: changes during the comparison are handled afterwards.
 			if err := e.o.Phase("compare devices", func() error { return e.Compare(ctx) }); err != nil {
 				return err
 			}
@@ -159,18 +161,18 @@ func (e *Endpoints) Tasks() []work.Task {
 	return tasks
 }
 
-// reloadInterval is how often the datapath looks whether nf_conntrack has been loaded.
+// reloadInterval is how often the datapath checks whether nf_conntrack is loaded.
 const reloadInterval = 5 * time.Second
 
-// followConntrack loads and attaches the programs again when nf_conntrack appears: a rule of
-// the node's firewall may load it at any time.
+// followConntrack reloads and attaches the programs when nf_conntrack appears: a firewall rule on
+// the node may load the module at any time.
 func (e *Endpoints) followConntrack(ctx context.Context) error {
 	select {
 	case <-e.compared:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	attach := false // what failed is tried again
+	attach := false // kept over failures, which are retried
 	return work.Every(ctx, reloadInterval, e.o.Log, "load programs that ask nf_conntrack", func() error {
 		changed, err := e.o.Programs.Reload()
 		attach = attach || changed
@@ -185,17 +187,16 @@ func (e *Endpoints) followConntrack(ctx context.Context) error {
 	})
 }
 
-// spoolInterval is how often the spool is looked at while the process serves.
+// spoolInterval is how often the spool is read while the process serves.
 const spoolInterval = 3 * time.Second
 
-// Replay does the deletions that the plugin spooled between the replay at the
-// start and the first accepted connection, or because the socket's queue was
-// full, until ctx ends.
+// Replay executes deletions that the plugin spools after the replay at the start, until ctx ends:
+// before the first accepted connection, or because the socket's queue was full.
 func (e *Endpoints) Replay(ctx context.Context, s *record.Spool) error {
 	return work.Every(ctx, spoolInterval, e.o.Log, "replay deletions", func() error { return s.Replay(ctx, e.Core) })
 }
 
-// Warnings name the host ports that lead nowhere because nothing serves any.
+// Warnings name the endpoints whose host ports are not forwarded because loadBalancing.mode is off.
 func (e *Endpoints) Warnings() (lines []string) {
 	if _, none := e.o.Lifecycle.HostPorts.(endpoint.NoHostPorts); !none {
 		return nil

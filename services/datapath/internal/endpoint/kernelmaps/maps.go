@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kernelmaps is the one adapter between the core of endpoints and what
-// makes an endpoint known to the programs: the kernel's maps, and policysync,
-// which decides which tables evaluate it. It implements endpoint.Maps and
-// endpoint.Policies and keeps no state.
+// Package kernelmaps is the only adapter between the endpoint core and the state that publishes an
+// endpoint to the programs: the eBPF maps, and policysync, which selects the tables that evaluate
+// the endpoint. It implements endpoint.Maps and endpoint.Policies and keeps no state.
 package kernelmaps
 
 import (
@@ -30,16 +29,16 @@ type Maps struct {
 	Endpoints *endpointmap.Maps
 	Tables    *policymap.Maps
 	IPCache   *ipcache.Cache
-	// Services are compared with the other maps.
+	// Services are audited together with the other maps.
 	Services *servicemap.Maps
-	// Namespaces know whose sockets reach services; nil: nobody's do.
+	// Namespaces records whose sockets reach services; nil: no sockets do.
 	Namespaces *sockets.Namespaces
-	// Policy decides which tables an endpoint gets; nil: everything is allowed.
+	// Policy selects the tables of an endpoint; nil: everything is allowed.
 	Policy *policysync.Applier
 }
 
-// Publish implements endpoint.Maps. The sockets come last: until then they are those
-// of an unknown namespace.
+// Publish implements endpoint.Maps. It registers the sockets last; until then they belong to an
+// unknown namespace.
 func (m Maps) Publish(ctx context.Context, e endpoint.Entry) (uint16, error) {
 	slot, err := m.publish(ctx, e)
 	if err != nil || m.Namespaces == nil || e.Cookie == 0 {
@@ -103,8 +102,8 @@ func (m Maps) Unpublish(slot uint16) error {
 	return m.drop(slot, m.Endpoints.Unpublish)
 }
 
-// drop ends the endpoint for the policy too: a change of tables would bring its
-// traffic back.
+// drop ends the endpoint in policysync, too: otherwise the next change of tables would allow its
+// traffic again.
 func (m Maps) drop(slot uint16, end func(uint16) error) error {
 	if m.Policy == nil {
 		return translate(end(slot))
@@ -126,7 +125,7 @@ func (m Maps) drop(slot uint16, end func(uint16) error) error {
 
 // SetIdentity implements endpoint.Maps.
 func (m Maps) SetIdentity(ctx context.Context, slot uint16, id uint32) error {
-	// an earlier change that its caller has not awaited
+	// wait for an earlier change whose caller did not wait
 	if err := m.Endpoints.WaitIdentity(ctx, slot); err != nil {
 		return translate(err)
 	}
@@ -147,7 +146,7 @@ func (m Maps) SetIdentityOrIsolate(ctx context.Context, slot uint16, id uint32) 
 	if m.Policy == nil {
 		return "", m.SetIdentity(ctx, slot, id)
 	}
-	// an earlier change that its caller has not awaited
+	// wait for an earlier change whose caller did not wait
 	if err := m.Endpoints.WaitIdentity(ctx, slot); err != nil {
 		return "", translate(err)
 	}
@@ -180,8 +179,7 @@ func (m Maps) Entries() ([]endpoint.Entry, error) {
 	return entries, nil
 }
 
-// translate gives errors of the kernel and of policysync their meaning in the
-// core.
+// translate maps errors of the kernel maps and of policysync to errors of the core.
 func translate(err error) error {
 	switch {
 	case errors.Is(err, pin.ErrExists):

@@ -5,8 +5,8 @@ package kernelmaps
 
 import "github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 
-// SubjectTable is the subject of a difference in the maps of policy tables;
-// those of policysync are of what names the tables.
+// SubjectTable is the subject of differences in the maps of policy tables. Subjects from policysync
+// concern the references to tables.
 const SubjectTable = "policy-table"
 
 // SubjectIPCache is the subject of a difference in the ipcache.
@@ -15,11 +15,9 @@ const SubjectIPCache = "ipcache"
 // SubjectService is the subject of a difference in the maps of services.
 const SubjectService = "service"
 
-// AuditTables compares the ipcache with what it is to say of ranges and of other
-// nodes, then the maps of tables, classes, rows, prefixes and
-// identities with what was written into them, and the policy word of every
-// endpoint with the tables that it should name. The maps of services come before
-// those of tables.
+// AuditTables compares, in this order: the ipcache with the expected entries of prefixes and other
+// nodes; the service maps; the maps of policy tables, classes, rows, prefixes and identities with
+// what was written to them; and the policy entry of every endpoint with its expected tables.
 func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 	var findings []endpoint.Finding
 	entries, err := m.IPCache.Audit(repair)
@@ -50,7 +48,7 @@ func (m Maps) AuditTables(repair bool) ([]endpoint.Finding, error) {
 	if err != nil || m.Policy == nil {
 		return findings, err
 	}
-	// Under the applier's lock, so that no change of tables comes in between.
+	// Under the applier's lock, so that no change of tables interferes.
 	mismatches, err := m.Policy.Check(repair)
 	for _, d := range mismatches {
 		findings = append(findings, endpoint.Finding{

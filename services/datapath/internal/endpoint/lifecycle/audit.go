@@ -17,16 +17,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// errRemains is the outcome of a repair that changed nothing about a difference.
+// errRemains: a repair did not change the difference.
 var errRemains = errors.New("the difference remains after a repair; its owner has to remove it")
 
-// Restore reads the records and makes the maps agree with them: what the maps hold
-// is adopted, what differs is replaced, what lost its container or was half done is
-// removed. Nothing that no record knows is removed before all records were compared.
-// Restore is called once, before anything else, and hands every finding to emit.
-// Afterwards the node serves calls. Its endpoints stay in state Restoring until an
-// Audit with repair has compared their devices too: a device works on as it is
-// meanwhile, as it did without this process.
+// Restore reads the records and reconciles the maps with them: it adopts matching map entries,
+// replaces different ones, and removes endpoints whose container is gone or whose creation or
+// deletion was not completed. It removes nothing unknown before all records were compared. Restore
+// is called once, before any other method, and passes every finding to emit.
+//
+// Afterwards the node serves calls. Endpoints stay in state Restoring until an Audit with repair
+// has compared their devices, too. Their traffic continues meanwhile, as it did before the restart.
 func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) error {
 	if err := c.load(); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) e
 			return err
 		}
 	}
-	// what a fresh node lacks was made, not repaired
+	// what a fresh node lacks was created, not repaired
 	c.nodeRepairs.Store(0)
 	entries, devices, err := c.listings()
 	if err != nil {
@@ -59,7 +59,7 @@ func (c *Core) Restore(ctx context.Context, emit func(endpoint.Finding) error) e
 	return nil
 }
 
-// Inspect is Restore and Audit without changing anything: it says what they would do.
+// Inspect does what Restore and Audit do, but only reports the differences.
 func (c *Core) Inspect(ctx context.Context) (findings []endpoint.Finding, err error) {
 	if err := c.load(); err != nil {
 		return nil, err
@@ -85,9 +85,9 @@ func (c *Core) load() error {
 	return nil
 }
 
-// Audit compares records, maps and devices, and with repair puts right what
-// differs. It hands every finding to emit, and ends early with emit's error.
-// The interior of containers is compared by Check and AuditContainers.
+// Audit compares records, maps and devices, and with repair repairs differences. It passes every
+// finding to emit and ends early with emit's error. Check and AuditContainers compare the interior
+// of containers.
 func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
 	report := reporterTo(emit, repair)
 	if c.cfg.Host != nil {
@@ -117,17 +117,17 @@ func (c *Core) Audit(ctx context.Context, repair bool, emit func(endpoint.Findin
 	return c.auditTables(repair, emit)
 }
 
-// comparison is what an audit compares records with. It may be older than a record.
+// comparison is the kernel state that an audit compares records with. It may be older than a
+// record.
 type comparison struct {
 	entries []endpoint.Entry
 	devices map[endpoint.HostDevice]bool
-	// Whether host ends are compared too, and those that are known to be as they should.
+	// Whether host ends are compared, too, and the host ends known to be as expected.
 	hostEnds bool
 	sound    map[endpoint.HostDevice]bool
 }
 
-// listings are the published endpoints and the devices of endpoints, as the kernel
-// has them.
+// listings lists the published endpoints and the devices of endpoints in the kernel.
 func (c *Core) listings() (entries []endpoint.Entry, devices []endpoint.HostDevice, err error) {
 	if entries, err = c.cfg.Maps.Entries(); err != nil {
 		return nil, nil, fmt.Errorf("list published endpoints: %w", err)
@@ -146,9 +146,9 @@ func index(devices []endpoint.HostDevice) map[endpoint.HostDevice]bool {
 	return m
 }
 
-// soundHosts looks at the host ends of all records at once, which costs a fraction
-// of a look at each, and gives those that are as they should be. The others may have
-// been changed by a call meanwhile: they are looked at again under their owner's turn.
+// soundHosts checks the host ends of all records at once, which is much cheaper than one by one,
+// and returns those without differences. A concurrent call may have changed the others: they are
+// checked again while the owner's mutex is held.
 func (c *Core) soundHosts(live []endpoint.Record) (map[endpoint.HostDevice]bool, error) {
 	var devices []endpoint.Device
 	for _, r := range live {
@@ -167,9 +167,8 @@ func (c *Core) soundHosts(live []endpoint.Record) (map[endpoint.HostDevice]bool,
 	return sound, nil
 }
 
-// AuditContainers compares the interior of every container with its record, and
-// with repair puts it right. It is done when an operator asks, not by itself: a
-// container that may change its own routes has reasons to.
+// AuditContainers compares the interior of every container with its record, and with repair repairs
+// it. It only runs on request: a container that may change its own routes has its reasons.
 func (c *Core) AuditContainers(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
 	for _, r := range c.live() {
 		diffs, left, fixErr, err := c.auditContainer(ctx, r, repair)
@@ -206,7 +205,7 @@ func (c *Core) auditContainer(ctx context.Context, r endpoint.Record, repair boo
 	}
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err != nil {
-		// A name that is gone says nothing of the container, which may live on.
+		// A missing path says nothing about the container, which may still run.
 		return nil, nil, nil, ignore(err, endpoint.ErrNamespaceGone, endpoint.ErrNamespace)
 	}
 	defer ns.Close()
@@ -245,7 +244,7 @@ func (c *Core) auditTables(repair bool, emit func(endpoint.Finding) error) error
 	return nil
 }
 
-// auditHost compares what belongs to no endpoint.
+// auditHost compares the state that belongs to no endpoint.
 func (c *Core) auditHost(repair bool, emit func(endpoint.Finding) error) error {
 	diffs, err := c.cfg.Host.Check()
 	if err != nil {
@@ -254,7 +253,8 @@ func (c *Core) auditHost(repair bool, emit func(endpoint.Finding) error) error {
 	return c.settleHost(diffs, repair, emit)
 }
 
-// settleHost repairs what a check of the host found, if it shall, and emits it.
+// settleHost repairs the differences of a check of the host, if repair is set, and passes them to
+// emit.
 func (c *Core) settleHost(diffs []endpoint.Difference, repair bool, emit func(endpoint.Finding) error) error {
 	left, repairErr := diffs, error(nil)
 	if repair && len(diffs) > 0 {
@@ -285,9 +285,9 @@ func (c *Core) settleHost(diffs []endpoint.Difference, repair bool, emit func(en
 	return nil
 }
 
-// HostChanged looks at once at what belongs to no endpoint, about which the
-// kernel has sent an event, and repairs it. What several repairs in a row have
-// left is left to the audit. again is as of LinkChanged.
+// HostChanged checks and repairs the state that belongs to no endpoint after a kernel event.
+// Differences that several repairs in a row did not remove are left to the audit. again is as of
+// LinkChanged.
 func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err error) {
 	diffs, err := c.cfg.Host.Check()
 	if err != nil {
@@ -311,7 +311,6 @@ func (c *Core) HostChanged(emit func(endpoint.Finding) error) (again bool, err e
 
 type reporter func(endpoint.Difference, func() error) error
 
-// reporterTo hands a difference to emit, with repair after its fix.
 func reporterTo(emit func(endpoint.Finding) error, repair bool) reporter {
 	return func(d endpoint.Difference, fix func() error) error {
 		f := endpoint.Finding{Difference: d}
@@ -349,9 +348,9 @@ func (c *Core) auditRecord(
 	now, ok := c.record(o)
 	if !ok || now.Phase == endpoint.PhaseDeleted || now.Phase != r.Phase ||
 		now.Namespace != r.Namespace || now.Slot != r.Slot {
-		return nil // it changed since the listing: its own call looks after it
+		return nil // it changed since the listing; the call that changed it handles it
 	}
-	r = now // it may have another identity
+	r = now // its identity may have changed
 	switch {
 	case r.BootID != c.cfg.BootID:
 		d := endpoint.Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID}
@@ -369,17 +368,17 @@ func (c *Core) auditRecord(
 
 	entries := a.entries
 	if _, differs := r.DiffersFrom(entries); differs {
-		// the listing may be older than the endpoint: look again now that
-		// nobody changes it
+		// the listing may be older than the endpoint: list again while the owner's mutex is held
 		if entries, err = c.cfg.Maps.Entries(); err != nil {
 			return fmt.Errorf("list published endpoints: %w", err)
 		}
 	}
 	d, differs := r.DiffersFrom(entries)
 	switch identityOnly := r.DiffersInIdentity(entries); {
-	case !differs, identityOnly && c.differs(o): // Relabels is about to
+	case !differs, identityOnly && c.differs(o): // Relabels will handle it
 	case identityOnly:
-		// It has traffic as what it was before, and the tables may not be there.
+		// The endpoint's traffic is evaluated as the old identity, and the tables of the new one
+		// may be missing.
 		if err := report(d, func() error { c.setDiffers(o, true); wake(c.wakeRelabels); return nil }); err != nil {
 			return err
 		}
@@ -405,8 +404,8 @@ func (c *Core) auditRecord(
 	return nil
 }
 
-// auditHostEnd compares the host end of a record, unless it is known to be sound.
-// The caller has the owner's turn.
+// auditHostEnd compares the host end of a record, unless it is sound. The caller holds the owner's
+// mutex.
 func (c *Core) auditHostEnd(r endpoint.Record, sound, repair bool, report reporter) error {
 	o := r.Spec.Owner
 	var diffs []endpoint.Difference
@@ -429,8 +428,8 @@ func (c *Core) auditHostEnd(r endpoint.Record, sound, repair bool, report report
 	return nil
 }
 
-// republish replaces what the maps hold for the record. Between the two steps
-// the endpoint has no traffic; what it had was wrong.
+// republish replaces the map entries of the record. Between the two steps the endpoint has no
+// traffic; its entries were wrong before.
 func (c *Core) republish(ctx context.Context, r *endpoint.Record, entries []endpoint.Entry) error {
 	for _, e := range entries {
 		if r.Owns(e) {
@@ -439,7 +438,7 @@ func (c *Core) republish(ctx context.Context, r *endpoint.Record, entries []endp
 			}
 		}
 	}
-	// If publishing fails, the old number may be somebody else's.
+	// If publishing fails, the old ID may belong to another endpoint.
 	r.Slot = 0
 	c.set(*r, endpoint.Restoring)
 	slot, err := c.cfg.Maps.Publish(ctx, r.Entry())
@@ -454,7 +453,7 @@ func (c *Core) republish(ctx context.Context, r *endpoint.Record, entries []endp
 	return nil
 }
 
-// strays are what no record knows.
+// strays returns the map entries and devices that belong to no record.
 func (c *Core) strays(entries []endpoint.Entry, devices []endpoint.HostDevice) (
 	slots []endpoint.Entry, links []endpoint.HostDevice,
 ) {
@@ -476,9 +475,9 @@ func (c *Core) strays(entries []endpoint.Entry, devices []endpoint.HostDevice) (
 	return slots, links
 }
 
-// auditStrays finds what no record knows. The listings are older than the
-// records: an endpoint deleted between them looks like a stray, so whatever
-// looks like one is listed again.
+// auditStrays handles map entries and devices without a record. The listings are older than the
+// records, so an endpoint deleted in between looks like a stray: strays are confirmed by a second
+// listing.
 func (c *Core) auditStrays(
 	entries []endpoint.Entry, devices []endpoint.HostDevice, repair bool, report reporter,
 ) error {
@@ -517,8 +516,7 @@ func (c *Core) auditStrays(
 	return nil
 }
 
-// unpublishStray makes sure that the slot was not given to somebody since the
-// listing.
+// unpublishStray unpublishes e, unless the ID was reused since the listing.
 func (c *Core) unpublishStray(e endpoint.Entry) error {
 	entries, err := c.cfg.Maps.Entries()
 	if err != nil {
@@ -532,8 +530,7 @@ func (c *Core) unpublishStray(e endpoint.Entry) error {
 	return nil
 }
 
-// repairHost repairs the host end of a record and returns the differences that
-// remain.
+// repairHost repairs the host end of a record and returns the differences that remain.
 func (c *Core) repairHost(r endpoint.Record, diffs []endpoint.Difference) (left []endpoint.Difference, err error) {
 	if !slices.ContainsFunc(diffs, endpoint.Difference.Repairable) {
 		return diffs, nil
@@ -547,7 +544,7 @@ func (c *Core) repairHost(r endpoint.Record, diffs []endpoint.Difference) (left 
 	return left, err
 }
 
-// outcome says why a difference was not repaired, if it was not.
+// outcome returns why a difference was not repaired, or nil if it was.
 func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error {
 	remains := slices.ContainsFunc(left, func(l endpoint.Difference) bool {
 		return l.Subject == d.Subject && l.Key == d.Key
@@ -561,18 +558,18 @@ func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error
 	return errRemains
 }
 
-// unrepaired is what the last look found and did not repair.
+// unrepaired are the differences that the last check found and the repair left.
 type unrepaired struct {
 	left  []endpoint.Difference
-	looks int // in a row that have left just this
+	looks int // consecutive checks that left exactly these
 }
 
-// mostVain is how many repairs may change nothing before events no longer lead
-// to the next, which would send events again. One may be undone by another
-// program at once, which is no reason to give up.
+// mostVain is the number of repairs in a row that may leave the same differences before events no
+// longer trigger a repair, which would cause further events. It is more than one, because another
+// program may undo a repair at once.
 const mostVain = 5
 
-// next is u after a look that has left something.
+// next returns the state after another check left differences.
 func (u unrepaired) next(left []endpoint.Difference) unrepaired {
 	if !slices.Equal(left, u.left) {
 		u.looks = 0
@@ -580,14 +577,14 @@ func (u unrepaired) next(left []endpoint.Difference) unrepaired {
 	return unrepaired{left, u.looks + 1}
 }
 
-// settles says whether an event about the differences needs no repair: there are
-// none, or repairs did not change them.
+// settles reports whether an event needs no repair: there are no differences, or repairs did not
+// change them.
 func (u unrepaired) settles(diffs []endpoint.Difference) bool {
 	return slices.Equal(diffs, u.left) &&
 		(u.looks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))
 }
 
-// setUnrepaired notes what a look at the endpoint's host end has left.
+// setUnrepaired stores the differences that a check of the endpoint's host end left.
 func (c *Core) setUnrepaired(o workload.Owner, left []endpoint.Difference) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -603,13 +600,13 @@ func (c *Core) setUnrepaired(o workload.Owner, left []endpoint.Difference) {
 	}
 }
 
-// noDevice says whether the host end is gone.
+// noDevice reports whether the host end is missing.
 func (u unrepaired) noDevice() bool {
 	return slices.ContainsFunc(u.left, endpoint.Difference.IsNoDevice)
 }
 
-// count notes what a repair of an endpoint's host end did. A repaired attachment
-// is an alarm, because a program was off a container.
+// count counts the repairs of an endpoint's host end. A repaired attachment is logged as a warning,
+// because packets bypassed a program.
 func (c *Core) count(o workload.Owner, diffs, left []endpoint.Difference, err error) {
 	attachment := slices.IndexFunc(diffs, endpoint.Difference.OfAttachment)
 	if attachment >= 0 {
@@ -636,10 +633,10 @@ func (c *Core) countAttachment(o workload.Owner, d endpoint.Difference, err erro
 		"owner", o.String(), "subject", d.Subject, "device", d.Key, "want", d.Want, "have", d.Have)
 }
 
-// LinkChanged looks at once at the host end with an index, about which the
-// kernel has sent an event, and repairs it. It does not wait for long for another
-// call of the same owner: with again set, the caller should call again later. So
-// it should after a look or a repair that failed, of which no event may tell.
+// LinkChanged checks and repairs the host end with an interface index after a kernel event. It
+// waits only briefly for another call of the same owner. again asks the caller to call again later:
+// because the owner was busy, or because a check or repair failed, after which the kernel may send
+// no further event.
 func (c *Core) LinkChanged(
 	ctx context.Context, ifindex uint32, emit func(endpoint.Finding) error,
 ) (again bool, err error) {
@@ -652,8 +649,8 @@ func (c *Core) LinkChanged(
 	return c.hostEndChanged(ctx, o, emit)
 }
 
-// AddrChanged is LinkChanged for the endpoint that has an address, after an
-// event about a route to it.
+// AddrChanged is LinkChanged for the endpoint that has an address, after an event about a route to
+// the address.
 func (c *Core) AddrChanged(
 	ctx context.Context, a netip.Addr, emit func(endpoint.Finding) error,
 ) (again bool, err error) {
@@ -666,15 +663,15 @@ func (c *Core) AddrChanged(
 	return c.hostEndChanged(ctx, o, emit)
 }
 
-// eventPatience bounds the wait of an event for the turn of its endpoint's owner:
-// longer than checks take, one of which may follow the other without end, and
-// short for the events of all other endpoints, which wait meanwhile.
+// eventPatience bounds the wait of an event for its owner's mutex. It exceeds the duration of
+// checks, which may follow each other without end, and is short, because the events of all other
+// endpoints wait meanwhile.
 const eventPatience = 250 * time.Millisecond
 
 func (c *Core) hostEndChanged(
 	ctx context.Context, o workload.Owner, emit func(endpoint.Finding) error,
 ) (again bool, err error) {
-	// A creation or a deletion under way ends with a device as it should be.
+	// A creation or deletion in progress sets the device up or removes it itself.
 	steady := func() (endpoint.Record, bool) {
 		r, ok := c.record(o)
 		return r, ok && r.Phase == endpoint.PhaseReady && !c.disconnecting(o)
@@ -699,7 +696,7 @@ func (c *Core) hostEndChanged(
 	settled := c.unrepaired[o].settles(diffs)
 	c.mu.Unlock()
 	if settled {
-		return false, nil // nothing, or what repairs have left to the audit
+		return false, nil // no differences, or only differences left to the audit
 	}
 	if len(diffs) > 0 && c.orphaned(r) {
 		c.log.Info("endpoint removed, its network namespace is gone", "owner", o.String())
@@ -711,7 +708,7 @@ func (c *Core) hostEndChanged(
 	}
 	c.setUnrepaired(o, left)
 	if fixErr != nil {
-		// What failed has perhaps changed nothing, and then no event follows.
+		// A failed repair may have changed nothing; then no event follows.
 		c.mu.Lock()
 		again = !c.unrepaired[o].settles(left)
 		c.mu.Unlock()
@@ -729,14 +726,14 @@ func (c *Core) hostEndChanged(
 	return again, nil
 }
 
-// Expected is what a caller of Check thinks of an endpoint; zero for nothing.
+// Expected are the values that a caller of Check expects; zero fields are not compared.
 type Expected struct {
 	Netns string
 	Addrs []netip.Addr
 }
 
-// Check compares one endpoint with the kernel, its interior included, and with
-// what the caller believes.
+// Check compares one endpoint, including the interior of its container, with the kernel and with
+// the caller's expectation.
 func (c *Core) Check(ctx context.Context, o workload.Owner, b Expected) ([]endpoint.Difference, error) {
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {

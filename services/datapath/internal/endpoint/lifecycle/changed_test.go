@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// nothing is done with findings.
+// nothing ignores findings.
 func nothing(endpoint.Finding) error { return nil }
 
 func TestChangedHostEndIsRepairedAndCounted(t *testing.T) {
@@ -52,9 +52,9 @@ func TestChangedHostEndIsRepairedAndCounted(t *testing.T) {
 	}
 }
 
-// TestChangeIsLookedAtAgainAfterAnError: the kernel tells of a change once. A look
-// that failed, because a list of the kernel's changed all the while for example,
-// and a repair that failed are no end of it.
+// TestChangeIsLookedAtAgainAfterAnError: the kernel reports a change once. After a failed check,
+// for example because the list changed during the dump, or a failed repair, the caller must try
+// again.
 func TestChangeIsLookedAtAgainAfterAnError(t *testing.T) {
 	for _, op := range []string{"check device", "repair device"} {
 		m := newMachine()
@@ -67,7 +67,7 @@ func TestChangeIsLookedAtAgainAfterAnError(t *testing.T) {
 		m.setFail(op, errTest)
 		m.deviceOf(s.Owner).up = false
 		if again, _ := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); !again {
-			t.Errorf("%s failed, and the change is not to be looked at again", op)
+			t.Errorf("%s failed, and the caller is not asked to try again", op)
 		}
 		m.setFail(op, nil)
 		again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing)
@@ -77,8 +77,8 @@ func TestChangeIsLookedAtAgainAfterAnError(t *testing.T) {
 	}
 }
 
-// A repair sends events. If repairs change nothing, events must not lead to the
-// next one for ever.
+// A repair sends events. If repairs change nothing, their events must not trigger further repairs
+// for ever.
 func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -96,29 +96,29 @@ func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	m.setFail("repair device", errTest)
 	m.deviceOf(s.Owner).up = false
 	for i := range 3 * mostVain {
-		// One that failed sent no event, perhaps.
+		// A failed repair may have sent no event.
 		again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing)
 		if err != nil || again != (i < mostVain-1) {
 			t.Fatalf("repair %d: again %v, %v", i, again, err)
 		}
 	}
 	if n := m.count("repair device"); n != mostVain {
-		t.Errorf("%d repairs in vain, want %d", n, mostVain)
+		t.Errorf("%d repairs without effect, want %d", n, mostVain)
 	}
 	if left := c.Counts().Unrepaired; len(left) != 1 {
 		t.Errorf("unrepaired %q, want the device", left)
 	}
-	// a program of others is never repaired, and named once
+	// a foreign program is never repaired, and reported once
 	m.deviceOf(s.Owner).up = true
 	m.deviceOf(s.Owner).foreign = "passes"
 	for range 3 {
 		changed()
 	}
 	if n := m.count("repair device"); n != mostVain {
-		t.Errorf("%d repairs for a program of others", n-mostVain)
+		t.Errorf("%d repairs for a foreign program", n-mostVain)
 	}
 	if left := c.Counts().Unrepaired; len(left) != 1 {
-		t.Errorf("unrepaired %q, want the program of others", left)
+		t.Errorf("unrepaired %q, want the foreign program", left)
 	}
 	// the audit tries again
 	m.setFail("repair device", nil)
@@ -131,8 +131,8 @@ func TestEventsEndWithRepairsThatChangeNothing(t *testing.T) {
 	}
 }
 
-// TestEventWaitsForACallOfTheSameOwnerForABoundedTime: events of all endpoints are
-// handled one after the other.
+// TestEventWaitsForACallOfTheSameOwnerForABoundedTime: events of all endpoints are handled one
+// after the other, so none may wait long.
 func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -147,16 +147,16 @@ func TestEventWaitsForACallOfTheSameOwnerForABoundedTime(t *testing.T) {
 	}
 	m.deviceOf(s.Owner).up = false
 	if again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil || !again || m.deviceOf(s.Owner).up {
-		t.Errorf("during another call: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
+		t.Errorf("during a concurrent call: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
 	}
 	leave()
 	if again, err := c.LinkChanged(t.Context(), e.Device.HostIndex, nothing); err != nil || again || !m.deviceOf(s.Owner).up {
-		t.Errorf("after it: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
+		t.Errorf("after the call: again %v, %v, up %v", again, err, m.deviceOf(s.Owner).up)
 	}
 }
 
-// TestEventGetsItsTurnBetweenConstantChecks: callers that compare the endpoint
-// without a pause never leave its lock free to one that only asks whether it is.
+// TestEventGetsItsTurnBetweenConstantChecks: callers that check the endpoint without a pause never
+// leave its mutex free, so an event that only tried to lock it would never be handled.
 func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -172,7 +172,7 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					if leave, err := c.turns.Lock(ctx, s.Owner); err == nil {
-						time.Sleep(eventPatience / 10) // as a comparison takes it
+						time.Sleep(eventPatience / 10) // the duration of a check
 						leave()
 					}
 				}
@@ -188,8 +188,7 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 	})
 }
 
-// fakeHost lacks what is in missing until it is repaired; what is in stuck
-// stays.
+// fakeHost lacks what is in missing until it is repaired; differences in stuck cannot be repaired.
 type fakeHost struct {
 	missing, stuck []endpoint.Difference
 	repairs        int

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package lifecycle makes and removes the endpoints of a node step by step, keeps
-// them as they should be while they live, and finds them again after a restart.
+// Package lifecycle creates and removes the endpoints of a node step by step, keeps their kernel
+// state as recorded, and restores them after a restart.
 //
-// It owns the records and their order relative to the kernel: a record is
-// written before the thing that it describes is made, and removed after it is
-// gone. Devices, maps, files and the other services are reached through the
-// interfaces of package endpoint; nothing here knows netlink, eBPF or gRPC.
+// It owns the records and their order relative to the kernel: a record is written before the
+// described object is created, and removed after the object is removed. It uses devices, maps,
+// files and other services through the interfaces of package endpoint, and does not depend on
+// netlink, eBPF or gRPC.
 package lifecycle
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
-// Config is what the core has to know.
+// Config configures a Core.
 type Config struct {
 	// Instance is part of device names, so that copies can run side by side.
 	Instance string
@@ -38,21 +38,21 @@ type Config struct {
 	BootID string
 	// Ranges are the node's pod ranges.
 	Ranges Ranges
-	// MTU of devices for which the caller wants none, in bytes.
+	// MTU in bytes of devices for which the caller requests none.
 	MTU uint16
-	// Index is where the records are; nil: Core makes one.
+	// Index holds the records in memory; nil: Core creates one.
 	Index *Index
-	// RefuseSecond refuses an attachment to a namespace that has one already.
+	// RefuseSecond rejects a second attachment to the same namespace.
 	RefuseSecond bool
-	// ReapDelay is how long a device whose endpoint is gone may wait for its
-	// namespace to go, so that one deletion takes many. 0: one second.
+	// ReapDelay is how long a deleted endpoint's device waits for its namespace to vanish, so that
+	// devices are deleted in batches. 0: one second.
 	ReapDelay time.Duration
-	// RetryDelay is the first pause after a release that failed; it doubles up
-	// to a hundredfold. 0: 100 ms.
+	// RetryDelay is the first pause after a failed release; it doubles up to a hundredfold. 0: 100
+	// ms.
 	RetryDelay time.Duration
 
-	// Sockets gives Maps the cookies of namespaces, by which the programs of services
-	// know whose a socket is.
+	// Sockets passes the cookies of namespaces to Maps, by which the service programs recognise the
+	// endpoint of a socket.
 	Sockets bool
 
 	Maps       endpoint.Maps
@@ -60,35 +60,34 @@ type Config struct {
 	Leases     endpoint.Leases
 	Identities endpoint.Identities
 	Records    endpoint.Records
-	// Published returns when other nodes can know the addresses of an endpoint whose
-	// identity was resolved, or may not for a while; nil: nobody waits for that.
+	// Published returns when other nodes can know the addresses of an endpoint whose identity was
+	// resolved, or when waiting longer is not worthwhile; nil: do not wait.
 	Published func(ctx context.Context, o workload.Owner)
-	// HostPorts leads ports of the node to endpoints.
+	// HostPorts forwards ports of the node to endpoints.
 	HostPorts endpoint.HostPorts
 	// Policies evaluate endpoints; nil: everything is allowed.
 	Policies endpoint.Policies
 	Host     endpoint.Host
-	// Tables compares what is of no single endpoint in the maps: tables, words,
-	// identities. With repair it puts right what it can. Nil: nothing is there.
+	// Tables compares map state that belongs to no single endpoint: tables, policy entries,
+	// identities. With repair it repairs what it can. nil: nothing is compared.
 	Tables func(repair bool) ([]endpoint.Finding, error)
-	// Repaired hears of programs that somebody had taken off an endpoint's
-	// device, and why they could not be put back, if so. Nil: nobody listens.
+	// Repaired is called after programs were found detached from an endpoint's device. Its error is
+	// nil if they were attached again. nil: no call.
 	Repaired func(endpoint.Endpoint, endpoint.Difference, error)
-	Log      *slog.Logger // nothing is logged if nil
+	Log      *slog.Logger // nil: no logging
 	Now      func() time.Time
 }
 
-// Ranges are the node's pod ranges. An endpoint may be made in an open one.
+// Ranges are the node's pod ranges. An endpoint may be created in an open range.
 type Ranges interface {
 	Open(a netip.Addr) bool
 	Close(p netip.Prefix)
 	All() []netip.Prefix
-	// Changes says whether another range may come.
+	// Changes reports whether further ranges may be added.
 	Changes() bool
 }
 
-// Core holds the endpoints of one node. All methods may be called
-// concurrently, after Restore.
+// Core manages the endpoints of one node. All methods may be called concurrently, after Restore.
 type Core struct {
 	cfg   Config
 	log   *slog.Logger
@@ -97,22 +96,22 @@ type Core struct {
 	// Reaper removes the devices of deleted endpoints.
 	Reaper *reaper.Reaper[endpoint.HostDevice]
 
-	*Index // its mutex guards what is below, too
+	*Index // its mutex also guards the fields below
 
 	unclaimed  map[workload.Owner]error       // guarded by mu; live endpoints that ipam refuses to confirm again
-	unreadable map[string]endpoint.Unreadable // guarded by mu; files that are no records, by name
+	unreadable map[string]endpoint.Unreadable // guarded by mu; files that are no valid records, by name
 	unrepaired map[workload.Owner]unrepaired  // guarded by mu; of host ends
-	wishes     map[workload.Owner]wish        // guarded by mu; what the identity service wants
-	// Endpoints that may have another identity in the maps than in the record, and
-	// why that lasts, if it was tried.
+	wishes     map[workload.Owner]wish        // guarded by mu; identities that the identity service has announced
+	// Endpoints whose identity in the maps may differ from the record, with the error of the last
+	// attempt to change it.
 	differing map[workload.Owner]error // guarded by mu
 
-	hostUnrepaired unrepaired // guarded by mu; of what belongs to no endpoint
+	hostUnrepaired unrepaired // guarded by mu; of state that belongs to no endpoint
 	closedDevices  []string   // guarded by mu; devices that the last audit kept for an unreadable record
 
 	wakeReleases chan struct{}
 	wakeRelabels chan struct{}
-	refreshDue   atomic.Bool // an endpoint has an identity without a hold
+	refreshDue   atomic.Bool // an endpoint has an identity without a reference
 	releasing    atomic.Bool // a release failed and waits for its retry
 
 	repairs       atomic.Uint64 // of attachments
@@ -121,7 +120,7 @@ type Core struct {
 	relabels      atomic.Uint64
 }
 
-// New returns a core that knows nothing yet: call Restore.
+// New returns an empty core: call Restore.
 func New(cfg Config) *Core {
 	if cfg.Log == nil {
 		cfg.Log = log.Discard()
@@ -152,7 +151,7 @@ func New(cfg Config) *Core {
 // Hub distributes the changes of endpoints.
 func (c *Core) Hub() *watch.Hub[workload.Owner, endpoint.Endpoint] { return c.hub }
 
-// Get gives one endpoint.
+// Get returns one endpoint, or ErrNotFound.
 func (c *Core) Get(o workload.Owner) (endpoint.Endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,14 +162,14 @@ func (c *Core) Get(o workload.Owner) (endpoint.Endpoint, error) {
 	return c.endpoint(r, c.states[o]), nil
 }
 
-// List gives all endpoints as of one point in time, by slot and owner.
+// List returns a consistent snapshot of all endpoints, sorted by ID and owner.
 func (c *Core) List() []endpoint.Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.list(c.endpoint)
 }
 
-// HolderOf gives the endpoint that has an address.
+// HolderOf returns the endpoint that has an address.
 func (c *Core) HolderOf(a netip.Addr) (endpoint.Endpoint, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,27 +184,27 @@ func (c *Core) HolderOf(a netip.Addr) (endpoint.Endpoint, bool) {
 	return c.endpoint(r, c.states[o]), true
 }
 
-// Counts is a summary of the core.
+// Counts is a summary of the core's state.
 type Counts struct {
 	ByState         map[endpoint.State]int
 	PendingReleases int
-	// Repairs of attachments, of other properties of host ends, and of what
-	// belongs to no endpoint.
+	// Repairs of attachments, of other properties of host ends, and of state that belongs to no
+	// endpoint.
 	Repairs, DeviceRepairs, NodeRepairs uint64
-	// BadRecords are the files among the records that cannot be read, one line
-	// each with the way out, sorted, and which devices have no traffic therefore.
+	// BadRecords lists the unreadable record files, each with what to do about it, sorted, followed
+	// by the devices that have no traffic because of them.
 	BadRecords []string
-	// Unrepaired are the differences of host ends and of the node that the last
-	// look at each found and did not repair, one line each, sorted.
+	// Unrepaired lists the differences of host ends and of the node that the last check found and
+	// did not repair, one line each, sorted.
 	Unrepaired []string
-	// Relabels counts changes of identities, PendingRelabels those that wait, and
-	// Waiting says why, one line each.
+	// Relabels counts changes of identities. PendingRelabels counts those still to be made; Waiting
+	// has a reason for each, one line each.
 	Relabels        uint64
 	PendingRelabels int
 	Waiting         []string
 }
 
-// Counts gives the summary.
+// Counts returns the summary.
 func (c *Core) Counts() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +218,7 @@ func (c *Core) Counts() Counts {
 	slices.Sort(n.BadRecords)
 	if len(n.BadRecords) > 0 {
 		for _, line := range c.closedDevices {
-			n.BadRecords = append(n.BadRecords, line+" has no traffic: its record is one of those that cannot be read")
+			n.BadRecords = append(n.BadRecords, line+" has no traffic, because its record cannot be read")
 		}
 	}
 	for o, r := range c.records {
@@ -233,7 +232,7 @@ func (c *Core) Counts() Counts {
 		for _, d := range u.left {
 			line := fmt.Sprintf("%s: %s", o, d)
 			if d.IsNoDevice() {
-				line += "; it was deleted, and the container has no network until it is deleted and created again"
+				line += "; the device was deleted; delete and create the container again to restore its network"
 			}
 			n.Unrepaired = append(n.Unrepaired, line)
 		}
@@ -243,15 +242,15 @@ func (c *Core) Counts() Counts {
 	}
 	for _, err := range c.unclaimed {
 		n.Unrepaired = append(n.Unrepaired,
-			fmt.Sprintf("%v; the endpoint goes on, and a creation with its addresses fails", err))
+			fmt.Sprintf("%v; the endpoint keeps its traffic, but creating another one with its addresses fails", err))
 	}
 	slices.Sort(n.Unrepaired)
 	n.Relabels, n.PendingRelabels, n.Waiting = c.relabels.Load(), len(c.wishes)+len(c.differing), c.waiting()
 	return n
 }
 
-// endpoint is a record as others see it, with what evaluates it. mu is held, unless
-// the state is another than Ready.
+// endpoint returns the public view of a record, with the tables that evaluate it. mu is held,
+// unless the state is not Ready.
 func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
 	e := view(r, s)
 	if c.cfg.Policies != nil && r.Slot != 0 {
@@ -266,7 +265,7 @@ func (c *Core) endpoint(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
 	return e
 }
 
-// policyChanged does so for some slots.
+// policyChanged publishes the endpoints of some IDs to watchers.
 func (c *Core) policyChanged(slots []uint16) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -277,8 +276,8 @@ func (c *Core) policyChanged(slots []uint16) {
 	}
 }
 
-// FollowPolicies tells whoever watches that something else evaluates the endpoints in the
-// slots of events, until ctx ends.
+// FollowPolicies notifies watchers when the policy of endpoints changes, until ctx ends. events
+// delivers their IDs.
 func (c *Core) FollowPolicies(ctx context.Context, events *endpoint.SlotEvents) error {
 	for {
 		slots, err := events.Next(ctx)
@@ -289,7 +288,7 @@ func (c *Core) FollowPolicies(ctx context.Context, events *endpoint.SlotEvents) 
 	}
 }
 
-// awaits notes that a creation waits for something else now.
+// awaits records the state in which a creation waits now.
 func (c *Core) awaits(o workload.Owner, s endpoint.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -299,7 +298,7 @@ func (c *Core) awaits(o workload.Owner, s endpoint.State) {
 	}
 }
 
-// set is the one place where the memory of endpoints changes.
+// set is the only place that changes an endpoint in memory.
 func (c *Core) set(r endpoint.Record, s endpoint.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -318,7 +317,7 @@ func (c *Core) setLocked(r endpoint.Record, s endpoint.State) {
 	c.hub.Upsert(o, c.endpoint(r, s))
 }
 
-// forget removes all memory of the owner.
+// forget removes everything about the owner from memory.
 func (c *Core) forget(o workload.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,10 +326,10 @@ func (c *Core) forget(o workload.Owner) {
 	c.hub.Delete(o)
 }
 
-// reserve makes the addresses the owner's, unless a live endpoint has one. The
-// first attachment of a namespace has the default routes of its families; the
-// addresses of another become source-routed. devices are those of the node, or
-// nil if mayShare has said no: a creation that began since has no device either.
+// reserve reserves the addresses for the owner, unless a live endpoint has one. The first
+// attachment of a namespace gets the default routes of its address families; the addresses of later
+// ones become source-routed. devices are the node's devices, or nil if mayShare returned false: a
+// creation that started since has no device either.
 func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoint.Record, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -361,8 +360,8 @@ func (c *Core) reserve(r endpoint.Record, devices []endpoint.HostDevice) (endpoi
 	return r, nil
 }
 
-// inRange says whether the addresses lie in ranges that are open. ErrUnavailable:
-// ipam may have leased one of a range that this process has yet to hear of.
+// inRange checks that the addresses lie in open ranges. It returns ErrUnavailable if ranges can
+// change: sluice-ipam may have leased an address of a range that this process does not know yet.
 func (c *Core) inRange(s endpoint.Spec) error {
 	i := slices.IndexFunc(s.Addrs, func(a netip.Addr) bool { return !c.cfg.Ranges.Open(a) })
 	if i < 0 {
@@ -370,16 +369,16 @@ func (c *Core) inRange(s endpoint.Spec) error {
 	}
 	err := &endpoint.FieldError{
 		Field:  "addresses",
-		Reason: fmt.Sprintf("%v is in none of the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All()),
+		Reason: fmt.Sprintf("%v is not in the node's pod ranges %v", s.Addrs[i], c.cfg.Ranges.All()),
 	}
 	if c.cfg.Ranges.Changes() {
-		return fmt.Errorf("%w: %s; one that has it may come", endpoint.ErrUnavailable, err.Error())
+		return fmt.Errorf("%w: %s; sluice-ipam may still announce its range", endpoint.ErrUnavailable, err.Error())
 	}
 	return err
 }
 
-// CloseRange ends the making of endpoints in a range, unless one has an address of
-// it, or is being made with one.
+// CloseRange stops the creation of endpoints in a range. It returns false and changes nothing if an
+// endpoint, or a creation in progress, has an address in the range.
 func (c *Core) CloseRange(p netip.Prefix) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -392,7 +391,7 @@ func (c *Core) CloseRange(p netip.Prefix) bool {
 	return true
 }
 
-// device derives the pair's names and addresses.
+// device derives the pair's names and MAC addresses.
 func (c *Core) device(s endpoint.Spec) endpoint.Device {
 	sum := func(what string) []byte {
 		h := sha256.Sum256([]byte(what + "\x00" + c.cfg.Instance + "\x00" + s.Owner.String()))
@@ -428,7 +427,7 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// pause waits, or says that ctx ended first.
+// pause waits for d. It returns an error if ctx ends first.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

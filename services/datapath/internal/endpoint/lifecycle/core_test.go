@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// every operation of a creation, in order, and of a deletion
+// all operations of a creation, and of a deletion, in order
 var (
 	createOps = []string{"open namespace", "save creating", "confirm", "resolve", "create device", "configure", "publish", "attach", "activate", "save ready"}
 	deleteOps = []string{"cut", "unpublish", "save deleted"}
@@ -38,7 +38,7 @@ func TestCreateMakesEverythingInOrder(t *testing.T) {
 	}
 	for _, order := range [][]string{
 		{"open namespace", "save creating", "confirm", "publish", "attach", "activate", "save ready"},
-		{"save creating", "resolve", "publish"}, // at the same time
+		{"save creating", "resolve", "publish"}, // concurrent
 		{"save creating", "create device", "configure", "publish"},
 	} {
 		if got := slices.DeleteFunc(slices.Clone(m.calls), func(op string) bool { return !slices.Contains(order, op) }); !slices.Equal(got, order) {
@@ -67,7 +67,7 @@ func TestCreateUndoesEverythingWhicheverStepFails(t *testing.T) {
 			m.setFail(op, nil)
 			settle(t, c)
 			m.holds(t, c, 0)
-			// and nothing stands in the way of the next attempt
+			// and nothing prevents the next attempt
 			if _, err := c.Create(t.Context(), m.wanted("a", 2), false); err != nil {
 				t.Fatalf("the next attempt: %v", err)
 			}
@@ -76,9 +76,9 @@ func TestCreateUndoesEverythingWhicheverStepFails(t *testing.T) {
 	}
 }
 
-// TestRestoreFindsWhatAKilledCreationLeft: a process that is killed leaves what its steps
-// have made so far. The fake cannot be killed, but it can refuse everything from some point
-// on, undoing included, which leaves the same. It proves INV-22.
+// TestRestoreFindsWhatAKilledCreationLeft: a killed process leaves the results of its completed
+// steps. The fake cannot be killed, but it can fail every operation from some point on, including
+// the undo, which leaves the same state. It proves INV-22.
 func TestRestoreFindsWhatAKilledCreationLeft(t *testing.T) {
 	for i, op := range createOps {
 		t.Run(op, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestRestoreFindsWhatAKilledDeletionLeft(t *testing.T) {
 			for _, d := range deleteOps {
 				m.setFail(d, nil)
 			}
-			// the caller was told of a failure, so it deletes again
+			// the caller got an error, so it deletes again
 			again := m.start(t)
 			if existed, err := again.Delete(t.Context(), s.Owner); err != nil || !existed {
 				t.Fatalf("delete again: %v, %v", existed, err)
@@ -147,16 +147,16 @@ func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := c.Create(t.Context(), later, false); err != nil || e.State != endpoint.Ready {
-		t.Errorf("creation before the comparison: %v, %v", e.State, err)
+		t.Errorf("creation before the devices are compared: %v, %v", e.State, err)
 	}
 	if _, err := c.Create(t.Context(), kept, false); err != nil {
-		t.Errorf("the creation of an endpoint that exists, repeated: %v", err)
+		t.Errorf("repeated creation of an existing endpoint: %v", err)
 	}
 	if _, err := c.Delete(t.Context(), removed.Owner); err != nil {
 		t.Error(err)
 	}
 	if e, err := c.Get(kept.Owner); err != nil || e.State != endpoint.Restoring || m.deviceOf(kept.Owner).filtered {
-		t.Errorf("before the comparison: %v, %v, attached %v", e.State, err, m.deviceOf(kept.Owner).filtered)
+		t.Errorf("before the devices are compared: %v, %v, attached %v", e.State, err, m.deviceOf(kept.Owner).filtered)
 	}
 
 	if err := c.Audit(t.Context(), true, discard); err != nil {
@@ -164,11 +164,11 @@ func TestCallsAreServedBeforeDevicesAreCompared(t *testing.T) {
 	}
 	for _, s := range []endpoint.Spec{kept, later} {
 		if e, err := c.Get(s.Owner); err != nil || e.State != endpoint.Ready || !m.deviceOf(s.Owner).filtered {
-			t.Errorf("%s after the comparison: %v, %v, attached %v", s.Owner, e.State, err, m.deviceOf(s.Owner).filtered)
+			t.Errorf("%s after the devices are compared: %v, %v, attached %v", s.Owner, e.State, err, m.deviceOf(s.Owner).filtered)
 		}
 	}
 	if _, err := c.Get(removed.Owner); !errors.Is(err, endpoint.ErrNotFound) {
-		t.Errorf("what was deleted before the comparison: %v", err)
+		t.Errorf("the endpoint deleted before the devices are compared: %v", err)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) 
 		t.Fatalf("release: %v", err)
 	}
 	if n := c.Counts().PendingReleases; n != 1 {
-		t.Fatalf("%d releases wait, want 1", n)
+		t.Fatalf("%d pending releases, want 1", n)
 	}
 	again := m.start(t)
 	m.setFail("release lease", nil)
@@ -198,8 +198,8 @@ func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) 
 	m.holds(t, again, 0)
 }
 
-// As long as ipam knows an owner, Reconcile finds what a kill left of it: the
-// identity goes first, and the record that names both goes last.
+// While sluice-ipam knows an owner, Reconcile finds what a killed process left of it. So the
+// identity is released first, and the record that names both is removed last.
 func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
 	order := []string{"release identity", "release lease", "remove record"}
 	only := func(calls []string) []string {
@@ -219,10 +219,10 @@ func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := only(m.calls); !slices.Equal(got, order) {
-		t.Errorf("a deleted endpoint: %v, want %v", got, order)
+		t.Errorf("release of a deleted endpoint: %v, want %v", got, order)
 	}
 
-	// A power loss took the record: the listing of ipam is all that names it.
+	// A power failure lost the record: only the listing of sluice-ipam names the owner.
 	if _, err := c.Create(t.Context(), m.wanted("b", 3), false); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestIdentityIsReleasedBeforeTheAddressesAndBoth(t *testing.T) {
 		t.Fatalf("reconcile: %d, %v", n, err)
 	}
 	if got := only(m.calls); !slices.Equal(got, order[:2]) {
-		t.Errorf("an owner without a record: %v, want %v", got, order[:2])
+		t.Errorf("release of an owner without a record: %v, want %v", got, order[:2])
 	}
 }
 
@@ -259,7 +259,7 @@ func TestReleasesRetryUntilTheServiceIsBack(t *testing.T) {
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
-	servicetest.Eventually(t, "the identity is asked for three times", func() bool { return m.count("release identity") >= 3 })
+	servicetest.Eventually(t, "three attempts to release the identity", func() bool { return m.count("release identity") >= 3 })
 	m.setFail("release identity", nil)
 	servicetest.Eventually(t, "nothing is held", func() bool { return m.holding(c) == holding{} })
 }
@@ -279,7 +279,7 @@ func (m *machine) count(op string) int {
 func TestDeletionEndsACreationUnderWay(t *testing.T) {
 	for _, op := range createOps {
 		if op == "open namespace" {
-			continue // nothing is there yet: see the next test
+			continue // nothing exists yet: see the next test
 		}
 		t.Run(op, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestDeletionEndsACreationUnderWay(t *testing.T) {
 					_, err := c.Create(t.Context(), s, false)
 					created <- err
 				}()
-				// before it is at the gate, the creation may end without coming there
+				// before the creation blocks, it may end without reaching that point
 				servicetest.Eventually(t, "the creation waits", func() bool {
 					m.mu.Lock()
 					defer m.mu.Unlock()
@@ -341,7 +341,7 @@ func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
 	same.Addrs = []netip.Addr{s.Addrs[1], s.Addrs[0]}
 	same.LeaseExpiry = time.Now().Add(time.Hour)
 	if e, err := c.Create(t.Context(), same, false); err != nil || e.Slot != first.Slot || !e.Created.Equal(first.Created) {
-		t.Errorf("the same in another order: %+v, %v", e, err)
+		t.Errorf("the same content in another order: %+v, %v", e, err)
 	}
 	for name, change := range map[string]func(*endpoint.Spec){
 		"addresses":   func(s *endpoint.Spec) { s.Addrs = s.Addrs[:1] },
@@ -355,7 +355,7 @@ func TestSameContentAgainIsTheSameAndOtherContentIsRefused(t *testing.T) {
 		var exists *endpoint.ExistsError
 		if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrExists) ||
 			!errors.As(err, &exists) || !slices.Equal(exists.Fields, []string{name}) {
-			t.Errorf("other %s: %v, want ErrExists that names it", name, err)
+			t.Errorf("different %s: %v, want ErrExists that names the field", name, err)
 		}
 	}
 	m.holds(t, c, 1)
@@ -399,24 +399,23 @@ func TestExpiredLeaseIsRefusedAndLeavesNothing(t *testing.T) {
 	s := m.wanted("a", 2)
 	s.LeaseExpiry = time.Now().Add(-time.Second)
 	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrLease) {
-		t.Errorf("by the caller's clock: %v, want ErrLease", err)
+		t.Errorf("lease expired by the caller's clock: %v, want ErrLease", err)
 	}
 	delete(m.leases, s.Owner)
 	s.LeaseExpiry = time.Time{}
 	if _, err := c.Create(t.Context(), s, false); !errors.Is(err, endpoint.ErrLease) {
-		t.Errorf("by ipam: %v, want ErrLease", err)
+		t.Errorf("lease expired in sluice-ipam: %v, want ErrLease", err)
 	}
 	settle(t, c)
 	m.holds(t, c, 0)
 }
 
-// TestLeaseAndIdentityAreAskedForTogether: neither question waits for the answer to
-// the other, and a creation that one of the services refuses does not wait for the
-// other one.
+// TestLeaseAndIdentityAreAskedForTogether: the two calls run concurrently, and an error of one ends
+// the creation without waiting for the other.
 func TestLeaseAndIdentityAreAskedForTogether(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		lease bool // is there
+		lease bool // the lease exists
 		fail  error
 		want  error
 		holds int
@@ -440,12 +439,12 @@ func TestLeaseAndIdentityAreAskedForTogether(t *testing.T) {
 				_, err := core.Create(context.Background(), s, false)
 				created <- err
 			}()
-			servicetest.Eventually(t, "both services are asked", func() bool {
+			servicetest.Eventually(t, "both services are called", func() bool {
 				m.mu.Lock()
 				defer m.mu.Unlock()
 				return m.held["confirm"] && m.held["resolve"]
 			})
-			if c.fail == nil { // else the refusal ends the other question
+			if c.fail == nil { // otherwise the error cancels the other call
 				close(confirm)
 			}
 			if c.lease {
@@ -499,8 +498,7 @@ func TestValidateOnlyChangesNothing(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
-// Whatever an endpoint went through, a start brings node and records to the
-// same state, and what a restart finds does not depend on how it came about.
+// A start reconciles node and records to the same state, independent of the endpoint's history.
 func TestRestoreFromEveryStateToEveryState(t *testing.T) {
 	states := map[string]func(*testing.T, *machine, *Core, endpoint.Spec){
 		"absent":   func(*testing.T, *machine, *Core, endpoint.Spec) {},
@@ -521,7 +519,7 @@ func TestRestoreFromEveryStateToEveryState(t *testing.T) {
 			r := m.records[s.Owner]
 			r.BootID = "another"
 			m.records[s.Owner] = r
-			clear(m.slots) // a boot leaves nothing in the kernel
+			clear(m.slots) // a reboot leaves nothing in the kernel
 			m.removeNamespace(s.Netns)
 		},
 		"deleted": func(t *testing.T, _ *machine, c *Core, s endpoint.Spec) {
@@ -569,7 +567,7 @@ func TestRestoreFromEveryStateToEveryState(t *testing.T) {
 						n = 1
 					}
 					m.holds(t, again, n)
-					// and a second start finds nothing to do
+					// and a second start finds no differences
 					if left, err := New(m.config()).Inspect(t.Context()); err != nil || len(left) > 0 {
 						t.Errorf("after %q a restart still finds %+v, %v", st, left, err)
 					}
@@ -600,7 +598,7 @@ func TestInspectChangesNothing(t *testing.T) {
 		}
 	}
 	if m.deviceOf(s.Owner).filtered {
-		t.Error("a look repaired the filter")
+		t.Error("an audit without repair repaired the filter")
 	}
 }
 
@@ -639,7 +637,7 @@ func TestAuditLeavesAloneWhatChangesUnderIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if now, err := c.Get(created.Spec.Owner); err != nil || now.Slot != created.Slot {
-		t.Errorf("the new endpoint is in slot %d (%v), was in %d", now.Slot, err, created.Slot)
+		t.Errorf("the new endpoint has slot %d (%v), want %d", now.Slot, err, created.Slot)
 	}
 	settle(t, c)
 	m.holds(t, c, 1)
@@ -681,8 +679,8 @@ func TestReclaimDeletesWhatNobodyOwns(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// TestReclaimStaysWithinManagerAndNetwork: the list of one network says nothing
-// about the endpoints of another, nor about those of another orchestrator.
+// TestReclaimStaysWithinManagerAndNetwork: the list of one network does not concern the endpoints
+// of other networks or other managers.
 func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -709,8 +707,8 @@ func TestReclaimStaysWithinManagerAndNetwork(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// TestUnknownManagerIsLearntFromARepetition: an endpoint of an earlier version
-// has none, and that is no other content.
+// TestUnknownManagerIsLearntFromARepetition: an endpoint of an earlier version has no manager, and
+// setting it does not change the content.
 func TestUnknownManagerIsLearntFromARepetition(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -723,11 +721,11 @@ func TestUnknownManagerIsLearntFromARepetition(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := c.Get(s.Owner); err != nil || e.Spec.Manager != "" {
-		t.Errorf("validate only has set the manager: %+v, %v", e.Spec, err)
+		t.Errorf("validate only set the manager: %+v, %v", e.Spec, err)
 	}
 	e, err := c.Create(t.Context(), s, false)
 	if err != nil || e.Spec.Manager != "cni" || e.Spec.Network != "k8s" || e.Spec.Pod != s.Pod {
-		t.Fatalf("the repetition gave %+v, %v", e.Spec, err)
+		t.Fatalf("the repeated creation returned %+v, %v", e.Spec, err)
 	}
 	if e, err = m.start(t).Get(s.Owner); err != nil || e.Spec.Manager != "cni" || e.Spec.Pod != s.Pod {
 		t.Errorf("after a restart: %+v, %v", e.Spec, err)
@@ -755,25 +753,25 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 	lost, leased := workload.Owner{ContainerID: "lost", Interface: "eth0"}, workload.Owner{ContainerID: "adding", Interface: "eth0"}
 	m.leases[lost] = lease{confirmed: true}
 	m.identities[lost] = true
-	m.leases[leased] = lease{} // an ADD that has not come to us yet
+	m.leases[leased] = lease{} // an ADD that has not reached the datapath yet
 	foreign := workload.Owner{ContainerID: "nomad", Interface: "eth0"}
 	m.leases[foreign], m.identities[foreign] = lease{confirmed: true, foreign: true}, true
 	if n, err := c.Reconcile(t.Context()); err != nil || n != 1 {
 		t.Errorf("released %d, %v", n, err)
 	}
 	if _, ok := m.leases[leased]; !ok {
-		t.Error("a lease that is not confirmed was released")
+		t.Error("an unconfirmed lease was released")
 	}
 	if _, ok := m.leases[foreign]; !ok || !m.identities[foreign] {
-		t.Error("what another manager answers for was released")
+		t.Error("a lease of another manager was released")
 	}
 	delete(m.leases, foreign)
 	delete(m.identities, foreign)
 	m.holds(t, c, 1)
 }
 
-// TestReconcileClaimsWhatIpamHasForgotten: it lost its state while endpoints
-// live, and must not give their addresses to others.
+// TestReconcileClaimsWhatIpamHasForgotten: if sluice-ipam loses its state while endpoints live, it
+// must not lease their addresses to others.
 func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -784,10 +782,10 @@ func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
 		}
 	}
 	clear(m.leases)
-	thief := workload.Owner{ContainerID: "thief", Interface: "eth0"} // an ADD that came before us
+	thief := workload.Owner{ContainerID: "thief", Interface: "eth0"} // an ADD that was faster than the reconciliation
 	m.leases[thief] = lease{addrs: specs[2].Addrs}
 	if n, err := c.Reconcile(t.Context()); n != 0 || !errors.Is(err, endpoint.ErrLease) || !strings.Contains(err.Error(), "10.0.0.4") {
-		t.Errorf("released %d, %v, want 0 and the address that another has", n, err)
+		t.Errorf("released %d, %v, want 0 and an error for the address that another owner has", n, err)
 	}
 	for _, s := range specs[:2] {
 		if l := m.leases[s.Owner]; !l.confirmed || !slices.Equal(l.addrs, s.Addrs) {
@@ -804,7 +802,7 @@ func TestReconcileClaimsWhatIpamHasForgotten(t *testing.T) {
 	m.holds(t, c, 3)
 	m.calls = nil
 	if _, err := c.Reconcile(t.Context()); err != nil || slices.Contains(m.calls, "claim") {
-		t.Errorf("with nothing forgotten: %v, calls %v", err, m.calls)
+		t.Errorf("with nothing lost: %v, calls %v", err, m.calls)
 	}
 }
 
@@ -821,7 +819,7 @@ func TestChangedAttachmentIsRepairedAndCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h, ok := c.HolderOf(s.Addrs[0]); !ok || h.Slot != e.Slot {
-		t.Errorf("the address is held by %+v, %v", h, ok)
+		t.Errorf("the address belongs to %+v, %v", h, ok)
 	}
 	if ls, ok := c.LabelsOf(e.Identity.Number); !ok || len(ls) != len(e.Identity.Labels) {
 		t.Errorf("labels of identity %d: %v, %v", e.Identity.Number, ls, ok)
@@ -895,7 +893,7 @@ func TestManyOwnersAtOnceLeaveNothing(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for _, s := range specs {
-		for range 2 { // creations and deletions of one owner meet
+		for range 2 { // creations and deletions of one owner collide
 			wg.Go(func() {
 				for range 20 {
 					m.mu.Lock()
@@ -929,12 +927,12 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	equal.Labels, equal.Ports = first.Labels, first.Ports
 	e, err := c.Create(t.Context(), equal, false)
 	if err != nil || e.Identity.Number != 1000 || !c.RefreshDue() {
-		t.Fatalf("an equal one: %+v, %v, refresh due %v", e.Identity, err, c.RefreshDue())
+		t.Fatalf("an endpoint of equal labels and ports: %+v, %v, refresh due %v", e.Identity, err, c.RefreshDue())
 	}
 	other := m.wanted("c", 4)
-	other.Labels = first.Labels // but no port: another label set
+	other.Labels = first.Labels // but no port, so another label set
 	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrUnavailable) {
-		t.Errorf("another one: %v, want ErrUnavailable", err)
+		t.Errorf("an endpoint of other ports: %v, want ErrUnavailable", err)
 	}
 	if _, err := c.Refresh(t.Context()); err == nil || !c.RefreshDue() {
 		t.Errorf("refresh without the service: %v, due %v", err, c.RefreshDue())
@@ -948,8 +946,7 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 }
 
 // TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken: a stopped process accepts
-// connections and answers nothing: the time of the clock in the bubble goes on until the
-// creation gives it up.
+// connections and answers nothing. The fake clock advances until the creation stops waiting.
 func TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -968,25 +965,25 @@ func TestWithoutAnAnswerOfIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T
 		began := time.Now()
 		e, err := c.Create(ctx, equal, false)
 		if err != nil || e.Identity.Number != 1000 || !c.RefreshDue() || time.Since(began) != standInAfter {
-			t.Errorf("an equal one: %+v, %v, refresh due %v, after %s", e.Identity, err, c.RefreshDue(), time.Since(began))
+			t.Errorf("an endpoint of equal labels and ports: %+v, %v, refresh due %v, after %s", e.Identity, err, c.RefreshDue(), time.Since(began))
 		}
 	})
 }
 
-// TestCreationAnswersBeforeTheDeadline: the caller reads what the creation waited for, because
-// the answer comes before the caller's deadline.
+// TestCreationAnswersBeforeTheDeadline: the caller gets the reason for the wait, because the answer
+// comes before the caller's deadline.
 func TestCreationAnswersBeforeTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		p := &fakePolicies{await: func(ctx context.Context, _ uint32) error {
 			<-ctx.Done()
-			return fmt.Errorf("%w: the policy service is away", endpoint.ErrUnavailable)
+			return fmt.Errorf("%w: the policy service is unavailable", endpoint.ErrUnavailable)
 		}}
 		c := m.evaluated(t, p)
 		for _, timeout := range []time.Duration{time.Second, 30 * time.Second} {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			_, err := c.Create(ctx, m.wanted("a", 2), false)
-			if !errors.Is(err, endpoint.ErrUnavailable) || !strings.Contains(err.Error(), "the policy service is away") ||
+			if !errors.Is(err, endpoint.ErrUnavailable) || !strings.Contains(err.Error(), "the policy service is unavailable") ||
 				ctx.Err() != nil {
 				t.Errorf("within %s: %v, context %v, want the reason before the deadline", timeout, err, ctx.Err())
 			}
@@ -1023,6 +1020,6 @@ func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
 		t.Errorf("without the service: %v", err)
 	}
 	if now, err := c.Get(s.Owner); err != nil || now.State != endpoint.Ready {
-		t.Errorf("without the service the endpoint is %+v, %v", now, err)
+		t.Errorf("without the service: endpoint %+v, %v", now, err)
 	}
 }

@@ -21,16 +21,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
-// step is one act of a creation and how to take it back. Taking back must also
-// work if do failed half-way, and is not called if do was not.
+// step is one step of a creation and its undo. undo must also work if do failed half-way; it is not
+// called if do was not.
 type step struct {
 	name  string
 	do    func(context.Context) error
 	undo  func() error
-	after *fault.Point // nil if there is nothing to be between
+	after *fault.Point // nil: no fault point
 }
 
-// The places between the steps, named after the step that is done.
+// Fault points after the steps, named after the completed step.
 var (
 	faultIntent    = fault.Register("datapath/create/intent")
 	faultLease     = fault.Register("datapath/create/lease")
@@ -45,13 +45,12 @@ var (
 	faultReady     = fault.Register("datapath/create/ready")
 )
 
-// Create makes the endpoint of s and returns when it is in force. The same
-// content again gives the same endpoint; with validateOnly it says what could
-// be said without changing anything.
+// Create creates the endpoint of s and returns when it is completely set up. A repeated call with
+// the same content returns the same endpoint. With validateOnly it only checks what can be checked
+// without changes.
 //
-// A step that fails undoes the steps before it in reverse order. What a killed
-// process leaves is found by Restore through the record that the first step
-// writes.
+// If a step fails, the steps before it are undone in reverse order. Restore finds an incomplete
+// creation of a killed process by the record that the first step writes.
 func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (_ endpoint.Endpoint, err error) {
 	s = s.Normalise()
 	if err := s.Validate(); err != nil {
@@ -80,10 +79,9 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 	if old, ok := c.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
 		switch {
 		case !c.hasDevice(old) || c.halfDeleted(old):
-			// Whatever took the device, its namespace or somebody by hand, left
-			// nothing to return or to protect. The numbers of namespaces are used
-			// again at once, so a new one may look like the old one. A deletion
-			// that failed half-way is finished.
+			// The device is gone, with its namespace or deleted by hand, so there is nothing to
+			// return or to protect. Namespace inodes are reused at once, so a new namespace may
+			// look like the old one. A deletion that failed half-way is completed.
 			if validateOnly {
 				break
 			}
@@ -108,7 +106,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 		Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Namespace: ns.ID(), Device: c.device(s),
 	}
 	if !s.LeaseExpiry.IsZero() && !c.cfg.Now().Before(s.LeaseExpiry) {
-		return endpoint.Endpoint{}, fmt.Errorf("%w: it ended %s",
+		return endpoint.Endpoint{}, fmt.Errorf("%w: it expired at %s",
 			endpoint.ErrLease, s.LeaseExpiry.UTC().Format("15:04:05.000Z"))
 	}
 	if validateOnly {
@@ -117,8 +115,7 @@ func (c *Core) Create(ctx context.Context, s endpoint.Spec, validateOnly bool) (
 	return c.create(ctx, ns, r)
 }
 
-// learn adds to a record what it does not know of its manager and pod. The
-// caller has the owner's turn.
+// learn adds manager and pod to a record that lacks them. The caller holds the owner's mutex.
 func (c *Core) learn(r endpoint.Record, s endpoint.Spec, validateOnly bool) error {
 	known := r.Spec.Learn(s)
 	if validateOnly || known.Scope() == r.Spec.Scope() && known.Pod == r.Spec.Pod {
@@ -132,14 +129,14 @@ func (c *Core) learn(r endpoint.Record, s endpoint.Spec, validateOnly bool) erro
 	return nil
 }
 
-// creation is an endpoint that is being made.
+// creation is an endpoint that is being created.
 type creation struct {
 	*Core
 	ns           endpoint.Namespace
 	r            endpoint.Record
-	needsRelease bool // the lease may be confirmed: there is something to give back
+	needsRelease bool // the lease may be confirmed, so it has to be released
 	claims       *claim
-	published    chan struct{} // closed when others can know the addresses; nil: nobody waits
+	published    chan struct{} // closed when other nodes can know the addresses; nil: nothing to wait for
 }
 
 func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Record) (endpoint.Endpoint, error) {
@@ -157,13 +154,13 @@ func (c *Core) create(ctx context.Context, ns endpoint.Namespace, r endpoint.Rec
 	return c.Get(r.Spec.Owner)
 }
 
-// steps of the creation; abort ends the claims.
+// steps returns the steps of the creation. abort cancels the claims.
 func (n *creation) steps(abort context.CancelCauseFunc) []step {
 	return []step{
 		{"write the intent", n.intend, func() error { return n.rollBack(n.r, n.needsRelease) }, faultIntent},
 
-		// The other services are asked while the device is made, which needs no
-		// answer of theirs: nothing can be sent before it is up.
+		// Call the other services while the device is created, which does not depend on their
+		// answers: nothing can be sent before it is up.
 		{"claim lease, identity and policy", func(ctx context.Context) error {
 			n.needsRelease = true
 			n.claims = n.claim(ctx, n.r.Spec)
@@ -177,8 +174,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		{"make the device", func(context.Context) (err error) {
 			made, err := n.cfg.Links.Create(n.ns, n.r.Device)
 			if errors.Is(err, endpoint.ErrNameTaken) {
-				// perhaps by a device of a deleted endpoint that waits for its
-				// namespace to go
+				// A deleted endpoint's device that waits for its namespace to vanish may have the name.
 				n.Reaper.Reap(reaper.Everything)
 				made, err = n.cfg.Links.Create(n.ns, n.r.Device)
 			}
@@ -224,7 +220,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		{"set the device up", func(context.Context) error {
 			up, err := n.cfg.Links.Activate(n.ns, n.r.Device)
 			if err == nil && len(up.SourceRouted) > len(n.r.Device.SourceRouted) && n.Reaper.Any() {
-				// perhaps the default routes are those of a deleted endpoint
+				// The default routes may belong to a deleted endpoint.
 				n.Reaper.Reap(reaper.Everything)
 				up, err = n.cfg.Links.Activate(n.ns, n.r.Device)
 			}
@@ -245,7 +241,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 	}
 }
 
-// intend reserves what the node has once, and writes the record.
+// intend reserves addresses and host ports, and writes the record.
 func (n *creation) intend(ctx context.Context) (err error) {
 	var devices []endpoint.HostDevice
 	if n.mayShare(n.r) { // a listing costs more than the rest of the step
@@ -266,9 +262,9 @@ func (n *creation) intend(ctx context.Context) (err error) {
 	return nil
 }
 
-// askTenant calls a function that claims host ports. If the share of the pod's tenant has no
-// room for them, it asks the identity service who the tenant is and calls the function again:
-// the service is otherwise asked after the claim, so the pod may be the first of its namespace.
+// askTenant calls a function that claims host ports. If it returns ErrFull, askTenant gets the
+// tenant of the pod's namespace from the identity service and calls the function again: the tenant
+// is otherwise learned only after the claim, so it is unknown for the first pod of a namespace.
 func (c *Core) askTenant(ctx context.Context, s endpoint.Spec, claim func(endpoint.Spec) error) error {
 	err := claim(s)
 	if !errors.Is(err, endpoint.ErrFull) || s.Pod.Namespace == "" {
@@ -284,14 +280,14 @@ func (c *Core) askTenant(ctx context.Context, s endpoint.Spec, claim func(endpoi
 	return claim(s)
 }
 
-// noteTenant tells who the tenant of an endpoint with host ports is, if it is known.
+// noteTenant sets the tenant of a namespace whose pod has host ports, if it is known.
 func (c *Core) noteTenant(s endpoint.Spec, id endpoint.Identity) {
 	if len(s.PortMappings) > 0 && s.Pod.Namespace != "" && id.Tenant != (shares.Tenant{}) {
 		c.cfg.HostPorts.SetTenant(s.Pod.Namespace, id.Tenant)
 	}
 }
 
-// entry is what is published of an endpoint that begins.
+// entry returns the map entry of a new endpoint.
 func (n *creation) entry() (e endpoint.Entry, err error) {
 	e = n.r.Entry()
 	e.New = true
@@ -301,8 +297,8 @@ func (n *creation) entry() (e endpoint.Entry, err error) {
 	return e, err
 }
 
-// awaitPublication hurries what tells other nodes of the addresses, which goes on while
-// the rest is made.
+// awaitPublication starts to wait until other nodes can know the addresses, while the remaining
+// steps run.
 func (n *creation) awaitPublication(ctx context.Context) {
 	if n.cfg.Published == nil {
 		return
@@ -315,11 +311,11 @@ func (n *creation) awaitPublication(ctx context.Context) {
 	}()
 }
 
-// carryOut does the steps. One that fails undoes those before it.
+// carryOut runs the steps. If one fails, it undoes that step and the steps before it.
 func (n *creation) carryOut(ctx context.Context, steps []step) error {
 	for i, st := range steps {
 		err := context.Cause(ctx)
-		last := i - 1 // the last step that was begun
+		last := i - 1 // the last step that was started
 		if err == nil {
 			last = i
 			err = st.do(ctx)
@@ -341,8 +337,8 @@ func (n *creation) carryOut(ctx context.Context, steps []step) error {
 				continue
 			}
 			if uerr := steps[last].undo(); uerr != nil {
-				// not the caller's problem: the record stays, and Restore or the
-				// audit tries again
+				// not an error for the caller: the record stays, and Restore or the audit tries
+				// again
 				n.log.ErrorContext(ctx, "undo of a creation incomplete",
 					"owner", n.r.Spec.Owner.String(), "step", steps[last].name, log.Err(uerr))
 			}
@@ -352,24 +348,23 @@ func (n *creation) carryOut(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// errUndone ends the claims of a creation whose device could not be made.
+// errUndone cancels the claims of a creation that is undone.
 var errUndone = errors.New("the creation was undone")
 
-// claim is what the other services are asked for.
+// claim holds the results of the calls to other services.
 type claim struct {
-	done     chan struct{}     // closed when the rest is valid
-	identity endpoint.Identity // also if err came later
+	done     chan struct{}     // closed when the other fields are valid
+	identity endpoint.Identity // may be set even if err is
 	err      error
 }
 
-// claim confirms the lease and, at the same time, resolves the identity and waits
-// for its tables, so that the endpoint begins with them. The first error ends the
-// other question, whose outcome is then open: the tombstone gives back both.
+// claim confirms the lease and concurrently resolves the identity and waits for its tables, so that
+// the endpoint starts with them. The first error cancels the other call, whose outcome is then
+// unknown: the tombstone releases both.
 //
-// The order of the two does not matter, because nothing that needs it outlives
-// the record, which is written before: a loss of power that takes the record
-// takes the reference to the identity too, and the reconciliation with ipam finds
-// a confirmed address. The releases come one after the other, the identity first.
+// The order of the two does not matter, because the record is written before both: a power failure
+// that loses the record also loses the reference to the identity, and the reconciliation with
+// sluice-ipam finds a confirmed address. Releases are ordered, the identity first.
 func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
 	ctx, cancel := deadline.Answerable(ctx)
@@ -401,14 +396,14 @@ func (c *Core) claim(ctx context.Context, s endpoint.Spec) *claim {
 	return cl
 }
 
-// standInAfter is how long the identity service may take to answer where the
-// identity of an equal endpoint could stand in: it knows the label set, and answers
-// from memory. A process that was stopped accepts connections and answers nothing.
+// standInAfter bounds the wait for the identity service when the identity of an equal endpoint can
+// be used instead. The service knows the label set and answers from memory, so it answers quickly
+// if at all. A stopped process accepts connections and never answers.
 const standInAfter = 3 * time.Second
 
-// resolve asks for the identity. While the service is away, the identity of a
-// live endpoint with the same labels and ports stands in: that endpoint holds
-// the number, and Refresh takes a hold for this one as soon as it can.
+// resolve resolves the identity. If the identity service is not available, it returns the identity
+// of a live endpoint with the same labels and ports: that endpoint's reference keeps the number
+// alive, and Refresh takes a reference for this endpoint as soon as it can.
 func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	equal, ok := c.equal(s)
 	if !ok {
@@ -427,7 +422,7 @@ func (c *Core) resolve(ctx context.Context, s endpoint.Spec) (endpoint.Identity,
 	return equal, nil
 }
 
-// resolveNow asks the identity service and notes the tenant that it names.
+// resolveNow calls the identity service and stores the tenant that it returns.
 func (c *Core) resolveNow(ctx context.Context, s endpoint.Spec) (endpoint.Identity, error) {
 	id, err := c.cfg.Identities.Resolve(ctx, s)
 	if err == nil {
@@ -436,7 +431,7 @@ func (c *Core) resolveNow(ctx context.Context, s endpoint.Spec) (endpoint.Identi
 	return id, err
 }
 
-// equal is the identity of a live endpoint with the same labels and ports.
+// equal returns the identity of a live endpoint with the same labels and ports.
 func (c *Core) equal(s endpoint.Spec) (endpoint.Identity, bool) {
 	for _, r := range c.live() {
 		if r.StandsInFor(s) {
@@ -446,10 +441,10 @@ func (c *Core) equal(s endpoint.Spec) (endpoint.Identity, bool) {
 	return endpoint.Identity{}, false
 }
 
-// rollBack ends a creation that was undone: with a tombstone if something has to
-// be released, else without a trace.
+// rollBack ends a creation that was undone. It writes a tombstone if something has to be released,
+// else it removes the record.
 func (c *Core) rollBack(r endpoint.Record, needsRelease bool) error {
-	// The record stays for as long as ports may lead to the endpoint.
+	// The record stays as long as host ports may be forwarded to the endpoint.
 	if err := c.cfg.HostPorts.Release(r.Spec.Owner); err != nil {
 		return err
 	}
@@ -463,7 +458,7 @@ func (c *Core) rollBack(r endpoint.Record, needsRelease bool) error {
 	return c.markDeleted(r)
 }
 
-// markDeleted turns a record into a tombstone.
+// markDeleted replaces a record by a tombstone.
 func (c *Core) markDeleted(r endpoint.Record) error {
 	t := endpoint.Record{Phase: endpoint.PhaseDeleted, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: r.Spec.Owner}}
 	if err := c.cfg.Records.Save(t); err != nil {
@@ -474,8 +469,8 @@ func (c *Core) markDeleted(r endpoint.Record) error {
 	return nil
 }
 
-// orphaned says whether the container of a record is gone: its namespace is no
-// longer at its path, and the device went with it.
+// orphaned reports whether the container of a record is gone: its path holds no namespace, or
+// another one, and its device is gone, too.
 func (c *Core) orphaned(r endpoint.Record) bool {
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err == nil {
@@ -489,21 +484,21 @@ func (c *Core) orphaned(r endpoint.Record) bool {
 	return !c.hasDevice(r)
 }
 
-// halfDeleted says whether a deletion, or a repair, has ended early.
+// halfDeleted reports whether a deletion or repair was not completed.
 func (c *Core) halfDeleted(r endpoint.Record) bool {
 	return r.Phase == endpoint.PhaseReady && (r.Slot == 0 || c.disconnecting(r.Spec.Owner))
 }
 
-// disconnecting says whether a deletion of the owner has begun. To whoever has
-// the owner's turn that means that it failed.
+// disconnecting reports whether a deletion of the owner has begun. If the caller holds the owner's
+// mutex, the deletion has failed.
 func (c *Core) disconnecting(o workload.Owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.states[o] == endpoint.Disconnecting
 }
 
-// hasDevice says whether the node has a device of the record's name. One that
-// cannot be looked for counts as there.
+// hasDevice reports whether the node has a device of the record's name. It returns true if the
+// devices cannot be listed.
 func (c *Core) hasDevice(r endpoint.Record) bool {
 	devices, err := c.cfg.Links.Devices()
 	if err != nil {
@@ -512,8 +507,8 @@ func (c *Core) hasDevice(r endpoint.Record) bool {
 	return slices.ContainsFunc(devices, func(d endpoint.HostDevice) bool { return d.Name == r.Device.HostName })
 }
 
-// namespaceField makes an error about the namespace an endpoint.ErrInvalid that names the field. The error itself says
-// more, and the server answers with its reason.
+// namespaceField turns an error about the namespace into an ErrInvalid that names the field. The
+// original error is kept for its detail.
 func namespaceField(err error) error {
 	if errors.Is(err, endpoint.ErrNamespace) || errors.Is(err, endpoint.ErrNamespaceGone) {
 		return fmt.Errorf("%w: %w", &endpoint.FieldError{Field: "network_namespace", Reason: "cannot be used"}, err)

@@ -25,25 +25,23 @@ var (
 	faultForget          = fault.Register("datapath/delete/forget")
 )
 
-// Delete is Remove for the manager of an endpoint, which knows that it is no longer
-// needed.
+// Delete is Remove for the endpoint's manager, which knows that it is no longer needed.
 func (c *Core) Delete(ctx context.Context, o workload.Owner) (existed bool, err error) {
 	_, existed, err = c.Remove(ctx, o, Removal{})
 	return existed, err
 }
 
-// Removal says how Remove goes about it.
+// Removal are the options of Remove.
 type Removal struct {
-	// UnlessInUse refuses, with endpoint.ErrInUse, what a container still has.
+	// UnlessInUse returns endpoint.ErrInUse if a container still uses the endpoint.
 	UnlessInUse bool
 	// ValidateOnly changes nothing.
 	ValidateOnly bool
 }
 
-// Remove stops the owner's traffic, frees its map state and writes a
-// tombstone; the rest happens afterwards (see Releases and Reaper). A creation
-// of the same owner that is under way is undone first. existed says whether
-// there was an endpoint, and was is what it was, zero if its record cannot be read.
+// Remove stops the owner's traffic, removes its map state and writes a tombstone; Releases and
+// Reaper do the rest later. A creation of the same owner in progress is undone first. existed
+// reports whether there was an endpoint; was is its last state, zero if its record cannot be read.
 func (c *Core) Remove(
 	ctx context.Context, o workload.Owner, how Removal,
 ) (was endpoint.Endpoint, existed bool, err error) {
@@ -52,7 +50,7 @@ func (c *Core) Remove(
 	}
 	switch {
 	case how.UnlessInUse:
-		// its turn would only come when the creation is over
+		// waiting for the mutex would mean waiting for the end of the creation
 		if r, ok := c.record(o); ok && r.Phase == endpoint.PhaseCreating {
 			return was, true, fmt.Errorf("endpoint of %s: %w: it is being created", o, endpoint.ErrInUse)
 		}
@@ -73,7 +71,7 @@ func (c *Core) Remove(
 		return was, false, nil
 	case ok:
 		was = c.asItIs(r)
-	default: // what follows from the owner is all that is known
+	default: // the record is unreadable: derive the device from the owner
 		r.Spec.Owner = o
 		r.Device = c.device(r.Spec)
 	}
@@ -91,16 +89,16 @@ func (c *Core) Remove(
 	return was, true, c.dispose(ctx, r)
 }
 
-// asItIs is the endpoint of a record as others see it now.
+// asItIs returns the current public view of a record.
 func (c *Core) asItIs(r endpoint.Record) endpoint.Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.endpoint(r, c.states[r.Spec.Owner])
 }
 
-// DeleteSpooled deletes the owner's endpoint as Delete does, and takes the
-// deletion back, unless another has done so. It does not interrupt a creation,
-// which is younger. No clock decides: one may have been set back since.
+// DeleteSpooled deletes the owner's endpoint as Delete does and removes the spooled deletion,
+// unless another caller has removed it. It does not interrupt a creation in progress, which is
+// newer. No timestamps are compared, because clocks may be set back.
 func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.Spooled) (existed bool, err error) {
 	if err := endpoint.ValidateOwner(o); err != nil {
 		return false, err
@@ -127,8 +125,8 @@ func (c *Core) DeleteSpooled(ctx context.Context, o workload.Owner, s endpoint.S
 	return existed, s.Done()
 }
 
-// dispose deletes what the record describes. The caller has the owner's turn.
-// After an error it may be repeated.
+// dispose deletes what the record describes. The caller holds the owner's mutex. After an error it
+// may be repeated.
 func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	o := r.Spec.Owner
 	c.set(r, endpoint.Disconnecting)
@@ -149,8 +147,8 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 			return fmt.Errorf("unpublish slot %d of %s: %w", s, o, err)
 		}
 	}
-	// From here on the slot may be somebody else's: a repetition, if the
-	// tombstone cannot be written, must not touch it.
+	// From here on, the ID may be reused. If the tombstone cannot be written, the next attempt must
+	// not touch it.
 	r.Slot = 0
 	c.set(r, endpoint.Disconnecting)
 	if err := faultUnpublish.Hit(ctx); err != nil {
@@ -170,9 +168,9 @@ func (c *Core) dispose(ctx context.Context, r endpoint.Record) error {
 	return faultTombstone.Hit(ctx)
 }
 
-// hostEnd is the device that a record describes; its name is empty if there is
-// none. The record of a creation that was killed does not know the index, and by
-// its name alone the reaper would take the device of the owner's next creation.
+// hostEnd returns the device of a record, or an empty name if there is none. The record of a killed
+// creation has no index: the index is looked up, because with the name alone the reaper would
+// remove the device of the owner's next creation.
 func (c *Core) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {
 	d := endpoint.HostDevice{Name: r.Device.HostName, Index: r.Device.HostIndex}
 	if d.Name == "" || d.Index != 0 {
@@ -190,16 +188,16 @@ func (c *Core) hostEnd(r endpoint.Record) (endpoint.HostDevice, error) {
 	return endpoint.HostDevice{}, nil
 }
 
-// deactivate removes what an endpoint has inside its container and does not go
-// with the device. A failure keeps no endpoint from being deleted: what it left
-// leads nowhere, and the next attachment to the namespace removes it.
+// deactivate removes the endpoint's state in the container that deleting the device would leave
+// behind. A failure does not prevent the deletion: the remaining rules have no effect, and the next
+// attachment to the namespace removes them.
 func (c *Core) deactivate(ctx context.Context, r endpoint.Record) {
 	if r.Phase == endpoint.PhaseReady && len(r.Device.SourceRouted) == 0 || r.Spec.Netns == "" {
 		return
 	}
 	ns, err := c.cfg.Links.OpenNamespace(r.Spec.Netns)
 	if err != nil {
-		return // it is gone, or another kind of file by now
+		return // the namespace is gone, or the path is a file of another kind now
 	}
 	defer ns.Close()
 	if ns.ID() != r.Namespace {
@@ -211,9 +209,8 @@ func (c *Core) deactivate(ctx context.Context, r endpoint.Record) {
 	}
 }
 
-// slotsOf are the slots that belong to a record: the one it names, none if it
-// was unpublished already, or, for one that was not finished, those with its
-// device or addresses.
+// slotsOf returns the endpoint IDs of a record: its own, none if it was unpublished already, or,
+// for an incomplete creation, all entries with its device or addresses.
 func (c *Core) slotsOf(r endpoint.Record) ([]uint16, error) {
 	if r.Phase == endpoint.PhaseReady {
 		if r.Slot == 0 {
@@ -234,11 +231,11 @@ func (c *Core) slotsOf(r endpoint.Record) ([]uint16, error) {
 	return slots, nil
 }
 
-// maxReleases is how many owners are released at the same time.
+// maxReleases is the number of owners released concurrently.
 const maxReleases = 8
 
-// Releases gives back the addresses and identities of deleted endpoints,
-// again and again until it succeeds. It returns when ctx ends.
+// Releases releases the addresses and identities of deleted endpoints, with retries. It returns
+// when ctx ends.
 func (c *Core) Releases(ctx context.Context) error {
 	delay := c.cfg.RetryDelay
 	for {
@@ -275,8 +272,8 @@ func (c *Core) releaseAll(ctx context.Context) error {
 	return g.Wait()
 }
 
-// release gives back what a deleted owner holds, the identity first: as long
-// as ipam knows the owner, the reconciliation finds an identity that is left.
+// release releases the address and the identity of a deleted owner, the identity first: while
+// sluice-ipam knows the owner, the reconciliation finds an identity that was not released.
 func (c *Core) release(ctx context.Context, o workload.Owner) error {
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
@@ -284,7 +281,7 @@ func (c *Core) release(ctx context.Context, o workload.Owner) error {
 	}
 	defer leave()
 	if r, ok := c.record(o); !ok || r.Phase != endpoint.PhaseDeleted {
-		return nil // a new creation has taken over what the old one held
+		return nil // a new creation has taken over the lease and the reference
 	}
 	if err := c.cfg.Identities.Release(ctx, o); err != nil {
 		return fmt.Errorf("release the identity of %s: %w", o, err)
@@ -305,10 +302,9 @@ func (c *Core) release(ctx context.Context, o workload.Owner) error {
 	return faultForget.Hit(ctx)
 }
 
-// Reclaim deletes the endpoints of a network whose owners are not in valid, but
-// for those that were created after the call began. What it says nothing about
-// are other networks, other managers, and endpoints of which no manager is known.
-// To validate deletes none.
+// Reclaim deletes the endpoints of a network whose owners are not in valid, except endpoints
+// created after the call began. Endpoints of other networks, of other managers, or without a
+// manager are not affected. validateOnly deletes nothing.
 func (c *Core) Reclaim(
 	ctx context.Context, in endpoint.Scope, valid []workload.Owner, validateOnly bool,
 ) (reclaimed []workload.Owner, err error) {
@@ -338,8 +334,7 @@ func (c *Core) Reclaim(
 	return reclaimed, errors.Join(errs...)
 }
 
-// deleteIfSame deletes the endpoint of a record, unless it is another one by
-// now.
+// deleteIfSame deletes the endpoint of a record, unless it has been replaced.
 func (c *Core) deleteIfSame(ctx context.Context, r endpoint.Record) (bool, error) {
 	leave, err := c.turns.Lock(ctx, r.Spec.Owner)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// machine is a kernel and the services around it, as far as the core can tell
-// them from real ones. One mutex stands for all of them.
+// machine is a fake of the kernel and of the services, as the core uses them. One mutex guards
+// everything.
 type machine struct {
 	mu sync.Mutex
 
@@ -39,41 +39,41 @@ type machine struct {
 	epoch      uint32
 	leases     map[workload.Owner]lease
 	identities map[workload.Owner]bool
-	confirmed  map[workload.Owner]uint32 // numbers, by Confirm
+	confirmed  map[workload.Owner]uint32 // identities, by Confirm
 	records    map[workload.Owner]endpoint.Record
 	bad        []endpoint.Unreadable
 
-	fail   map[string]error         // operations that fail, by name
-	block  map[string]chan struct{} // operations that wait first
-	held   map[string]bool          // those that do
+	fail   map[string]error         // errors to inject, by operation
+	block  map[string]chan struct{} // operations that block first
+	held   map[string]bool          // operations that block now
 	calls  []string
-	open   int    // namespaces that are open
-	number uint32 // that Resolve gives
+	open   int    // number of open namespaces
+	number uint32 // identity that Resolve returns
 	tenant shares.Tenant
 
-	halfway  error           // of the next SetIdentity, which has changed the identity
-	isolates string          // why SetIdentityOrIsolate isolates; empty: it does not
-	isolated map[uint16]bool // slots
+	halfway  error           // error of the next SetIdentity, after it has changed the identity
+	isolates string          // reason of SetIdentityOrIsolate; empty: it does not isolate
+	isolated map[uint16]bool // by slot
 }
 
 type namespace struct {
 	id    endpoint.NamespaceID
-	names map[string]uint32 // interfaces inside and their host ends
+	names map[string]uint32 // interfaces in the namespace and their host ends
 }
 
 type device struct {
 	endpoint.Device
 	up, configured, filtered bool
 
-	rules   []netip.Addr // inside
-	foreign string       // a program that others attached before ours
+	rules   []netip.Addr // in the namespace
+	foreign string       // a foreign program attached before Sluice's
 	ns      *namespace
 }
 
 type lease struct {
 	addrs     []netip.Addr
 	confirmed bool
-	foreign   bool // another manager answers for it
+	foreign   bool // another manager's
 }
 
 func newMachine() *machine {
@@ -87,10 +87,10 @@ func newMachine() *machine {
 	}
 }
 
-// do begins an operation. The caller unlocks if it returns nil.
+// do starts an operation. If it returns nil, mu is held and the caller unlocks it.
 func (m *machine) do(op string) error { return m.within(context.Background(), op) }
 
-// within is do with an operation that does not wait longer than ctx.
+// within is do for an operation that waits no longer than ctx.
 func (m *machine) within(ctx context.Context, op string) error {
 	m.mu.Lock()
 	wait := m.block[op]
@@ -119,7 +119,7 @@ func (m *machine) addNamespace(path string) {
 	m.namespaces[path] = &namespace{id: endpoint.NamespaceID{Dev: 4, Inode: m.nextInode}, names: map[string]uint32{}}
 }
 
-// removeNamespace takes its devices along, as the kernel does.
+// removeNamespace removes its devices, too, as the kernel does.
 func (m *machine) removeNamespace(path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -186,7 +186,7 @@ func (l fakeLinks) change(op string, d endpoint.Device, fn func(*device)) error 
 	defer l.mu.Unlock()
 	dev := l.devices[d.HostIndex]
 	if dev == nil {
-		return fmt.Errorf("device %d is not there", d.HostIndex)
+		return fmt.Errorf("device %d does not exist", d.HostIndex)
 	}
 	fn(dev)
 	return nil
@@ -503,7 +503,7 @@ func (f fakeRecords) Save(r endpoint.Record) error {
 	}
 	defer f.mu.Unlock()
 	if err := r.Validate(); err != nil {
-		return fmt.Errorf("the core saves a record that it would refuse: %w", err)
+		return fmt.Errorf("the core saves an invalid record: %w", err)
 	}
 	f.records[r.Spec.Owner] = r
 	f.bad = slices.DeleteFunc(f.bad, func(u endpoint.Unreadable) bool { return u.Key == r.Spec.Owner.Key() })
@@ -532,7 +532,7 @@ func (f fakeRecords) Load() (rs []endpoint.Record, bad []endpoint.Unreadable, er
 	return rs, f.bad, nil
 }
 
-// setFail makes an operation fail, or work again.
+// setFail injects an error into an operation; nil removes it.
 func (m *machine) setFail(op string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -555,7 +555,7 @@ func (m *machine) config() Config {
 
 func discard(endpoint.Finding) error { return nil }
 
-// restore is what a start does, up to the comparison of devices.
+// restore does the first part of a start, up to the comparison of devices.
 func restore(t *testing.T, c *Core) {
 	t.Helper()
 	if err := errors.Join(c.Restore(t.Context(), discard), c.Audit(t.Context(), true, discard)); err != nil {
@@ -563,7 +563,7 @@ func restore(t *testing.T, c *Core) {
 	}
 }
 
-// start gives a core that has restored, as a process that was started.
+// start returns a core after a complete start.
 func (m *machine) start(t *testing.T) *Core {
 	t.Helper()
 	c := New(m.config())
@@ -571,7 +571,7 @@ func (m *machine) start(t *testing.T) *Core {
 	return c
 }
 
-// wanted is a request for which the machine has a namespace and a lease.
+// wanted creates a namespace and a lease, and returns a request for them.
 func (m *machine) wanted(name string, last byte) endpoint.Spec {
 	o := workload.Owner{ContainerID: name, Interface: "eth0"}
 	s := endpoint.Spec{
@@ -589,7 +589,7 @@ func (m *machine) wanted(name string, last byte) endpoint.Spec {
 	return s
 }
 
-// settle does the background work until nothing is left of it.
+// settle runs the background work until none is left.
 func settle(t *testing.T, c *Core) {
 	t.Helper()
 	if err := c.releaseAll(t.Context()); err != nil {
@@ -602,7 +602,7 @@ func settle(t *testing.T, c *Core) {
 	}
 }
 
-// holding is everything that exists because of endpoints.
+// holding counts everything that exists because of endpoints.
 type holding struct {
 	Devices, Slots, Confirmed, Identities, Records, Open, Known int
 }
@@ -622,7 +622,7 @@ func (m *machine) holding(c *Core) holding {
 	return h
 }
 
-// holds fails unless n endpoints, and nothing else, exist.
+// holds fails the test unless exactly the state of n endpoints exists.
 func (m *machine) holds(t *testing.T, c *Core, n int) {
 	t.Helper()
 	want := holding{n, n, n, n, n, 0, n}

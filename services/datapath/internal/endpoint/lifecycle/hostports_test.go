@@ -16,19 +16,19 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// fakeHostPorts has ports by owner, and whether they lead to the endpoint. It lives as
-// long as a process.
+// fakeHostPorts stores the claimed ports by owner, and whether they are forwarded. It lives as long
+// as a process.
 type fakeHostPorts struct {
 	*machine
 	led map[workload.Owner]bool
-	// tenants of namespaces. If narrow, only tenants with the label have room.
+	// Tenants of namespaces. If narrow is set, only tenants with the label may have host ports.
 	tenants map[string]shares.Tenant
 	narrow  bool
 }
 
 func (f fakeHostPorts) Check(endpoint.Spec) error { return f.free("check ports") }
 
-// free does an operation that changes nothing.
+// free runs an operation that changes nothing.
 func (f fakeHostPorts) free(op string) error {
 	err := f.do(op)
 	if err == nil {
@@ -60,7 +60,7 @@ func (f fakeHostPorts) SetTenant(namespace string, t shares.Tenant) {
 
 func (f fakeHostPorts) Restore(rs []endpoint.Record) {
 	for _, r := range rs {
-		_ = f.Claim(r.Spec) // no test has this fail
+		_ = f.Claim(r.Spec) // no test injects an error here
 	}
 }
 
@@ -96,7 +96,7 @@ func (f fakeHostPorts) Release(o workload.Owner) error {
 	return nil
 }
 
-// startWithPorts is start of a process that gives host ports away.
+// startWithPorts is start with host ports.
 func (m *machine) startWithPorts(t *testing.T) (*Core, fakeHostPorts) {
 	t.Helper()
 	ports := fakeHostPorts{machine: m, led: map[workload.Owner]bool{}, tenants: map[string]shares.Tenant{}}
@@ -107,7 +107,7 @@ func (m *machine) startWithPorts(t *testing.T) (*Core, fakeHostPorts) {
 	return c, ports
 }
 
-// wantedWithPort is wanted of an endpoint with a host port.
+// wantedWithPort is wanted for an endpoint with a host port.
 func (m *machine) wantedWithPort(name string, last byte) endpoint.Spec {
 	s := m.wanted(name, last)
 	s.PortMappings = []endpoint.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: workload.TCP}}
@@ -119,13 +119,13 @@ var (
 	portDelOps = []string{"cut", "release ports", "unpublish", "save deleted"}
 )
 
-// only are the operations among those that were done.
+// only returns the calls of the operations in ops.
 func (m *machine) only(ops []string) []string {
 	return slices.DeleteFunc(slices.Clone(m.calls), func(op string) bool { return !slices.Contains(ops, op) })
 }
 
-// TestHostPortsLeadToAWholeEndpointOnly: they begin when it can be reached, and end
-// before another endpoint can have its address.
+// TestHostPortsLeadToAWholeEndpointOnly: ports are forwarded only once the endpoint is reachable,
+// and until just before its address can be reused.
 func TestHostPortsLeadToAWholeEndpointOnly(t *testing.T) {
 	m := newMachine()
 	c, ports := m.startWithPorts(t)
@@ -139,14 +139,14 @@ func TestHostPortsLeadToAWholeEndpointOnly(t *testing.T) {
 		t.Errorf("it did %v, want %v", got, want)
 	}
 	if !ports.led[s.Owner] {
-		t.Error("its port does not lead to it")
+		t.Error("its port is not forwarded to it")
 	}
 	m.calls = nil
 	if _, err := c.Delete(t.Context(), s.Owner); err != nil {
 		t.Fatal(err)
 	}
 	if got := m.only(portDelOps); !slices.Equal(got, portDelOps) {
-		t.Errorf("the deletion did %v, want %v", got, portDelOps)
+		t.Errorf("the deletion called %v, want %v", got, portDelOps)
 	}
 	settle(t, c)
 	m.holds(t, c, 0)
@@ -174,8 +174,8 @@ func TestFailedCreationGivesItsHostPortsUp(t *testing.T) {
 	}
 }
 
-// TestHostPortsAreThereAgainAfterARestart of those that have an endpoint, and of no
-// other: one whose creation or deletion was killed half-way has none.
+// TestHostPortsAreThereAgainAfterARestart: an endpoint has its host ports again. An endpoint whose
+// creation or deletion was killed half-way has none.
 func TestHostPortsAreThereAgainAfterARestart(t *testing.T) {
 	m := newMachine()
 	c, _ := m.startWithPorts(t)
@@ -203,7 +203,7 @@ func TestHostPortsAreThereAgainAfterARestart(t *testing.T) {
 	settle(t, c)
 	m.holds(t, c, 1)
 	if want := map[workload.Owner]bool{stays.Owner: true}; !maps.Equal(ports.led, want) {
-		t.Errorf("claimed are %v, want %v", ports.led, want)
+		t.Errorf("claimed ports: %v, want %v", ports.led, want)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestValidateOnlyAsksForHostPortsAndKeepsNone(t *testing.T) {
 	}
 	m.setFail("check ports", errTest)
 	if _, err := c.Create(t.Context(), s, true); !errors.Is(err, errTest) {
-		t.Errorf("a port that is taken: %v", err)
+		t.Errorf("a port in use: %v", err)
 	}
 	m.holds(t, c, 0)
 	if len(ports.led) > 0 {
@@ -236,8 +236,8 @@ func TestValidateOnlyAsksForHostPortsAndKeepsNone(t *testing.T) {
 	}
 }
 
-// TestFirstPodOfALabelledTenantGetsItsHostPort on a node where namespaces without the label
-// have no room: the node asks who the tenant is before it refuses the port.
+// TestFirstPodOfALabelledTenantGetsItsHostPort: namespaces without the label have no share of host
+// ports left. The datapath resolves the tenant before it rejects the port.
 func TestFirstPodOfALabelledTenantGetsItsHostPort(t *testing.T) {
 	m := newMachine()
 	ports := fakeHostPorts{

@@ -16,22 +16,21 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Index has the records of the node's endpoints in memory, and leads to each from what it
-// has: slot, addresses, network namespace, host end. It exists before what policies and
-// services need of endpoints, and Core alone changes it. All methods may be called
-// concurrently.
+// Index holds the records of the node's endpoints in memory, indexed by endpoint ID, address,
+// network namespace and host end. It is created before the parts of policies and services that need
+// endpoints, and only Core changes it. All methods may be called concurrently.
 type Index struct {
 	mu         sync.Mutex
-	records    map[workload.Owner]endpoint.Record               // guarded by mu; tombstones too
-	states     map[workload.Owner]endpoint.State                // guarded by mu; of those that are no tombstones
+	records    map[workload.Owner]endpoint.Record               // guarded by mu; includes tombstones
+	states     map[workload.Owner]endpoint.State                // guarded by mu; of live endpoints
 	holders    map[netip.Addr]workload.Owner                    // guarded by mu; of live endpoints
 	slots      map[uint16]workload.Owner                        // guarded by mu
 	namespaces map[endpoint.NamespaceID]map[workload.Owner]bool // guarded by mu
-	deleted    map[workload.Owner]bool                          // guarded by mu; they have no slot and no namespace
+	deleted    map[workload.Owner]bool                          // guarded by mu; they have no ID and no namespace
 	byIndex    map[uint32]workload.Owner                        // guarded by mu; host ends of ready endpoints
 }
 
-// NewIndex knows no record.
+// NewIndex returns an empty index.
 func NewIndex() *Index {
 	return &Index{
 		records: map[workload.Owner]endpoint.Record{}, states: map[workload.Owner]endpoint.State{},
@@ -41,7 +40,7 @@ func NewIndex() *Index {
 	}
 }
 
-// view is a record as others see it, without what evaluates it.
+// view returns the public view of a record, without its policy.
 func view(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
 	return endpoint.Endpoint{
 		Spec: r.Spec, State: s, Slot: r.Slot, Identity: r.Identity, Given: r.LastGiven(), Ports: r.Ports(),
@@ -49,7 +48,7 @@ func view(r endpoint.Record, s endpoint.State) endpoint.Endpoint {
 	}
 }
 
-// Get gives one endpoint as its record says, or ErrNotFound.
+// Get returns one endpoint as its record states, or ErrNotFound.
 func (x *Index) Get(o workload.Owner) (endpoint.Endpoint, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -60,7 +59,7 @@ func (x *Index) Get(o workload.Owner) (endpoint.Endpoint, error) {
 	return view(r, x.states[o]), nil
 }
 
-// get gives the record of a live endpoint. mu is held.
+// get returns the record of a live endpoint. mu is held.
 func (x *Index) get(o workload.Owner) (endpoint.Record, error) {
 	r, ok := x.records[o]
 	if !ok || r.Phase == endpoint.PhaseDeleted {
@@ -69,14 +68,15 @@ func (x *Index) get(o workload.Owner) (endpoint.Record, error) {
 	return r, nil
 }
 
-// List gives all endpoints as their records say, as of one point in time, by slot and owner.
+// List returns a consistent snapshot of all endpoints as their records state, sorted by ID and
+// owner.
 func (x *Index) List() []endpoint.Endpoint {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.list(view)
 }
 
-// list gives all endpoints as view says. mu is held.
+// list returns all live endpoints, converted by view. mu is held.
 func (x *Index) list(view func(endpoint.Record, endpoint.State) endpoint.Endpoint) []endpoint.Endpoint {
 	var es []endpoint.Endpoint
 	for o, r := range x.records {
@@ -90,7 +90,7 @@ func (x *Index) list(view func(endpoint.Record, endpoint.State) endpoint.Endpoin
 	return es
 }
 
-// SpecOfSlot is what the endpoint of a slot was made from.
+// SpecOfSlot returns the request of the endpoint with an ID.
 func (x *Index) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -98,7 +98,7 @@ func (x *Index) SpecOfSlot(slot uint16) (endpoint.Spec, bool) {
 	return x.records[o].Spec, ok
 }
 
-// LabelsOf gives the labels of an identity that an endpoint of this node has.
+// LabelsOf returns the labels of an identity that an endpoint of this node has.
 func (x *Index) LabelsOf(identity uint32) ([]label.Label, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -110,7 +110,7 @@ func (x *Index) LabelsOf(identity uint32) ([]label.Label, bool) {
 	return nil, false
 }
 
-// OwnerOf finds the owner of an endpoint by its Owner.Key.
+// OwnerOf returns the owner of an endpoint by its Owner.Key.
 func (x *Index) OwnerOf(key string) (workload.Owner, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -129,7 +129,7 @@ func (x *Index) record(o workload.Owner) (endpoint.Record, bool) {
 	return r, ok
 }
 
-// mayShare says whether another endpoint that is ready names the namespace of r.
+// mayShare reports whether another ready endpoint is in the namespace of r.
 func (x *Index) mayShare(r endpoint.Record) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -162,7 +162,7 @@ func (x *Index) tombstones() []workload.Owner {
 	return slices.Collect(maps.Keys(x.deleted))
 }
 
-// add takes a record in place of the owner's former one. mu is held.
+// add replaces the owner's record. mu is held.
 func (x *Index) add(r endpoint.Record, s endpoint.State) {
 	o := r.Spec.Owner
 	x.remove(o)
@@ -187,7 +187,7 @@ func (x *Index) add(r endpoint.Record, s endpoint.State) {
 	}
 }
 
-// remove removes all memory of the owner. mu is held.
+// remove removes everything about the owner. mu is held.
 func (x *Index) remove(o workload.Owner) {
 	r, ok := x.records[o]
 	if !ok {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// fakePolicies holds creations back until the test lets them go.
+// fakePolicies blocks creations until the test releases them.
 type fakePolicies struct {
 	mu      sync.Mutex
 	await   func(ctx context.Context, identity uint32) error
@@ -65,7 +65,7 @@ func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 		close(waits)
 		<-goes
 		if len(m.slotsNow()) != 0 {
-			t.Error("it is published, and nothing evaluates it")
+			t.Error("it is published before its policy tables exist")
 		}
 		return nil
 	}
@@ -80,7 +80,7 @@ func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 	}()
 	<-waits
 	if got, err := c.Get(s.Owner); err != nil || got.State != endpoint.WaitingForPolicy {
-		t.Errorf("meanwhile it is %v, %v", got.State, err)
+		t.Errorf("while it waits: %v, %v", got.State, err)
 	}
 	if n := c.Counts().ByState[endpoint.WaitingForPolicy]; n != 1 {
 		t.Errorf("%d wait", n)
@@ -93,7 +93,7 @@ func TestCreationIsPublishedOnlyWhenItsPolicyIsInTheKernel(t *testing.T) {
 		t.Errorf("endpoint %+v", e)
 	}
 	if !m.recordOf(s.Owner).Evaluated {
-		t.Error("the record does not say that a policy evaluates it")
+		t.Error("the record does not have Evaluated set")
 	}
 	if !slices.Equal(p.awaited, []uint32{m.number}) {
 		t.Errorf("awaited %v", p.awaited)
@@ -196,7 +196,7 @@ func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 		t.Errorf("%d changed, %v", changed, err)
 	}
 	if m.slotsNow()[1].Identity != 1000 || m.recordOf(s.Owner).Identity.Number != 1000 {
-		t.Error("the identity changed before its policy was there")
+		t.Error("the identity changed before its policy tables existed")
 	}
 	p.mu.Lock()
 	p.await = nil
@@ -209,7 +209,7 @@ func TestChangedIdentityWaitsForItsPolicy(t *testing.T) {
 	}
 }
 
-// A deletion is a matter of milliseconds, whoever waits for whom.
+// A deletion takes milliseconds, whatever is waiting for the policy.
 func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -221,7 +221,7 @@ func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	m.mu.Lock()
 	m.number = 2000
 	m.mu.Unlock()
-	// Bounded, so that the test fails where the deletion does not end the wait.
+	// Bounded, so that the test fails if the deletion does not end the wait.
 	bounded := servicetest.Context(t)
 	waits := make(chan struct{}, 1)
 	p.mu.Lock()
@@ -243,7 +243,7 @@ func TestDeletionEndsAWaitForThePolicyOfAChangedIdentity(t *testing.T) {
 	select {
 	case <-waits:
 	case err := <-done:
-		t.Fatalf("the refresh waited for no policy: %v", err)
+		t.Fatalf("the refresh did not wait for the policy: %v", err)
 	}
 	if _, err := c.Delete(bounded, s.Owner); err != nil || bounded.Err() != nil {
 		t.Fatalf("the deletion waited for the policy: %v", err)

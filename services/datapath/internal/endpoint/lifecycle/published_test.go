@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// TestCreationReturnsWhenOthersCanKnowIt, and tells them while it makes the rest.
+// TestCreationReturnsWhenOthersCanKnowIt also checks that publication runs concurrently with the
+// remaining steps.
 func TestCreationReturnsWhenOthersCanKnowIt(t *testing.T) {
 	m := newMachine()
 	cfg := m.config()
@@ -20,7 +21,7 @@ func TestCreationReturnsWhenOthersCanKnowIt(t *testing.T) {
 		close(asked)
 		<-goesOn
 		if e := m.recordOf(o); e.Phase == "" {
-			t.Error("the publication is awaited before anything of it is on record")
+			t.Error("the publication is awaited before the record is written")
 		}
 		close(known)
 	}
@@ -34,7 +35,7 @@ func TestCreationReturnsWhenOthersCanKnowIt(t *testing.T) {
 	<-asked
 	select {
 	case err := <-done:
-		t.Fatalf("it has returned before others can know it: %v", err)
+		t.Fatalf("it returned before other nodes can know it: %v", err)
 	default:
 	}
 	close(goesOn)
@@ -44,11 +45,11 @@ func TestCreationReturnsWhenOthersCanKnowIt(t *testing.T) {
 	select {
 	case <-known:
 	default:
-		t.Error("it has returned before others can know it")
+		t.Error("it returned before other nodes can know it")
 	}
 }
 
-// TestFailedCreationWaitsForNoPublication: what it began ends with it.
+// TestFailedCreationWaitsForNoPublication: the wait for publication ends with the failed creation.
 func TestFailedCreationWaitsForNoPublication(t *testing.T) {
 	m := newMachine()
 	cfg := m.config()

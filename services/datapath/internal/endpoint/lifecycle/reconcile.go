@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// reconcileRetry is the pause after a comparison with ipam that failed.
+// reconcileRetry is the pause after a failed reconciliation with sluice-ipam.
 const reconcileRetry = time.Second
 
-// ReconcileLoop compares ipam's allocations, and the identities, with the
-// records once the services answer, and again whenever one was away: it may
-// have lost something. It returns when ctx ends.
+// ReconcileLoop reconciles sluice-ipam's allocations and the identities with the records once the
+// services answer, and again after each time one was unavailable, because it may have lost state.
+// It returns when ctx ends.
 func (c *Core) ReconcileLoop(ctx context.Context, ipam endpoint.Connection, identity endpoint.Service) error {
 	leases, identities := true, true
 	ctx, cancel := context.WithCancel(ctx)
@@ -56,9 +56,9 @@ func (c *Core) ReconcileLoop(ctx context.Context, ipam endpoint.Connection, iden
 	}
 }
 
-// claimUnconfirmed leases the addresses of endpoints that ipam does not list as
-// confirmed again: it has lost its state while they live, and would give them to
-// others, whose creation would fail.
+// claimUnconfirmed claims the addresses of live endpoints that sluice-ipam does not list as
+// confirmed: it has lost its state and would lease the addresses to others, whose creation would
+// fail.
 func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner) (claimed int, err error) {
 	known := map[workload.Owner]bool{}
 	for _, o := range confirmed {
@@ -80,7 +80,7 @@ func (c *Core) claimUnconfirmed(ctx context.Context, confirmed []workload.Owner)
 			claimed++
 		}
 		if errors.Is(err, endpoint.ErrUnavailable) {
-			break // the rest would fare no better
+			break // the rest would fail, too
 		}
 	}
 	c.mu.Lock()
@@ -107,15 +107,14 @@ func (c *Core) claimAgain(ctx context.Context, o workload.Owner) (bool, error) {
 	return true, nil
 }
 
-// Reconcile releases the confirmed addresses, and the identity, of owners that
-// no record knows. There are none, unless records were lost with the power:
-// they are not synced, because what they describe does not outlive the boot.
-// An owner is in a record before its lease is confirmed, so an owner that is
-// in a listing of confirmed leases but in no record afterwards has no endpoint,
-// unless a record that cannot be read may be its. What a manager of its own
-// answers for is left alone.
+// Reconcile releases the confirmed addresses, and the identity, of owners without a record. Such
+// owners exist only after a power failure: records are not synced, because what they describe does
+// not outlive the boot. An owner is in a record before its lease is confirmed. So an owner that is
+// in a listing of confirmed leases, but in no record afterwards, has no endpoint, unless an
+// unreadable record may be the owner's. Owners of other managers are left alone.
 //
-// What ipam does not list of live endpoints is claimed again: its state was lost.
+// Addresses of live endpoints that sluice-ipam does not list are claimed again, because it has lost
+// them.
 func (c *Core) Reconcile(ctx context.Context) (released int, err error) {
 	owners, others, err := c.cfg.Leases.Confirmed(ctx)
 	if err != nil {
@@ -154,9 +153,9 @@ func (c *Core) releaseUnknown(ctx context.Context, o workload.Owner) (bool, erro
 	return true, nil
 }
 
-// Refresh asks for the identity of every endpoint again, which renews the hold
-// on it, and adopts a number that has changed. The service may have lost its
-// state while it was away.
+// Refresh resolves the identity of every endpoint again, which renews the reference, and adopts a
+// changed number: the identity service may have lost its state. It returns how many identities
+// changed.
 func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 	c.refreshDue.Store(false)
 	defer func() {
@@ -168,7 +167,7 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 	for _, r := range c.live() {
 		ok, err := c.refresh(ctx, r.Spec.Owner)
 		if errors.Is(err, endpoint.ErrUnavailable) && !errors.Is(err, endpoint.ErrPodUnknown) {
-			return changed, err // the rest would fare no better
+			return changed, err // the rest would fail, too
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -180,8 +179,8 @@ func (c *Core) Refresh(ctx context.Context) (changed int, err error) {
 	return changed, errors.Join(errs...)
 }
 
-// RefreshDue says whether an endpoint was given an identity while the service
-// was away, or the last Refresh was incomplete.
+// RefreshDue reports whether an endpoint got its identity without the identity service, or the last
+// Refresh was incomplete.
 func (c *Core) RefreshDue() bool { return c.refreshDue.Load() }
 
 func (c *Core) refresh(ctx context.Context, o workload.Owner) (bool, error) {

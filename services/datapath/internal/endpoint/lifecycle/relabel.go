@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// The places between the steps of a change of identity; the kernel's own steps have
+// Fault points between the steps of a change of identity. The changes of the kernel maps have fault
 // points of their own.
 var (
 	faultRelabelTables = fault.Register("datapath/relabel/tables")
@@ -26,20 +26,20 @@ var (
 	faultRelabelDone   = fault.Register("datapath/relabel/done")
 )
 
-// Update is what a caller wants changed of a live endpoint.
+// Update is a caller's change of a live endpoint.
 type Update struct {
 	Owner workload.Owner
-	// Manager of the caller. It must be that of the endpoint, if that has one.
+	// Manager of the caller. It must be the manager of the endpoint, if the endpoint has one.
 	Manager string
-	// Labels and Ports replace what the endpoint has; nil leaves it.
+	// Labels and Ports replace the endpoint's; nil keeps them.
 	Labels *[]label.Label
 	Ports  *[]workload.NamedPort
 }
 
-// Update gives a live endpoint other labels or named ports, and with them another
-// identity. It returns when that is enforced; after an error the endpoint is
-// enforced as before. With validateOnly it changes nothing and says the identity
-// that the endpoint would have, with number 0 if that is not known yet.
+// Update changes the labels or named ports of a live endpoint, and with them its identity. It
+// returns when the new identity is enforced; after an error the old one is. With validateOnly it
+// changes nothing and returns the identity that the endpoint would have, with number 0 if that is
+// not known yet.
 func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoint.Endpoint, error) {
 	if err := endpoint.ValidateOwner(u.Owner); err != nil {
 		return endpoint.Endpoint{}, err
@@ -56,10 +56,10 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 	case !ok:
 		return endpoint.Endpoint{}, fmt.Errorf("%s: %w", u.Owner, endpoint.ErrNotFound)
 	case r.Spec.Manager != "" && u.Manager != r.Spec.Manager:
-		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: %q made it, not %q",
+		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: it was created by %q, not by %q",
 			u.Owner, endpoint.ErrForeign, r.Spec.Manager, u.Manager)
 	case r.Identity.FromPod:
-		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: change those of pod %s/%s",
+		return endpoint.Endpoint{}, fmt.Errorf("endpoint of %s: %w: change the labels of pod %s/%s instead",
 			u.Owner, endpoint.ErrLabelsOfPod, r.Spec.Pod.Namespace, r.Spec.Pod.Name)
 	}
 	given := r.LastGiven()
@@ -84,15 +84,15 @@ func (c *Core) Update(ctx context.Context, u Update, validateOnly bool) (endpoin
 		err = c.relabel(ctx, r, next, false)
 	}
 	if err != nil {
-		// Perhaps the identity service holds what was wanted and no longer what the
-		// endpoint has.
+		// The identity service may now hold a reference to the requested identity instead of the
+		// endpoint's.
 		c.refreshDue.Store(true)
 		return endpoint.Endpoint{}, causeOf(ctx, err)
 	}
 	return c.Get(u.Owner)
 }
 
-// causeOf is err with what ended ctx, if that ended.
+// causeOf adds the cause to err if ctx has ended.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", cause, err)
@@ -100,28 +100,26 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// steady is the record of an endpoint that is neither made nor deleted now, of
-// this boot and published.
+// steady returns the record of a published endpoint of this boot that is neither being created nor
+// deleted.
 func (c *Core) steady(o workload.Owner) (endpoint.Record, bool) {
 	r, ok := c.record(o)
 	return r, ok && r.Phase == endpoint.PhaseReady && r.Slot != 0 && r.BootID == c.cfg.BootID && !c.disconnecting(o)
 }
 
-// relabel makes the record of a live endpoint, and with it what evaluates the
-// endpoint, another one. It is the one place where that happens; the caller has the
-// owner's turn. In this order:
+// relabel changes the identity of a live endpoint. It is the only place that does; the caller holds
+// the owner's mutex. The steps:
+//  1. Wait until the kernel has the tables of the identity, and other tables know the
+//     identity. With isolate it does not wait for tables that exceed the capacity or are not
+//     adopted yet: the endpoint is isolated in step 3 until they exist.
+//  2. Save the record with the new identity. If the process is killed from here on, the next
+//     one finds the difference between record and kernel, and starts again at step 1.
+//  3. One store changes identity and tables of the endpoint, then the ipcache is updated.
 //
-//  1. the tables of the identity are in the kernel, and other tables know it. With
-//     isolate, tables that cannot be made or are not taken over are not waited for: the
-//     endpoint is isolated at 3 until they are there;
-//  2. the record says the identity. A process that is killed from here on finds that
-//     record and kernel differ, and goes on at 1;
-//  3. one store changes identity and tables of the endpoint, then the ipcache follows.
-//
-// Until 3 the endpoint is evaluated as before, also while the policy service is away.
-// isolate is set for changes that the identity service announces: it has seen that the
-// labels changed, so the rights of the former ones must end. A request of a caller leaves
-// the endpoint as it was when it fails, because the caller gets the error.
+// Until step 3 the endpoint is evaluated as before, also while the policy service is unavailable.
+// isolate is set for changes that the identity service announces: the labels have changed, so the
+// permissions of the old labels must end. A failed request of a caller leaves the endpoint
+// unchanged, because the caller gets the error.
 func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate bool) error {
 	o := r.Spec.Owner
 	if r.Identity.Equal(next.Identity) && r.LastGiven().Equal(next.LastGiven()) && !c.differs(o) {
@@ -140,7 +138,7 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate boo
 		c.set(next, endpoint.Ready)
 		return nil
 	}
-	// From here on it is done, or done again: the record says so.
+	// From here on the change is completed now or retried, because the record has the new identity.
 	c.setDiffers(o, true)
 	err := faultRelabelRecord.Hit(ctx)
 	reason := ""
@@ -152,11 +150,11 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate boo
 		err = c.cfg.Maps.SetIdentity(ctx, r.Slot, next.Identity.Number)
 	}
 	if err != nil {
-		// The record that is enforced, so that what failed stays undone.
+		// Save the record that is enforced, so that the failed change stays undone.
 		if serr := c.cfg.Records.Save(r); serr == nil && c.enforces(r) {
 			c.setDiffers(o, false)
 		} else {
-			c.set(next, endpoint.Ready) // Relabels goes on
+			c.set(next, endpoint.Ready) // Relabels retries
 			wake(c.wakeRelabels)
 		}
 		return fmt.Errorf("identity %d of %s: %w", next.Identity.Number, o, err)
@@ -165,7 +163,7 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate boo
 	c.set(next, endpoint.Ready)
 	c.relabels.Add(1)
 	if reason != "" {
-		c.log.WarnContext(ctx, "an endpoint is isolated until the tables of its identity are there",
+		c.log.WarnContext(ctx, "endpoint isolated until the kernel has the tables of its identity",
 			"owner", o.String(), "identity", next.Identity.Number, "reason", reason)
 	}
 	c.log.InfoContext(ctx, "identity changed",
@@ -173,8 +171,7 @@ func (c *Core) relabel(ctx context.Context, r, next endpoint.Record, isolate boo
 	return faultRelabelDone.Hit(ctx)
 }
 
-// prepare returns when the tables of an identity are in the kernel, if it is
-// another one than the endpoint has.
+// prepare returns when the kernel has the tables of an identity, if the identity changes.
 func (c *Core) prepare(ctx context.Context, identity, old uint32) error {
 	if c.cfg.Policies == nil || identity == old {
 		return nil
@@ -185,13 +182,13 @@ func (c *Core) prepare(ctx context.Context, identity, old uint32) error {
 	return nil
 }
 
-// isolates reports whether an error of prepare says that the tables of an identity cannot
-// be made, or are not taken over. While the policy service is away it says neither.
+// isolates reports whether prepare failed because the tables of an identity exceed the capacity or
+// are not adopted yet. If the policy service is unavailable, neither is known.
 func isolates(err error) bool {
 	return errors.Is(err, endpoint.ErrFull) || errors.Is(err, endpoint.ErrPoliciesHeld)
 }
 
-// enforces says whether the maps have the identity of a record.
+// enforces reports whether the maps have the identity of a record.
 func (c *Core) enforces(r endpoint.Record) bool {
 	entries, err := c.cfg.Maps.Entries()
 	return err == nil && slices.ContainsFunc(entries, func(e endpoint.Entry) bool {
@@ -206,7 +203,7 @@ func (c *Core) differs(o workload.Owner) bool {
 	return ok
 }
 
-// setDiffers notes whether the maps may have another identity than the record.
+// setDiffers records whether the identity in the maps may differ from the record.
 func (c *Core) setDiffers(o workload.Owner, differs bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,15 +214,15 @@ func (c *Core) setDiffers(o workload.Owner, differs bool) {
 	}
 }
 
-// wish is an identity that an owner shall have.
+// wish is an identity that an owner should have.
 type wish struct {
 	identity endpoint.Identity
 	confirm  bool  // the identity service waits for Confirm
 	err      error // why it is not enforced yet
 }
 
-// Wishes takes what the identity service wants owners to be; an owner in neither
-// map keeps what was wanted of it.
+// Wishes stores the identities that the identity service has announced for owners, and removes the
+// withdrawn ones. Other owners keep theirs.
 func (c *Core) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map[workload.Owner]struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,14 +235,14 @@ func (c *Core) Wishes(wanted map[workload.Owner]endpoint.Identity, withdrawn map
 	wake(c.wakeRelabels)
 }
 
-// OnlyWishesOf forgets what is wanted of owners that are not listed.
+// OnlyWishesOf drops the announced identities of owners that are not listed.
 func (c *Core) OnlyWishesOf(listed map[workload.Owner]struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.wishes, func(o workload.Owner, _ wish) bool { _, ok := listed[o]; return !ok })
 }
 
-// due is what an owner shall be and is not known to be; false if there is nothing.
+// due returns the identity that an owner should have and may not have yet; false if there is none.
 // mu is held.
 func (c *Core) due(o workload.Owner) (wish, bool) {
 	w, ok := c.wishes[o]
@@ -255,12 +252,11 @@ func (c *Core) due(o workload.Owner) (wish, bool) {
 	return w, ok
 }
 
-// maxRelabels is how many identities change at the same time.
+// maxRelabels is the number of identities that change concurrently.
 const maxRelabels = 8
 
-// Relabels has endpoints be what Wishes wants, and what the records say if a killed
-// process did not come to that, each again and again until it succeeds. It returns
-// when ctx ends.
+// Relabels gives endpoints the identities from Wishes, and completes changes that a killed process
+// recorded but did not make. It retries each until it succeeds, and returns when ctx ends.
 func (c *Core) Relabels(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -294,7 +290,7 @@ func (c *Core) Relabels(ctx context.Context) error {
 	}
 }
 
-// pursue tries until nothing is wanted of the owner any more.
+// pursue retries until the owner has the identity that it should have.
 func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{}) {
 	for delay := c.cfg.RetryDelay; ; delay = min(2*delay, 50*c.cfg.RetryDelay) {
 		c.mu.Lock()
@@ -332,8 +328,8 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 	}
 }
 
-// grant gives an owner's endpoint an identity and says so to the identity service.
-// It waits for the tables without the owner's turn, which others may need.
+// grant changes an endpoint's identity and confirms it to the identity service. It waits for the
+// tables without the owner's mutex, which other calls may need.
 func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan struct{}) error {
 	if r, ok := c.steady(o); ok && (r.Identity.Number != w.identity.Number || c.differs(o)) {
 		if err := c.prepare(ctx, w.identity.Number, 0); err != nil && !isolates(err) {
@@ -356,10 +352,10 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 	r, ok := c.steady(o)
 	if !ok {
 		c.setDiffers(o, false)
-		return nil // it is gone; another one asks for its identity
+		return nil // the endpoint is gone; the next one resolves its own identity
 	}
 	next := r
-	if w.confirm { // else the record says it, which may have changed since
+	if w.confirm { // otherwise the record has the identity, which may have changed since
 		next.Identity = w.identity
 	}
 	if err := c.relabel(ctx, r, next, true); err != nil {
@@ -371,12 +367,12 @@ func (c *Core) grant(ctx context.Context, o workload.Owner, w wish, places chan 
 	return c.cfg.Identities.Confirm(ctx, o, w.identity.Number)
 }
 
-// waiting lists the endpoints that shall have another identity and why they do not
-// yet, one line each. mu is held.
+// waiting lists the endpoints that do not have their new identity yet and why, one line each. mu is
+// held.
 func (c *Core) waiting() (lines []string) {
 	add := func(o workload.Owner, number uint32, err error) {
 		if r, ok := c.records[o]; ok && r.Phase == endpoint.PhaseReady && err != nil {
-			lines = append(lines, fmt.Sprintf("%s keeps its identity and waits to be %d: %v", o, number, err))
+			lines = append(lines, fmt.Sprintf("%s keeps its identity until it can change to %d: %v", o, number, err))
 		}
 	}
 	for o, w := range c.wishes {

@@ -29,7 +29,7 @@ func relabelling(t *testing.T, c *Core) {
 	t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// await waits until an endpoint is what the condition says.
+// await waits until an endpoint satisfies the condition.
 func (m *machine) await(t *testing.T, c *Core, o workload.Owner, is func(endpoint.Endpoint) bool) endpoint.Endpoint {
 	t.Helper()
 	s, err := c.Hub().Subscribe(nil)
@@ -78,7 +78,7 @@ func TestUpdateWaitsForTheTablesThenSavesThenChangesTheMaps(t *testing.T) {
 	m.number = 2000
 	p.await = func(context.Context, uint32) error {
 		if m.entry(e.Slot).Identity != 1000 || m.recordOf(s.Owner).Identity.Number != 1000 {
-			t.Error("changed before its tables were there")
+			t.Error("changed before its tables existed")
 		}
 		return nil
 	}
@@ -93,9 +93,9 @@ func TestUpdateWaitsForTheTablesThenSavesThenChangesTheMaps(t *testing.T) {
 	if n := m.called("unpublish"); n != 0 {
 		t.Errorf("it was unpublished %d times", n)
 	}
-	// what was created is still what was asked for then
+	// the original request still matches for Create
 	if again, err := c.Create(t.Context(), s, false); err != nil || again.Identity.Number != 2000 {
-		t.Errorf("the creation repeated: %+v, %v", again, err)
+		t.Errorf("the repeated creation: %+v, %v", again, err)
 	}
 	other := s
 	other.Labels = *web("b")
@@ -117,7 +117,7 @@ func TestUpdateWithTheSameIdentityChangesNothingInTheMaps(t *testing.T) {
 		}
 	}
 	if n := m.called("set identity"); n != 0 {
-		t.Errorf("the maps were written %d times", n)
+		t.Errorf("SetIdentity was called %d times", n)
 	}
 	ports := []workload.NamedPort{{Name: "http", Port: 80, Protocol: 6}}
 	m.number = 1001
@@ -178,12 +178,12 @@ func TestAnEndpointWithThePodsLabelsTakesNoOthers(t *testing.T) {
 	if !errors.Is(err, endpoint.ErrLabelsOfPod) {
 		t.Errorf("%v, want ErrLabelsOfPod", err)
 	}
-	// nor does another one take its identity while the service is away
+	// nor does another endpoint get its identity while the service is unavailable
 	m.setFail("resolve", endpoint.ErrUnavailable)
 	equal := m.wanted("b", 3)
 	equal.Labels = s.Labels
 	if _, err := c.Create(t.Context(), equal, false); !errors.Is(err, endpoint.ErrUnavailable) {
-		t.Errorf("an equal one: %v, want ErrUnavailable", err)
+		t.Errorf("an endpoint of equal labels: %v, want ErrUnavailable", err)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *test
 			t.Fatal(err)
 		}
 	}
-	gone := make(chan struct{}) // the policy service comes back
+	gone := make(chan struct{}) // the policy service returns
 	p.mu.Lock()
 	p.await = func(ctx context.Context, id uint32) error {
 		if id != 2000 {
@@ -218,7 +218,7 @@ func TestAWishThatCannotBeGrantedLeavesTheEndpointAsItIsAndDelaysNoOther(t *test
 	if e, err := c.Get(one.Owner); err != nil || e.Identity.Number != 1000 || m.entry(e.Slot).Identity != 1000 {
 		t.Errorf("without tables: %+v, %v", e, err)
 	}
-	for len(c.Counts().Waiting) == 0 { // it was tried at least once
+	for len(c.Counts().Waiting) == 0 { // at least one attempt failed
 		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
 			t.Fatal(err)
 		}
@@ -264,9 +264,9 @@ func TestAKilledChangeOfIdentityIsDoneAfterTheRestartAndUnpublishesNothing(t *te
 	}
 	c := m.evaluated(t, p)
 	if m.entry(e.Slot).Identity != 1000 || m.called("unpublish") != 0 {
-		t.Errorf("before its tables are there: %+v", m.entry(e.Slot))
+		t.Errorf("before its tables exist: %+v", m.entry(e.Slot))
 	}
-	for range 2 { // an audit does not lose patience
+	for range 2 { // the audit keeps waiting, too
 		found := func(f endpoint.Finding) error { t.Errorf("finding %+v", f); return nil }
 		if err := c.Audit(t.Context(), true, found); err != nil {
 			t.Fatal(err)
@@ -302,7 +302,7 @@ func TestAFailedChangeOfIdentityIsTakenBackOrDoneAgain(t *testing.T) {
 		t.Errorf("record %+v, maps %+v, refresh due %t", r, m.entry(e.Slot), c.RefreshDue())
 	}
 	m.setFail("set identity", nil)
-	m.number = 1000 // of the labels that it has
+	m.number = 1000 // the identity of its current labels
 	if n, err := c.Refresh(t.Context()); n != 0 || err != nil {
 		t.Errorf("refresh: %d, %v", n, err)
 	}
@@ -375,8 +375,8 @@ func TestUpdateIsEndedByADeletion(t *testing.T) {
 	m.holds(t, c, 0)
 }
 
-// TestAChangeUnderWayIsNotTakenForOneThatAKillLeft: Relabels looks at an endpoint
-// while an update has saved its record and not changed the maps.
+// TestAChangeUnderWayIsNotTakenForOneThatAKillLeft: Relabels reads an endpoint between an update's
+// save of the record and its change of the maps.
 func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})
@@ -403,7 +403,7 @@ func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
 	w, ok := c.due(s.Owner)
 	c.mu.Unlock()
 	if !ok || w.identity.Number != 1000 {
-		t.Fatalf("due %+v, %t: the test says nothing", w, ok)
+		t.Fatalf("due %+v, %t: the test did not reach the state it is about", w, ok)
 	}
 	granted := make(chan error, 1)
 	go func() { granted <- c.grant(context.Background(), s.Owner, w, make(chan struct{}, 1)) }()
@@ -412,11 +412,11 @@ func TestAChangeUnderWayIsNotTakenForOneThatAKillLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := c.Get(s.Owner); err != nil || e.Identity.Number != 2000 || m.entry(e.Slot).Identity != 2000 {
-		t.Errorf("it went back: %+v, %v", e.Identity, err)
+		t.Errorf("the identity was reverted: %+v, %v", e.Identity, err)
 	}
 }
 
-// TestRefreshGoesOnBehindAPodThatIsNotKnown: Kubernetes has forgotten one pod.
+// TestRefreshGoesOnBehindAPodThatIsNotKnown: the identity service does not know one of the pods.
 func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -439,8 +439,8 @@ func TestRefreshGoesOnBehindAPodThatIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestAWishWhoseTablesCannotBeMadeIsolates: the identity service has said that the labels
-// changed, so the endpoint may not keep what the former ones allow.
+// TestAWishWhoseTablesCannotBeMadeIsolates: the identity service has announced that the labels
+// changed, so the endpoint must not keep the permissions of the old labels.
 //
 // INV-70
 func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
@@ -457,13 +457,13 @@ func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 		p.mu.Lock()
 		p.await = func(context.Context, uint32) error { return want }
 		p.mu.Unlock()
-		// Who asks for it is answered, and nothing changes.
+		// An Update request gets the error, and nothing changes.
 		m.number = 2000
 		if _, err := c.Update(t.Context(), Update{Owner: s.Owner, Labels: web("b")}, false); !errors.Is(err, want) {
 			t.Errorf("%v: update: %v", want, err)
 		}
 		if m.entry(e.Slot).Identity != 1000 {
-			t.Errorf("%v: an update that was refused changed %+v", want, m.entry(e.Slot))
+			t.Errorf("%v: a failed update changed %+v", want, m.entry(e.Slot))
 		}
 		m.isolates = "no room"
 		relabelling(t, c)
@@ -482,7 +482,7 @@ func TestAWishWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 	}
 }
 
-// TestARefreshWhoseTablesCannotBeMadeIsolates: as a wish does.
+// TestARefreshWhoseTablesCannotBeMadeIsolates does what an announced change does.
 func TestARefreshWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -499,7 +499,7 @@ func TestARefreshWhoseTablesCannotBeMadeIsolates(t *testing.T) {
 	}
 }
 
-// TestAWithdrawnWishIsNotGranted: neither one that waits, nor one that is being granted.
+// TestAWithdrawnWishIsNotGranted: neither while it waits nor during its execution.
 func TestAWithdrawnWishIsNotGranted(t *testing.T) {
 	m := newMachine()
 	p := &fakePolicies{}
@@ -534,16 +534,16 @@ func TestAWithdrawnWishIsNotGranted(t *testing.T) {
 		t.Errorf("%d wishes are left", n)
 	}
 	close(goes)
-	// The next wish of another owner is granted behind it.
+	// A later change of another owner is still made.
 	c.Wishes(map[workload.Owner]endpoint.Identity{two.Owner: {Number: 3000}}, nil)
 	m.await(t, c, two.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 3000 })
 	if e, err := c.Get(one.Owner); err != nil || e.Identity.Number != 1000 || m.entry(e.Slot).Identity != 1000 {
-		t.Errorf("withdrawn, and granted: %+v, %v", e.Identity, err)
+		t.Errorf("withdrawn, but granted: %+v, %v", e.Identity, err)
 	}
 }
 
-// TestAWishThatChangesWhileTheEarlierOneIsGrantedIsGrantedToo: the later one is not taken
-// for done with the earlier one.
+// TestAWishThatChangesWhileTheEarlierOneIsGrantedIsGrantedToo: completing the earlier change does
+// not complete the later one.
 func TestAWishThatChangesWhileTheEarlierOneIsGrantedIsGrantedToo(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})
@@ -567,9 +567,8 @@ func TestAWishThatChangesWhileTheEarlierOneIsGrantedIsGrantedToo(t *testing.T) {
 	m.await(t, c, s.Owner, func(e endpoint.Endpoint) bool { return e.Identity.Number == 3000 })
 }
 
-// TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity: a change that failed half-way
-// may have reached the maps. Then the record keeps the new identity, and the change goes on
-// by itself.
+// TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity: a change that failed half-way may have
+// reached the maps. Then the record keeps the new identity, and Relabels completes the change.
 func TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})
@@ -580,7 +579,7 @@ func TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity(t *testing.T) {
 	}
 	relabelling(t, c)
 	c.Wishes(map[workload.Owner]endpoint.Identity{s.Owner: {Number: 1500}}, nil)
-	for m.entry(e.Slot).Identity != 1500 || c.Counts().PendingRelabels > 0 { // then it waits for news
+	for m.entry(e.Slot).Identity != 1500 || c.Counts().PendingRelabels > 0 { // then it waits for the next event
 		if err := pause(t.Context(), c.cfg.RetryDelay); err != nil {
 			t.Fatal(err)
 		}
@@ -602,7 +601,7 @@ func TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity(t *testing.T) {
 	}
 }
 
-// TestAnEndpointThatIsBeingDeletedIsNotChanged: its device may be half gone.
+// TestAnEndpointThatIsBeingDeletedIsNotChanged: its device may already be removed.
 func TestAnEndpointThatIsBeingDeletedIsNotChanged(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})
@@ -623,6 +622,6 @@ func TestAnEndpointThatIsBeingDeletedIsNotChanged(t *testing.T) {
 		t.Errorf("grant: %v, %d calls", err, m.called("set identity"))
 	}
 	if c.differs(s.Owner) {
-		t.Error("an endpoint that goes is pursued for ever")
+		t.Error("Relabels retries a deleted endpoint for ever")
 	}
 }

@@ -16,12 +16,12 @@ import (
 
 var unlessInUse = Removal{UnlessInUse: true}
 
-// TestRemovalUnlessInUseLeavesWhatAContainerHas: the namespace, the device in it, or a
-// creation that is under way.
+// TestRemovalUnlessInUseLeavesWhatAContainerHas: a namespace, a device in it, or a creation in
+// progress is in use.
 func TestRemovalUnlessInUseLeavesWhatAContainerHas(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(m *machine, s endpoint.Spec)
-		inUse   string // what the refusal says; empty: there is none
+		inUse   string // part of the error; empty: no error
 	}{
 		"all is there": {func(*machine, endpoint.Spec) {}, "its device "},
 		"the device was removed": {
@@ -50,13 +50,13 @@ func TestRemovalUnlessInUseLeavesWhatAContainerHas(t *testing.T) {
 					t.Fatalf("validate %t: existed %t, %v, want in use: %q", validate, existed, err, c.inUse)
 				}
 				if err != nil && !strings.Contains(err.Error(), c.inUse) {
-					t.Errorf("the refusal %q does not say %q", err, c.inUse)
+					t.Errorf("the error %q does not contain %q", err, c.inUse)
 				}
 				if err == nil && (was.Spec.Owner != s.Owner || was.Identity.Number == 0 || len(was.Spec.Addrs) != 2) {
 					t.Errorf("validate %t: it was %+v", validate, was)
 				}
 				if _, err := core.Get(s.Owner); (err == nil) != (c.inUse != "" || validate) {
-					t.Errorf("validate %t: afterwards the endpoint is %v", validate, err)
+					t.Errorf("validate %t: endpoint afterwards: %v", validate, err)
 				}
 			}
 			if m.open != 0 {
@@ -77,14 +77,14 @@ func TestRemovalUnlessInUseLeavesWhatAContainerHas(t *testing.T) {
 	}
 }
 
-// removeDevices removes every device, as an operator would, and leaves the namespaces.
+// removeDevices removes every device, as an operator could, and leaves the namespaces.
 func (m *machine) removeDevices() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.devices)
 }
 
-// TestRemovalUnlessInUseEndsNoCreation: it neither ends one nor waits for it.
+// TestRemovalUnlessInUseEndsNoCreation: it neither cancels a creation nor waits for it.
 func TestRemovalUnlessInUseEndsNoCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -118,8 +118,8 @@ func TestRemovalUnlessInUseEndsNoCreation(t *testing.T) {
 	})
 }
 
-// TestRemovalUnlessInUseKnowsTheDeviceOfAnUnreadableRecord: what follows from the owner
-// is enough to see that the container is there.
+// TestRemovalUnlessInUseKnowsTheDeviceOfAnUnreadableRecord: the device name is derived from the
+// owner, which suffices to see that the container exists.
 func TestRemovalUnlessInUseKnowsTheDeviceOfAnUnreadableRecord(t *testing.T) {
 	m, c, lost, _ := damaged(t)
 	if _, existed, err := c.Remove(t.Context(), lost.Owner, unlessInUse); !existed || !errors.Is(err, endpoint.ErrInUse) {

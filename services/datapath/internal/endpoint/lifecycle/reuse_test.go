@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/reaper"
 )
 
-// replaceNamespace gives the path a new namespace with the number of the old
-// one, as the kernel does when nobody else has taken it meanwhile.
+// replaceNamespace gives the path a new namespace with the inode of the old one, as the kernel does
+// if the inode is still free.
 func (m *machine) replaceNamespace(path string) {
 	id := m.namespaces[path].id
 	m.removeNamespace(path)
@@ -36,7 +36,7 @@ func TestNewNamespaceWithTheNumberOfTheOldOneGetsANewEndpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.replaceNamespace(s.Netns)
-	c = m.start(t) // nobody was there to see the device go
+	c = m.start(t) // no process saw the device vanish
 	second, err := c.Create(t.Context(), s, false)
 	if err != nil || second.Slot == first.Slot {
 		t.Fatalf("in the new namespace: slot %d, %v; before slot %d", second.Slot, err, first.Slot)
@@ -45,7 +45,7 @@ func TestNewNamespaceWithTheNumberOfTheOldOneGetsANewEndpoint(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// lend gives a slot that is free to another endpoint.
+// lend gives a free slot to another endpoint.
 func (m *machine) lend(t *testing.T, slot uint16, e endpoint.Entry) {
 	t.Helper()
 	m.mu.Lock()
@@ -67,11 +67,11 @@ func TestRepeatedDeletionLeavesTheNextHolderOfItsSlotAlone(t *testing.T) {
 	}
 	m.setFail("save "+string(endpoint.PhaseDeleted), errTest)
 	if _, err := c.Delete(t.Context(), s.Owner); !errors.Is(err, errTest) {
-		t.Fatalf("deletion without room for its tombstone: %v", err)
+		t.Fatalf("deletion with a full disk: %v", err)
 	}
 	m.number++
 	if changed, err := c.Refresh(t.Context()); changed != 0 || err != nil {
-		t.Errorf("refresh of what is half deleted: %d changed, %v", changed, err)
+		t.Errorf("refresh of a half-deleted endpoint: %d changed, %v", changed, err)
 	}
 	other := m.wanted("b", 3)
 	m.lend(t, e.Slot, endpoint.Entry{Ifindex: 99, Addrs: other.Addrs, MAC: endpoint.MAC{2, 0, 0, 0, 0, 9}, HostMAC: endpoint.MAC{2, 0, 0, 0, 0, 8}})
@@ -154,7 +154,7 @@ func TestInterfaceOfADeletedEndpointMakesRoomForTheNextOne(t *testing.T) {
 	next := m.wanted("b", 3)
 	next.Netns = old.Netns
 	if _, err := c.Create(t.Context(), next, false); !errors.Is(err, endpoint.ErrNameTaken) {
-		t.Fatalf("beside the live one: %v, want ErrNameTaken", err)
+		t.Fatalf("next to the live endpoint: %v, want ErrNameTaken", err)
 	}
 	settle(t, c)
 	m.wanted("b", 3)
@@ -231,15 +231,15 @@ func (m *machine) secondOf(s endpoint.Spec, name string, last byte) endpoint.Spe
 	return t
 }
 
-// TestDeviceOfAKilledCreationIsRemovedByItsIndex: the owner's next creation makes
-// a device of the same name, which the reaper must leave alone.
+// TestDeviceOfAKilledCreationIsRemovedByItsIndex: the owner's next creation makes a device of the
+// same name, which the reaper must not remove.
 func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
 	s := m.wanted("a", 2)
 	half := endpoint.Record{Phase: endpoint.PhaseCreating, BootID: c.cfg.BootID, Spec: s, Device: c.device(s), Namespace: m.namespaces[s.Netns].id}
 	for _, made := range []bool{false, true} {
-		m.records[s.Owner] = half // as a process that was killed leaves it
+		m.records[s.Owner] = half // the state that a killed process leaves
 		m.leases[s.Owner] = lease{addrs: s.Addrs}
 		if made {
 			if _, err := (fakeLinks{m}).Create(openNamespace{m, m.namespaces[s.Netns]}, half.Device); err != nil {
@@ -251,10 +251,10 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for again.Reaper.Reap(reaper.Everything) > 0 { //nolint:revive // until nothing waits
+		for again.Reaper.Reap(reaper.Everything) > 0 { //nolint:revive // until nothing is scheduled
 		}
 		if m.devices[e.Device.HostIndex] == nil {
-			t.Errorf("killed after its device was made: %v: the reaper took the device of the next creation", made)
+			t.Errorf("killed after its device was made: %v: the reaper removed the device of the next creation", made)
 		}
 		if _, err := again.Delete(t.Context(), s.Owner); err != nil {
 			t.Fatal(err)
@@ -263,7 +263,7 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 	}
 }
 
-// TestFirstAttachmentHasTheDefaultRoutes: per family, and as long as it lives.
+// TestFirstAttachmentHasTheDefaultRoutes: for each address family, and only while it exists.
 func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -301,7 +301,7 @@ func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 	del(second)
 	create(second, second.Addrs[0])
 
-	// A new namespace with the number of one that is gone has no attachment yet.
+	// A new namespace that reuses the inode of a removed one has no attachment yet.
 	other := m.wanted("b", 11)
 	create(other)
 	m.replaceNamespace(other.Netns)
@@ -316,8 +316,8 @@ func TestFirstAttachmentHasTheDefaultRoutes(t *testing.T) {
 	}
 }
 
-// TestDeletedSecondAttachmentLeavesNoRules: the container lives on without it,
-// also if the deletion is done by a process that finds it half done.
+// TestDeletedSecondAttachmentLeavesNoRules: the container keeps running without the attachment. The
+// same holds if a new process completes the deletion.
 func TestDeletedSecondAttachmentLeavesNoRules(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -363,6 +363,6 @@ func TestAuditOfContainersRepairsWhenAsked(t *testing.T) {
 	}
 	var found []endpoint.Finding
 	if err := c.Audit(t.Context(), true, func(f endpoint.Finding) error { found = append(found, f); return nil }); err != nil || len(found) > 0 {
-		t.Errorf("the audit of the node looks into containers: %v, %v", found, err)
+		t.Errorf("the audit of the node checks the interior of containers: %v, %v", found, err)
 	}
 }

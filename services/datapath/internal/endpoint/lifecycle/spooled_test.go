@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// entry is one of the spool.
+// entry is an entry of the spool.
 type entry struct {
 	there atomic.Bool
-	done  func() error // nil for nothing
+	done  func() error // nil: succeeds
 }
 
 func (e *entry) spooled() endpoint.Spooled {
@@ -32,8 +32,8 @@ func (e *entry) spooled() endpoint.Spooled {
 	}
 }
 
-// What an entry means does not depend on clocks: an endpoint that is stamped
-// later was made before a clock was set back.
+// The effect of an entry does not depend on clocks: an endpoint with a later timestamp may have
+// been created before a clock was set back.
 func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	m := newMachine()
 	c := m.start(t)
@@ -44,10 +44,10 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	var e entry
 	e.there.Store(true)
 	e.done = func() error {
-		// Before its turn ends: what is spooled after it is another deletion.
+		// The entry is removed while the mutex is held: an entry spooled later is another deletion.
 		if leave, ok := c.turns.LockWithin(t.Context(), s.Owner, time.Millisecond); ok {
 			leave()
-			t.Error("the entry is removed when others may have made an endpoint")
+			t.Error("the entry is removed after the mutex is free, when another call may have created an endpoint")
 		}
 		return nil
 	}
@@ -60,15 +60,15 @@ func TestSpooledDeletionIsCarriedOut(t *testing.T) {
 	settle(t, c)
 	m.holds(t, c, 0)
 
-	// Nothing to delete: the entry goes too.
+	// Without an endpoint, the entry is removed, too.
 	e.there.Store(true)
 	if existed, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled()); existed || err != nil || e.there.Load() {
-		t.Errorf("of an owner without endpoint: %v, %v; the entry is there: %v", existed, err, e.there.Load())
+		t.Errorf("owner without endpoint: %v, %v; the entry still exists: %v", existed, err, e.there.Load())
 	}
 }
 
-// The plugin takes an entry back before it makes an endpoint of the same owner. A
-// reader that has seen the entry must not delete that one.
+// The plugin removes an entry before it creates an endpoint of the same owner. A reader that has
+// seen the entry must not delete the new endpoint.
 func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -77,7 +77,7 @@ func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
 		if _, err := c.Create(t.Context(), s, false); err != nil {
 			t.Fatal(err)
 		}
-		leave, err := c.turns.Lock(t.Context(), s.Owner) // as its creation has it
+		leave, err := c.turns.Lock(t.Context(), s.Owner) // as the creation does
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestDeletionThatWasTakenBackLeavesTheNewEndpoint(t *testing.T) {
 			}
 			ended <- err
 		}()
-		synctest.Wait() // it waits for the creation
+		synctest.Wait() // the deletion waits for the creation
 		e.there.Store(false)
 		leave()
 		if err := <-ended; err != nil {
@@ -113,7 +113,7 @@ func TestFailedSpooledDeletionKeepsItsEntry(t *testing.T) {
 		e.there.Store(true)
 		m.setFail(op, errTest)
 		if _, err := c.DeleteSpooled(t.Context(), s.Owner, e.spooled()); !errors.Is(err, errTest) || !e.there.Load() {
-			t.Errorf("%s: %v; the entry is there: %v", op, err, e.there.Load())
+			t.Errorf("%s: %v; the entry still exists: %v", op, err, e.there.Load())
 		}
 		m.setFail(op, nil)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// An audit that finds two strays repairs the first and then the second. In
-// between, the second one's slot may be given to an endpoint that is being made.
+// An audit that finds two strays repairs one after the other. In between, the ID of the second may
+// be reused for a new endpoint.
 func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
 	for name, now := range map[string]func(*endpoint.Entry){
 		"the same device, published again": func(e *endpoint.Entry) { e.Epoch++ },
@@ -46,9 +46,9 @@ func TestAuditLeavesASlotThatWasGivenAwaySinceItLooked(t *testing.T) {
 				t.Errorf("%d strays, want 2", found)
 			}
 			if e, there := m.slots[given.Slot]; !there || e.Epoch != given.Epoch || e.Ifindex != given.Ifindex {
-				t.Errorf("slot %d, given away meanwhile: there %v, %+v, want %+v", given.Slot, there, e, given)
+				t.Errorf("reused slot %d: found %v, %+v, want %+v", given.Slot, there, e, given)
 			}
-			// the next audit sees it as it is
+			// the next audit sees the new endpoint
 			if err := c.Audit(t.Context(), true, nothing); err != nil {
 				t.Fatal(err)
 			}

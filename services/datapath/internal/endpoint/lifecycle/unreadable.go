@@ -15,11 +15,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// wayOut is what an operator can do about a record that cannot be read.
+// wayOut tells an operator what to do about an unreadable record.
 const wayOut = "repair or remove the file, or delete the container; " +
 	"until then its endpoint has no traffic and keeps its addresses and slot"
 
-// unreadableOf finds the file that should be the owner's record.
+// unreadableOf returns the unreadable file with the owner's name.
 func (c *Core) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -31,8 +31,8 @@ func (c *Core) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {
 	return endpoint.Unreadable{}, false
 }
 
-// mayBeUnreadable says whether a file that cannot be read may be the owner's
-// record: it has the owner's name, or one that says nothing.
+// mayBeUnreadable reports whether an unreadable file may be the owner's record: its name is the
+// owner's, or names no owner.
 func (c *Core) mayBeUnreadable(o workload.Owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -50,7 +50,7 @@ func (c *Core) anyUnreadable() bool {
 	return len(c.unreadable) > 0
 }
 
-// resolved forgets the files that should be the owner's record.
+// resolved removes the owner's unreadable files from memory.
 func (c *Core) resolved(o workload.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,7 +61,7 @@ func (c *Core) resolved(o workload.Owner) {
 	}
 }
 
-// reread looks whether files that could not be read can be by now, or are gone.
+// reread checks whether unreadable files have become readable or are gone.
 func (c *Core) reread(ctx context.Context) error {
 	if !c.anyUnreadable() {
 		return nil
@@ -91,8 +91,8 @@ func (c *Core) reread(ctx context.Context) error {
 	return nil
 }
 
-// adopt takes over a record that has become readable. A creation or deletion of
-// the owner may have written or removed it since it was listed.
+// adopt adopts a record that has become readable. The owner's creation or deletion may have written
+// or removed it since it was listed.
 func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 	leave, err := c.turns.Lock(ctx, o)
 	if err != nil {
@@ -119,8 +119,8 @@ func (c *Core) adopt(ctx context.Context, o workload.Owner) error {
 	return nil
 }
 
-// disposeUnreadable deletes the endpoint of an owner whose record cannot be
-// read, by what follows from the owner. The caller has the owner's turn.
+// disposeUnreadable deletes the endpoint of an owner with an unreadable record, with a record
+// derived from the owner. The caller holds the owner's mutex.
 func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 	r := endpoint.Record{Phase: endpoint.PhaseReady, BootID: c.cfg.BootID, Spec: endpoint.Spec{Owner: o}}
 	r.Device = c.device(r.Spec)
@@ -149,9 +149,8 @@ func (c *Core) disposeUnreadable(ctx context.Context, o workload.Owner) error {
 	return nil
 }
 
-// closed are the slots and devices that no record knows, and that may belong to
-// an endpoint whose record cannot be read. A slot whose device is gone is not
-// among them: the container took it along.
+// closed returns the map entries and devices without a record that may belong to an endpoint with
+// an unreadable record. Entries whose device is gone are left out: it vanished with its container.
 func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 	keptSlots []endpoint.Entry, keptLinks []endpoint.HostDevice,
 ) {
@@ -175,8 +174,8 @@ func (c *Core) closed(slots []endpoint.Entry, links []endpoint.HostDevice) (
 	return keptSlots, keptLinks
 }
 
-// auditClosed reports the records that cannot be read, and stops the traffic of
-// what may belong to them.
+// auditClosed reports the unreadable records and stops the traffic of the map entries and devices
+// that may belong to them.
 func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, report reporter) error {
 	c.mu.Lock()
 	var files []endpoint.Unreadable
@@ -185,7 +184,7 @@ func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, 
 	}
 	c.closedDevices = nil
 	for _, d := range links {
-		// One without a slot is most likely left over from a deletion.
+		// A device without a map entry is most likely left over from a deletion.
 		for _, e := range slots {
 			if e.Ifindex == d.Index {
 				c.closedDevices = append(c.closedDevices, fmt.Sprintf("device %s with %v", d.Name, e.Addrs))
@@ -206,7 +205,7 @@ func (c *Core) auditClosed(slots []endpoint.Entry, links []endpoint.HostDevice, 
 		}
 		d := endpoint.Difference{
 			Subject: "sl_ep", Key: strconv.Itoa(int(e.Slot)),
-			Want: "no traffic, as its record cannot be read", Have: e.String(),
+			Want: "no traffic, because its record cannot be read", Have: e.String(),
 		}
 		if err := report(d, func() error { return c.cfg.Maps.Cut(e.Slot) }); err != nil {
 			return err

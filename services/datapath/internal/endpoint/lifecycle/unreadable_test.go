@@ -33,7 +33,7 @@ func (m *machine) repair(r endpoint.Record) {
 	}
 }
 
-// traffic says how many slots there are, and how many of them forward.
+// traffic returns the number of map entries, and how many of them forward.
 func (m *machine) traffic() (slots, forward int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -46,8 +46,7 @@ func (m *machine) traffic() (slots, forward int) {
 	return slots, forward
 }
 
-// damaged is a node with two endpoints, on which the record of the first cannot
-// be read after a restart.
+// damaged is a node with two endpoints. After a restart, the record of the first is unreadable.
 func damaged(t *testing.T) (m *machine, c *Core, lost endpoint.Spec, record endpoint.Record) {
 	t.Helper()
 	m = newMachine()
@@ -60,20 +59,20 @@ func damaged(t *testing.T) (m *machine, c *Core, lost endpoint.Spec, record endp
 	}
 	record = m.damage(lost.Owner)
 	c = m.start(t)
-	for range 2 { // nothing gives way later either
+	for range 2 { // the second audit must not differ
 		if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if n, err := c.Reconcile(t.Context()); err != nil || n != 0 {
-			t.Errorf("the comparison with ipam released %d, %v", n, err)
+			t.Errorf("the reconciliation with ipam released %d, %v", n, err)
 		}
 		settle(t, c)
 	}
 	if got, want := m.holding(c), (holding{Devices: 2, Slots: 2, Confirmed: 2, Identities: 2, Records: 1, Known: 1}); got != want {
-		t.Errorf("there are %+v, want %+v", got, want)
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if _, forward := m.traffic(); forward != 1 {
-		t.Errorf("%d slots forward, want the one whose record can be read", forward)
+		t.Errorf("%d slots forward, want only the endpoint with the readable record", forward)
 	}
 	return m, c, lost, record
 }
@@ -150,14 +149,14 @@ func TestRemovedRecordGivesItsEndpointUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := c.Reconcile(t.Context()); n != 1 || err != nil {
-		t.Errorf("the comparison with ipam released %d, %v, want the lost one", n, err)
+		t.Errorf("the reconciliation with ipam released %d, %v, want the lost endpoint's", n, err)
 	}
 	settle(t, c)
 	m.holds(t, c, 1)
 }
 
-// TestContainerOfAnUnreadableRecordGoes: nothing of it in the kernel is worth
-// keeping then. Its addresses stay leased until its owner is known.
+// TestContainerOfAnUnreadableRecordGoes: once its container is gone, its kernel state is removed.
+// Its addresses stay leased until its owner is known.
 func TestContainerOfAnUnreadableRecordGoes(t *testing.T) {
 	m, c, lost, _ := damaged(t)
 	m.removeNamespace(lost.Netns)
@@ -168,7 +167,7 @@ func TestContainerOfAnUnreadableRecordGoes(t *testing.T) {
 		t.Errorf("%d of %d slots forward, want 1 of 1", forward, slots)
 	}
 	if n, err := c.Reconcile(t.Context()); n != 0 || err != nil {
-		t.Errorf("the comparison with ipam released %d, %v", n, err)
+		t.Errorf("the reconciliation with ipam released %d, %v", n, err)
 	}
 	if existed, err := c.Delete(t.Context(), lost.Owner); !existed || err != nil {
 		t.Errorf("its DEL: %v, %v", existed, err)
@@ -177,18 +176,19 @@ func TestContainerOfAnUnreadableRecordGoes(t *testing.T) {
 	m.holds(t, c, 1)
 }
 
-// TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown: it may be anyone's.
+// TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown: a file without an owner's name may belong to any
+// unknown endpoint.
 func TestUnreadableFileOfNoOwnerHoldsWhatIsUnknown(t *testing.T) {
 	m, _, _, record := damaged(t)
 	m.bad[0].Key, m.bad[0].File = "", "x.json"
 	c := m.start(t)
 	if n, err := c.Reconcile(t.Context()); err != nil || n != 0 {
-		t.Errorf("the comparison with ipam released %d, %v", n, err)
+		t.Errorf("the reconciliation with ipam released %d, %v", n, err)
 	}
 	if slots, forward := m.traffic(); slots != 2 || forward != 1 {
 		t.Errorf("%d of %d slots forward, want 1 of 2", forward, slots)
 	}
-	m.repair(record) // renamed to what it should be called
+	m.repair(record) // renamed to its proper name
 	if err := c.Audit(t.Context(), true, func(endpoint.Finding) error { return nil }); err != nil {
 		t.Fatal(err)
 	}

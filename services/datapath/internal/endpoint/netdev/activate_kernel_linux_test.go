@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 )
 
-// testDevice is the pair of the n-th endpoint.
+// testDevice is the veth pair of the n-th endpoint.
 func testDevice(n byte) endpoint.Device {
 	return endpoint.Device{
 		HostName: fmt.Sprint("host", n), HostMAC: endpoint.MAC{2, 0, 0, 0, 1, n}, Name: "eth0", MAC: endpoint.MAC{2, 0, 0, 0, 2, n}, MTU: 1500,
@@ -29,7 +29,7 @@ func testDevice(n byte) endpoint.Device {
 	}
 }
 
-// addressed gives a node addresses to send from.
+// addressed adds addresses to a node, from which it can send.
 func (n *Netdev) addressed(t *testing.T) {
 	t.Helper()
 	lo, err := n.reads.LinkByName("lo")
@@ -47,7 +47,7 @@ func (n *Netdev) addressed(t *testing.T) {
 	}
 }
 
-// configured makes a device and configures it.
+// configured creates and configures a device.
 func (n *Netdev) configured(t *testing.T, d endpoint.Device) (*netns.Namespace, *container, endpoint.Device) {
 	t.Helper()
 	ns := netnstest.New(t)
@@ -70,8 +70,8 @@ func (n *Netdev) configured(t *testing.T, d endpoint.Device) (*netns.Namespace, 
 	return ns, c, d
 }
 
-// TestKernelFirstDatagramBehindActivateArrives with datagrams, because nothing
-// repeats one that comes too early.
+// TestKernelFirstDatagramBehindActivateArrives uses datagrams, because a lost one is not sent
+// again.
 func TestKernelFirstDatagramBehindActivateArrives(t *testing.T) {
 	n := newNode(t)
 	n.addressed(t)
@@ -127,6 +127,6 @@ func TestKernelActivationNamesWhatDoesNotCome(t *testing.T) {
 	other.Addrs = append(other.Addrs[:1:1], netip.MustParseAddr("fd00::77"))
 	err := n.awaitTraffic(c, other, 0)
 	if !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "fd00::77") {
-		t.Errorf("an address that is not there: %v, want ErrDeadlineExceeded for fd00::77", err)
+		t.Errorf("a missing address: %v, want ErrDeadlineExceeded for fd00::77", err)
 	}
 }

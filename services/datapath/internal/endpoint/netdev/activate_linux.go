@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// Activate implements endpoint.Links. Both ends come up before the rest is done:
-// workers of the kernel, for which awaitTraffic waits, do their part meanwhile.
+// Activate implements endpoint.Links. It sets both ends up first: kernel workers finish their part,
+// for which awaitTraffic waits, during the remaining steps.
 func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	c := ns.(*container)
 	conn, err := c.socket()
@@ -48,7 +48,7 @@ func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) (endpoint.De
 	return d, n.awaitTraffic(c, d, trafficPatience)
 }
 
-// activateHost sets the host end up and leads packets for the container to it.
+// activateHost sets the host end up and adds routes and neighbours for the container's addresses.
 func (n *Netdev) activateHost(d endpoint.Device) error {
 	var b rtnl.Batch
 	setUp(&b, d.HostIndex, d.HostName)
@@ -62,16 +62,15 @@ func (n *Netdev) activateHost(d endpoint.Device) error {
 	return nil
 }
 
-// trafficPatience is longer than workers of the kernel are late on a machine
-// under load, and shorter than a caller waits for ADD.
+// trafficPatience exceeds the delays of kernel workers on a machine under load, and is shorter than
+// the time that a caller waits for ADD.
 const trafficPatience = 10 * time.Second
 
-// awaitTraffic waits until the device carries packets both ways, at least for one
-// look; ErrDeadlineExceeded names what was missing after that time. Two things
-// are done by workers of the kernel some time after the calls that cause them
-// return, and packets are lost until then (Linux 6.18): the host end has no
-// queue before its state is up, and an IPv6 address does not receive before the
-// local table has a route to it.
+// awaitTraffic waits until the device carries packets in both directions; it checks at least once.
+// After patience it returns ErrDeadlineExceeded with what is missing. Two things are done by kernel
+// workers some time after the calls return, and packets are lost until then (Linux 6.18): the host
+// end has no queue before its operational state is up, and an IPv6 address does not receive before
+// the local table has its route.
 func (n *Netdev) awaitTraffic(c *container, d endpoint.Device, patience time.Duration) error {
 	const least, most = 100 * time.Microsecond, 2 * time.Millisecond
 	pause := least
@@ -105,7 +104,7 @@ func (n *Netdev) missingForTraffic(c *container, d endpoint.Device) (string, err
 	}
 	for _, a := range d.Addrs {
 		if a.Is4() {
-			continue // its route comes with the address and the device
+			continue // its route is added with the address
 		}
 		if local, err := c.isLocal(a); err != nil {
 			return "", fmt.Errorf("find the local route of the container: %w", err)
@@ -116,7 +115,7 @@ func (n *Netdev) missingForTraffic(c *container, d endpoint.Device) (string, err
 	return "", nil
 }
 
-// isLocal says whether the container receives packets for an address.
+// isLocal reports whether the container receives packets for an address.
 func (c *container) isLocal(a netip.Addr) (bool, error) {
 	conn, err := c.socket()
 	if err != nil {
@@ -131,7 +130,7 @@ func (c *container) isLocal(a netip.Addr) (bool, error) {
 	if m := replies[0].Data; len(m) >= unix.SizeofRtMsg && m[7] == unix.RTN_LOCAL {
 		return true, nil
 	}
-	// A rule of the container may come before the local table: it is what counts.
+	// A routing rule of the container may precede the local table, so look into the table itself.
 	h, err := c.handle()
 	if err != nil {
 		return false, err

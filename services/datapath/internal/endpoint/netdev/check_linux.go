@@ -54,12 +54,12 @@ func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
 	return diffs[0], nil
 }
 
-// together is how many host ends are asked about at once: the answers of so many
-// fit into the socket's buffer several times.
+// together is the number of host ends in one netlink batch: the socket's buffer holds the replies
+// to several batches.
 const together = 16
 
-// CheckHosts implements endpoint.Links. What it asks of the kernel is about one
-// device each time, never a listing of the node's, of which there may be thousands.
+// CheckHosts implements endpoint.Links. It queries devices individually instead of listing all
+// devices of the node, which may have thousands.
 func (n *Netdev) CheckHosts(devices []endpoint.Device) ([][]endpoint.Difference, error) {
 	all := make([][]endpoint.Difference, 0, len(devices))
 	for some := range slices.Chunk(devices, together) {
@@ -87,7 +87,7 @@ func (n *Netdev) CheckHosts(devices []endpoint.Device) ([][]endpoint.Difference,
 	return all, nil
 }
 
-// checkHost reads the answers about one host end, and looks at its hooks.
+// checkHost reads the replies about one host end, and checks its hooks.
 func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.Difference, error) {
 	var ds differences
 	found, replies := replies[0], replies[1:]
@@ -122,15 +122,15 @@ func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.
 	return ds, nil
 }
 
-// checkQdisc finds a qdisc of others at the root of a host end, such as one that the CNI
-// plugin bandwidth makes. A device that is down has none.
+// checkQdisc finds a foreign root qdisc on a host end, such as one from the CNI plugin bandwidth. A
+// device that is down has none.
 func checkQdisc(ds *differences, l device) {
 	switch l.qdisc {
 	case "", "noqueue", "noop":
 		return
 	}
 	ds.add(endpoint.SubjectRootQdisc, l.name, "",
-		l.qdisc+", which limits nothing of what other pods send: the programs deliver it past the qdisc "+
+		l.qdisc+", which does not limit traffic from other pods, because the programs bypass it "+
 			"(tc qdisc del dev "+l.name+" root)")
 }
 
@@ -212,8 +212,8 @@ func unspecified(like netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// RepairHost implements endpoint.Links. The filters come first: until they are
-// back nothing evaluates the container.
+// RepairHost implements endpoint.Links. It attaches the filters first: without them, no policy is
+// enforced on the container.
 func (n *Netdev) RepairHost(d endpoint.Device) error {
 	if err := n.hooks.Prepare(hostEnd(d)); err != nil {
 		return err

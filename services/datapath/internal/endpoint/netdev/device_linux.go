@@ -19,21 +19,21 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// device is a device as the kernel describes it.
+// device is a network device as the kernel reports it.
 type device struct {
-	index, peer uint32 // peer: of the other end, in its own namespace
+	index, peer uint32 // peer: index of the other end, in its own namespace
 	flags       uint32
 	mtu, group  uint32
 	state       uint8 // IF_OPER of linux/if.h
 	name, kind  string
-	qdisc       string // at the root
+	qdisc       string // the root qdisc
 	addr        []byte
-	// The device's sysctls of each family; nil if it has none of the family.
+	// The device's sysctls of each address family; nil if it has none of the family.
 	conf4, conf6 []byte
 }
 
-// Attributes within IFLA_AF_SPEC (linux/if_link.h), and what leaves counters out of
-// an answer (linux/rtnetlink.h).
+// Attributes within IFLA_AF_SPEC (linux/if_link.h), and the filter that omits counters from a reply
+// (linux/rtnetlink.h).
 const (
 	inetConf  = 1 // IFLA_INET_CONF
 	inet6Conf = 2 // IFLA_INET6_CONF
@@ -49,7 +49,7 @@ func infomsg(index, flags, change uint32) []byte {
 	return m
 }
 
-// getLink asks for the device with an index, or with a name if the index is 0.
+// getLink requests the device with an index, or with a name if the index is 0.
 func getLink(b *rtnl.Batch, index uint32, name string) int {
 	i := b.Add(unix.RTM_GETLINK, 0, infomsg(index, 0, 0))
 	b.Uint32(unix.IFLA_EXT_MASK, skipStats)
@@ -59,7 +59,7 @@ func getLink(b *rtnl.Batch, index uint32, name string) int {
 	return i
 }
 
-// deviceOf reads the answer to getLink.
+// deviceOf decodes the reply to getLink.
 func deviceOf(m []byte) device {
 	var l device
 	if len(m) < unix.SizeofIfInfomsg {
@@ -106,7 +106,7 @@ func deviceOf(m []byte) device {
 	return l
 }
 
-// setting is a sysctl of a device, which the kernel tells with the device.
+// setting is a sysctl of a device, which the kernel reports as an attribute of the device.
 type setting struct {
 	name string
 	v6   bool
@@ -121,7 +121,7 @@ func (s setting) path(device string) string {
 	return "ipv4/conf/" + device + "/" + s.name
 }
 
-// of reads the setting of a device; false if the device has none of the family.
+// of returns the value of the setting; false if the device has none of the family.
 func (s setting) of(l device) (uint32, bool) {
 	conf := l.conf4
 	if s.v6 {
@@ -133,18 +133,17 @@ func (s setting) of(l device) (uint32, bool) {
 	return binary.NativeEndian.Uint32(conf[4*s.at:]), true
 }
 
-// Places in the arrays: IPV4_DEVCONF of linux/ip.h less 1, DEVCONF of
-// linux/ipv6.h.
+// Indexes in the arrays: IPV4_DEVCONF of linux/ip.h minus 1, DEVCONF of linux/ipv6.h.
 var (
-	// hostSettings are those of an endpoint's host end.
+	// hostSettings of an endpoint's host end.
 	hostSettings = []setting{
 		{"forwarding", false, 0, 1},
-		// a packet whose source is not routed to this device is dropped: the
-		// stack's own anti-spoofing, in case the program is gone
+		// drop packets whose source is not routed to this device: the host stack's own
+		// anti-spoofing, in case the program is detached
 		{"rp_filter", false, 7, 1},
-		// That check looks for the way back. Without the packet's mark it would
-		// meet the rule that prohibits unmarked packets from the pod range, and
-		// what the programs hand over for an ICMP error would vanish.
+		// rp_filter looks up the reverse route. Without the packet's mark, this lookup would match
+		// the rule that prohibits unmarked packets from the pod range, and packets that the
+		// programs pass to the stack for an ICMP error would be dropped.
 		{"src_valid_mark", false, 23, 1},
 		{"accept_local", false, 22, 0},
 		{"proxy_arp", false, 2, 0},
@@ -154,14 +153,14 @@ var (
 		{"accept_ra", true, 3, 0},
 		{"accept_redirects", true, 4, 0},
 	}
-	// containerSettings are those inside.
+	// containerSettings of the device in the container.
 	containerSettings = []setting{
 		{"accept_ra", true, 3, 0},
 		{"disable_ipv6", true, 26, 0},
 	}
 )
 
-// has6 says whether an endpoint has an IPv6 address. One without may be on a node
+// has6 reports whether an endpoint has an IPv6 address. An endpoint without one may be on a node
 // without IPv6.
 func has6(d endpoint.Device) bool { return len(d.Addrs) > 0 && d.Addrs[len(d.Addrs)-1].Is6() }
 
@@ -179,8 +178,8 @@ func checkSettings(ds *differences, l device, list []setting, has6 bool) {
 	}
 }
 
-// addSettings adds the IPv4 settings that differ to a request about the device.
-// The kernel takes no IPv6 setting that way: applySettings writes those.
+// addSettings adds the IPv4 settings that differ to a request about the device. The kernel accepts
+// no IPv6 settings in this request: applySettings writes them.
 func addSettings(b *rtnl.Batch, l device, list []setting) {
 	b.Nest(unix.AF_INET, nil, func() {
 		b.Nest(inetConf, nil, func() {
@@ -193,8 +192,8 @@ func addSettings(b *rtnl.Batch, l device, list []setting) {
 	})
 }
 
-// applySettings writes the IPv6 settings that differ below the directory conf in
-// dir, which is one of the calling thread's namespace.
+// applySettings writes the IPv6 settings that differ, below the directory conf in dir. dir must be
+// of the calling thread's namespace.
 func applySettings(dir int, conf string, l device, list []setting) error {
 	for _, s := range list {
 		if have, ok := s.of(l); !s.v6 || ok && have == s.want {
@@ -229,7 +228,7 @@ func checkDevice(ds *differences, l device, name string, mac endpoint.MAC, mtu u
 	}
 }
 
-// getRoute asks by which device and from which address the node would reach one.
+// getRoute asks for the node's route to an address.
 func getRoute(b *rtnl.Batch, a netip.Addr) int {
 	m := make([]byte, unix.SizeofRtMsg)
 	m[0], m[1] = byte(family(a)), byte(a.BitLen())
@@ -238,7 +237,7 @@ func getRoute(b *rtnl.Batch, a netip.Addr) int {
 	return i
 }
 
-// checkRoute reads the answer to getRoute.
+// checkRoute compares the reply to getRoute.
 func (n *Netdev) checkRoute(ds *differences, r rtnl.Reply, d endpoint.Device, a netip.Addr) {
 	want := "by " + d.HostName
 	src, hasSrc := n.nodeAddr(a)
@@ -279,14 +278,14 @@ func ndmsg(ifindex uint32, a netip.Addr, state uint16) []byte {
 	return m
 }
 
-// getNeighbour asks for one neighbour, where a listing would be of all devices.
+// getNeighbour requests a single neighbour; a listing would contain all devices' neighbours.
 func getNeighbour(b *rtnl.Batch, ifindex uint32, a netip.Addr) int {
 	i := b.Add(unix.RTM_GETNEIGH, 0, ndmsg(ifindex, a, 0))
 	b.Attr(unix.NDA_DST, a.AsSlice())
 	return i
 }
 
-// checkNeighbour reads the answer to getNeighbour.
+// checkNeighbour compares the reply to getNeighbour.
 func checkNeighbour(ds *differences, r rtnl.Reply, device string, a netip.Addr, mac endpoint.MAC) error {
 	if r.Err != nil && !errors.Is(r.Err, unix.ENOENT) {
 		return fmt.Errorf("neighbour %v on %s: %w", a, device, r.Err)

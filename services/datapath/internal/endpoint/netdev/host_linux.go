@@ -23,15 +23,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
-// What the node has for all endpoints together:
+// Node-wide state for all endpoints:
 //
-//   - its own address of each pod range on lo, from which it answers pods;
-//   - an unreachable route for each range, so that an address without an
-//     endpoint does not leave by the uplink;
-//   - a rule per range that prohibits packets from it that no program marked;
-//   - devices of endpoints deleted by a killed process: removed.
+//   - the node's own address of each pod range on lo, from which it replies to pods;
+//   - an unreachable route for each range, so that packets to an unassigned address do not leave by
+//     the uplink;
+//   - rules for each range that prohibit packets from the range that no program marked;
+//   - removal of devices whose endpoints a killed process deleted.
 
-// CheckNode compares the node's part with the kernel.
+// CheckNode compares the node-wide state with the kernel.
 func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 	var ds differences
 	lo, err := n.reads.LinkByName("lo")
@@ -83,7 +83,7 @@ func (n *Netdev) CheckNode() ([]endpoint.Difference, error) {
 	return ds, err
 }
 
-// RepairNode puts right what CheckNode finds.
+// RepairNode repairs what CheckNode finds.
 func (n *Netdev) RepairNode() error {
 	n.node.Lock()
 	defer n.node.Unlock()
@@ -126,14 +126,14 @@ func (n *Netdev) RepairNode() error {
 	return errors.Join(errs...)
 }
 
-// rules stop what comes from a pod range without a mark:
+// rules returns the rules that stop packets from a pod range without a mark:
 //
-//	8:  from NODE iif lo goto 10
-//	9:  from RANGE fwmark 0/0xf00 prohibit
+//	8: from NODE iif lo goto 10
+//	9: from RANGE fwmark 0/0xf00 prohibit
 //	10: nop
 //
-// The node's own address lies in the range, and what it sends itself has met
-// no program and needs none.
+// The node's own address lies in the range. Packets that the node itself sends pass no program and
+// need no mark.
 func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
 	rule := func(pref int) *netlink.Rule {
 		r := netlink.NewRule()
@@ -153,8 +153,8 @@ func (n *Netdev) rules(p netip.Prefix) []*netlink.Rule {
 	return []*netlink.Rule{land, jump, stop}
 }
 
-// listRules reads the rules of a family. The library's listing does not tell
-// what a rule does, which is the point here.
+// listRules reads the rules of an address family. netlink.RuleList does not return the action of a
+// rule, which must be compared.
 func (n *Netdev) listRules(family int) (rules []netlink.Rule, err error) {
 	var msgs [][]byte
 	err = n.o.Home.Do(func() (err error) {
@@ -235,8 +235,8 @@ func unreachable(p netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(p), Type: unix.RTN_UNREACHABLE, Protocol: Protocol, Table: unix.RT_TABLE_MAIN}
 }
 
-// nodeSysctls concern the whole node. Redirects are sent if either "all" or
-// the device says so; the host end's own value is not enough.
+// nodeSysctls are settings of the whole node. Redirects are sent if either "all" or the device
+// enables them; the host end's own value is not enough.
 func (n *Netdev) nodeSysctls() ([]sysctl, error) {
 	s, err := n.filteredUplinks()
 	if err != nil {
@@ -252,11 +252,10 @@ func (n *Netdev) nodeSysctls() ([]sysctl, error) {
 	return s, nil
 }
 
-// filteredUplinks are the settings of the devices of default routes by which the
-// kernel looks for the way back of what it receives. With any such look-up, loose
-// ones too, it drops what others send to pods: it asks for the route of a packet
-// from the pod that no program has marked, which a rule prohibits (see rules). The
-// kernel takes the larger one of the device's value and that of "all".
+// filteredUplinks returns settings that switch off the reverse path filter (rp_filter) on the
+// devices of default routes. In any mode, also loose, the filter drops packets from outside to
+// pods: it looks up the route of an unmarked packet from the pod, which a rule prohibits (see
+// rules). The kernel uses the larger of the device's value and the value of "all".
 func (n *Netdev) filteredUplinks() ([]sysctl, error) {
 	const off = "0"
 	links, err := defaultLinks(n.reads, unix.AF_INET)
@@ -276,7 +275,7 @@ func (n *Netdev) filteredUplinks() ([]sysctl, error) {
 		s := sysctl{path: "ipv4/conf/" + l.Attrs().Name + "/rp_filter", value: off}
 		own, err := s.read()
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // the device has gone meanwhile
+		case errors.Is(err, fs.ErrNotExist): // the device was removed meanwhile
 		case err != nil:
 			return nil, err
 		case own != off:
@@ -286,8 +285,8 @@ func (n *Netdev) filteredUplinks() ([]sysctl, error) {
 	return list, nil
 }
 
-// RemoveNode takes away what RepairNode adds. The process does not: what it
-// made must keep working without it. It is for an uninstallation, and tests.
+// RemoveNode removes what RepairNode adds, for an uninstallation and for tests. The process never
+// calls it at its end, because endpoints must keep working without the process.
 func (n *Netdev) RemoveNode() error {
 	n.node.Lock()
 	defer n.node.Unlock()
@@ -298,8 +297,8 @@ func (n *Netdev) RemoveNode() error {
 	return errors.Join(errs...)
 }
 
-// RemoveRange takes away what RepairNode added for a range that is none of the
-// set's any more, but for what another range of the set needs.
+// RemoveRange removes what RepairNode added for a range that is no longer in the set, except what
+// another range of the set needs.
 func (n *Netdev) RemoveRange(p netip.Prefix) error {
 	n.node.Lock()
 	defer n.node.Unlock()
@@ -333,8 +332,7 @@ func (n *Netdev) removeRange(p netip.Prefix, keep []netip.Prefix) error {
 	return errors.Join(append(errs, ignoring(n.changes.AddrDel(lo, addr), unix.EADDRNOTAVAIL))...)
 }
 
-// AddrIn finds an address of a device in a range, other than the node's own
-// there, which lo has.
+// AddrIn returns an address in a range that a device has, other than the node's own address on lo.
 func (n *Netdev) AddrIn(p netip.Prefix) (a netip.Addr, device string, err error) {
 	list, err := whole(func() ([]netlink.Addr, error) { return n.reads.AddrList(nil, family(p.Addr())) })
 	if err != nil {
@@ -361,9 +359,9 @@ func ignoring(err, ok error) error {
 	return err
 }
 
-// HostAddrs lists the addresses under which packets reach the node itself:
-// its own on the pod side first, then those of its devices but for service
-// devices, and those that the kernel answers to beside them.
+// HostAddrs lists the addresses at which packets reach the node itself: first its own addresses in
+// the pod ranges, then the addresses of its devices except service devices, and the broadcast and
+// anycast addresses that the kernel also accepts.
 func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 	list, err := whole(func() ([]netlink.Addr, error) { return n.reads.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -399,8 +397,8 @@ func (n *Netdev) HostAddrs() ([]netip.Addr, error) {
 	return slices.Concat(own, as), nil
 }
 
-// isServiceDevice says whether the addresses of a device are those of services.
-// A device that is gone has none.
+// isServiceDevice reports whether the addresses of a device belong to services. It returns true for
+// a device that was removed.
 func (n *Netdev) isServiceDevice(index int) (bool, error) {
 	link, err := n.reads.LinkByIndex(index)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -415,10 +413,9 @@ func (n *Netdev) isServiceDevice(index int) (bool, error) {
 	}), nil
 }
 
-// sharedAddr is the address of a device's prefix that means everybody there or
-// any router, and that the kernel takes for its own: the broadcast address of
-// IPv4, the subnet-router anycast address of IPv6. A packet that a pod sends
-// there is one to the host, whatever device the prefix is of.
+// sharedAddr returns the address of a device's prefix that the kernel treats as its own although
+// all hosts or routers share it: the broadcast address of IPv4, the subnet-router anycast address
+// of IPv6. Packets that a pod sends there go to the host.
 func sharedAddr(p netip.Prefix) (netip.Addr, bool) {
 	if bits := p.Addr().BitLen(); !p.IsValid() || p.Bits() >= bits-1 {
 		return netip.Addr{}, false
@@ -433,8 +430,7 @@ func sharedAddr(p netip.Prefix) (netip.Addr, bool) {
 	return netip.AddrFrom4(last), true
 }
 
-// DefaultMTU is the MTU of the device that the default route leads through, or
-// Ethernet's if there is none.
+// DefaultMTU returns the MTU of the device of the default route, or 1500 if there is none.
 func DefaultMTU(home *netns.Namespace) (uint16, error) {
 	var h *netlink.Handle
 	err := home.Do(func() (err error) {
@@ -459,8 +455,7 @@ func DefaultMTU(home *netns.Namespace) (uint16, error) {
 	return 1500, nil
 }
 
-// defaultLinks are the devices that default routes of the main table lead
-// through.
+// defaultLinks returns the devices of the default routes in the main table.
 func defaultLinks(h *netlink.Handle, family int) ([]netlink.Link, error) {
 	routes, err := whole(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
@@ -473,7 +468,7 @@ func defaultLinks(h *netlink.Handle, family int) ([]netlink.Link, error) {
 		if !isDefault(r) || r.LinkIndex == 0 {
 			continue
 		}
-		// One that is gone by now leads nowhere.
+		// skip devices that were removed meanwhile
 		if l, err := h.LinkByIndex(r.LinkIndex); err == nil {
 			links = append(links, l)
 		}
@@ -481,8 +476,8 @@ func defaultLinks(h *netlink.Handle, family int) ([]netlink.Link, error) {
 	return links, nil
 }
 
-// InitialNamespace says whether the calling thread is in the namespace of the
-// machine itself: some sysctls exist only there.
+// InitialNamespace reports whether the calling thread is in the machine's initial network
+// namespace: some sysctls exist only there.
 func InitialNamespace() bool {
 	_, err := os.Stat(sysctlRoot + "ipv4/neigh/default/gc_thresh3")
 	return !errors.Is(err, fs.ErrNotExist)

@@ -18,16 +18,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// sourceRulePriority is that of the rules by which source-routed addresses find
-// their table: after the local table, before the main one.
+// sourceRulePriority is the priority of the rules that select the routing table of source-routed
+// addresses: after the local table, before the main one.
 const sourceRulePriority = 0x5c00
 
-// sourceTable is the routing table of a container's device. Indexes are unique
-// in a namespace, and no other program counts its tables from here.
+// sourceTable is the routing table of a container's device. Interface indexes are unique in a
+// namespace, and no other program numbers its tables from here.
 func sourceTable(d endpoint.Device) int { return 0x5c000000 + int(d.Index) }
 
-// yieldDefaults makes those addresses source-routed whose family has a default
-// route by another interface, made by this plugin or another.
+// yieldDefaults makes the addresses source-routed whose family has a default route by another
+// interface, whichever plugin created it.
 func yieldDefaults(conn *rtnl.Conn, d endpoint.Device) (endpoint.Device, error) {
 	taken, err := otherDefaults(conn, d.Index)
 	if err != nil {
@@ -43,9 +43,8 @@ func yieldDefaults(conn *rtnl.Conn, d endpoint.Device) (endpoint.Device, error) 
 	return d, nil
 }
 
-// activate sets the device up and leads what the container sends to the gateway of
-// each family: by the main table, or for a source-routed address by the device's
-// own.
+// activate sets the device up and adds the default route to the gateway of each family: in the main
+// table, or for a source-routed address in the device's own table.
 func (c *container) activate(conn *rtnl.Conn, d endpoint.Device) error {
 	var b rtnl.Batch
 	setUp(&b, d.Index, d.Name)
@@ -71,7 +70,7 @@ func (c *container) activate(conn *rtnl.Conn, d endpoint.Device) error {
 	return nil
 }
 
-// containerRoute is the default route by which packets from the address leave.
+// containerRoute is the default route for packets from the address.
 func containerRoute(d endpoint.Device, a netip.Addr) route {
 	r := route{
 		dst: netip.PrefixFrom(unspecified(a), 0), ifindex: d.Index, gateway: gatewayFor(a),
@@ -90,8 +89,7 @@ func sourceRule(d endpoint.Device, a netip.Addr) *netlink.Rule {
 	return r
 }
 
-// otherDefaults are the families that have a default route by another interface
-// than the one with the index.
+// otherDefaults returns the families that have a default route by an interface other than ifindex.
 func otherDefaults(conn *rtnl.Conn, ifindex uint32) (map[int]bool, error) {
 	return whole(func() (map[int]bool, error) {
 		var b rtnl.Batch
@@ -99,7 +97,7 @@ func otherDefaults(conn *rtnl.Conn, ifindex uint32) (map[int]bool, error) {
 		taken := map[int]bool{}
 		err := conn.Dump(&b, func(m []byte) {
 			if len(m) < unix.SizeofRtMsg || m[1] != 0 || m[7] != unix.RTN_UNICAST {
-				return // it has a prefix, or forwards nothing
+				return // it has a prefix, or is not a unicast route
 			}
 			table, oif := uint32(m[4]), uint32(0)
 			rtnl.Attrs(m, unix.SizeofRtMsg, func(kind uint16, v []byte) {
@@ -118,7 +116,7 @@ func otherDefaults(conn *rtnl.Conn, ifindex uint32) (map[int]bool, error) {
 	})
 }
 
-// hasSourceRules says whether a container has rules of ours. Few have.
+// hasSourceRules reports whether a container has rules of Sluice, which is rare.
 func hasSourceRules(conn *rtnl.Conn) (bool, error) {
 	return whole(func() (ours bool, err error) {
 		var b rtnl.Batch
@@ -132,7 +130,7 @@ func hasSourceRules(conn *rtnl.Conn) (bool, error) {
 	})
 }
 
-// sourceRules lists the rules of ours in a container.
+// sourceRules lists Sluice's rules in a container.
 func sourceRules(h *netlink.Handle) ([]netlink.Rule, error) {
 	var ours []netlink.Rule
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -153,9 +151,9 @@ func sourceRules(h *netlink.Handle) ([]netlink.Rule, error) {
 	return ours, nil
 }
 
-// removeStaleRules removes rules of ours whose address no interface of the
-// container has, or which lead it to another table than that of the device: an
-// endpoint whose deletion was killed has left them.
+// removeStaleRules removes rules of Sluice whose address no interface of the container has, or
+// which select another table than the device's. They remain if the deletion of an endpoint is
+// interrupted by a kill.
 func (c *container) removeStaleRules(conn *rtnl.Conn, d endpoint.Device) error {
 	if some, err := hasSourceRules(conn); err != nil || !some {
 		return err
@@ -209,8 +207,8 @@ func (n *Netdev) Deactivate(ns endpoint.Namespace, d endpoint.Device) error {
 	return nil
 }
 
-// checkContainerRoutes compares the default routes, and the rules that lead to
-// them, with what activateContainer makes.
+// checkContainerRoutes compares the default routes, and the rules that select them, with what
+// activate creates.
 func checkContainerRoutes(ds *differences, h *netlink.Handle, d endpoint.Device) error {
 	rules, err := sourceRules(h)
 	if err != nil {
@@ -261,7 +259,7 @@ func (n *Netdev) RepairContainer(ns endpoint.Namespace, d endpoint.Device) error
 		return fmt.Errorf("find %s in the container: %w", d.Name, err)
 	}
 	if link.Attrs().Index != int(d.Index) {
-		return fmt.Errorf("%s in the container has index %d, and its own had %d", d.Name, link.Attrs().Index, d.Index)
+		return fmt.Errorf("%s in the container has index %d, but the endpoint's device had %d", d.Name, link.Attrs().Index, d.Index)
 	}
 	if err := h.LinkSetHardwareAddr(link, d.MAC[:]); err != nil {
 		return fmt.Errorf("hardware address of %s in the container: %w", d.Name, err)

@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// mostLists is how often something is listed that changes all the while.
+// mostLists bounds the attempts to list something that changes continuously.
 const mostLists = 100
 
-// whole lists again what changed while it was listed: the kernel gives a list in
-// pieces, and says when they may not fit together. Containers that come and go
-// change every list of the node.
+// whole repeats a listing until it is consistent: the kernel returns a list in pieces, and reports
+// when it changed in between. Every container that is created or deleted changes all lists of the
+// node.
 func whole[T any](list func() (T, error)) (all T, err error) {
 	for range mostLists {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, rtnl.ErrInterrupted) {

@@ -15,14 +15,14 @@ func TestListIsTakenAgainUntilNothingChangedMeanwhile(t *testing.T) {
 	other := errors.New("another error")
 	for _, c := range []struct {
 		name  string
-		after int // lists that were interrupted
+		after int // interrupted lists
 		end   error
 		want  error
 	}{
 		{"quiet", 0, nil, nil},
 		{"changed", 3, nil, nil},
 		{"changed, then another error", 1, other, other},
-		{"changed all the while", mostLists, nil, netlink.ErrDumpInterrupted},
+		{"changed each time", mostLists, nil, netlink.ErrDumpInterrupted},
 	} {
 		calls := 0
 		got, err := whole(func() ([]int, error) {

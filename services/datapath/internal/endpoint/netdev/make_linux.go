@@ -14,16 +14,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// queueLength of both ends, in packets, as the kernel gives a device of Ethernet.
+// queueLength of both ends, in packets: the kernel's default for Ethernet devices.
 const queueLength = 1000
 
-// replace says that a request makes what is missing and replaces what is there.
+// replace creates an object, or replaces an existing one.
 const replace = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
 
 // vethInfoPeer is VETH_INFO_PEER of linux/veth.h.
 const vethInfoPeer = 1
 
-// addPair makes the pair of an endpoint, with the peer in the namespace netns.
+// addPair requests the veth pair of an endpoint, with the peer in the namespace netns.
 func addPair(b *rtnl.Batch, d endpoint.Device, group uint32, netns int) {
 	b.Add(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, infomsg(0, 0, 0))
 	addEnd(b, d.HostName, d.HostMAC, d.MTU)
@@ -46,7 +46,7 @@ func addEnd(b *rtnl.Batch, name string, mac endpoint.MAC, mtu uint16) {
 	b.Uint32(unix.IFLA_TXQLEN, queueLength)
 }
 
-// setHostEnd gives the host end its settings and no link-local address.
+// setHostEnd requests the settings of the host end, and no IPv6 link-local address.
 func setHostEnd(b *rtnl.Batch, l device) {
 	b.Add(unix.RTM_SETLINK, 0, infomsg(l.index, 0, 0))
 	b.For("settings of %s", l.name)
@@ -63,12 +63,12 @@ func setUp(b *rtnl.Batch, ifindex uint32, name string) {
 	b.For("set %s up", name)
 }
 
-// setAddr gives the container's device one of its addresses.
+// setAddr requests an address of the container's device.
 func setAddr(b *rtnl.Batch, ifindex uint32, a netip.Addr) {
 	m := make([]byte, unix.SizeofIfAddrmsg)
 	m[0], m[1] = byte(family(a)), byte(a.BitLen())
 	if a.Is6() {
-		m[2] = unix.IFA_F_NODAD // ipam knows that nobody else has it
+		m[2] = unix.IFA_F_NODAD // duplicates are impossible: sluice-ipam leases each address once
 	}
 	binary.NativeEndian.PutUint32(m[4:], ifindex)
 	b.Add(unix.RTM_NEWADDR, replace, m)
@@ -84,11 +84,11 @@ func setNeighbour(b *rtnl.Batch, ifindex uint32, a netip.Addr, mac endpoint.MAC)
 	b.Attr(unix.NDA_LLADDR, mac[:])
 }
 
-// route leads to a prefix.
+// route is a route to a prefix.
 type route struct {
 	dst      netip.Prefix
 	ifindex  uint32
-	gateway  netip.Addr // invalid: none; else it is reached by the device without a route
+	gateway  netip.Addr // invalid: none; else on-link, reached by the device without a route
 	source   netip.Addr // invalid: the kernel chooses
 	table    uint32
 	scope    uint8

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package netdev makes and inspects network devices by netlink: the pairs of
-// endpoints, their addresses, routes, neighbours, filters and sysctls, and the
-// routes, rules and addresses of the node itself.
+// Package netdev creates and inspects network devices by netlink: the veth pairs of endpoints with
+// addresses, routes, neighbours, filters and sysctls, and the routes, rules and addresses of the
+// node itself.
 //
-// It keeps no state: what it is asked about, it reads from the kernel. It
-// never deletes a filter and adds it again, because packets would pass
-// unjudged meanwhile; it replaces.
+// It keeps no state, but reads from the kernel on every call. It replaces filters instead of
+// deleting and adding them, because packets would pass without a verdict in between.
 package netdev
 
 import (
@@ -34,62 +33,61 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
-// The gateways of every container. eBPF answers for them; no device has them.
+// The gateways of every container. The eBPF programs answer for them; no device has them.
 var (
 	Gateway4 = netip.MustParseAddr("169.254.1.1")
 	Gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// MarkMask covers the bits of a packet mark that say which program set it. A
-// packet from an endpoint without any has met none.
+// MarkMask covers the bits of a packet mark that identify the program that set it. A packet from an
+// endpoint with none of these bits has passed no program.
 const MarkMask = 0x0f00
 
-// MarkPod is what the program of a pod's device sets in these bits of what it gives
-// to the host's stack.
+// MarkPod is set by the program of a pod's device on packets that it passes to the host stack.
 const MarkPod = 0x0200
 
-// Marks that the node's firewall sets in these bits of every packet that is forwarded, by
-// the device of arrival; one from an endpoint to beyond the node keeps MarkPod.
+// Marks that the node's firewall sets on every forwarded packet, by the device of arrival. A packet
+// from an endpoint that leaves the node keeps MarkPod.
 const (
-	MarkForwarded = 0x0100 // neither an endpoint's nor the tunnel
-	MarkRemote    = 0x0300 // the tunnel; also set by programs
-	MarkLocal     = 0x0900 // an endpoint's, and the packet goes to another endpoint
+	MarkForwarded = 0x0100 // arrived neither from an endpoint nor through the tunnel
+	MarkRemote    = 0x0300 // arrived through the tunnel; also set by programs
+	MarkLocal     = 0x0900 // arrived from an endpoint, and goes to another endpoint
 )
 
-// MarkFree covers the bits of a packet mark that the programs leave to others.
+// MarkFree covers the bits of a packet mark that Sluice leaves to other programs.
 const MarkFree = 0xf000
 
-// rulePriority is that of the rules that stop unmarked packets: before every
-// table but the local one.
+// rulePriority is the priority of the rules that stop unmarked packets: before every table except
+// the local one.
 const rulePriority = 9
 
-// Protocol marks our routes and rules, so that they are told from others'.
+// Protocol is the protocol number of Sluice's routes and rules, which distinguishes them from
+// others.
 const Protocol = 0x5c
 
-// Options describe the node.
+// Options configure Open.
 type Options struct {
 	// Home is the node's network namespace. The caller keeps it open.
 	Home *netns.Namespace
 	// Instance is part of the device group.
 	Instance string
-	// Programs returns those that are attached to the host end of every endpoint's device: the
-	// ones that were loaded last. Nil: there are none.
+	// Programs returns the programs to attach to the host end of every endpoint: the last loaded
+	// ones. nil: no programs.
 	Programs func() []*program.Program
-	// Ranges are the node's pod ranges, which may change; none if nil.
+	// Ranges are the node's pod ranges, which may change; nil: none.
 	Ranges *podrange.Set
-	// ServiceDevices are names of devices, or patterns as of path.Match, whose
-	// addresses are those of services and not of the node.
+	// ServiceDevices are names of devices, or patterns as of path.Match, whose addresses belong to
+	// services and not to the node.
 	ServiceDevices []string
-	// SetGlobal allows changes of sysctls that concern the whole node:
-	// forwarding, redirects. Without it they are only reported.
+	// SetGlobal allows changes of sysctls of the whole node: forwarding, redirects. Without it,
+	// differences are only reported.
 	SetGlobal bool
-	// ProcSysNet is the directory that sysctls are written to; /proc/sys/net if
-	// it is empty.
+	// ProcSysNet is the directory to which sysctls are written; /proc/sys/net if empty.
 	ProcSysNet string
 }
 
-// Group is the device group of an instance's endpoints; Group|1 that of
-// devices about to be deleted.
+// Group is the device group of an instance's endpoints; Group|1 is the group of devices about to be
+// deleted.
 func Group(instance string) uint32 { return groupOf("sluice device group", instance) }
 
 // TunnelGroup is the device group of an instance's tunnel.
@@ -106,21 +104,20 @@ type Netdev struct {
 	o     Options
 	group uint32
 
-	// Sockets in the node's namespace. Replacing a filter waits for no other change,
-	// and a look for none.
-	changes *netlink.Handle // for what is seldom changed
-	making  *rtnl.Conn      // for what every endpoint gets
+	// Sockets in the node's namespace. They are separate, so that replacing a filter does not wait
+	// for other changes, and reads do not wait for changes.
+	changes *netlink.Handle // for rare changes
+	making  *rtnl.Conn      // for creating endpoints
 	filters *rtnl.Conn
 	hooks   *hook.Hooks
-	reads   *netlink.Handle // for what is seldom read
-	checks  *rtnl.Conn      // for what is read of every endpoint
-	// conf6 is the directory of the node's IPv6 settings; -1 without IPv6. By its
-	// path the kernel would search it among those of all containers' namespaces that
-	// were looked at.
+	reads   *netlink.Handle // for rare reads
+	checks  *rtnl.Conn      // for reads of every endpoint
+	// conf6 is the directory of the node's IPv6 settings; -1 without IPv6. An open directory avoids
+	// the path lookup, in which the kernel searches the entries of all containers' namespaces.
 	conf6   int
-	early   subscription // that of Subscribe, until Watch or Close
-	removal sync.Mutex   // one group deletion at a time
-	node    sync.Mutex   // nothing of a range is repaired while it is removed
+	early   subscription // from Subscribe, until Watch or Close
+	removal sync.Mutex   // serialises group deletions
+	node    sync.Mutex   // serialises repair and removal of ranges
 }
 
 // Open opens the netlink sockets in the node's namespace.
@@ -179,8 +176,8 @@ func (n *Netdev) Close() {
 	}
 }
 
-// container is an open namespace of a container. Its sockets are opened inside, and
-// then serve from anywhere.
+// container is an open network namespace of a container. Its sockets are opened inside and work
+// from any namespace.
 type container struct {
 	ns   *netns.Namespace
 	nl   *netlink.Handle // nil until the first use
@@ -201,8 +198,8 @@ func (c *container) Cookie() (uint64, error) {
 	return conn.Cookie()
 }
 
-// Netns is the namespace that an endpoint.Namespace of OpenNamespace is, valid until
-// its Close.
+// Netns returns the namespace behind an endpoint.Namespace that OpenNamespace returned. It is valid
+// until Close.
 func Netns(ns endpoint.Namespace) *netns.Namespace { return ns.(*container).ns }
 
 func (c *container) Close() error {
@@ -215,7 +212,7 @@ func (c *container) Close() error {
 	return c.ns.Close()
 }
 
-// enter runs fn inside.
+// enter runs fn inside the namespace.
 func (c *container) enter(fn func(*rtnl.Conn) error) error {
 	return c.ns.Do(func() (err error) {
 		if c.conn == nil {
@@ -227,7 +224,7 @@ func (c *container) enter(fn func(*rtnl.Conn) error) error {
 	})
 }
 
-// socket is a socket inside.
+// socket returns a netlink connection inside the namespace.
 func (c *container) socket() (*rtnl.Conn, error) {
 	if c.conn != nil {
 		return c.conn, nil
@@ -236,7 +233,7 @@ func (c *container) socket() (*rtnl.Conn, error) {
 	return c.conn, err
 }
 
-// handle is a socket of the netlink library inside.
+// handle returns a handle of the netlink library inside the namespace.
 func (c *container) handle() (*netlink.Handle, error) {
 	if c.nl != nil {
 		return c.nl, nil
@@ -269,9 +266,8 @@ func (n *Netdev) OpenNamespace(path string) (endpoint.Namespace, error) {
 	return &container{ns: ns}, nil
 }
 
-// Create implements endpoint.Links: the pair, with the peer already inside the
-// container under its final name. Moving or renaming it would cost ten times
-// as much, and be seen.
+// Create implements endpoint.Links. It creates the peer directly in the container under its final
+// name: moving or renaming it would cost ten times as much and be visible.
 func (n *Netdev) Create(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	c := ns.(*container)
 	l, err := n.addPair(c, d)
@@ -284,7 +280,7 @@ func (n *Netdev) Create(ns endpoint.Namespace, d endpoint.Device) (endpoint.Devi
 	if err != nil {
 		return d, fmt.Errorf("make the pair %s and %s: %w", d.HostName, d.Name, err)
 	}
-	// the peer's index travels as the link of this end
+	// the kernel reports the peer's index as the link of this end
 	d.HostIndex, d.Index = l.index, l.peer
 	return d, nil
 }
@@ -307,13 +303,14 @@ func (n *Netdev) addPair(c *container, d endpoint.Device) (device, error) {
 	return deviceOf(replies[1].Data), nil
 }
 
-// whoseName clears the way if the name is that of an earlier endpoint of the
-// same owner, whose namespace is still there.
+// whoseName removes the device of an earlier endpoint of the same owner that still has the name,
+// because its namespace still exists. It returns ErrNameTaken if the name belongs to another
+// device.
 func (n *Netdev) whoseName(d endpoint.Device) error {
 	link, err := n.reads.LinkByName(d.HostName)
 	if err == nil {
 		if g := link.Attrs().Group &^ 1; g != n.group {
-			return fmt.Errorf("device %s of the node: %w, by a device that is not ours (group %d)", d.HostName, endpoint.ErrNameTaken, g)
+			return fmt.Errorf("device %s of the node: %w, by a device that is not Sluice's (group %d)", d.HostName, endpoint.ErrNameTaken, g)
 		}
 		return n.Remove([]endpoint.HostDevice{{Name: d.HostName, Index: uint32(link.Attrs().Index)}})
 	}
@@ -328,9 +325,9 @@ func (n *Netdev) Configure(ns endpoint.Namespace, d endpoint.Device) error {
 	return n.configureContainer(ns.(*container), d)
 }
 
-// configureHost gives the host end a qdisc for the filters, and its settings. The
-// first filter on a fresh qdisc may wait for a grace period of the kernel: the qdisc
-// comes early, the filters last.
+// configureHost adds the qdisc for the filters, and the settings of the host end. The first filter
+// on a new qdisc may wait for a grace period of the kernel, so the qdisc is added early and the
+// filters last.
 func (n *Netdev) configureHost(d endpoint.Device) error {
 	var b rtnl.Batch
 	getLink(&b, d.HostIndex, "")
@@ -364,7 +361,7 @@ func (n *Netdev) setHostEnd(d endpoint.Device, l device) error {
 	return n.o.Home.Do(func() error { return applySettings(n.conf6, "", l, hostSettings) })
 }
 
-// configureContainer gives the container's device its settings and addresses.
+// configureContainer writes the settings and addresses of the container's device.
 func (n *Netdev) configureContainer(c *container, d endpoint.Device) error {
 	err := c.enter(func(conn *rtnl.Conn) error {
 		var b rtnl.Batch
@@ -395,12 +392,11 @@ func (n *Netdev) configureContainer(c *container, d endpoint.Device) error {
 	return nil
 }
 
-// hostEnd is the host end of an endpoint's device.
 func hostEnd(d endpoint.Device) endpoint.HostDevice {
 	return endpoint.HostDevice{Name: d.HostName, Index: d.HostIndex}
 }
 
-// programs are the programs of endpoints that were loaded last.
+// programs returns the last loaded programs of endpoints.
 func (n *Netdev) programs() []*program.Program {
 	if n.o.Programs == nil {
 		return nil
@@ -420,8 +416,8 @@ func gatewayFor(a netip.Addr) netip.Addr {
 	return Gateway6
 }
 
-// hostRoute leads to one address of a container. The node answers from its
-// address on the pod side.
+// hostRoute is the route to one address of a container. Its source is the node's own address in the
+// pod range.
 func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) route {
 	r := route{
 		dst: netip.PrefixFrom(a, a.BitLen()), ifindex: d.HostIndex, table: unix.RT_TABLE_MAIN,
@@ -436,14 +432,14 @@ func (n *Netdev) hostRoute(d endpoint.Device, a netip.Addr) route {
 	return r
 }
 
-// nodeAddr is the node's own address in the range that holds an address.
+// nodeAddr returns the node's own address in the range of an address.
 func (n *Netdev) nodeAddr(of netip.Addr) (netip.Addr, bool) {
 	p, ok := n.o.Ranges.Of(of)
 	return podrange.NodeAddr(p), ok
 }
 
-// Remove implements endpoint.Links. Deleting devices one by one costs the
-// kernel a grace period each; a whole group costs one.
+// Remove implements endpoint.Links. The kernel waits for a grace period for each deletion; deleting
+// a device group costs only one.
 func (n *Netdev) Remove(devices []endpoint.HostDevice) error {
 	n.removal.Lock()
 	defer n.removal.Unlock()
@@ -459,7 +455,7 @@ func (n *Netdev) Remove(devices []endpoint.HostDevice) error {
 		case err != nil:
 			return fmt.Errorf("find %s: %w", d.Name, err)
 		case link.Attrs().Name != d.Name || link.Attrs().Group&^1 != n.group:
-			continue // the index is somebody else's by now
+			continue // the index was reused by another device
 		}
 		if err := n.changes.LinkSetGroup(link, int(n.group|1)); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("mark %s for removal: %w", d.Name, err)
@@ -477,8 +473,8 @@ func (n *Netdev) RemoveDevices() error {
 	return errors.Join(n.deleteGroup(n.group), n.deleteGroup(n.group|1))
 }
 
-// deleteGroup is `ip link delete group`. The kernel answers ENODEV if the
-// group is empty, which means that a namespace took the last device along.
+// deleteGroup is `ip link delete group`. The kernel returns ENODEV if the group is empty, because
+// the last device vanished with its namespace.
 func (n *Netdev) deleteGroup(group uint32) error {
 	var err error
 	derr := n.o.Home.Do(func() error {

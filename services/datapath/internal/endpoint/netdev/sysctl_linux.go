@@ -20,18 +20,17 @@ type sysctl struct {
 	value string
 }
 
-// sysctlRoot is where they are read. In a container it may be read-only, so that
-// they are written elsewhere: Options.ProcSysNet.
+// sysctlRoot is where sysctls are read. In a container it may be read-only; then they are written
+// below Options.ProcSysNet.
 const sysctlRoot = "/proc/sys/net/"
 
-// CheckWritable says whether sysctls can be written below a directory, without
-// writing one.
+// CheckWritable checks that sysctls can be written below a directory, without writing one.
 func CheckWritable(procSysNet string) error {
 	f, err := os.OpenFile(filepath.Join(procSysNet, "ipv4/ip_forward"), os.O_WRONLY, 0)
 	if err == nil {
 		return f.Close()
 	}
-	return fmt.Errorf("the network's settings cannot be written: %w; in a container, mount the machine's "+
+	return fmt.Errorf("the network sysctls are not writable: %w; in a container, mount the machine's "+
 		"/proc/sys/net writable at a path outside of /proc, such as /host/proc/sys/net, and set procSysNet to it", err)
 }
 
@@ -40,7 +39,7 @@ func (s sysctl) read() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// applySysctls writes below procSysNet what differs; most of it is the default already, and
+// applySysctls writes the values that differ below procSysNet. Most are the default already, and
 // some writes take the kernel's global lock.
 func applySysctls(procSysNet string, list []sysctl) error {
 	for _, s := range list {

@@ -15,13 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxUnderlay is how many addresses of a node the cluster takes.
+// maxUnderlay is the largest number of underlay addresses of a node in the cluster.
 const maxUnderlay = 16
 
-// UnderlayAddrs are the addresses by which other nodes reach this one: the global
-// ones of the devices that default routes lead through, those of the preferred
-// route first, or of the devices whose names match a pattern. Addresses in pod
-// ranges, temporary ones and those that the kernel does not use yet are left out.
+// UnderlayAddrs returns the addresses by which other nodes reach this one: the global addresses of
+// the devices with default routes, the preferred route's first, or of the devices whose names match
+// a pattern. Addresses in pod ranges, temporary, deprecated and tentative addresses are left out.
 func (n *Netdev) UnderlayAddrs(patterns []string) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -44,7 +43,7 @@ func (n *Netdev) UnderlayAddrs(patterns []string) ([]netip.Addr, error) {
 	return addrs[:min(len(addrs), maxUnderlay)], nil
 }
 
-// reachable is the address if others can use it to reach the node.
+// reachable returns the address, and whether other nodes can use it to reach this node.
 func (n *Netdev) reachable(a netlink.Addr) (netip.Addr, bool) {
 	const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 	ip, ok := netip.AddrFromSlice(a.IP)
@@ -59,8 +58,8 @@ func (n *Netdev) reachable(a netlink.Addr) (netip.Addr, bool) {
 	return ip, !pods
 }
 
-// uplinks are the indices of the devices that match a pattern, or without any of
-// those that default routes of the family lead through, the preferred first.
+// uplinks returns the indexes of the devices that match a pattern, or without patterns of the
+// devices with default routes of the family, the preferred route's first.
 func (n *Netdev) uplinks(family int, patterns []string) (indices []int, err error) {
 	if len(patterns) > 0 {
 		links, err := whole(n.reads.LinkList)

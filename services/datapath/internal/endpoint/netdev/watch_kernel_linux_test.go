@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// newNode opens a Netdev in a network namespace of its own.
+// newNode opens a Netdev in a new network namespace.
 func newNode(t *testing.T) *Netdev {
 	t.Helper()
 	n, err := Open(Options{Home: netnstest.New(t)})
@@ -28,7 +28,7 @@ func newNode(t *testing.T) *Netdev {
 	return n
 }
 
-// addBridge makes a device and gives its index.
+// addBridge adds a bridge and returns its index.
 func (n *Netdev) addBridge(t *testing.T, name string) int {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -40,8 +40,8 @@ func (n *Netdev) addBridge(t *testing.T, name string) int {
 	return bridge.Attrs().Index
 }
 
-// overflown gives a subscription whose sockets could not hold the news of a
-// device, and the device's index.
+// overflown returns a subscription whose sockets have overflowed with events of a device, and the
+// device's index.
 func (n *Netdev) overflown(t *testing.T) (subscription, int) {
 	t.Helper()
 	dev := n.addBridge(t, "noise")
@@ -58,8 +58,8 @@ func (n *Netdev) overflown(t *testing.T) (subscription, int) {
 	return s, dev
 }
 
-// The kernel says once that a socket was full, and drops news until the socket
-// was empty. Everything is looked at after that, or the look would miss some.
+// The kernel reports once that a socket was full, and drops events until the socket was empty. The
+// check of everything must come after that, or it would miss changes.
 func TestKernelOverflowOfTheSocketLeadsToOneLookBehindIt(t *testing.T) {
 	n := newNode(t)
 	s, _ := n.overflown(t)
@@ -79,11 +79,11 @@ func TestKernelOverflowOfTheSocketLeadsToOneLookBehindIt(t *testing.T) {
 		}
 	}, Change{Everything: true}, n.changesOf)
 	if !errors.Is(err, context.Canceled) || all != 1 {
-		t.Errorf("%v; %d overflows reported, want 1, and then news of device %d", err, all, marker)
+		t.Errorf("%v; %d overflows reported, want 1, followed by an event of device %d", err, all, marker)
 	}
 }
 
-// TestKernelWatchBehindSubscribeBeginsWithTheNewsSince, and not with everything.
+// TestKernelWatchBehindSubscribeBeginsWithTheNewsSince: it does not begin with Everything.
 func TestKernelWatchBehindSubscribeBeginsWithTheNewsSince(t *testing.T) {
 	n := newNode(t)
 	if err := n.Subscribe(); err != nil {

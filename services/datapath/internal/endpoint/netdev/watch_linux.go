@@ -19,31 +19,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Change is news from the kernel. One of its fields is set.
+// Change is an event from the kernel. Exactly one of its fields is set.
 type Change struct {
-	// Ifindex: a device, its filters, qdiscs, neighbours or sysctls may have
-	// changed.
+	// Ifindex: a device, its filters, qdiscs, neighbours or sysctls may have changed.
 	Ifindex uint32
 	// Addr: the route to a container's address may have changed.
 	Addr netip.Addr
-	// Addresses: some of the node's own changed.
+	// Addresses: addresses of the node changed.
 	Addresses bool
-	// Node: routing rules, the firewall, or what else the node has for all
-	// endpoints may have changed.
+	// Node: routing rules, the firewall or other node-wide state may have changed.
 	Node bool
-	// Everything: the kernel had more news than the socket could hold, or one
-	// change took much along without saying so.
+	// Everything: the socket overflowed, or one change implies others for which the kernel sends no
+	// events.
 	Everything bool
 }
 
-// routeGroups are what is heard of on a route socket.
+// routeGroups are the multicast groups of the route socket.
 var routeGroups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_NEIGH,
 	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_NETCONF,
 	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_NETCONF,
 }
 
-// watchBuffer is how many bytes of news a socket holds.
+// watchBuffer is the size of a socket's receive buffer in bytes.
 const watchBuffer = 1 << 20
 
 // subscription holds the sockets of a Watch.
@@ -62,7 +60,7 @@ func (n *Netdev) subscribe(buffer int) (s subscription, err error) {
 			err = sock.SetReceiveBufferSize(buffer, true)
 		}
 		if err == nil {
-			// so that closing the socket ends a Receive
+			// so that Receive notices a closed socket
 			err = sock.SetReceiveTimeout(&unix.Timeval{Usec: 100_000})
 		}
 	}
@@ -83,8 +81,8 @@ func (s subscription) close() {
 	}
 }
 
-// Subscribe has the kernel keep its news for the next Watch, which then begins with
-// them: who compares everything in between need not do so again.
+// Subscribe starts to buffer kernel events for the next Watch, which begins with them. A caller
+// that compares everything in between need not compare again.
 func (n *Netdev) Subscribe() error {
 	s, err := n.subscribe(watchBuffer)
 	if err == nil {
@@ -93,13 +91,12 @@ func (n *Netdev) Subscribe() error {
 	return err
 }
 
-// Watch calls handle for every change until ctx ends; first with Everything,
-// for what changed before the subscription, or after Subscribe with Addresses, which
-// no audit compares all of. News of the same thing that come
-// while handle works are merged into one, and the same thing is handled 8 times
-// at once and then every 100 ms (Everything twice, then every 2 s), so that a
-// fight with another program over a device costs neither CPU nor the others'
-// repairs. If handle returns true, it is called again for the same change.
+// Watch calls handle for every change until ctx ends. The first change is Everything, for changes
+// before the subscription; after Subscribe it is only Addresses, which no audit compares
+// completely. Equal changes that arrive while handle runs are merged. The same change is handled 8
+// times in a row and then every 100 ms (Everything: twice, then every 2 s), so that a fight with
+// another program over a device neither consumes the CPU nor delays other repairs. If handle
+// returns true, it is called again for the same change.
 func (n *Netdev) Watch(ctx context.Context, handle func(Change) (again bool)) error {
 	s, first := n.early, Change{Addresses: true}
 	n.early = subscription{}
@@ -113,7 +110,7 @@ func (n *Netdev) Watch(ctx context.Context, handle func(Change) (again bool)) er
 	return n.watch(ctx, s, first, handle)
 }
 
-// watch is Watch with open sockets, which it closes.
+// watch is Watch on open sockets, which it closes.
 func (n *Netdev) watch(ctx context.Context, s subscription, first Change, handle func(Change) (again bool)) error {
 	q := newQueue()
 	q.put(first)
@@ -153,16 +150,16 @@ type queue struct {
 	events  chan struct{}
 	mu      sync.Mutex
 	order   []Change
-	pending map[Change]bool // what is in order
-	paces   map[Change]pace // guarded by mu; of what was handled lately
+	pending map[Change]bool // the set of order
+	paces   map[Change]pace // guarded by mu; of recently handled changes
 }
 
 func newQueue() *queue {
 	return &queue{events: make(chan struct{}, 1), pending: map[Change]bool{}, paces: map[Change]pace{}}
 }
 
-// maxChanges is how many changes wait; more become Everything, which stands for
-// all of them, and for those that come before it is handled.
+// maxChanges bounds the pending changes. If there are more, Everything replaces them and all changes
+// that arrive before it is handled.
 const maxChanges = 4096
 
 func (q *queue) put(c Change) {
@@ -184,8 +181,8 @@ func (q *queue) put(c Change) {
 	}
 }
 
-// take returns what may be handled now, in order, and how long until the next of
-// the rest may be; 0 if nothing is left.
+// take returns the changes that may be handled now, in order, and how long until the next one may
+// be; 0 if none is left.
 func (q *queue) take(now time.Time) (ready []Change, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -210,8 +207,7 @@ func (q *queue) take(now time.Time) (ready []Change, wait time.Duration) {
 	return ready, wait
 }
 
-// limit is how often a change is handled: burst times at once, and then once in
-// every interval.
+// limit is the rate at which a change is handled: burst times in a row, then once per interval.
 type limit struct {
 	burst int
 	every time.Duration
@@ -224,10 +220,10 @@ func (c Change) limit() limit {
 	return limit{burst: 8, every: 100 * time.Millisecond}
 }
 
-// pace is a token bucket in one number: the time at which it is full again.
+// pace is a token bucket, stored as the time at which it is full again.
 type pace struct{ full time.Time }
 
-// next takes a token, or says how long until there is one.
+// next takes a token, or returns how long until there is one.
 func (p pace) next(now time.Time, l limit) (pace, time.Duration) {
 	full := p.full
 	if full.Before(now) {
@@ -242,8 +238,8 @@ func (p pace) next(now time.Time, l limit) (pace, time.Duration) {
 
 func (p pace) idle(now time.Time) bool { return !p.full.After(now) }
 
-// receive calls put with the changes of a socket's messages, and with all if the
-// kernel had more messages than the socket could hold.
+// receive calls put with the changes in a socket's messages, and with all after the socket
+// overflowed.
 func receive(ctx context.Context, s *nl.NetlinkSocket, put func(Change), all Change, changes func(syscall.NetlinkMessage) []Change) error {
 	for ctx.Err() == nil {
 		msgs, _, err := s.Receive()
@@ -251,8 +247,8 @@ func receive(ctx context.Context, s *nl.NetlinkSocket, put func(Change), all Cha
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			// The kernel drops news, without another error, until the socket was
-			// empty once. A look before that would miss them.
+			// After an overflow, the kernel drops events without a further error until the socket
+			// was empty once. A check before that would miss them.
 			if err := drain(ctx, s.GetFd()); err != nil {
 				return fmt.Errorf("receive changes: %w", err)
 			}
@@ -273,13 +269,13 @@ func receive(ctx context.Context, s *nl.NetlinkSocket, put func(Change), all Cha
 	return ctx.Err()
 }
 
-// maxDrain bounds the messages that drain throws away. A socket that is not
-// empty by then overflows again, and is drained again.
+// maxDrain bounds the messages that drain discards. If the socket is not empty by then, it
+// overflows again and is drained again.
 const maxDrain = 1 << 16
 
-// drain throws away what a socket holds.
+// drain discards the messages in a socket.
 func drain(ctx context.Context, fd int) error {
-	var b [1]byte // the rest of a message is cut off
+	var b [1]byte // the rest of a message is discarded
 	for range maxDrain {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -295,7 +291,7 @@ func drain(ctx context.Context, fd int) error {
 	return nil
 }
 
-// changesOf says what a message of a route socket is about.
+// changesOf decodes a message of a route socket.
 func (n *Netdev) changesOf(m syscall.NetlinkMessage) []Change {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -313,7 +309,7 @@ func (n *Netdev) changesOf(m syscall.NetlinkMessage) []Change {
 		return []Change{{Ifindex: uint32(nl.DeserializeTcMsg(m.Data).Ifindex)}}
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		if m.Header.Type == unix.RTM_DELADDR && slices.Contains(n.o.Ranges.NodeAddrs(), addrAttr(m.Data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)) {
-			// With it go the routes of all containers that it is the source of.
+			// The routes of all containers with this source address vanish with it.
 			return []Change{{Everything: true}}
 		}
 		return []Change{{Addresses: true}}
@@ -339,17 +335,16 @@ func (n *Netdev) ofContainer(a netip.Addr) bool {
 	return ok && !slices.Contains(n.o.Ranges.NodeAddrs(), a)
 }
 
-// routeChanges: the routes of containers, those of the pod ranges, and new
-// default routes, whose devices may have a filter; one that goes changes by
-// which addresses others reach the node. What others do with their routes is not
-// looked at.
+// routeChanges decodes a route message. It returns changes for the routes of containers and of pod
+// ranges, for new default routes, whose devices may have rp_filter set, and for removed default
+// routes, which change the node's underlay addresses. It ignores all other routes.
 func (n *Netdev) routeChanges(m syscall.NetlinkMessage) []Change {
 	if len(m.Data) < unix.SizeofRtMsg {
 		return nil
 	}
 	head, added := nl.DeserializeRtMsg(m.Data), m.Header.Type == unix.RTM_NEWROUTE
 	if added && head.Protocol == Protocol {
-		return nil // this process made it
+		return nil // added by this process
 	}
 	if head.Dst_len == 0 {
 		switch {
@@ -377,8 +372,8 @@ const (
 	netconfRPFilter  = 3
 )
 
-// netconfChanges: one sysctl of a device, or of all, was written. A message with
-// several comes from a new device, and is no change.
+// netconfChanges decodes a change of one sysctl, of a device or of "all". A message with several
+// sysctls announces a new device and is not a change.
 func (n *Netdev) netconfChanges(data []byte) []Change {
 	if len(data) < sizeofNetconfmsg {
 		return nil
@@ -401,20 +396,20 @@ func (n *Netdev) netconfChanges(data []byte) []Change {
 		return nil
 	case index <= 0: // "all", or the values that new devices get
 		return []Change{{Node: true}}
-	case filter && !n.isHostEnd(index): // perhaps that of an uplink
+	case filter && !n.isHostEnd(index): // perhaps an uplink's
 		return []Change{{Node: true}}
 	}
 	return []Change{{Ifindex: uint32(index)}}
 }
 
-// isHostEnd says whether a device is in the group of this instance. Every
-// creation writes the rp_filter of one, which is no reason to look at the node.
+// isHostEnd reports whether a device is in the group of this instance. Every creation of an
+// endpoint writes rp_filter of its host end, which need not trigger a check of the node.
 func (n *Netdev) isHostEnd(index int32) bool {
 	link, err := n.reads.LinkByIndex(int(index))
 	return err == nil && link.Attrs().Group&^1 == n.group
 }
 
-// addrAttr is the address in an attribute; the zero Addr if there is none.
+// addrAttr returns the address in an attribute; the zero Addr if there is none.
 func addrAttr(data []byte, head int, kind uint16) netip.Addr {
 	if len(data) < head {
 		return netip.Addr{}

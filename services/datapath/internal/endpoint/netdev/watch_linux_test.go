@@ -22,7 +22,7 @@ func TestQueueOfChangesMergesAndHasABound(t *testing.T) {
 		q.put(Change{Ifindex: i + 1})
 	}
 	if got, _ := q.take(now); !slices.Equal(got, []Change{{Everything: true}}) {
-		t.Errorf("took %d changes, want one that stands for all", len(got))
+		t.Errorf("took %d changes, want only Everything", len(got))
 	}
 	q.put(a)
 	if got, _ := q.take(now); !slices.Equal(got, []Change{a}) {
@@ -30,8 +30,7 @@ func TestQueueOfChangesMergesAndHasABound(t *testing.T) {
 	}
 }
 
-// A fight with another program over a device costs a few looks in a second, and
-// delays nothing else.
+// A fight with another program over a device costs a few checks per second and delays nothing else.
 func TestQueuePacesTheSameChange(t *testing.T) {
 	q, now := newQueue(), time.Unix(1000, 0)
 	fight, other, all := Change{Ifindex: 1}, Change{Ifindex: 2}, Change{Everything: true}

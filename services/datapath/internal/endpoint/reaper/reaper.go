@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package reaper removes the devices of deleted endpoints whose namespaces stay.
-// Most are gone before it looks: a namespace takes its devices along, which costs
-// the kernel a hundredth of deleting them one by one.
+// Package reaper removes the devices of deleted endpoints whose network namespaces remain. Most
+// devices vanish with their namespace before the reaper runs, which costs the kernel a hundredth of
+// deleting them one by one.
 package reaper
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Reaper has the devices that wait for their removal.
+// Reaper holds the devices that are scheduled for removal.
 type Reaper[Device comparable] struct {
 	remove func([]Device) error
 	delay  time.Duration
@@ -30,7 +30,7 @@ type Reaper[Device comparable] struct {
 	due map[Device]time.Time // guarded by mu
 }
 
-// New returns a reaper that leaves a device for a delay before it removes it.
+// New returns a reaper that removes devices after a delay.
 func New[Device comparable](
 	remove func([]Device) error, delay time.Duration, now func() time.Time, l *slog.Logger,
 ) *Reaper[Device] {
@@ -40,7 +40,7 @@ func New[Device comparable](
 	}
 }
 
-// Add leaves a device to the reaper. Its name stays taken until it is removed.
+// Add schedules the removal of a device. Its name stays taken until then.
 func (r *Reaper[Device]) Add(d Device) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,7 +51,7 @@ func (r *Reaper[Device]) Add(d Device) {
 	}
 }
 
-// Waits says whether the device waits for its removal.
+// Waits reports whether the device is scheduled for removal.
 func (r *Reaper[Device]) Waits(d Device) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,7 +59,7 @@ func (r *Reaper[Device]) Waits(d Device) bool {
 	return ok
 }
 
-// Any says whether any device waits.
+// Any reports whether any device is scheduled for removal.
 func (r *Reaper[Device]) Any() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,7 +69,7 @@ func (r *Reaper[Device]) Any() bool {
 // Run removes devices when they are due. It returns when ctx ends.
 func (r *Reaper[Device]) Run(ctx context.Context) error {
 	for {
-		// devices that are almost due go with the others
+		// Remove devices that are almost due together with the others.
 		wait := r.Reap(r.delay / 4)
 		var timer <-chan time.Time
 		if wait > 0 {
@@ -84,12 +84,12 @@ func (r *Reaper[Device]) Run(ctx context.Context) error {
 	}
 }
 
-// Everything, as what Reap shall take, is all that waits.
+// Everything as the argument of Reap removes all scheduled devices.
 const Everything = time.Duration(math.MaxInt64)
 
-// Reap removes the devices that are due within a time from now and says when
-// to look again, 0 if nothing waits. When it returns, so has every removal
-// that another call had begun.
+// Reap removes the devices that are due within a duration from now, and returns how long to wait
+// until the next is due, 0 if none is scheduled. It also waits for removals that concurrent calls
+// have started.
 func (r *Reaper[Device]) Reap(within time.Duration) time.Duration {
 	r.removing.Lock()
 	defer r.removing.Unlock()

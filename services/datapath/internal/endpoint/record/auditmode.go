@@ -15,14 +15,14 @@ import (
 
 var auditSchema = durable.Schema{Name: "sluice.datapath.audit-mode", Version: 1}
 
-// maxAudit bounds the file, in bytes: 4,095 endpoints with long names.
+// maxAudit is the maximum size of the file in bytes: 4,095 endpoints with long names.
 const maxAudit = 4 << 20
 
-// AuditModes keeps in one file which endpoints are in audit mode. A file that is lost
-// is no audit mode, which opens nothing.
+// AuditModes stores in one file which endpoints are in audit mode. If the file is lost, no endpoint
+// is, so policies are enforced.
 type AuditModes struct{ path string }
 
-// OpenAuditModes uses the file of that name, which only one process may write.
+// OpenAuditModes uses the file at path. Only one process may write it.
 func OpenAuditModes(path string) AuditModes { return AuditModes{path} }
 
 // Load implements auditmode.Store.
@@ -47,8 +47,8 @@ func (a AuditModes) Save(s auditmode.State) error {
 	return durable.Save(a.path, auditSchema, s, durable.SyncAll)
 }
 
-// Endpoints are those of this boot's records that have a slot, for those who need them
-// before they are compared with the kernel.
+// Endpoints returns the endpoints in this boot's records that have an ID, for callers that run
+// before the records are reconciled with the kernel.
 func Endpoints(store endpoint.Records, bootID string) ([]endpoint.Endpoint, error) {
 	records, _, err := store.Load()
 	if err != nil {

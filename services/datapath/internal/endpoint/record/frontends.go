@@ -14,20 +14,19 @@ import (
 
 var frontendsSchema = durable.Schema{Name: "sluice.datapath.frontends", Version: 1}
 
-// maxFrontends bounds the file, in bytes.
+// maxFrontends is the maximum size of the file in bytes.
 const maxFrontends = 4096
 
-// Frontends keeps the name of the state of sluice-loadbalancer whose frontends the
-// kernel has, in one file. Without the file no name is known, and frontends stay
-// until the service has listed all its sources: to lose it is harmless.
+// Frontends stores in one file the name of the sluice-loadbalancer state whose frontends the kernel
+// has. Losing the file is harmless: without it no name is known, and frontends stay until the
+// service has listed all its sources.
 type Frontends struct{ path string }
 
 type frontendState struct {
 	State string `json:"state"` // hexadecimal
 }
 
-// OpenFrontends uses the file of that name. Only one process may write it: the one
-// that has the records open.
+// OpenFrontends uses the file at path. Only the process that has the records open may write it.
 func OpenFrontends(path string) *Frontends { return &Frontends{path: path} }
 
 // Load implements frontendstream.Memory.
@@ -52,8 +51,7 @@ func (f *Frontends) Save(state string) error {
 	return durable.Save(f.path, frontendsSchema, frontendState{State: hex.EncodeToString([]byte(state))}, durable.SyncAll)
 }
 
-// Forget removes the file: services are not wanted any more, and the kernel has
-// none.
+// Forget removes the file. Call it when services are disabled and the kernel has none.
 func (f *Frontends) Forget() error {
 	_, err := durable.Remove(f.path, durable.SyncAll)
 	return err

@@ -31,7 +31,7 @@ func TestStateOfFrontendsOutlivesItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if state, err := f.Load(); err == nil {
-		t.Errorf("half of the file is %q", state)
+		t.Errorf("half of the file loads as %q", state)
 	}
 	for range 2 {
 		if err := f.Forget(); err != nil {
@@ -39,6 +39,6 @@ func TestStateOfFrontendsOutlivesItsProcess(t *testing.T) {
 		}
 	}
 	if state, err := f.Load(); state != "" || err != nil {
-		t.Errorf("after it was forgotten: %q, %v", state, err)
+		t.Errorf("after Forget: %q, %v", state, err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Evaluated gives the slots whose endpoints began, in this boot, with tables from a
+// Evaluated returns the endpoint IDs whose endpoints started, in this boot, with tables from a
 // policy service.
 func Evaluated(store endpoint.Records, bootID string) (map[uint16]bool, error) {
 	records, _, err := store.Load()
@@ -25,9 +25,9 @@ func Evaluated(store endpoint.Records, bootID string) (map[uint16]bool, error) {
 	return evaluated, nil
 }
 
-// ForgetEvaluated has no record say that the tables of its endpoint came from a
-// policy service: the one that allows everything, which they get now, would
-// seem to be a policy's when policies are wanted again.
+// ForgetEvaluated clears Evaluated in every record, because policies are disabled and the endpoints
+// now have the table that allows everything. When policies are enabled again, this table must not
+// be taken for the policy service's.
 func ForgetEvaluated(store endpoint.Records) error {
 	records, _, err := store.Load()
 	if err != nil {

@@ -16,23 +16,23 @@ import (
 
 var policySchema = durable.Schema{Name: "sluice.datapath.policy", Version: 1}
 
-// maxPolicy bounds the file, in bytes: 1,024 names of sources.
+// maxPolicy is the maximum size of the file in bytes: 1,024 names of sources.
 const maxPolicy = 1 << 20
 
-// Policy keeps the policy state that was enforced last, in one file. Unlike the
-// records of endpoints it outlives the boot: after a power loss, too, a service
-// that lost its policies must not open what they closed.
+// Policy stores in one file the policy state that was enforced last. Unlike the records of
+// endpoints it survives a reboot: also after a power loss, a policy service that lost its policies
+// must not lift them on the node.
 //
-// A file beside it whose name ends in ".created" says that there is one, so that
-// a lost file does not pass for a node that never enforced anything.
+// A second file, whose name ends in ".created", records that the first was written. So a lost file
+// is not mistaken for a node that never enforced anything.
 type Policy struct{ path string }
 
 const createdSuffix = ".created"
 
 var createdSchema = durable.Schema{Name: "sluice.datapath.policy.created", Version: 1}
 
-// errLost: the file was written and is absent.
-var errLost = errors.New("the file was created and is absent")
+// errLost: the file was written once and is missing.
+var errLost = errors.New("the file was created once and is missing")
 
 type enforced struct {
 	State    string   `json:"state"` // hexadecimal
@@ -40,8 +40,7 @@ type enforced struct {
 	Sources  []string `json:"sources"`
 }
 
-// OpenPolicy uses the file of that name. Only one process may write it: the one
-// that has the records open.
+// OpenPolicy uses the file at path. Only the process that has the records open may write it.
 func OpenPolicy(path string) *Policy { return &Policy{path: path} }
 
 // Load implements policystream.Memory.
@@ -51,7 +50,7 @@ func (p *Policy) Load() (policystream.Enforced, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		created, err := p.created()
 		if err == nil && created {
-			err = fmt.Errorf("%s: %w, says %s", p.path, errLost, p.path+createdSuffix)
+			err = fmt.Errorf("%s: %w, according to %s", p.path, errLost, p.path+createdSuffix)
 		}
 		if err != nil {
 			return policystream.Enforced{}, fmt.Errorf("read the enforced policy revision: %w", err)
@@ -70,7 +69,7 @@ func (p *Policy) Load() (policystream.Enforced, error) {
 
 // created reports whether the file was written since Forget.
 func (p *Policy) created() (bool, error) {
-	_, err := os.Lstat(p.path + createdSuffix) // its content says nothing
+	_, err := os.Lstat(p.path + createdSuffix) // its content is ignored
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -90,8 +89,8 @@ func (p *Policy) Save(e policystream.Enforced) error {
 	return durable.Save(p.path+createdSuffix, createdSchema, struct{}{}, durable.SyncAll)
 }
 
-// Forget removes the files: policies are not wanted any more. The file itself
-// goes last: without the other one its absence says nothing.
+// Forget removes both files, when policies are disabled. It removes the file of the state last:
+// without the ".created" file, its absence is not an error.
 func (p *Policy) Forget() error {
 	for _, path := range []string{p.path + createdSuffix, p.path} {
 		if _, err := durable.Remove(path, durable.SyncAll); err != nil {

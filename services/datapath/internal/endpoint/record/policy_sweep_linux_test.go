@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// TestDamagedPolicyRevisionIsReported: taken for nothing, it would let a service
-// that lost its policies open what they closed.
+// TestDamagedPolicyRevisionIsReported: if a corrupt file counted as none, a service that lost its
+// policies could lift them on the node.
 func TestDamagedPolicyRevisionIsReported(t *testing.T) {
 	want := policystream.Enforced{State: "0123456789abcdef", Revision: 12, Sources: []string{"grpc"}}
 	path := filepath.Join(t.TempDir(), "policy.json")
@@ -43,7 +43,7 @@ func TestDamagedPolicyRevisionIsReported(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // also the next time
+	for range 2 { // also the second time
 		if e, err := OpenPolicy(path).Load(); err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("removed: %+v, %v, want an error that names %s", e, err, path)
 		}
@@ -59,16 +59,15 @@ func TestDamagedPolicyRevisionIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := OpenPolicy(path).Load(); err != nil || e.State != "" {
-		t.Errorf("forgotten: %+v, %v, want nothing", e, err)
+		t.Errorf("after Forget: %+v, %v, want nothing", e, err)
 	}
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 0 {
-		t.Errorf("forgotten, and %v is left, %v", left, err)
+		t.Errorf("after Forget %v is left, %v", left, err)
 	}
 }
 
-// TestPowerCutKeepsThePolicyRevision cuts the power at 100 moments: a revision
-// that was answered is there, one that is lost is reported, and one that was
-// forgotten stays so.
+// TestPowerCutKeepsThePolicyRevision cuts the power at 100 moments: a revision whose Save returned
+// is present, a lost file is reported, and after Forget no file remains.
 func TestPowerCutKeepsThePolicyRevision(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)
@@ -98,9 +97,9 @@ func TestPowerCutKeepsThePolicyRevision(t *testing.T) {
 		e, err := OpenPolicy(filepath.Join(after, "policy.json")).Load()
 		switch {
 		case marked == saves+1 && (err != nil || e.State != ""):
-			t.Errorf("a loss of power after %d of %d operations: %+v, %v, and it was forgotten", n, ops, e, err)
+			t.Errorf("power lost after %d of %d operations: %+v, %v, after Forget", n, ops, e, err)
 		case marked < saves && (err != nil || e.Revision < uint64(marked) || e.Revision > uint64(marked)+1): //nolint:gosec // small
-			t.Errorf("a loss of power after %d of %d operations: %+v, %v, answered was %d", n, ops, e, err, marked)
+			t.Errorf("power lost after %d of %d operations: %+v, %v, last completed Save: %d", n, ops, e, err, marked)
 		}
 	}
 }

@@ -38,11 +38,11 @@ func TestEnforcedRevisionOutlivesItsProcess(t *testing.T) {
 		t.Errorf("a second time: %v", err)
 	}
 	if e, err := p.Load(); err != nil || e.State != "" {
-		t.Errorf("after it was forgotten: %+v, %v", e, err)
+		t.Errorf("after Forget: %+v, %v", e, err)
 	}
 }
 
-// What cannot be read must not pass for nothing.
+// An unreadable file must not count as none.
 func TestUnreadableEnforcedRevisionIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.json")
 	p := OpenPolicy(path)
@@ -55,7 +55,7 @@ func TestUnreadableEnforcedRevisionIsAnError(t *testing.T) {
 	}
 	for n := range len(whole) {
 		if n == len(whole)-1 && whole[n] == '\n' {
-			continue // the line's end says nothing
+			continue // the final newline carries no data
 		}
 		if err := os.WriteFile(path, whole[:n], 0o600); err != nil {
 			t.Fatal(err)

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package record keeps the endpoints of a node in files.
+// Package record stores the endpoints of a node in files.
 //
-// A file is named <owner>.<phase>.json. A new phase is a new file, and then the
-// earlier one is removed: replacing a file by renaming makes ext4 write it out
-// at once, which costs more than all the rest of an ADD's bookkeeping. If a
-// process was killed between the two, the later phase counts.
+// A file is named <owner>.<phase>.json. A new phase is written to a new file, and then the earlier
+// file is removed: replacing a file by renaming makes ext4 write it out at once, which costs more
+// than all other bookkeeping of an ADD. If a process is killed between the two steps, the later
+// phase counts.
 //
-// The files are made in one step, so a killed process leaves whole ones. They
-// are not synced to the disk: what they describe ends with the boot, and
-// a record of another boot is a tombstone anyway. What a power loss takes is
-// found by comparing ipam's allocations with the records.
+// Each file is created atomically, so a killed process leaves only complete files. Files are not
+// synced to disk: the described state ends with the boot, and a record of another boot is treated
+// as a tombstone anyway. Records lost with a power failure are found by comparing sluice-ipam's
+// allocations with the records.
 package record
 
 import (
@@ -37,44 +37,41 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Version 2 added manager, network and pod to the request, version 3 what an update
-// has changed and whether the labels are those of the pod, version 4 port mappings and
-// whether sockets are left alone.
+// Version 2 added manager, network and pod to the request; version 3 the labels and ports of an
+// update and whether labels come from the pod; version 4 port mappings and LeaveSockets.
 var schema = durable.Schema{Name: "sluice.datapath.endpoint", Version: 4, Oldest: 1}
 
 const (
 	suffix = ".json"
-	// maxSize bounds a file: 1,024 labels of the largest size would be larger,
-	// and are refused when they are saved.
+	// maxSize is the maximum size of a file in bytes. 1,024 labels of the maximum size exceed it;
+	// Save rejects them.
 	maxSize = 4 << 20
 )
 
-// Store implements endpoint.Records in a directory that nobody else writes.
+// Store implements endpoint.Records in a directory that no other process writes.
 type Store struct {
 	dir string
-	// lock keeps other processes out for as long as it is open; the kernel
-	// drops it with the process. nil if read-only.
+	// lock excludes other processes while it is open; the kernel releases it when the process
+	// ends. nil if read-only.
 	lock *os.File
-	// failed is set while the last write has failed for want of a disk.
+	// failed is set while the last write failed because the disk was full or broken.
 	failed atomic.Bool
 }
 
-// lockWait is how long Open waits for a process that is on its way out.
+// lockWait is how long Open waits for an exiting process to release the lock.
 const lockWait = 5 * time.Second
 
-// ErrGone: the directory is missing, and this boot had one.
+// ErrGone: the directory existed in this boot and is missing.
 var ErrGone = errors.New("the records of endpoints are gone")
 
-// Open makes the directory if it is missing, locks it until Close by the file
-// beside it that ends in ".lock", and removes what a killed process left
-// half-written in it, and what cannot be read of an earlier boot: nothing in the
-// kernel belongs to that. Which boot it was says a file beside it that ends in
-// ".boot".
+// Open creates the directory if it is missing and locks it until Close, with a file beside it whose
+// name ends in ".lock". It removes incomplete files of a killed process, and unreadable files of an
+// earlier boot, because no kernel state belongs to them. A file whose name ends in ".boot" stores
+// the boot.
 //
-// The error wraps durable.ErrLocked if another process has it open: two that
-// own the same endpoints would undo each other's work. It wraps ErrGone if there
-// was a directory in this boot: the endpoints of running pods would be removed
-// for want of a record.
+// The error wraps durable.ErrLocked if another process has the directory open: two processes that
+// own the same endpoints would undo each other's work. It wraps ErrGone if the directory existed in
+// this boot and is missing: without records, the endpoints of running pods would be removed.
 func Open(dir, bootID string, logger *slog.Logger) (*Store, error) {
 	return open(dir, bootID, logger, lockWait)
 }
@@ -95,9 +92,9 @@ func open(dir, bootID string, logger *slog.Logger, wait time.Duration) (*Store, 
 	return s, nil
 }
 
-// Exclude keeps other processes from opening the directory until release is called. It
-// makes no directory: without the one that holds the lock, no process has the records
-// open. The error wraps durable.ErrLocked if one has.
+// Exclude locks the directory until release is called, so that no other process opens it. It
+// creates no directory: if the parent of the lock file is missing, no process has the records open.
+// The error wraps durable.ErrLocked if a process has.
 func Exclude(dir string) (release func() error, err error) {
 	return exclude(dir, lockWait)
 }
@@ -113,7 +110,7 @@ func exclude(dir string, wait time.Duration) (release func() error, err error) {
 	return lock.Close, nil
 }
 
-// Close lets another process open the directory.
+// Close releases the lock.
 func (s *Store) Close() error {
 	if s.lock == nil {
 		return nil
@@ -121,7 +118,8 @@ func (s *Store) Close() error {
 	return s.lock.Close()
 }
 
-// OpenReadOnly opens the directory, which need not exist, and changes nothing.
+// OpenReadOnly opens the directory, which need not exist. The returned Store must not be written
+// to.
 func OpenReadOnly(dir string) *Store { return &Store{dir: dir} }
 
 func (s *Store) path(o workload.Owner, p endpoint.Phase) string {
@@ -130,9 +128,8 @@ func (s *Store) path(o workload.Owner, p endpoint.Phase) string {
 
 func name(o workload.Owner, p endpoint.Phase) string { return o.Key() + "." + string(p) }
 
-// phases in the order in which a later one counts. A tombstone beside anything
-// else means that the rest was about to be removed, or a new creation had only
-// begun.
+// phases, in the order of precedence: the later one counts. If other files exist besides a
+// tombstone, they were about to be removed, or a new creation had only begun.
 var phases = []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady, endpoint.PhaseDeleted}
 
 // Save implements endpoint.Records.
@@ -154,8 +151,8 @@ func (s *Store) Save(r endpoint.Record) error {
 // Remove implements endpoint.Records.
 func (s *Store) Remove(o workload.Owner) error { return s.remove(o, "") }
 
-// remove removes the owner's files, but for the one of a phase; the latest
-// phase last, so that an earlier one never counts again.
+// remove removes the owner's files except the one of phase but. It removes the latest phase last,
+// so that an earlier one never counts again.
 func (s *Store) remove(o workload.Owner, but endpoint.Phase) error {
 	for _, p := range phases {
 		if p == but {
@@ -168,10 +165,10 @@ func (s *Store) remove(o workload.Owner, but endpoint.Phase) error {
 	return nil
 }
 
-// Load implements endpoint.Records. A record under another owner's name, or one
-// that makes no sense, is bad. Of an owner's files the latest phase counts, also
-// if it cannot be read; what cannot be read of an earlier phase is left over from
-// a kill and goes with the next Save.
+// Load implements endpoint.Records. Invalid records and records under another owner's name are
+// returned in bad. Of an owner's files the latest phase counts, even if it is unreadable.
+// Unreadable files of an earlier phase are leftovers of a killed process; the next Save removes
+// them.
 func (s *Store) Load() (records []endpoint.Record, bad []endpoint.Unreadable, err error) {
 	list, errs, err := durable.List[endpoint.Record](s.dir, suffix, maxSize, schema)
 	if err != nil {
@@ -211,7 +208,7 @@ func (s *Store) Load() (records []endpoint.Record, bad []endpoint.Unreadable, er
 
 func later(a, b endpoint.Phase) bool { return slices.Index(phases, a) > slices.Index(phases, b) }
 
-// parseName takes apart what name has put together.
+// parseName is the inverse of name.
 func parseName(name string) (key string, phase endpoint.Phase, ok bool) {
 	key, p, _ := strings.Cut(name, ".")
 	raw, err := hex.DecodeString(key)
@@ -219,8 +216,8 @@ func parseName(name string) (key string, phase endpoint.Phase, ok bool) {
 	return key, phase, err == nil && len(raw) == sha256.Size && strings.ToLower(key) == key && slices.Contains(phases, phase)
 }
 
-// bootSuffix ends the name of the file beside the directory that says in which
-// boot the records were written; damagedSuffix is added to one that cannot be read.
+// bootSuffix ends the name of the file that stores in which boot the records were written.
+// damagedSuffix is appended to an unreadable one.
 const (
 	bootSuffix    = ".boot"
 	damagedSuffix = ".damaged"
@@ -232,10 +229,9 @@ type boot struct {
 
 var bootSchema = durable.Schema{Name: "sluice.datapath.boot", Version: 1}
 
-// begin makes what earlier boots have left in the directory what it is worth in
-// this one. The file is written once per boot, and synced: if it were lost with
-// the power, records that were lost with it would look like those of running
-// pods.
+// begin prepares records of earlier boots for this boot. The boot file is written once per boot and
+// synced: if a power failure lost it together with records, the remaining records would look like
+// the records of running pods.
 func (s *Store) begin(bootID string, logger *slog.Logger) error {
 	path := s.dir + bootSuffix
 	var before boot
@@ -250,10 +246,10 @@ func (s *Store) begin(bootID string, logger *slog.Logger) error {
 		}
 	case known, errors.Is(err, fs.ErrNotExist):
 	case errors.As(err, new(*durable.RecordError)):
-		if missing { // of this boot, for all that is known
+		if missing { // perhaps of this boot
 			return fmt.Errorf("%w: %s, and %w; put it back, or remove %s to give up every endpoint of this node", ErrGone, s.dir, err, path)
 		}
-		logger.Error("it is not known in which boot the records of endpoints were written; the file is put aside",
+		logger.Error("cannot tell in which boot the records of endpoints were written; the unreadable boot file is renamed",
 			log.Err(err), "kept_as", path+damagedSuffix)
 		if err := os.Rename(path, path+damagedSuffix); err != nil {
 			return s.written(err)
@@ -280,8 +276,8 @@ func (s *Store) begin(bootID string, logger *slog.Logger) error {
 		}
 	}
 	if err := durable.Save(path, bootSchema, boot{bootID}, durable.SyncAll); err != nil {
-		// The next start tries again, and until then more is kept, not less.
-		logger.Error("the boot of the records of endpoints not noted", log.Err(err))
+		// The next start tries again; until then no records are removed.
+		logger.Error("boot of the records of endpoints not written", log.Err(err))
 	}
 	return nil
 }
@@ -310,8 +306,8 @@ func check(file string, r endpoint.Record) error {
 	return nil
 }
 
-// written gives an error of the disk its meaning in the core: a disk that is full
-// or read-only is worth another try, and no fault of this program.
+// written maps errors of the disk to ErrStorage: a full or read-only disk is worth a retry and not
+// a bug of this program.
 func (s *Store) written(err error) error {
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 	broken := errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)
@@ -322,16 +318,15 @@ func (s *Store) written(err error) error {
 	return err
 }
 
-// What a record takes at least: a block, and a file.
+// Minimum disk space of a record: one block and one file.
 const (
 	minBytes = 4 << 10
 	minFiles = 1
 )
 
-// Err implements endpoint.Records. What the file system does not say, such as a
-// quota, shows by a write that failed, after which Err tries one itself: a node
-// without a container that comes or goes would never learn that the disk has
-// room again.
+// Err implements endpoint.Records. Some limits, such as quotas, are not visible in the file
+// system's statistics. So after a failed write, Err writes a probe file: otherwise a node without
+// ADD or DEL calls would never notice that the disk has space again.
 func (s *Store) Err() error {
 	err := s.space()
 	if err == nil && s.failed.Load() {

@@ -47,8 +47,7 @@ func sample() endpoint.Record {
 	}
 }
 
-// TestSecondProcessIsKeptOut: two owners of the same endpoints would undo each
-// other's work.
+// TestSecondProcessIsKeptOut: two owners of the same endpoints would undo each other's work.
 func TestSecondProcessIsKeptOut(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "endpoints")
 	first, err := Open(dir, "boot", log.Discard())
@@ -96,7 +95,7 @@ func TestWhatIsSavedIsLoaded(t *testing.T) {
 	}
 }
 
-// version1 is sample as it was written before there were managers.
+// version1 is sample as it was written before records had managers.
 const version1 = `{"schema":"sluice.datapath.endpoint","version":1,"crc32c":"b1d8eb59","data":{"phase":"ready","bootId":"boot",` +
 	`"spec":{"owner":{"containerId":"c1","interfaceName":"eth0"},"netns":"/run/netns/c1","addrs":["10.0.0.2","fd00::2"],` +
 	`"labels":[{"source":"cni","key":"app","value":"web"}],"ports":[{"name":"http","port":80,"protocol":6}]},` +
@@ -120,7 +119,8 @@ func TestRecordOfTheVersionBeforeIsRead(t *testing.T) {
 	}
 }
 
-// TestRecordOfVersion3IsRead: it is one of version 4 without what that added.
+// TestRecordOfVersion3IsRead: it equals a record of version 4 without the fields that version 4
+// added.
 func TestRecordOfVersion3IsRead(t *testing.T) {
 	s, err := Open(t.TempDir(), "boot", log.Discard())
 	if err != nil {
@@ -160,14 +160,14 @@ func TestHostPortsAndSocketsAreRemembered(t *testing.T) {
 	if err != nil || len(bad) != 0 || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
 		t.Errorf("loaded %+v, %v, %v\nwant %+v", got, bad, err, want)
 	}
-	// One that would lead nowhere is not believed.
+	// An invalid mapping is rejected.
 	want.Spec.PortMappings[0].HostPort = 0
 	if err := want.Validate(); err == nil || !strings.Contains(err.Error(), "spec.portMappings") {
 		t.Errorf("a record with host port 0: %v", err)
 	}
 }
 
-// A record is not believed either when it says that a container is the host.
+// A record that gives a container the identity of the host is rejected.
 func TestRecordOfAReservedIdentityIsRefused(t *testing.T) {
 	for number, ok := range map[uint32]bool{
 		0: false, 1: false, 4: false, 5: true, 6: false, 255: false,
@@ -189,8 +189,8 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = s.Close() })
-		// the files of this phase and of all earlier ones, as if the process
-		// had died before it removed any
+		// the files of this phase and of all earlier ones, as if the process was killed before it
+		// removed any
 		for _, p := range phases[:i+1] {
 			r := sample()
 			r.Phase = p
@@ -206,7 +206,7 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 		if err != nil || len(bad) != 0 || len(got) != 1 || got[0].Phase != want {
 			t.Errorf("up to %s: %v, %v, %v", want, got, bad, err)
 		}
-		// whatever is saved next is alone
+		// the next save leaves only its own file
 		next := sample()
 		for _, p := range []endpoint.Phase{endpoint.PhaseCreating, endpoint.PhaseReady} {
 			next.Phase = p
@@ -220,9 +220,9 @@ func TestLaterPhaseCountsWhateverAKillLeft(t *testing.T) {
 	}
 }
 
-// A kill between two removals must not leave an earlier phase alone: the record
-// of an endpoint that is deleted already would count again. What ends the
-// removal here is a file that cannot be removed, which stands for the kill.
+// A kill between two removals must not leave only an earlier phase: the record of a deleted
+// endpoint would count again. The test ends the removal with a file that cannot be removed, in
+// place of a kill.
 func TestLatestPhaseIsRemovedLast(t *testing.T) {
 	for i, stuck := range phases[:len(phases)-1] {
 		s, err := Open(t.TempDir(), "boot", log.Discard())
@@ -248,16 +248,16 @@ func TestLatestPhaseIsRemovedLast(t *testing.T) {
 			}
 		}
 		if err := s.Remove(o); err == nil {
-			t.Fatalf("%s could not be removed, and Remove succeeds", stuck)
+			t.Fatalf("%s could not be removed, but Remove succeeded", stuck)
 		}
 		for _, later := range phases[i+1:] {
 			if _, err := os.Lstat(s.path(o, later)); err != nil {
-				t.Errorf("the removal ended at %s, and %s went before it: %v", stuck, later, err)
+				t.Errorf("the removal ended at %s, but %s was removed before it: %v", stuck, later, err)
 			}
 		}
 		for _, earlier := range phases[:i] {
 			if _, err := os.Lstat(s.path(o, earlier)); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the removal ended at %s, and %s is still there: %v", stuck, earlier, err)
+				t.Errorf("the removal ended at %s, but %s still exists: %v", stuck, earlier, err)
 			}
 		}
 	}
@@ -302,7 +302,7 @@ func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	}
 	for _, u := range bad {
 		if u.Key != "" || !strings.Contains(u.Err.Error(), u.File) || u.File == "" {
-			t.Errorf("%+v: want its file in the error, and no key from a name that says nothing", u)
+			t.Errorf("%+v: want its file in the error, and no key from a name without an owner", u)
 		}
 	}
 	for name := range files {
@@ -312,8 +312,8 @@ func TestWhatCannotBeReadIsReportedWithItsFileAndStays(t *testing.T) {
 	}
 }
 
-// TestUnreadableFileCountsByItsPhase: one that is older than a record that can be
-// read is left over, one that is newer hides it.
+// TestUnreadableFileCountsByItsPhase: an unreadable file is a leftover if it is older than a
+// readable record, and hides the record if it is newer.
 func TestUnreadableFileCountsByItsPhase(t *testing.T) {
 	for i, good := range phases {
 		for j, bad := range phases {
@@ -348,8 +348,8 @@ func TestUnreadableFileCountsByItsPhase(t *testing.T) {
 	}
 }
 
-// TestUnreadableFilesAreWorthOneBoot: what they stood for in the kernel is gone
-// with it. Where nothing says which boot they are of, they stay.
+// TestUnreadableFilesAreWorthOneBoot: after a reboot, no kernel state belongs to them, so they are
+// removed. If the boot in which they were written is unknown, they stay.
 func TestUnreadableFilesAreWorthOneBoot(t *testing.T) {
 	for _, c := range []struct {
 		name, before, now string
@@ -398,7 +398,7 @@ func TestUnreadableFilesAreWorthOneBoot(t *testing.T) {
 	}
 }
 
-// TestMissingDirectoryOfThisBootIsRefused: it is no new one, and the pods that it
+// TestMissingDirectoryOfThisBootIsRefused: it must not count as a new one, because the pods that it
 // described are running.
 func TestMissingDirectoryOfThisBootIsRefused(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "endpoints")
@@ -409,7 +409,7 @@ func TestMissingDirectoryOfThisBootIsRefused(t *testing.T) {
 		s, err := Open(dir, c.boot, log.Discard())
 		if c.refused {
 			if !errors.Is(err, ErrGone) || !strings.Contains(err.Error(), dir+bootSuffix) {
-				t.Errorf("boot %s: %v, want ErrGone and the way out", c.boot, err)
+				t.Errorf("boot %s: %v, want ErrGone and what to do", c.boot, err)
 			}
 			continue
 		}
@@ -422,8 +422,7 @@ func TestMissingDirectoryOfThisBootIsRefused(t *testing.T) {
 	}
 }
 
-// A record that is accepted can be used and written again: nothing in it can
-// surprise the core later.
+// An accepted record can be used and written again, so it cannot break the core later.
 func FuzzRecord(f *testing.F) {
 	for _, r := range []endpoint.Record{sample(), {Phase: endpoint.PhaseDeleted, BootID: "b", Spec: endpoint.Spec{Owner: sample().Spec.Owner}}} {
 		b, err := durable.Encode(schema, r)
@@ -438,7 +437,7 @@ func FuzzRecord(f *testing.F) {
 	}
 	f.Add([]byte(`{"phase":"ready"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// mutate what is in the envelope, not its checksum
+		// mutate the content of the envelope, not its checksum
 		b, err := durable.Encode(schema, rawJSON(data))
 		if err != nil {
 			return
@@ -453,7 +452,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		var back endpoint.Record
 		if err := durable.Decode(again, schema, &back); err != nil || back.Validate() != nil {
-			t.Fatalf("what was written cannot be read: %v, %v", err, back.Validate())
+			t.Fatalf("the written record cannot be read: %v, %v", err, back.Validate())
 		}
 		if len(r.Spec.Owner.Key()) != 64 {
 			t.Fatalf("key %q", r.Spec.Owner.Key())

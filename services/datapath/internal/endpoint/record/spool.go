@@ -19,18 +19,18 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Spool is the directory in which the CNI plugin leaves deletions that came
-// while the datapath was away, in the form of package deletion. The plugin writes
-// the files, the datapath removes them when it has done what they say.
+// Spool is the directory in which the CNI plugin leaves deletions while the datapath does not
+// answer, in the format of package deletion. The plugin writes the files; the datapath removes each
+// file after executing the deletion.
 type Spool struct {
 	dir string
 	log *slog.Logger
 }
 
-// OpenSpool describes the spool; the directory need not exist.
+// OpenSpool uses the directory dir, which need not exist.
 func OpenSpool(dir string, l *slog.Logger) *Spool { return &Spool{dir: dir, log: l} }
 
-// List reads the entries. What cannot be read is in bad and stays.
+// List reads the entries. Unreadable entries are returned in bad and stay.
 func (s *Spool) List() (deletions []deletion.Entry, bad []*SpoolError, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -45,7 +45,7 @@ func (s *Spool) List() (deletions []deletion.Entry, bad []*SpoolError, err error
 		}
 		d, err := s.read(e.Name())
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // taken back meanwhile
+		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
 		case err != nil:
 			bad = append(bad, &SpoolError{filepath.Join(s.dir, e.Name()), err})
 		default:
@@ -63,7 +63,7 @@ func (s *Spool) read(name string) (deletion.Entry, error) {
 	return deletion.Parse(name, b)
 }
 
-// SpoolError is about one entry.
+// SpoolError is an error of one entry.
 type SpoolError struct {
 	Path string
 	Err  error
@@ -71,18 +71,17 @@ type SpoolError struct {
 
 func (e *SpoolError) Error() string { return e.Path + ": " + e.Err.Error() }
 
-// Key is Owner.Key of the owner whose deletion it is, by the name of the file.
+// Key is the Owner.Key of the entry's owner, from the name of the file.
 func (e *SpoolError) Key() string { return filepath.Base(e.Path) }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *SpoolError) Unwrap() error { return e.Err }
 
-// SetAside renames an entry that cannot be read, so that it is reported once
-// and can be looked at.
+// SetAside renames an unreadable entry, so that it is reported once and can be examined.
 func (s *Spool) SetAside(e *SpoolError) error { return os.Rename(e.Path, deletion.Bad(e.Path)) }
 
-// Has says whether the owner's entry is there: the plugin takes it back when it
-// has carried it out itself.
+// Has reports whether the owner's entry exists. The plugin removes an entry when it has executed
+// the deletion itself.
 func (s *Spool) Has(o workload.Owner) (bool, error) {
 	_, err := os.Lstat(filepath.Join(s.dir, o.Key()))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,15 +96,15 @@ func (s *Spool) Done(o workload.Owner) error {
 	return err
 }
 
-// Deleter does what a spooled deletion says.
+// Deleter executes spooled deletions.
 type Deleter interface {
 	// OwnerOf finds the owner of an endpoint by its Owner.Key.
 	OwnerOf(key string) (workload.Owner, bool)
 	DeleteSpooled(ctx context.Context, o workload.Owner, d endpoint.Spooled) (existed bool, err error)
 }
 
-// Replay does the deletions that came while nobody listened. One that cannot be
-// read is reported and set aside once it is done: its name says whose it is.
+// Replay executes the spooled deletions. An unreadable entry is executed for the owner in its file
+// name, then reported and set aside.
 func (s *Spool) Replay(ctx context.Context, endpoints Deleter) error {
 	deletions, bad, err := s.List()
 	if err != nil {
@@ -124,10 +123,10 @@ func (s *Spool) Replay(ctx context.Context, endpoints Deleter) error {
 			err = s.SetAside(b)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("spooled deletion %w: delete by the name of the file, set aside: %w", b, err))
+			errs = append(errs, fmt.Errorf("spooled deletion %w: execute by file name and set aside: %w", b, err))
 			continue
 		}
-		s.log.Error("spooled deletion is unreadable; it was done by its name and set aside",
+		s.log.Error("spooled deletion is unreadable; it was executed by its file name and set aside",
 			"owner", o.String(), "existed", found, log.Err(b))
 	}
 	done := 0
@@ -137,10 +136,10 @@ func (s *Spool) Replay(ctx context.Context, endpoints Deleter) error {
 			Done:  func() error { return s.Done(d.Owner) },
 		})
 		if errors.Is(err, endpoint.ErrInvalid) {
-			err = s.Done(d.Owner) // of no endpoint that there could be
+			err = s.Done(d.Owner) // the owner is invalid, so it has no endpoint
 		}
 		if err != nil {
-			// It stays in the spool, and the others need not wait for it.
+			// It stays in the spool, and the other deletions go on.
 			errs = append(errs, fmt.Errorf("delete %s: %w", d.Owner, err))
 			continue
 		}

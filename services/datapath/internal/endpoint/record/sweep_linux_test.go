@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// damaged makes of a record's file what must not be read as one.
+// damaged returns corrupted variants of a record's file, none of which may load.
 func damaged(t *testing.T, s durable.Schema, good []byte) map[string][]byte {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, uint64(len(good)))) //nolint:gosec // the same damage in each run
@@ -31,7 +31,7 @@ func damaged(t *testing.T, s durable.Schema, good []byte) map[string][]byte {
 		noise[i] = byte(random.Uint32())
 	}
 	all := map[string][]byte{"text": []byte("hello\n"), "zeros": make([]byte, len(good)), "random bytes": noise, "twice": append(bytes.Clone(good), good...)}
-	for n := range len(good) - 1 { // the last byte ends the line and says nothing
+	for n := range len(good) - 1 { // the last byte is the newline and carries no data
 		all[fmt.Sprintf("the first %d bytes", n)] = good[:n]
 	}
 	for range 50 {
@@ -54,8 +54,8 @@ func damaged(t *testing.T, s durable.Schema, good []byte) map[string][]byte {
 	return all
 }
 
-// TestDamagedEndpointIsReported damages the record of each phase in every way,
-// beside a good record. It is never a record and never absent, and stays.
+// TestDamagedEndpointIsReported damages the record of each phase in every way, next to a good
+// record. The file never loads, is always reported, and stays.
 func TestDamagedEndpointIsReported(t *testing.T) {
 	for _, phase := range phases {
 		t.Run(string(phase), func(t *testing.T) {
@@ -107,8 +107,8 @@ func TestDamagedEndpointIsReported(t *testing.T) {
 	}
 }
 
-// TestDamagedBootIsKeptAndReported: without it, it is not known whether the
-// records are of running pods, so that all of them stay.
+// TestDamagedBootIsKeptAndReported: without the boot file, the records may be of running pods, so
+// all of them stay.
 func TestDamagedBootIsKeptAndReported(t *testing.T) {
 	good, err := durable.Encode(bootSchema, boot{"b1"})
 	if err != nil {
@@ -151,7 +151,7 @@ func TestDamagedBootIsKeptAndReported(t *testing.T) {
 				t.Errorf("%s: the log does not name %s: %s", what, path, out.String())
 			}
 			if _, err := os.Stat(junk); err != nil {
-				t.Errorf("%s: an unreadable record was given up: %v", what, err)
+				t.Errorf("%s: an unreadable record was removed: %v", what, err)
 			}
 			if kept, err := os.ReadFile(path + damagedSuffix); err != nil || !bytes.Equal(kept, content) {
 				t.Errorf("%s: the damaged file is not kept: %v", what, err)
@@ -160,8 +160,8 @@ func TestDamagedBootIsKeptAndReported(t *testing.T) {
 	}
 }
 
-// TestRecordsOnADiskThatTakesNoWrites fails the operations of a save and of a
-// removal in turn. What was there before, or what was saved, is loaded.
+// TestRecordsOnADiskThatTakesNoWrites fails each operation of a save and of a removal in turn.
+// Afterwards, either the old or the new state loads.
 func TestRecordsOnADiskThatTakesNoWrites(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
 		for _, what := range []string{"save", "remove"} {
@@ -198,7 +198,7 @@ func TestRecordsOnADiskThatTakesNoWrites(t *testing.T) {
 				switch {
 				case lerr != nil || len(unreadable) != 0:
 					t.Errorf("%s, %v after %d operations: unreadable %v, %v", what, errno, bad, unreadable, lerr)
-				case err != nil && what == "remove" && len(records) == 0: // done, but for a name that was not there
+				case err != nil && what == "remove" && len(records) == 0: // completed, except for a name that did not exist
 				case err != nil && (len(records) != 1 || !reflect.DeepEqual(records[0], creating) && (what == "remove" || !reflect.DeepEqual(records[0], ready))):
 					t.Errorf("%s, %v after %d operations: %+v", what, errno, bad, records)
 				}

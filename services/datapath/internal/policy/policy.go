@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policy is the subject of policies in the datapath: it follows sluice-policy, keeps
-// the kernel's tables as that says, and knows which endpoints are in audit mode.
+// Package policy assembles the policy part of the datapath: it subscribes to sluice-policy, keeps
+// the kernel's policy tables as sluice-policy sends them, and knows which endpoints are in audit
+// mode.
 package policy
 
 import (
@@ -20,45 +21,43 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// Options are what policies need.
+// Options configure Open.
 type Options struct {
-	// Name of this subscriber, for the status of sluice-policy.
+	// Name of this subscriber in the status of sluice-policy.
 	Name   string
 	BootID string // of the running boot
 
 	Kernel policysync.Kernel
-	// Addresses of other nodes wait for the tables to know their identity; nil: there
-	// are none.
+	// Addresses of other nodes wait until the tables know their identity; nil: there are none.
 	Addresses policysync.Addresses
 	Service   policystream.Service
-	// Names are told which learned addresses connections use; nil: nobody is.
+	// Names receives the learned addresses that connections use; nil: none are reported.
 	Names  learned.Service
-	Memory policystream.Memory // nil: nothing keeps what was enforced
+	Memory policystream.Memory // nil: the enforced state is not saved
 	Audits auditmode.Store     // nil: no endpoint can be in audit mode
-	// Records say what evaluated endpoints before.
+	// Records tell which endpoints were evaluated by policies before.
 	Records endpoint.Records
-	// Endpoints lists those of the node.
+	// Endpoints lists the node's endpoints.
 	Endpoints func() []endpoint.Endpoint
-	// Changed hears of the slots whose policy has changed.
+	// Changed is called with the IDs of endpoints whose policy has changed.
 	Changed func(slots []uint16)
 
-	Wait    bool          // a new endpoint waits for its tables
-	Timeout time.Duration // of that wait; 0: that of policysync
+	Wait    bool          // new endpoints wait for their tables
+	Timeout time.Duration // of that wait; 0: policysync's default
 	Audit   bool          // all endpoints are in audit mode
-	Linger  time.Duration // of tables that no endpoint uses; 0: that of policysync
+	Linger  time.Duration // of tables that no endpoint uses; 0: policysync's default
 	Log     *slog.Logger
 }
 
-// Policy is the policies of one node.
+// Policy manages the policies of one node.
 type Policy struct {
 	Applier *policysync.Applier
 	Modes   *auditmode.Modes // nil without Options.Audits
 	learned *learned.Reporter
-	wait    bool // for the tables
+	wait    bool // new endpoints wait for their tables
 }
 
-// Open takes over the tables that are in the kernel, and the audit modes that have not ended.
-// Nothing is enforced that was not before, until the tasks run.
+// Open adopts the tables in the kernel and the audit modes that have not expired. Enforcement does not change before the tasks run.
 func Open(o Options) (*Policy, error) {
 	p := &Policy{wait: o.Wait, Applier: policysync.New(policysync.Config{
 		Name: o.Name, Kernel: o.Kernel, Addresses: o.Addresses, Service: o.Service, Memory: o.Memory, Timeout: o.Timeout,
@@ -83,13 +82,13 @@ func Open(o Options) (*Policy, error) {
 		audited = p.Modes.Audited(was)
 	}
 	if err := p.Applier.Adopt(func(slot uint16) bool { return evaluated[slot] }, audited); err != nil {
-		return nil, fmt.Errorf("take over policies: %w", err)
+		return nil, fmt.Errorf("adopt policies: %w", err)
 	}
 	return p, nil
 }
 
-// Remove takes policies out of the kernel and out of the records: nothing shall evaluate
-// packets any more.
+// Remove removes policies from the kernel and from the records, so that no packet is evaluated any
+// more.
 func Remove(k policysync.Kernel, records endpoint.Records) error {
 	if err := record.ForgetEvaluated(records); err != nil {
 		return err
@@ -100,8 +99,9 @@ func Remove(k policysync.Kernel, records endpoint.Records) error {
 	return nil
 }
 
-// Wanted returns the learned addresses that a pass over the connections looks for, and what
-// is told of those that it found; see conntrack.CollectorOptions. Nil: none are looked for.
+// Wanted returns a function that a pass over the connections calls for the learned addresses to
+// look for, and for where to report the addresses it found; see conntrack.CollectorOptions. nil if
+// none are reported.
 func (p *Policy) Wanted() func() (addresses map[netip.Addr]struct{}, passed func(inUse []netip.Addr)) {
 	if p.learned == nil {
 		return nil
@@ -109,7 +109,7 @@ func (p *Policy) Wanted() func() (addresses map[netip.Addr]struct{}, passed func
 	return p.learned.Wanted
 }
 
-// Tasks are the background work.
+// Tasks returns the background work.
 func (p *Policy) Tasks() []work.Task {
 	tasks := []work.Task{{Name: "policy", Run: p.Applier.Run}}
 	if p.Modes != nil {
@@ -121,7 +121,7 @@ func (p *Policy) Tasks() []work.Task {
 	return tasks
 }
 
-// Awaits are the tables, where a new endpoint waits for its own.
+// Awaits are the conditions of readiness: the policy tables, if new endpoints wait for theirs.
 func (p *Policy) Awaits() []work.Await {
 	if !p.wait {
 		return nil
@@ -129,7 +129,7 @@ func (p *Policy) Awaits() []work.Await {
 	return []work.Await{{What: "the policy tables of sluice-policy", Done: p.Applier.Synced()}}
 }
 
-// Warnings name what is in audit mode.
+// Warnings name the endpoints in audit mode.
 func (p *Policy) Warnings() []string {
 	if p.Modes == nil {
 		return nil

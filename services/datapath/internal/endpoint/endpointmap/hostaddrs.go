@@ -22,7 +22,8 @@ import (
 // out, because pods cannot reach them.
 //
 // Errors do not stop the call: pin.ErrExists for an address that an endpoint has, and a
-// HostAddrsError if more addresses are given than the maps can hold in addition to the endpoints' addresses. Then addresses already stored are kept first, followed by the first of addrs.
+// HostAddrsError if more addresses are given than the maps can hold in addition to the endpoints'
+// addresses. Then addresses already stored are kept first, followed by the first of addrs.
 func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 	if err := eps.gate.Lock(); err != nil {
 		return err

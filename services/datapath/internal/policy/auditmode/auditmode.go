@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package auditmode keeps which endpoints of the node are in audit mode, and until when:
-// what their policies deny passes and is reported. A mode ends by itself.
+// Package auditmode stores which endpoints of the node are in audit mode, and until when. In audit
+// mode, packets that policies deny pass and are reported. An audit mode expires by itself.
 //
-// It decides, and keeps what was decided over restarts; the kernel is changed through an
-// interface. An endpoint that is deleted takes its mode along, and the next one of its
-// owner has none.
+// The package persists audit modes over restarts and applies them to the kernel through an
+// interface. When an endpoint is deleted, its audit mode ends; the owner's next endpoint has none.
 package auditmode
 
 import (
@@ -25,75 +24,76 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// How long a mode lasts: if nothing is said, and at most.
+// Default and maximum duration of an audit mode.
 const (
 	Usual   = time.Hour
 	Longest = 30 * 24 * time.Hour
 )
 
-// Mode says when a mode ends.
+// Mode is the duration of one audit mode.
 type Mode struct {
 	Until time.Time `json:"until"`
-	// Lasts is how long it was to last: a clock that was set back does not prolong it
-	// beyond.
+	// Lasts is the requested duration: a clock that is set back does not prolong the mode beyond it.
 	Lasts time.Duration `json:"lasts"`
 }
 
-// Entry is the mode of an endpoint, which is told by its owner and when it was made from
-// one that the owner has later.
+// Entry is the mode of one endpoint. The time of creation distinguishes the endpoint from later
+// ones of the same owner.
 type Entry struct {
 	Mode
 	Owner   workload.Owner `json:"owner"`
 	Created time.Time      `json:"created"`
 }
 
-// State is what is kept.
+// State is the persistent state.
 type State struct {
 	Node      *Mode   `json:"node,omitempty"`
 	Endpoints []Entry `json:"endpoints,omitempty"`
 }
 
-// Store keeps the state. Load gives an empty one if there is none.
+// Store persists the state. Load returns an empty State if none was saved.
 type Store interface {
 	Load() (State, error)
 	Save(s State) error
 }
 
-// Audited says which endpoints are in audit mode.
+// Audited is the set of endpoints in audit mode.
 type Audited struct {
-	All   bool            // every endpoint, and each that comes
-	Slots map[uint16]bool // these
+	All   bool            // every endpoint, also new ones
+	Slots map[uint16]bool // these endpoints
 }
 
-// Has says whether the endpoint in a slot is.
+// Has reports whether an endpoint is in audit mode.
 func (a Audited) Has(slot uint16) bool { return a.All || a.Slots[slot] }
 
-// Config is what Modes need.
+// Config configures Modes.
 type Config struct {
 	Store Store
-	// Endpoints lists those of the node.
+	// Endpoints lists the node's endpoints.
 	Endpoints func() []endpoint.Endpoint
-	// Apply has the kernel enforce it; it returns when what has ended lets nothing pass.
+	// Apply enforces the modes in the kernel. It returns when expired modes no longer let packets
+	// pass.
 	Apply func(ctx context.Context, audited Audited) error
-	Log   *slog.Logger // nothing is logged if nil
+	Log   *slog.Logger // nil: no logging
 	Now   func() time.Time
 }
 
-// Modes are the modes of a node. Its methods may be called concurrently.
+// Modes manages the audit modes of a node. Its methods may be called concurrently.
 type Modes struct {
 	cfg Config
 	log *slog.Logger
 
 	mu    sync.Mutex
 	state State // guarded by mu
-	lost  error // guarded by mu; why the state could not be read
-	// unapplied is why the kernel may have another state, unsaved why the file may.
+	lost  error // guarded by mu; error of reading the state
+	// unapplied is the error of the last change of the kernel, unsaved of the last write of the
+	// file.
 	unapplied, unsaved error // guarded by mu
 	wake               chan struct{}
 }
 
-// New reads the state. A state that cannot be read is none, so that nothing is in audit
-// mode; Warnings say so until another one is written.
+// New reads the state. If it cannot be read, no endpoint is in audit mode, and Warnings report it
+// until a new state is written.
 func New(cfg Config) *Modes {
 	if cfg.Log == nil {
 		cfg.Log = log.Discard()
@@ -104,16 +104,15 @@ func New(cfg Config) *Modes {
 	m := &Modes{cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1)}
 	if m.state, m.lost = cfg.Store.Load(); m.lost != nil {
 		m.state = State{}
-		m.log.Error("audit mode is off, for its state cannot be read", log.Err(m.lost))
+		m.log.Error("audit mode is off, because its state cannot be read", log.Err(m.lost))
 	}
 	m.begin(cfg.Now())
 	return m
 }
 
-// begin counts what is left of the modes that were read from now on: their ends have
-// only a wall clock, which may have been set since and may be set again. What ends later
-// than it may was written under another clock; its new end is written, so that a process
-// that starts often does not prolong it.
+// begin restarts the remaining time of the loaded modes from now: their ends are wall-clock times,
+// and the clock may have been set. An end later than the mode's duration was written under another
+// clock; the shortened end is written at once, so that frequent restarts do not prolong the mode.
 func (m *Modes) begin(now time.Time) {
 	cut := false
 	count := func(mode *Mode) {
@@ -128,11 +127,11 @@ func (m *Modes) begin(now time.Time) {
 		count(&m.state.Endpoints[i].Mode)
 	}
 	if cut {
-		m.unsaved = m.cfg.Store.Save(m.state) // Run tries it again
+		m.unsaved = m.cfg.Store.Save(m.state) // Run retries it
 	}
 }
 
-// Audited is what the kernel shall enforce now, for those endpoints.
+// Audited returns which of the endpoints the kernel should have in audit mode now.
 func (m *Modes) Audited(all []endpoint.Endpoint) Audited {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,7 +149,7 @@ func (m *Modes) audited(all []endpoint.Endpoint) Audited {
 	return a
 }
 
-// entry is that of an endpoint.
+// entry returns the mode of an endpoint.
 func (m *Modes) entry(e endpoint.Endpoint) (Entry, bool) {
 	i := slices.IndexFunc(m.state.Endpoints, func(x Entry) bool {
 		return x.Owner == e.Spec.Owner && x.Created.Equal(e.Created)
@@ -161,8 +160,8 @@ func (m *Modes) entry(e endpoint.Endpoint) (Entry, bool) {
 	return m.state.Endpoints[i], true
 }
 
-// SetNode has every endpoint of the node be in audit mode for a time, or ends that; 0 is
-// the usual time. Endpoints that are in audit mode themselves stay so.
+// SetNode switches audit mode for all endpoints of the node on for a time, or off; 0 is the default
+// duration. The audit modes of single endpoints do not change.
 func (m *Modes) SetNode(ctx context.Context, on bool, lasts time.Duration) error {
 	return m.set(ctx, on, func(s *State, until Mode) {
 		if s.Node = nil; on {
@@ -171,7 +170,7 @@ func (m *Modes) SetNode(ctx context.Context, on bool, lasts time.Duration) error
 	}, lasts, "node")
 }
 
-// Set has an endpoint be in audit mode for a time, or ends that; 0 is the usual time.
+// Set switches audit mode of an endpoint on for a time, or off; 0 is the default duration.
 func (m *Modes) Set(ctx context.Context, e endpoint.Endpoint, on bool, lasts time.Duration) error {
 	return m.set(ctx, on, func(s *State, until Mode) {
 		s.Endpoints = slices.DeleteFunc(slices.Clone(s.Endpoints), func(x Entry) bool { return x.Owner == e.Spec.Owner })
@@ -181,7 +180,7 @@ func (m *Modes) Set(ctx context.Context, e endpoint.Endpoint, on bool, lasts tim
 	}, lasts, e.Spec.Owner.String())
 }
 
-// CheckDuration refuses times that no mode lasts.
+// CheckDuration rejects durations that no mode can have.
 func CheckDuration(lasts time.Duration) error {
 	if lasts < 0 || lasts > Longest || lasts > 0 && lasts < time.Second {
 		return &endpoint.FieldError{
@@ -205,7 +204,7 @@ func (m *Modes) set(
 	next := m.state
 	change(&next, Mode{Until: m.cfg.Now().Add(lasts), Lasts: lasts})
 	if on {
-		// A process that is killed behind that goes on when it starts.
+		// If the process is killed after this, the next one applies the mode when it starts.
 		if err := m.cfg.Store.Save(next); err != nil {
 			return fmt.Errorf("audit mode of %s: %w: %w", of, endpoint.ErrStorage, err)
 		}
@@ -220,17 +219,16 @@ func (m *Modes) set(
 	if on {
 		return nil
 	}
-	// It is off, whether or not that can be written: until then a restart would switch it
-	// on again.
+	// It is off, even if that cannot be saved: until then a restart would switch it on again.
 	if m.unsaved = m.cfg.Store.Save(m.state); m.unsaved != nil {
-		return fmt.Errorf("audit mode of %s is off, and would be on after a restart: %w: %w",
+		return fmt.Errorf("audit mode of %s is off, but a restart would switch it on again: %w: %w",
 			of, endpoint.ErrStorage, m.unsaved)
 	}
 	m.lost = nil
 	return nil
 }
 
-// enforce has the kernel enforce the state. mu is held.
+// enforce applies the state to the kernel. mu is held.
 func (m *Modes) enforce(ctx context.Context) error {
 	m.unapplied = m.cfg.Apply(ctx, m.audited(m.cfg.Endpoints()))
 	return m.unapplied
@@ -243,10 +241,10 @@ func (m *Modes) trigger() {
 	}
 }
 
-// look is how often the endpoints are compared with the modes while there are any.
+// look is how often the endpoints are compared with the modes while any exist.
 const look = time.Second
 
-// Run ends what is over, and forgets endpoints that are deleted, until ctx ends.
+// Run ends expired modes and modes of deleted endpoints, until ctx ends.
 func (m *Modes) Run(ctx context.Context) error {
 	for {
 		var next <-chan time.Time
@@ -262,7 +260,7 @@ func (m *Modes) Run(ctx context.Context) error {
 	}
 }
 
-// tend makes one look, and says whether another one is needed.
+// tend makes one comparison, and reports whether another one is needed.
 func (m *Modes) tend(ctx context.Context) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -293,13 +291,13 @@ func (m *Modes) tend(ctx context.Context) bool {
 		err = m.unsaved
 	}
 	if err != nil && !failing {
-		m.log.ErrorContext(ctx, "audit mode not as it should be, trying again", log.Err(err))
+		m.log.ErrorContext(ctx, "audit mode not applied or saved, trying again", log.Err(err))
 	}
 	return true
 }
 
-// Until says until when an endpoint is in audit mode, by its own mode or that of the
-// node; zero: it is not, or as configured.
+// Until returns when an endpoint's audit mode ends, its own or the node's; zero if it has none, or
+// only the configured one.
 func (m *Modes) Until(e endpoint.Endpoint) (until time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -312,7 +310,7 @@ func (m *Modes) Until(e endpoint.Endpoint) (until time.Time) {
 	return until
 }
 
-// Node says until when the node is in audit mode; zero: it is not.
+// Node returns when the node's audit mode ends; zero if it has none.
 func (m *Modes) Node() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -322,16 +320,16 @@ func (m *Modes) Node() time.Time {
 	return m.state.Node.Until
 }
 
-// maxNamed bounds how many endpoints a warning names.
+// maxNamed bounds the endpoints that a warning names.
 const maxNamed = 10
 
-// Warnings name what is in audit mode, and what went wrong, one line each.
+// Warnings name the endpoints in audit mode, and errors, one line each.
 func (m *Modes) Warnings() (lines []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	text := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 	if n := m.state.Node; n != nil {
-		lines = append(lines, fmt.Sprintf("audit mode: what policies deny passes for every endpoint of the node until %s; "+
+		lines = append(lines, fmt.Sprintf("audit mode: packets that policies deny pass for every endpoint of the node until %s;  "+
 			"`sluice endpoint audit-mode --node off` ends that", text(n.Until)))
 	}
 	if n := len(m.state.Endpoints); n > 0 {
@@ -348,14 +346,14 @@ func (m *Modes) Warnings() (lines []string) {
 		if n > maxNamed {
 			named = append(named, fmt.Sprintf("%d more", n-maxNamed))
 		}
-		lines = append(lines, "audit mode: what policies deny passes for "+strings.Join(named, ", "))
+		lines = append(lines, "audit mode: packets that policies deny pass for "+strings.Join(named, ", "))
 	}
 	if m.lost != nil {
-		lines = append(lines, fmt.Sprintf("audit mode is off, for its state cannot be read: %v; remove the file, "+
+		lines = append(lines, fmt.Sprintf("audit mode is off, because its state cannot be read: %v; remove the file, "+
 			"or switch audit mode on or off", m.lost))
 	}
 	if err := errors.Join(m.unapplied, m.unsaved); err != nil {
-		lines = append(lines, fmt.Sprintf("audit mode is not as it should be: %v", err))
+		lines = append(lines, fmt.Sprintf("audit mode cannot be applied or saved: %v", err))
 	}
 	return lines
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// node is what Modes is about.
+// node is a fake of the store, the endpoints and the kernel that Modes uses.
 type node struct {
 	state     State
 	saveError error
@@ -29,7 +29,7 @@ type node struct {
 	now       time.Time
 }
 
-// Load gives a copy, as a file does.
+// Load returns a copy, as a file does.
 func (n *node) Load() (State, error) {
 	s := State{Endpoints: slices.Clone(n.state.Endpoints)}
 	if n.state.Node != nil {
@@ -84,8 +84,8 @@ func (n *node) wants(t *testing.T, all bool, slots ...uint16) {
 	}
 }
 
-// TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd: a process that is killed between
-// leaves a mode that ends by itself, never one that nobody knows of.
+// TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd: if the process is killed in between, a mode
+// remains that expires by itself, never an unrecorded one.
 func TestModesAreWrittenBeforeTheyBeginAndAfterTheyEnd(t *testing.T) {
 	n := newNode()
 	m := n.modes()
@@ -132,10 +132,10 @@ func TestModesEndByThemselvesAndWithTheirEndpoint(t *testing.T) {
 	n.now = start.Add(2 * time.Minute)
 	m.tend(t.Context())
 	n.wants(t, false, 2)
-	n.endpoints[1].Slot = 7 // it was published anew
+	n.endpoints[1].Slot = 7 // it was published again
 	m.tend(t.Context())
 	n.wants(t, false, 7)
-	n.endpoints[1] = named("b", 7, start.Add(time.Second)) // the owner's next one
+	n.endpoints[1] = named("b", 7, start.Add(time.Second)) // the owner's next endpoint
 	m.tend(t.Context())
 	n.wants(t, false)
 	if m.tend(t.Context()) || len(n.state.Endpoints) > 0 || n.state.Node != nil {
@@ -155,16 +155,16 @@ func TestModesOutliveAProcessAndNoClock(t *testing.T) {
 	n.now = start.Add(-100 * time.Hour) // the clock was set back
 	m := n.modes()
 	if until := m.Until(n.endpoints[0]); until.After(n.now.Add(time.Hour)) {
-		t.Errorf("a clock that was set back prolongs it until %v", until)
+		t.Errorf("a clock that was set back prolongs the mode until %v", until)
 	}
-	// A process that starts again and again under that clock prolongs nothing.
+	// Frequent restarts under that clock do not prolong the mode.
 	n.now = n.now.Add(time.Hour)
 	if a := n.modes().Audited(n.endpoints); a.Slots[1] {
 		t.Errorf("an hour after the clock was set back: %+v", a)
 	}
 }
 
-// TestModesEndWhileNoProcessRuns, and however far the clock was set forward.
+// TestModesEndWhileNoProcessRuns, however far the clock was set forward.
 func TestModesEndWhileNoProcessRuns(t *testing.T) {
 	for _, later := range []time.Duration{time.Hour, tenYears} {
 		n := newNode()
@@ -180,9 +180,8 @@ func TestModesEndWhileNoProcessRuns(t *testing.T) {
 
 const tenYears = 10 * 365 * 24 * time.Hour
 
-// TestModesEndByTheRunningClock: the end of a mode that was read has a reading of the
-// monotonic clock again, so that a wall clock which is set while the process runs moves
-// it no more than that of a mode which begins.
+// TestModesEndByTheRunningClock: the end of a loaded mode has a reading of the monotonic clock
+// again. So setting the wall clock while the process runs does not move the end, as for a new mode.
 func TestModesEndByTheRunningClock(t *testing.T) {
 	n := newNode()
 	n.now = time.Now()
@@ -192,10 +191,10 @@ func TestModesEndByTheRunningClock(t *testing.T) {
 	for name, stored := range map[string]time.Time{
 		"as it was written": n.state.Node.Until, "under a clock that was ahead": n.now.Add(tenYears),
 	} {
-		n.state.Node.Until = stored.Round(0) // a file has no reading of it
+		n.state.Node.Until = stored.Round(0) // a file has no monotonic reading
 		until := n.modes().Node()
 		if !strings.Contains(until.String(), " m=+") {
-			t.Errorf("%s: it ends at %v, by the wall clock alone", name, until)
+			t.Errorf("%s: it ends at %v, without a monotonic reading", name, until)
 		}
 		if left := until.Sub(n.now); left != time.Hour {
 			t.Errorf("%s: %v are left", name, left)
@@ -245,7 +244,7 @@ func TestModesAreTriedAgainUntilTheKernelHasThem(t *testing.T) {
 		}
 		n.applyErr = errors.New("no")
 		if err := m.SetNode(t.Context(), false, 0); err == nil {
-			t.Error("off, although the kernel has it on")
+			t.Error("reported off although the kernel has it on")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -254,7 +253,7 @@ func TestModesAreTriedAgainUntilTheKernelHasThem(t *testing.T) {
 		m.mu.Lock()
 		n.applyErr = nil
 		m.mu.Unlock()
-		time.Sleep(2 * look) // the clock of the bubble
+		time.Sleep(2 * look) // the fake clock
 		synctest.Wait()
 		m.mu.Lock()
 		n.wants(t, false)
@@ -284,7 +283,7 @@ func TestStateThatCannotBeReadIsNoMode(t *testing.T) {
 	}
 }
 
-// TestTheNextEndpointOfAnOwnerIsNotInAuditMode holds from its first packet on, before the modes are looked after.
+// TestTheNextEndpointOfAnOwnerIsNotInAuditMode: from its first packet on, before Run ends the mode.
 func TestTheNextEndpointOfAnOwnerIsNotInAuditMode(t *testing.T) {
 	n := newNode()
 	m := n.modes()
@@ -300,7 +299,7 @@ func TestTheNextEndpointOfAnOwnerIsNotInAuditMode(t *testing.T) {
 	}
 }
 
-// TestAnEndpointIsInAuditModeUntilTheLaterEnd has a mode of the endpoint and one of the node.
+// TestAnEndpointIsInAuditModeUntilTheLaterEnd of its own mode and the node's.
 func TestAnEndpointIsInAuditModeUntilTheLaterEnd(t *testing.T) {
 	for _, c := range []struct{ own, node, want time.Duration }{
 		{time.Hour, time.Minute, time.Hour}, {time.Minute, time.Hour, time.Hour},
@@ -315,13 +314,13 @@ func TestAnEndpointIsInAuditModeUntilTheLaterEnd(t *testing.T) {
 			t.Errorf("own %s, node %s: until %s", c.own, c.node, until)
 		}
 		if until := m.Until(n.endpoints[1]); !until.Equal(start.Add(c.node)) {
-			t.Errorf("without an own mode: until %s", until)
+			t.Errorf("without a mode of its own: until %s", until)
 		}
 	}
 }
 
-// TestAChangeReplacesAStateThatCannotBeRead holds that the warning goes when the file is written anew, also by
-// switching audit mode off.
+// TestAChangeReplacesAStateThatCannotBeRead: the warning ends when the file is written again, also
+// by switching audit mode off.
 func TestAChangeReplacesAStateThatCannotBeRead(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		n := newNode()

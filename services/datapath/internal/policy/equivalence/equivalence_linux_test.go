@@ -28,46 +28,46 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// What the tests take from the environment.
+// Environment variables of the tests.
 const (
-	// The directory of two files of frames, vectors and random, in place of what the engine would write.
+	// Directory of two files of frames, vectors and random, instead of running the engine.
 	framesEnv = "SLUICE_POLICY_FRAMES"
-	// The directory of vectors; the project's own if it is not set.
+	// Directory of vectors; default: the project's own.
 	vectorsEnv = "POLICY_VECTORS"
-	// How many random pairs, and their seed.
+	// Number of random pairs, and their seed.
 	pairsEnv = "SLUICE_EQUIVALENCE_PAIRS"
 	seedEnv  = "SLUICE_EQUIVALENCE_SEED"
-	// Every how many-th question about a pod becomes a packet.
+	// Every n-th question about a pod becomes a packet.
 	everyEnv = "SLUICE_EQUIVALENCE_EVERY"
 )
 
-// figures of one file of vectors.
+// figures are the results for one file of vectors.
 type figures struct {
-	cases     map[string]bool // with a failure?
+	cases     map[string]bool // value: it has a failure
 	questions int             // answered by the evaluating function
-	packets   int             // answered by a program of a pod
-	quiet     int             // of them those that passed without an event, and so do not say what decided
+	packets   int             // answered by a pod's program
+	quiet     int             // of these, packets that passed without an event, which do not show what decided
 	elsewhere map[event.Reason]int
 	failures  int
 }
 
-// maxShown is how many failures are shown whole; the figures count all.
+// maxShown bounds the failures that are printed in full; the figures count all.
 const maxShown = 5
 
-// examiner asks.
+// examiner asks the questions of a stream and compares the answers.
 type examiner struct {
 	t     testing.TB
 	n     *node
 	state *state
 	view  *vectorv1.View
 	text  string
-	// every is which of the pods' questions become packets: 1 all of them
+	// every: each n-th question about pods becomes a packet; 1: all of them
 	every   int
 	asked   int
-	waiting []*vectorv1.Question // become packets, grouped by subject
+	waiting []*vectorv1.Question // questions that become packets, grouped by subject
 	files   map[string]*figures
 	shown   int
-	// broken says that the rest of the view has nothing to be asked of.
+	// broken: the rest of the view cannot be asked.
 	broken bool
 }
 
@@ -80,7 +80,7 @@ func (x *examiner) figures() *figures {
 	return f
 }
 
-// fail shows a question with everything that is needed to understand it.
+// fail reports a question with everything that is needed to understand it.
 func (x *examiner) fail(q *vectorv1.Question, who string, got fmt.Stringer, err error) {
 	f := x.figures()
 	f.failures++
@@ -104,7 +104,7 @@ engine: %s
 		wanted(q), who, got, err, text)
 }
 
-// abandon notes that a view cannot go on. The next one begins anew.
+// abandon stops the current view. The next view starts anew.
 func (x *examiner) abandon(err error) {
 	if x.view == nil {
 		x.t.Errorf("before the first view: %v", err)
@@ -121,7 +121,7 @@ func (x *examiner) abandon(err error) {
 	x.t.Errorf("%s, case %s, step %d, node %s: the view cannot go on: %v", x.view.GetFile(), x.view.GetCase(), x.view.GetStep(), x.view.GetNode(), err)
 }
 
-// frame does what a frame says.
+// frame handles one frame.
 func (x *examiner) frame(ctx context.Context, f *vectorv1.Frame) error {
 	switch f := f.GetFrame().(type) {
 	case *vectorv1.Frame_View:
@@ -151,12 +151,12 @@ func (x *examiner) frame(ctx context.Context, f *vectorv1.Frame) error {
 		x.ask(f.Question)
 		return nil
 	}
-	return errors.New("a frame of no known kind")
+	return errors.New("a frame of unknown kind")
 }
 
 func (x *examiner) ask(q *vectorv1.Question) {
 	if q.GetText() != "" {
-		x.packets() // those that wait belong to the text before
+		x.packets() // waiting questions belong to the previous text
 		x.text = q.GetText()
 	}
 	fs := x.figures()
@@ -173,7 +173,7 @@ func (x *examiner) ask(q *vectorv1.Question) {
 	}
 }
 
-// packets asks the programs what waits, one subject after the other.
+// packets sends the waiting questions as packets, one subject after the other.
 func (x *examiner) packets() {
 	slices.SortStableFunc(x.waiting, func(a, b *vectorv1.Question) int {
 		if c := int(a.GetSubject()) - int(b.GetSubject()); c != 0 {
@@ -191,7 +191,7 @@ func (x *examiner) packets() {
 		fs.packets++
 		want := wanted(q)
 		if got.by == 0 && err == nil {
-			// it passed, without an entry and so without an event: what decided has to be asked
+			// it passed without an entry, so without an event: ask the function what decided
 			fs.quiet++
 			got, err = x.state.askAlone(q)
 		}
@@ -215,8 +215,7 @@ func (x *examiner) endView() error {
 	return nil
 }
 
-// examine reads a stream to its end. What is wrong with a question or a view
-// does not end it.
+// examine reads a stream to its end. It continues after a failed question or view.
 func (x *examiner) examine(ctx context.Context, in io.Reader) error {
 	r := bufio.NewReaderSize(in, 1<<20)
 	for {
@@ -239,8 +238,7 @@ func (x *examiner) examine(ctx context.Context, in io.Reader) error {
 	}
 }
 
-// report prints the figures of each file, with the cases that failed. A file
-// that asks nothing fails.
+// report prints the figures of each file and the failed cases. A file without questions fails.
 func (x *examiner) report(took time.Duration) {
 	total := &figures{elsewhere: map[event.Reason]int{}}
 	for _, name := range slices.Sorted(maps.Keys(x.files)) {
@@ -277,7 +275,7 @@ func (x *examiner) report(took time.Duration) {
 		others += total.elsewhere[reason]
 	}
 	if len(unasked) > 0 {
-		x.t.Logf("packets that no policy is asked about: %s", strings.Join(unasked, ", "))
+		x.t.Logf("packets that no policy evaluated: %s", strings.Join(unasked, ", "))
 	}
 	perSecond := float64(total.questions+total.packets) / took.Seconds()
 	x.t.Logf("equal %d questions to the evaluating function and %d packets to the programs, of which %d passed "+
@@ -286,29 +284,29 @@ func (x *examiner) report(took time.Duration) {
 	if total.questions == 0 || total.packets == 0 {
 		x.t.Error("nothing was asked")
 	}
-	// such packets are few, or the programs are not tested
+	// such packets must be rare, or the programs are not tested
 	if others > total.packets/4 {
-		x.t.Errorf("%d packets met no policy, %d did", others, total.packets)
+		x.t.Errorf("%d packets were not evaluated by a policy, %d were", others, total.packets)
 	}
 }
 
-// producer is the program of the engine's side, built for this test.
+// producer returns the engine's program, built for this test.
 func producer(t testing.TB) string {
 	t.Helper()
-	if built := os.Getenv("SLUICE_POLICY_VECTORS"); built != "" { // where there is no Go
+	if built := os.Getenv("SLUICE_POLICY_VECTORS"); built != "" { // where Go is not available
 		return built
 	}
 	out := filepath.Join(t.TempDir(), "policy-vectors")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, "./internal/test/policy-vectors")
 	cmd.Dir = filepath.Join("..", "..", "..", "..", "policy")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as the service is built: nothing is compiled again
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as the service is built, to reuse the build cache
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the engine's side: %v\n%s", err, text)
 	}
 	return out
 }
 
-// run examines what the engine's side writes, and says how long that took.
+// run examines the engine's output, and returns how long that took.
 func (x *examiner) run(args ...string) time.Duration {
 	x.t.Helper()
 	cmd := exec.CommandContext(x.t.Context(), producer(x.t), args...)
@@ -331,7 +329,7 @@ func (x *examiner) run(args ...string) time.Duration {
 		err = fmt.Errorf("%w: %s", werr, text.Bytes())
 	}
 	if err != nil {
-		x.t.Error(err) // the figures of what was asked follow
+		x.t.Error(err) // the figures of the questions asked follow
 	}
 	return time.Since(begin)
 }
@@ -341,14 +339,14 @@ func newExaminer(t *testing.T, every int) *examiner {
 	return &examiner{t: t, n: newNode(t), every: every, files: map[string]*figures{}}
 }
 
-// Some questions become packets, and of the vectors some probes questions. A probe has one question or two, one for
-// each direction: odd numbers choose both alike.
+// Fractions of questions that become packets, and of probes of vectors that become questions. A
+// probe has one or two questions, one for each direction; odd numbers select both directions
+// equally.
 const everyRandom, everyVector, everyProbe = 8, 3, 5
 
-// TestKernelTablesDecideTheVectorsAsTheEngine asks everything that the policy
-// vectors ask of the evaluating function, and of the programs with real packets
-// what concerns pods: all of it in `make test-vectors-kernel`, else a fifth
-// and a fifteenth.
+// TestKernelTablesDecideTheVectorsAsTheEngine asks the evaluating function all questions of the
+// policy vectors, and the programs, with real packets, the questions about pods: all of them in
+// `make test-vectors-kernel`, otherwise a fifth and a fifteenth.
 //
 // INV-64
 func TestKernelTablesDecideTheVectorsAsTheEngine(t *testing.T) {
@@ -371,7 +369,7 @@ func TestKernelTablesDecideTheVectorsAsTheEngine(t *testing.T) {
 	x.report(x.run(args...))
 }
 
-// everyOr is which questions become packets.
+// everyOr returns the fraction of questions that become packets.
 func everyOr(t *testing.T, every int) int {
 	t.Helper()
 	if s := os.Getenv(everyEnv); s != "" {
@@ -383,7 +381,7 @@ func everyOr(t *testing.T, every int) int {
 	return every
 }
 
-// examineFile asks what a file of frames says.
+// examineFile examines a file of frames.
 func examineFile(t *testing.T, name string) {
 	t.Helper()
 	f, err := os.Open(name)
@@ -399,8 +397,8 @@ func examineFile(t *testing.T, name string) {
 	x.report(time.Since(begin))
 }
 
-// TestKernelTablesDecideRandomPoliciesAsTheEngine asks about random policies
-// and packets, while policies, pods and addresses come and go.
+// TestKernelTablesDecideRandomPoliciesAsTheEngine asks about random policies and packets, while
+// policies, pods and addresses are added and removed.
 //
 // INV-64
 func TestKernelTablesDecideRandomPoliciesAsTheEngine(t *testing.T) {

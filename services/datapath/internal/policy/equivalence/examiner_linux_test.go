@@ -35,16 +35,16 @@ func TestNoPacketBelongsToTheConnectionOfAnother(t *testing.T) {
 			fmt.Sprint(proto, src, sport, dst, dport), fmt.Sprint(proto, dst, dport, src, sport),
 		} {
 			if other, ok := seen[key]; ok {
-				t.Fatalf("%s is of the connection of %s", packet, other)
+				t.Fatalf("%s belongs to the connection of %s", packet, other)
 			}
 		}
 		seen[fmt.Sprint(proto, src, sport, dst, dport)] = packet
 	}
-	// The second packet would answer the first: its port would be the one after.
+	// The second packet would be a reply to the first, because its port would be the next one.
 	first, _ := new(flows).port(a, b, protoTCP, 80)
 	send(a, b, protoTCP, first+1)
 	send(b, a, protoTCP, first)
-	for i := range 3000 { // every pair of ports that two of them can make
+	for i := range 3000 { // every possible pair of ports
 		send(a, b, protoUDP, uint16(1024+i))
 		send(b, a, protoUDP, uint16(1024+i))
 	}
@@ -53,12 +53,12 @@ func TestNoPacketBelongsToTheConnectionOfAnother(t *testing.T) {
 		send(b, a, protoICMP, 0)
 	}
 	if _, fresh := f.port(a, b, 47, 0); fresh {
-		t.Error("a protocol without ports has fresh ones")
+		t.Error("a protocol without ports returned a fresh port")
 	}
 }
 
-// TestPortThatMayHaveBeenUsedIsNotFresh asks for more ports than there are, and for more
-// flows than are remembered.
+// TestPortThatMayHaveBeenUsedIsNotFresh asks for more ports than exist, and for more flows than are
+// remembered.
 func TestPortThatMayHaveBeenUsedIsNotFresh(t *testing.T) {
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	var f flows
@@ -80,7 +80,7 @@ func TestPortThatMayHaveBeenUsedIsNotFresh(t *testing.T) {
 	}
 }
 
-// listener takes what a test would say, and goes on.
+// listener records the errors of a test, and continues.
 type listener struct {
 	testing.TB
 	errors []string
@@ -92,7 +92,7 @@ func (l *listener) Errorf(format string, args ...any) {
 func (l *listener) Fail()               { l.errors = append(l.errors, "") }
 func (l *listener) Logf(string, ...any) {}
 
-// A wrong answer and a view that cannot be had cost their cases, and no other.
+// A wrong answer, or a view that cannot be set up, fails its cases and no others.
 func TestKernelExaminationGoesOnAfterAMismatch(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), producer(t), "random", "-n", "600", "-seed", "7").Output()
 	if err != nil {
@@ -122,7 +122,7 @@ func TestKernelExaminationGoesOnAfterAMismatch(t *testing.T) {
 				x.Question.Action = policyv1.Action_ACTION_DENY + policyv1.Action_ACTION_ALLOW - x.Question.GetAction()
 			}
 		case *vectorv1.Frame_Tables:
-			if views == 3 { // steps that make no sense
+			if views == 3 { // invalid steps
 				x.Tables.Steps = []*policyv1.Step{{Step: &policyv1.Step_BindSubject{BindSubject: &policyv1.BindSubject{Subject: 300, Table: 4711}}}}
 			}
 		}

@@ -36,7 +36,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// node is a kernel with programs that can be asked.
+// node is a kernel whose programs can be run on packets.
 type node struct {
 	k              *kernel.Kernel
 	evaluator      *ebpf.Program
@@ -47,7 +47,7 @@ type node struct {
 	addresses      map[netip.Addr]identity.Numeric
 	ifindex        uint32 // of the last endpoint without a device
 
-	question, answer []byte // of evaluate
+	question, answer []byte // buffers of evaluate
 	out              []byte
 	frame            []byte
 }
@@ -87,7 +87,7 @@ func newNode(t testing.TB) *node {
 	n.events, err = ringbuf.NewReader(maps[bpf.MapsMapSlEvents])
 	must("open the events", err)
 	t.Cleanup(func() { n.events.Close() })
-	n.events.SetDeadline(time.Unix(1, 0)) // what is there is read, nothing waited for
+	n.events.SetDeadline(time.Unix(1, 0)) // read only what is available, do not wait
 
 	n.question = make([]byte, 14+binary.Size(bpf.MapsSlQuestion{})+binary.Size(bpf.MapsSlAnswer{}))
 	n.answer = make([]byte, len(n.question)+256)
@@ -95,14 +95,13 @@ func newNode(t testing.TB) *node {
 	return n
 }
 
-// kernelOf is the kernel as the subscriber has it. What was retired waits for
-// room to be wanted: a grace period for each of thousands of views would only
-// take time.
+// kernelOf is the kernel as the subscriber uses it. Barrier does nothing, so that retired tables
+// stay until capacity is needed: a grace period for each of thousands of views would take too long.
 type kernelOf struct{ kernel.Policies }
 
 func (kernelOf) Barrier(ctx context.Context) error { return ctx.Err() }
 
-// state is one view, subscribed to by a process that has just begun.
+// state is one view, with a newly started subscriber.
 type state struct {
 	n       *node
 	ctx     context.Context
@@ -110,11 +109,11 @@ type state struct {
 	done    chan error
 	service *service
 	applier *policysync.Applier
-	anchors map[uint32]uint16 // subject to a slot that it evaluates
+	anchors map[uint32]uint16 // by subject, an endpoint of it
 	probe   probe
 }
 
-// probe is the endpoint at the device that packets can be run at.
+// probe is the endpoint at the device on which the programs run.
 type probe struct {
 	slot    uint16 // 0: none
 	subject uint32
@@ -134,7 +133,7 @@ func (n *node) begin(ctx context.Context) (*state, error) {
 	return s, nil
 }
 
-// end leaves the tables to the next process, and no endpoint.
+// end removes the endpoints and leaves the tables to the next subscriber.
 func (s *state) end() error {
 	s.cancel()
 	if err := <-s.done; err != nil && !errors.Is(err, context.Canceled) {
@@ -147,9 +146,9 @@ func (s *state) end() error {
 	return errors.Join(errs...)
 }
 
-// tables carries a message out.
+// tables applies a message.
 func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
-	// a subject goes when the last endpoint has gone
+	// a subject ends with its last endpoint
 	for _, step := range m.GetSteps() {
 		gone := step.GetRemoveSubject()
 		if gone == nil || s.anchors[gone.GetSubject()] == 0 {
@@ -165,7 +164,7 @@ func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
 		}
 		delete(s.anchors, gone.GetSubject())
 	}
-	// the node asks for the policy of those that it has
+	// subscribe to the policies of the subjects in the message
 	for _, step := range m.GetSteps() {
 		b := step.GetBindSubject()
 		if b == nil || s.anchors[b.GetSubject()] != 0 {
@@ -185,7 +184,7 @@ func (s *state) tables(m *policyv1.WatchPolicyTablesResponse) error {
 	return nil
 }
 
-// macs of the probe and of its device.
+// MAC addresses of the probe and of its device.
 var podMAC, hostMAC = [6]byte{2, 0, 0, 0, 0, 1}, [6]byte{2, 0, 0, 0, 0, 2}
 
 func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16, error) {
@@ -209,7 +208,7 @@ func (s *state) publish(subject uint32, addr netip.Addr, ifindex uint32) (uint16
 	if err != nil {
 		return 0, fmt.Errorf("endpoint of subject %d at %v: %w", subject, addr, err)
 	}
-	// the programs looked its address up before it was there, perhaps
+	// programs may have cached a lookup of the address from before
 	s.n.addresses[addr] = 0
 	return slot, s.n.k.Addresses.Bump(addr)
 }
@@ -227,7 +226,7 @@ func (s *state) dropProbe() error {
 	return s.drop(slot)
 }
 
-// verdict is an answer, the engine's or a program's.
+// verdict is an answer of the engine or of a program.
 type verdict struct {
 	action policyv1.Action
 	by     netv1.DecidedBy
@@ -245,8 +244,8 @@ func wanted(q *vectorv1.Question) verdict {
 	return verdict{q.GetAction(), q.GetDecidedBy(), q.GetRule()}
 }
 
-// answerOf is the verdict of a side. The table that allows everything is that
-// of a side on which nothing is enforced.
+// answerOf returns the verdict of one side. The table that allows everything means that nothing is
+// enforced.
 func answerOf(side bpf.MapsSlSide) (verdict, error) {
 	v := verdict{policyv1.Action(side.Action) + 1, netv1.DecidedBy(side.By), uint32(side.Rule)}
 	if side.By == uint8(bpf.MapsSlBySL_BY_TABLE) && side.Table != uint16(nodetable.Allow) {
@@ -255,7 +254,7 @@ func answerOf(side bpf.MapsSlSide) (verdict, error) {
 	return v, nil
 }
 
-// reasonOf is the reason that belongs to a verdict; 0: it passes.
+// reasonOf returns the drop reason of a verdict; 0: it passes.
 func reasonOf(v verdict) event.Reason {
 	switch {
 	case v.action == policyv1.Action_ACTION_ALLOW:
@@ -308,13 +307,13 @@ func (s *state) askAlone(q *vectorv1.Question) (verdict, error) {
 		return v, fmt.Errorf("%w: %s", err, event.Reason(out.Reason))
 	}
 	if want := reasonOf(v); event.Reason(out.Reason) != want {
-		return v, fmt.Errorf("%s, with the reason %s, want %s", v, event.Reason(out.Reason), want)
+		return v, fmt.Errorf("%s, with reason %s, want %s", v, event.Reason(out.Reason), want)
 	}
 	return v, nil
 }
 
-// errElsewhere says that a program ended the packet before any policy was
-// asked: nobody may send such a packet.
+// errElsewhere: a program dropped the packet before any policy evaluated it: such a packet is not
+// allowed to be sent.
 var errElsewhere = errors.New("no policy was asked")
 
 // askProgram sends a packet out of the subject's device, or into it.
@@ -339,7 +338,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 		s.probe = probe{slot, q.GetSubject(), subject}
 	}
 	if n.addresses[peer] != identity.Numeric(q.GetPeer()) {
-		// as every change of an address: the mapping, then its bucket
+		// as for every change of an address: the mapping, then its bucket
 		if err := n.k.Addresses.Set(netip.PrefixFrom(peer, peer.BitLen()), ipmap.Info{Identity: identity.Numeric(q.GetPeer())}); err != nil {
 			return verdict{}, 0, err
 		}
@@ -356,7 +355,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 	sport, fresh := n.flows.port(src, dst, uint8(q.GetProtocol()), uint16(q.GetPort()))
 	n.frame = packet(n.frame[:0], srcMAC, dstMAC, src, dst, uint8(q.GetProtocol()), sport, uint16(q.GetPort()))
 	if !fresh {
-		// one connection, whoever began it: an earlier question's, perhaps
+		// the same connection in either direction may exist from an earlier question
 		if err := n.forget(tupleOf(src, dst, uint8(q.GetProtocol()), sport, uint16(q.GetPort()))); err != nil {
 			return verdict{}, 0, err
 		}
@@ -372,7 +371,7 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 	const shot = 2
 	if !found {
 		if ret == shot {
-			return verdict{}, 0, errElsewhere // quietly
+			return verdict{}, 0, errElsewhere // without an event
 		}
 		v := verdict{action: policyv1.Action_ACTION_ALLOW}
 		if opensConnection(uint8(q.GetProtocol()), uint16(q.GetPort())) {
@@ -389,48 +388,48 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 		if reason.Dropped() {
 			return verdict{}, reason, errElsewhere
 		}
-		return verdict{}, reason, fmt.Errorf("%s, and the side was not asked", reason)
+		return verdict{}, reason, fmt.Errorf("%s, and that side was not evaluated", reason)
 	}
 	if other != identity.Numeric(q.GetPeer()) {
-		return verdict{}, reason, fmt.Errorf("the program takes the peer for %d", other)
+		return verdict{}, reason, fmt.Errorf("the program sees identity %d for the peer", other)
 	}
 	v, err := answerOf(side)
 	if err != nil {
 		return v, reason, err
 	}
 	if want := reasonOf(v); want != 0 && reason != want || (want != 0) != (ret == shot) {
-		return v, reason, fmt.Errorf("%s, with the reason %s and the action %d", v, reason, ret)
+		return v, reason, fmt.Errorf("%s, with reason %s and action %d", v, reason, ret)
 	}
 	return v, reason, nil
 }
 
-// flow is what tells connections apart, whichever end began them.
+// flow identifies a connection, independent of its direction.
 type flow struct {
 	low, high         netip.Addr
 	lowPort, highPort uint16
 	proto             uint8
 }
 
-// flows chooses source ports, so that no packet belongs to the connection of an
-// earlier one, and none answers one: those would be decided by the entry of the
-// connection that is there, and no policy would be asked.
+// flows chooses source ports so that no packet belongs to an earlier packet's connection or replies
+// to one: the existing conntrack entry would decide such a packet, and no policy would be
+// evaluated.
 type flows struct {
 	last uint16
 	used map[flow]struct{}
-	// again says that flows were forgotten which may have connections in the kernel.
+	// again: flows were forgotten that may have connections in the kernel.
 	again bool
 }
 
-// maxFlows is how many are remembered.
+// maxFlows is the number of flows that are remembered.
 const maxFlows = 1 << 20
 
-// ports is how many source ports there are, from 1024 on.
+// ports is the number of source ports, from 1024 on.
 const ports = 60000
 
-// port returns the source port of a packet, or the identifier of one of ICMP. It is not
-// fresh if an earlier packet may have had it to the same destination: if the protocol has
-// no ports, if all ports were used, and once flows were forgotten. Then the caller removes
-// the connection of that packet.
+// port returns the source port of a packet, or the identifier of an ICMP packet. It is not fresh if
+// an earlier packet may have used it to the same destination: if the protocol has no ports, if all
+// ports were used, or once flows were forgotten. Then the caller removes the connection of that
+// packet.
 func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint16, fresh bool) {
 	if !hasPorts(proto) {
 		return 0, false
@@ -442,7 +441,7 @@ func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint
 		f.last = 1024 + (f.last-1023)%ports
 		k := flow{src, dst, f.last, dport, proto}
 		if proto == protoICMP || proto == protoICMPv6 {
-			k.highPort = f.last // its type tells no connections apart
+			k.highPort = f.last // its type does not distinguish connections
 		}
 		if k.high.Less(k.low) || k.high == k.low && k.highPort < k.lowPort {
 			k = flow{k.high, k.low, k.highPort, k.lowPort, proto}
@@ -455,7 +454,7 @@ func (f *flows) port(src, dst netip.Addr, proto uint8, dport uint16) (sport uint
 	return f.last, false
 }
 
-// tupleOf is the connection of a packet as the programs track it.
+// tupleOf is the conntrack tuple of a packet.
 func tupleOf(src, dst netip.Addr, proto uint8, sport, dport uint16) conntrack.Tuple {
 	switch {
 	case !hasPorts(proto):
@@ -468,8 +467,7 @@ func tupleOf(src, dst netip.Addr, proto uint8, sport, dport uint16) conntrack.Tu
 	}
 }
 
-// hasPorts says whether connections of a protocol are told apart by more than
-// their addresses.
+// hasPorts reports whether more than the addresses distinguishes connections of a protocol.
 func hasPorts(proto uint8) bool {
 	switch proto {
 	case protoICMP, protoTCP, protoUDP, protoICMPv6, protoSCTP:
@@ -478,8 +476,8 @@ func hasPorts(proto uint8) bool {
 	return false
 }
 
-// opensConnection reports whether a packet that passes makes an entry, and with it an event: of ICMP, only an
-// echo request does. The port holds type and code.
+// opensConnection reports whether a passing packet creates a conntrack entry, and with it an event:
+// of ICMP, only an echo request does. The port holds type and code.
 func opensConnection(proto uint8, port uint16) bool {
 	const echo, echoV6 = 8 << 8, 128 << 8
 	switch proto {
@@ -500,7 +498,7 @@ func (n *node) forget(tuple conntrack.Tuple) error {
 	return err
 }
 
-// event takes the event of the last packet, if it made one.
+// event returns the event of the last packet, if there is one.
 func (n *node) event() (e bpf.MapsSlEvent, found bool, err error) {
 	for {
 		err := n.events.ReadInto(&n.record)

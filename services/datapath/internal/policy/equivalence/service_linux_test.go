@@ -16,14 +16,13 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
-// service is a policy service whose stream says what a test hands it. It
-// speaks to the datapath's own client.
+// service is a fake policy service that sends a test's messages to the datapath's own client.
 type service struct {
 	messages chan *policyv1.WatchPolicyTablesResponse
 	acks     chan uint64
 	nacks    chan *policyv1.Nack
 	streams  atomic.Int32
-	begun    chan struct{} // a stream after the first
+	begun    chan struct{} // of streams after the first
 }
 
 func newService() *service {
@@ -37,12 +36,12 @@ func newService() *service {
 
 // Invoke implements grpc.ClientConnInterface.
 func (s *service) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
-	return errors.New("only streams are served")
+	return errors.New("only streams are supported")
 }
 
 // NewStream implements grpc.ClientConnInterface.
 func (s *service) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-	if s.streams.Add(1) > 1 { // the one before was given up
+	if s.streams.Add(1) > 1 { // the client abandoned the previous stream
 		select {
 		case s.begun <- struct{}{}:
 		default:
@@ -89,7 +88,7 @@ func (st *stream) RecvMsg(m any) error {
 	}
 }
 
-// say has the datapath carry a message out.
+// say sends a message and waits until the datapath has applied it.
 func (s *service) say(ctx context.Context, m *policyv1.WatchPolicyTablesResponse) error {
 	select {
 	case s.messages <- m:
@@ -99,9 +98,9 @@ func (s *service) say(ctx context.Context, m *policyv1.WatchPolicyTablesResponse
 	for {
 		select {
 		case n := <-s.nacks:
-			return fmt.Errorf("subject %d is refused: %s", n.GetSubject(), n.GetReason())
+			return fmt.Errorf("subject %d: Nack: %s", n.GetSubject(), n.GetReason())
 		case <-s.begun:
-			return errors.New("the datapath gave the stream up and began anew")
+			return errors.New("the datapath abandoned the stream and began a new one")
 		case seq := <-s.acks:
 			if seq == m.GetSeq() {
 				return nil

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package learned reports to sluice-policy which addresses of DNS names connections use
-// although the time of the DNS answer is over, so that sluice-policy does not forget them.
+// Package learned reports to sluice-policy which addresses of DNS names connections still use after
+// the TTL of the DNS answer has passed, so that sluice-policy keeps them.
 package learned
 
 import (
@@ -17,24 +17,23 @@ import (
 // MinInterval is the least time between two reports.
 const MinInterval = 20 * time.Second
 
-// unsupportedPause is the time after which a policy service that does not know the call is
-// asked again: it may have been upgraded.
+// unsupportedPause is the pause before another call to a policy service that did not know the call:
+// it may have been upgraded.
 const unsupportedPause = 10 * time.Minute
 
-// ErrUnsupported says that the policy service is of a version that forgets addresses by
-// their time alone.
-var ErrUnsupported = errors.New("sluice-policy does not ask for connections to learned addresses")
+// ErrUnsupported: the version of the policy service drops addresses by their TTL alone.
+var ErrUnsupported = errors.New("this version of sluice-policy does not accept reports of connections to learned addresses")
 
-// Service is the part of sluice-policy that the reports go to.
+// Service is the part of sluice-policy that receives the reports.
 type Service interface {
-	// HoldAddresses reports the addresses that connections use, of those that the call
-	// before returned, and returns the addresses to look for next. It returns
-	// ErrUnsupported if the service does not have the call.
+	// HoldAddresses reports which of the addresses that the previous call returned are in use by
+	// connections, and returns the addresses to look for next. ErrUnsupported if the service does
+	// not have the call.
 	HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error)
 }
 
-// Reporter reports after passes of the connection collector. Wanted and Passed may be
-// called from any goroutine.
+// Reporter reports after passes of the connection collector. Wanted and Passed may be called
+// concurrently.
 type Reporter struct {
 	service  Service
 	log      *slog.Logger
@@ -44,7 +43,7 @@ type Reporter struct {
 }
 
 type pass struct {
-	wanted *map[netip.Addr]struct{} // that it looked for
+	wanted *map[netip.Addr]struct{} // the addresses that it looked for
 	inUse  []netip.Addr
 }
 
@@ -55,13 +54,13 @@ func New(service Service, log *slog.Logger) *Reporter {
 	return r
 }
 
-// Wanted returns the addresses that a pass of the collector looks for, and a function that
-// takes what the whole pass found. A pass that fails does not call it.
+// Wanted returns the addresses that a pass of the collector looks for, and a function that takes
+// the addresses found by a complete pass. A failed pass does not call the function.
 func (r *Reporter) Wanted() (addresses map[netip.Addr]struct{}, passed func(inUse []netip.Addr)) {
 	wanted := r.wanted.Load()
 	return *wanted, func(inUse []netip.Addr) {
 		select {
-		case <-r.passes: // an earlier pass that was not reported
+		case <-r.passes: // drop an earlier pass that was not reported
 		default:
 		}
 		select {
@@ -71,7 +70,7 @@ func (r *Reporter) Wanted() (addresses map[netip.Addr]struct{}, passed func(inUs
 	}
 }
 
-// Run reports until ctx ends. Errors are logged when they begin and when they end.
+// Run reports until ctx ends. It logs the first of consecutive errors, and the next success.
 func (r *Reporter) Run(ctx context.Context) error {
 	failing := false
 	var pause time.Duration
@@ -82,7 +81,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 		var p pass
-		for p.wanted != r.wanted.Load() { // one that began before the last answer says nothing of it
+		for p.wanted != r.wanted.Load() { // skip a pass that began before the last answer
 			select {
 			case <-ctx.Done():
 				return ctx.Err()

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// policy answers with the same addresses, or with an error.
+// policy is a fake service that returns fixed addresses, or an error.
 type policy struct {
 	expiring []netip.Addr
 
@@ -44,7 +44,7 @@ func (p *policy) called() [][]netip.Addr {
 	return slices.Clone(p.calls)
 }
 
-// passOver plays one pass of a collector that finds connections to some addresses.
+// passOver simulates one pass of a collector that finds connections to some addresses.
 func passOver(r *Reporter, connections ...netip.Addr) {
 	wanted, passed := r.Wanted()
 	passed(slices.DeleteFunc(slices.Clone(connections), func(a netip.Addr) bool { _, ok := wanted[a]; return !ok }))
@@ -65,14 +65,14 @@ func TestAddressesInUseAreReported(t *testing.T) {
 			synctest.Wait()
 		}
 
-		_, early := r.Wanted() // a pass that is under way while the first answer comes
+		_, early := r.Wanted() // a pass that is in progress when the first answer arrives
 		step()
 		if len(p.called()) != 1 || len(p.called()[0]) != 0 {
 			t.Fatalf("the first report is %v, want one without addresses", p.called())
 		}
 		wanted, _ := r.Wanted()
 		if got := slices.Collect(maps.Keys(wanted)); len(got) != 2 {
-			t.Errorf("looks for %v, want what the service asked about", got)
+			t.Errorf("looks for %v, want the addresses of the service", got)
 		}
 		early(nil)
 		time.Sleep(time.Hour)
@@ -85,7 +85,7 @@ func TestAddressesInUseAreReported(t *testing.T) {
 			t.Errorf("reports %v, want %s", p.called()[1:], busy)
 		}
 
-		// Without an answer the addresses stay wanted: the service may be back in time.
+		// After an error the addresses stay wanted: the service may return in time.
 		p.fail(errors.New("away"))
 		step()
 		p.fail(nil)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policyhistory remembers which policy evaluated each endpoint, and from
-// which epoch on. Events lie in buffers for a while before somebody asks what
-// they mean.
+// Package policyhistory records which policy evaluated each endpoint since which epoch, because
+// events stay in buffers for a while before they are decoded.
 package policyhistory
 
 import (
@@ -15,56 +14,56 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Policy is what evaluates an endpoint.
+// Policy describes the tables that evaluate an endpoint.
 type Policy struct {
-	// Revision of the policies that its tables belong to; 0: not known.
+	// Revision of the policies that the tables were made from; 0: unknown.
 	Revision        uint64
 	Egress, Ingress nodetable.ID
 	Epoch           uint32
-	// Refusal says why a newer policy is not in force; empty: there is none.
+	// Refusal is why a newer policy is not enforced; empty: there is none.
 	Refusal string
 	Audit   bool
 	Rules   [2][][]policytable.Source
-	// Proxies are the kinds of proxy of the rules that redirect, by rule.
+	// Proxies maps each redirecting rule to its kind of proxy.
 	Proxies [2]map[uint16]uint16
 }
 
-// Pending says whether the endpoint in a slot waits for its first policy.
+// Pending reports whether the endpoint waits for its first policy.
 func (p Policy) Pending() bool {
 	return p.Egress == nodetable.Pending || p.Ingress == nodetable.Pending
 }
 
-// For how long, and how many, past policies are remembered.
+// How long, and how many, past policies are kept.
 const (
 	keepFor  = time.Minute
-	keepMost = 64 // epochs of one slot
+	keepMost = 64 // epochs of one endpoint ID
 )
 
-// epoch is the policy of a slot from an epoch on. Epochs come from one
-// counter of the node, so an endpoint that has the slot later has later ones.
+// epoch is the policy of an endpoint ID from an epoch on. Epochs come from one node-wide counter,
+// so a later endpoint with the same ID has higher ones.
 type epoch struct {
 	first  uint32
 	until  time.Time // when the next one began; zero: not yet
 	policy Policy
-	gone   bool // nobody has the slot
+	gone   bool // no endpoint has the ID
 }
 
-// History has the policies of endpoints by slot. The zero value is empty.
+// History holds the policies of endpoints by endpoint ID. The zero value is empty.
 type History struct {
 	mu    sync.Mutex
 	slots map[uint16][]epoch // guarded by mu; oldest first
 }
 
-// Set notes the policy of a slot from its epoch on. With the epoch of
-// the last one it replaces that.
+// Set records the policy of an endpoint from its epoch on. If the epoch equals the last one's, it
+// replaces that policy.
 func (h *History) Set(slot uint16, p Policy, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.set(slot, p, now)
 }
 
-// Flip notes the policy that flip gives a slot. Events with the new epoch have
-// to wait until it is known.
+// Flip records the policy that flip returns. It holds the lock during flip, so that the decoding of
+// events with the new epoch waits for the policy.
 func (h *History) Flip(slot uint16, now time.Time, flip func() (Policy, error)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,7 +95,7 @@ func (h *History) set(slot uint16, p Policy, now time.Time) {
 	h.slots[slot] = append(list, epoch{first: p.Epoch, policy: p})
 }
 
-// Drop notes that nobody has the slot any more.
+// Drop records that no endpoint has the ID any more.
 func (h *History) Drop(slot uint16, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,7 +104,7 @@ func (h *History) Drop(slot uint16, now time.Time) {
 	}
 }
 
-// Forget drops what nobody can ask for any more.
+// Forget removes policies that ended too long ago.
 func (h *History) Forget(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -119,7 +118,7 @@ func (h *History) Forget(now time.Time) {
 	}
 }
 
-// at is the policy of a slot at an epoch.
+// at returns the policy of an endpoint ID at an epoch.
 func (h *History) at(slot uint16, epoch uint32) (Policy, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -133,8 +132,8 @@ func (h *History) at(slot uint16, epoch uint32) (Policy, bool) {
 	return Policy{}, false
 }
 
-// RuleSources are the places that a rule of an endpoint's table was written in,
-// as of an epoch; none if that is not known any more. Rules count from 1.
+// RuleSources returns the source locations of a rule of an endpoint's table at an epoch; none if
+// they are no longer known. Rules are numbered from 1.
 func (h *History) RuleSources(slot uint16, epoch uint32, egress bool, rule uint16) []string {
 	p, ok := h.at(slot, epoch)
 	d := direction(egress)
@@ -148,8 +147,8 @@ func (h *History) RuleSources(slot uint16, epoch uint32, egress bool, rule uint1
 	return texts
 }
 
-// Proxy is the kind of proxy that a rule of an endpoint's table redirects to, as
-// of an epoch; 0 if it redirects to none, or that is not known any more.
+// Proxy returns the kind of proxy that a rule of an endpoint's table redirects to, at an epoch; 0
+// if it does not redirect, or is no longer known.
 func (h *History) Proxy(slot uint16, epoch uint32, egress bool, rule uint16) uint16 {
 	p, _ := h.at(slot, epoch)
 	return p.Proxies[direction(egress)][rule]
@@ -162,14 +161,13 @@ func direction(egress bool) policytable.Direction {
 	return policytable.Ingress
 }
 
-// Revision is the policy revision of an endpoint's tables as of an epoch, if
-// it is known.
+// Revision returns the policy revision of an endpoint's tables at an epoch, if it is known.
 func (h *History) Revision(slot uint16, epoch uint32) (revision uint64, ok bool) {
 	p, ok := h.at(slot, epoch)
 	return p.Revision, ok && p.Revision != 0
 }
 
-// Last is the policy of the endpoint in a slot.
+// Last returns the current policy of an endpoint.
 func (h *History) Last(slot uint16) (Policy, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

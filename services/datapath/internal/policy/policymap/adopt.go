@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// openTableMaps finds the maps of tables among all.
+// openTableMaps returns the maps of tables.
 func openTableMaps(pm *pin.Maps) tableMaps {
 	return tableMaps{
 		tableKeys: pm.Map(bpf.MapsMapSlTableKey),
@@ -30,8 +30,8 @@ func openTableMaps(pm *pin.Maps) tableMaps {
 	}
 }
 
-// contents is what the maps of tables hold, but for the mapped ones, and for
-// sl_rule: that is large, and read only where tables have their rules.
+// contents are the contents of the maps of tables, except for memory-mapped ones and sl_rule, which
+// is large and read only where tables have their rules.
 type contents struct {
 	tableKeys []bpf.MapsSlTableKey
 	classKeys []bpf.MapsSlClassKey
@@ -69,9 +69,8 @@ func (m *tableMaps) read() (*contents, error) {
 	return c, nil
 }
 
-// adopt rebuilds what is known of tables from the maps alone. Tables that are
-// complete, or that a word names, are taken over as they are. Nothing is
-// written; what is left over is kept as garbage, which Settle removes.
+// adopt rebuilds the store from the maps alone. It adopts tables that are complete or that an
+// endpoint refers to. It writes nothing; RemoveLeftovers removes the rest.
 func (m *Maps) adopt() error {
 	s := m.store
 	c, err := s.read()
@@ -86,9 +85,9 @@ func (m *Maps) adopt() error {
 			continue
 		}
 		if lt, err := s.adopt(t, c); err != nil {
-			m.log.Warn("table is damaged and not adopted", "table", t, "named", named[t], "error", err)
+			m.log.Warn("table is corrupt and not adopted", "table", t, "named", named[t], "error", err)
 			if named[t] {
-				// it will deny everything, and be nobody else's until the next start
+				// the table will deny everything, and its ID stays reserved until the next start
 				s.ids.takeAt(i)
 			}
 		} else {
@@ -102,7 +101,7 @@ func (m *Maps) adopt() error {
 			s.identityNumber.takeAt(i)
 		}
 	}
-	// a number that something names rests, whether it has a key or not
+	// keep a class number reserved that an identity or row refers to, even if it has no key
 	for i := range s.identities {
 		if s.identities[i] = s.identity(i); s.identities[i] != 0 {
 			s.identityNumber.takeAt(int(unpacked(s.identities[i]).Class))
@@ -116,12 +115,12 @@ func (m *Maps) adopt() error {
 	return nil
 }
 
-// adopt takes over one table, if its parts are where they can be.
+// adopt adopts one table if its parts lie in valid places.
 func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error) {
 	h := s.header(t)
 	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[nodetable.IdentityClass]uint16{}}
 	if h.PeerSet != uint32(t) {
-		return nil, fmt.Errorf("its rows are those of %d", h.PeerSet)
+		return nil, fmt.Errorf("its header refers to the rows of table %d", h.PeerSet)
 	}
 	if h.ClassBase < classHead || int(h.ClassBase) >= s.classRoom.size {
 		return nil, fmt.Errorf("class base %d", h.ClassBase)
@@ -134,7 +133,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 		lt.ruleSpan = span{int(h.RuleBase), int(h.N_rule)}
 	}
 	if room == 0 || int(h.N_class) > room {
-		return nil, fmt.Errorf("room for %d classes of %d", room, h.N_class)
+		return nil, fmt.Errorf("space for %d classes, but it has %d", room, h.N_class)
 	}
 	taken := []struct {
 		room *rangeRoom
@@ -147,7 +146,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 		for _, y := range taken[:i] {
 			y.room.give(y.span)
 		}
-		return nil, fmt.Errorf("its elements %d to %d are another table's", x.span.base, x.span.end()-1)
+		return nil, fmt.Errorf("its elements %d to %d belong to another table", x.span.base, x.span.end()-1)
 	}
 	defer func() {
 		if err != nil {
@@ -180,7 +179,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 	if err := checkTrees(lt.classes, lt.nodes, len(lt.rules)); err != nil {
 		return nil, err
 	}
-	// nodes that no class leads to are what a killed process began to append
+	// drop trailing nodes without a root: a killed process was appending them
 	lt.nodes = lt.nodes[:reached(lt.classes, lt.nodes)]
 	for nc, class := range c.peers[h.PeerSet] {
 		if nc == 0 || nc > uint32(nodetable.MaxIdentityClass) || class > 0xffff {
@@ -200,7 +199,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 	return lt, nil
 }
 
-// readRules reads a run of sl_rule.
+// readRules reads a range of sl_rule.
 func (m *tableMaps) readRules(sp span) ([]bpf.MapsSlRule, error) {
 	rules := make([]bpf.MapsSlRule, sp.n)
 	for i := range rules {
@@ -213,7 +212,7 @@ func (m *tableMaps) readRules(sp span) ([]bpf.MapsSlRule, error) {
 	return rules, nil
 }
 
-// reached is the number of nodes up to the last one that a root leads to.
+// reached returns the number of nodes up to the last one that is reachable from a root.
 func reached(roots []uint32, nodes []portNode) int {
 	n := 0
 	seen := make([]bool, len(nodes))
@@ -246,7 +245,7 @@ func nodeOf(n bpf.MapsSlPortNode, base int) portNode {
 	return pn
 }
 
-// adoptSet takes over a set of prefixes; nil: its number cannot be.
+// adoptSet adopts a set of prefixes; nil if its number is out of range.
 func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
 	if a := s.sets[id]; a != nil {
 		return a
@@ -265,9 +264,8 @@ func (s *tableStore) adoptSet(id uint32, c *contents) *addressSet {
 	return a
 }
 
-// RemoveLeftovers removes what no table accounts for: what a process left that was
-// killed while it defined, moved, copied or freed. No program run may be older
-// than the Open.
+// RemoveLeftovers removes entries that belong to no table: leftovers of a process that was killed
+// while it defined, moved, copied or freed a table. No program run may have started before Open.
 func (m *Maps) RemoveLeftovers() error {
 	c := m.left
 	m.left = nil
@@ -276,7 +274,7 @@ func (m *Maps) RemoveLeftovers() error {
 	}
 	differences, err := m.store.audit(c, true)
 	for _, d := range differences {
-		m.log.Info("left by an earlier process, removed", "what", d)
+		m.log.Info("leftover of an earlier process removed", "what", d)
 	}
 	return err
 }

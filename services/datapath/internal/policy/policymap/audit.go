@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// audit compares the maps with what should be in them, and puts right what
-// differs if repair is set.
+// audit compares the maps with their expected contents, and repairs differences if repair is set.
 func (s *tableStore) audit(c *contents, repair bool) (differences []string, err error) {
 	a := &tableAudit{s: s, c: c, repair: repair}
 	a.headers()
@@ -28,7 +27,7 @@ func (s *tableStore) audit(c *contents, repair bool) (differences []string, err 
 	return a.differences, errors.Join(a.errs...)
 }
 
-// maxDifferences is how many an audit names; it repairs all.
+// maxDifferences bounds the differences that an audit names; it repairs all.
 const maxDifferences = 1000
 
 type tableAudit struct {
@@ -53,7 +52,7 @@ func (a *tableAudit) differs(fix func() error, format string, args ...any) {
 	}
 }
 
-// drainingTables are the tables that are retired and still in the maps.
+// drainingTables returns the tables that are retired but still in the maps.
 func (s *tableStore) drainingTables() map[nodetable.ID]*liveTable {
 	ts := map[nodetable.ID]*liveTable{}
 	for _, r := range s.leaving() {
@@ -107,8 +106,8 @@ func (a *tableAudit) keys() {
 	}
 }
 
-// arrays compares sl_class and sl_ports: the places of tables, and zero
-// everywhere else. Of sl_rule it compares the places of tables.
+// arrays compares sl_class and sl_ports, which must be zero outside the ranges of tables, and the
+// ranges of tables in sl_rule.
 func (a *tableAudit) arrays() {
 	s := a.s
 	classes := make([]uint32, s.classRoom.size)
@@ -127,7 +126,7 @@ func (a *tableAudit) arrays() {
 	for i, want := range ports {
 		if a.c.ports[i] != want && !covers(skip.nodes, i) {
 			a.differs(func() error { return s.writeNodes(i, []bpf.MapsSlPortNode{want}) },
-				"map %s: element %d is not what was written", bpf.MapsMapSlPorts, i)
+				"map %s: element %d differs from the value written", bpf.MapsMapSlPorts, i)
 		}
 	}
 	for _, lt := range s.tables {
@@ -148,7 +147,7 @@ func (a *tableAudit) arrays() {
 
 type drainingSpans struct{ classes, nodes []span }
 
-// drainingSpans are the places of what is retired and still in the maps.
+// drainingSpans returns the ranges of retired tables that are still in the maps.
 func (s *tableStore) drainingSpans() drainingSpans {
 	var d drainingSpans
 	for _, r := range s.leaving() {
@@ -176,7 +175,7 @@ func (a *tableAudit) rows() {
 					"table %d: row of identity class %d is missing, should be %d", id, nc, class)
 			case have != uint32(class):
 				a.differs(func() error {
-					// a row is never replaced; meanwhile the default holds
+					// rows are never replaced; in between, the default class applies
 					if err := s.deletePeer(uint32(id), uint32(nc)); err != nil {
 						return err
 					}
@@ -235,15 +234,14 @@ func (a *tableAudit) identities() {
 	for i, want := range s.identities {
 		if got := s.identity(i); got != want {
 			a.differs(func() error { return s.storeWord(bpf.MapsMapSlId, s.idMem, i, want) },
-				"identity %d: word is %#x, should be %#x", nodetable.IdentityAt(i), got, want)
+				"identity %d: entry is %#x, should be %#x", nodetable.IdentityAt(i), got, want)
 		}
 	}
 }
 
-// Audit compares the maps of tables with what was written into them and
-// names each difference: rows and prefixes that are missing, foreign or changed,
-// and elements of arrays that are not what they should be. With repair each is
-// put right. At most 1,000 are named.
+// Audit compares the maps of tables with what was written to them and describes each difference:
+// missing, foreign or changed rows and prefixes, and array elements with unexpected values. With
+// repair it repairs each. It describes at most 1,000.
 func (m *Maps) Audit(repair bool) (differences []string, err error) {
 	if err := m.gate.Lock(); err != nil {
 		return nil, err

@@ -35,11 +35,11 @@ func (m *Maps) change(t nodetable.ID, f func(*tableStore, *liveTable) error) err
 	return nil
 }
 
-// GrowTable appends classes to a table, whose verdicts stay what they are: no
-// row leads to the new classes yet. On an error nothing was appended.
+// GrowTable appends classes to a table. Its verdicts do not change, because no row leads to the new
+// classes yet. After an error nothing is appended.
 //
-// A table that has outgrown its place is copied to a larger one and moved by
-// one store, which takes a grace period (8 to 16 ms).
+// A table without spare capacity is copied to a larger range and moved by one store, which takes a
+// grace period (8 to 16 ms).
 func (m *Maps) GrowTable(t nodetable.ID, classes []policytable.Ranges) error {
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		added := nodetable.Content{Table: policytable.Table{Rules: lt.rules, Classes: classes}}
@@ -59,7 +59,7 @@ func (s *tableStore) growInPlace(lt *liveTable, nodes []portNode, classes []uint
 	was := [2]int{len(lt.nodes), len(lt.classes)}
 	base := lt.nodeSpan.base
 	err := s.writeNodes(base+was[0], nodeValues(nodes, base)[was[0]:])
-	// the last one first: there are as many classes as lie before the first gap
+	// the last one first: a table has as many classes as lie before the first gap
 	for i := len(classes) - 1; i >= was[1] && err == nil; i-- {
 		err = s.storeWord(bpf.MapsMapSlClass, s.classMem, lt.classSpan.base+classHead+i, classes[i]+uint32(base))
 	}
@@ -77,10 +77,9 @@ func (s *tableStore) clearNodes(sp span) error {
 	return clearArray[bpf.MapsSlPortNode](&s.tableMaps, s.ports, bpf.MapsMapSlPorts, sp)
 }
 
-// growByMove writes the table's nodes and classes anew elsewhere, and points
-// the header to them. The old place is free when no program uses it any more;
-// only then may the programs know that there are more classes than the old
-// place has.
+// growByMove writes the table's nodes and classes to a new range and points the header to it. The
+// old range is freed once no program uses it; only then may programs see a larger number of classes
+// than the old range has.
 func (s *tableStore) growByMove(lt *liveTable, nodes []portNode, classes []uint32) error {
 	moved := *lt
 	moved.nodes, moved.classes = nodes, classes
@@ -112,8 +111,8 @@ func (s *tableStore) growByMove(lt *liveTable, nodes []portNode, classes []uint3
 	*lt = moved
 	free := func() error { return s.clearPlace(old.nodeSpan, old.classSpan) }
 	if err := pin.GracePeriod(context.Background()); err != nil {
-		left := &liveTable{classSpan: old.classSpan, nodeSpan: old.nodeSpan} // of no table any more
-		s.draining = append(s.draining, &retired{what: fmt.Sprintf("the old place of table %d", lt.id), lt: left, free: free})
+		left := &liveTable{classSpan: old.classSpan, nodeSpan: old.nodeSpan} // belongs to no table any more
+		s.draining = append(s.draining, &retired{what: fmt.Sprintf("the old range of table %d", lt.id), lt: left, free: free})
 		return err
 	}
 	if err := s.storeHeaderWord(lt.id, lt.header, countsWord); err != nil {
@@ -122,7 +121,7 @@ func (s *tableStore) growByMove(lt *liveTable, nodes []portNode, classes []uint3
 	return free()
 }
 
-// clearPlace frees the nodes and classes of a place that no header names.
+// clearPlace frees a range of nodes and classes that no header refers to.
 func (s *tableStore) clearPlace(nodes, classes span) error {
 	if err := errors.Join(s.clearClasses(classes), s.clearNodes(nodes)); err != nil {
 		return err
@@ -132,9 +131,9 @@ func (s *tableStore) clearPlace(nodes, classes span) error {
 	return nil
 }
 
-// SetPeer adds a row: peers of the identity class have the class from now on. A row
-// that is there with the same class is not an error, one with another class is
-// pin.ErrExists: rows are never replaced.
+// SetPeer adds a row, which assigns a class to the peers of an identity class. If the row exists
+// with the same class, it succeeds; with another class it returns pin.ErrExists, because rows are
+// never replaced.
 func (m *Maps) SetPeer(t nodetable.ID, nc nodetable.IdentityClass, class uint16) error {
 	if nc == 0 || nc > nodetable.MaxIdentityClass {
 		return fmt.Errorf("%w: identity class %d is not between 1 and %d", pin.ErrInvalid, nc, nodetable.MaxIdentityClass)
@@ -161,8 +160,8 @@ func (m *Maps) SetPeer(t nodetable.ID, nc nodetable.IdentityClass, class uint16)
 	})
 }
 
-// DeletePeer deletes a row: peers of the identity class have the default of their
-// kind from now on. A row that is not there is not an error.
+// DeletePeer deletes a row: peers of the identity class then have the default class of their kind.
+// A missing row is not an error.
 func (m *Maps) DeletePeer(t nodetable.ID, nc nodetable.IdentityClass) error {
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		if _, ok := lt.peers[nc]; !ok {
@@ -177,8 +176,8 @@ func (m *Maps) DeletePeer(t nodetable.ID, nc nodetable.IdentityClass) error {
 	})
 }
 
-// SetDefaults replaces the classes of peers without a row. The class of each kind changes by
-// one store.
+// SetDefaults replaces the classes of peers without a row. The class of each kind changes by one
+// store.
 func (m *Maps) SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.Class) error {
 	return m.change(t, func(s *tableStore, lt *liveTable) error {
 		for kind, class := range classes {
@@ -205,9 +204,8 @@ func (m *Maps) SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.C
 	})
 }
 
-// SetPrefix adds a prefix to a table, or replaces its classes. A
-// set of prefixes that other tables use too is copied first, unless the change
-// makes it equal to one that is there.
+// SetPrefix adds a prefix to a table, or replaces its classes. If other tables share the set of
+// prefixes, it is copied first, unless the change makes it equal to an existing set.
 func (m *Maps) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
@@ -256,8 +254,7 @@ func (m *Maps) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.Pre
 	})
 }
 
-// DeletePrefix deletes a prefix from a table. One that is not there
-// is not an error.
+// DeletePrefix deletes a prefix from a table. A missing prefix is not an error.
 func (m *Maps) DeletePrefix(t nodetable.ID, p netip.Prefix) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err
@@ -289,15 +286,14 @@ func (m *Maps) DeletePrefix(t nodetable.ID, p netip.Prefix) error {
 	})
 }
 
-// edit keeps the list of sets by sum right over a change.
+// edit keeps the index of sets by sum up to date over a change.
 func (s *tableStore) edit(a *addressSet, change func()) {
 	s.unlist(a)
 	change()
 	s.bySum[a.sum] = append(s.bySum[a.sum], a)
 }
 
-// replaceSet gives a table a set of its own, or another one that is equal, by
-// one store.
+// replaceSet gives a table a new set, or an existing equal one, by one store.
 func (s *tableStore) replaceSet(lt *liveTable, blocks map[netip.Prefix]policytable.PrefixClasses) error {
 	a := s.equalSet(blocks)
 	fresh := a == nil

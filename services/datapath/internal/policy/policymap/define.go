@@ -15,19 +15,18 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Limits of the numbers of rules.
+// Values for "no rule", and the depth of trees.
 const (
 	noAdminRule = 0x7fff
 	noOtherRule = 0xffff
 	treeDepth   = 3
 )
 
-// DefineTable writes a table under an unused number and returns that. Room is
-// checked before anything is written: a table that does not fit is a
-// NoCapacityError, and after any error nothing of it remains. No packet is evaluated
-// by the table before SetPolicy names it.
+// DefineTable writes a table under an unused ID and returns the ID. It checks the capacity before
+// it writes: it returns a NoCapacityError if the table does not fit. After any error nothing of the
+// table remains. The table evaluates no packets before SetPolicy refers to it.
 //
-// Prefixes that another table has too are stored once.
+// Tables with equal prefixes share one set of them.
 func (m *Maps) DefineTable(c nodetable.Content) (nodetable.ID, error) {
 	if err := c.Validate(); err != nil {
 		return 0, fmt.Errorf("%w: %w", pin.ErrInvalid, err)
@@ -41,7 +40,7 @@ func (m *Maps) DefineTable(c nodetable.Content) (nodetable.ID, error) {
 	t, err := m.store.define(&c, roots, trees.nodes)
 	var full *nodetable.NoCapacityError
 	if errors.As(err, &full) && len(m.store.draining) > 0 {
-		// what was retired may make the room
+		// retired tables may free enough space
 		if err := m.drain(); err != nil {
 			return 0, err
 		}
@@ -53,17 +52,17 @@ func (m *Maps) DefineTable(c nodetable.Content) (nodetable.ID, error) {
 	return t, nil
 }
 
-// drain waits for a grace period with the lock held and frees what it can.
+// drain waits for a grace period with the lock held and frees retired tables.
 func (m *Maps) drain() error {
 	rs := m.store.beginDrain()
 	err := pin.GracePeriod(context.Background())
 	return errors.Join(err, m.store.endDrain(rs, err == nil))
 }
 
-// headroom is what a table gets beyond its need, so that it may grow in place.
+// headroom is the spare capacity that a table gets, so that it can grow in place.
 func headroom(n, least int) int { return max(least, n/4) }
 
-// define plans, writes, and takes everything back if a write fails.
+// define plans and writes a table, and undoes both if a write fails.
 func (s *tableStore) define(c *nodetable.Content, roots []uint32, nodes []portNode) (_ nodetable.ID, err error) {
 	lt, fresh, err := s.plan(c, roots, nodes)
 	if err != nil {
@@ -71,7 +70,7 @@ func (s *tableStore) define(c *nodetable.Content, roots []uint32, nodes []portNo
 	}
 	if err := s.write(lt, fresh); err != nil {
 		if undo := s.erase(lt, fresh); undo != nil {
-			// what could not be taken back stays reserved
+			// what could not be undone stays reserved
 			return 0, errors.Join(err, undo)
 		}
 		s.unplan(lt, fresh)
@@ -84,8 +83,7 @@ func (s *tableStore) define(c *nodetable.Content, roots []uint32, nodes []portNo
 	return lt.id, nil
 }
 
-// plan reserves everything that a table needs. fresh says that its address set
-// is new.
+// plan reserves everything that a table needs. fresh reports that its address set is new.
 func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode) (_ *liveTable, fresh bool, err error) {
 	var count [2]int
 	for p := range c.Prefixes {
@@ -141,8 +139,8 @@ func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode
 	return lt, fresh, nil
 }
 
-// takeWithHeadroom takes n elements, which are there, and some more if they
-// are too and the reserve stays.
+// takeWithHeadroom takes n elements, which the caller has checked to be free, and spare ones if
+// they are free and the reserve is kept.
 func takeWithHeadroom(r *rangeRoom, n, more int) span {
 	more = max(0, min(more, quarter(r.size)-n, r.available()-reserve(r.size)-n))
 	if s, ok := r.take(n + more); ok {
@@ -152,7 +150,7 @@ func takeWithHeadroom(r *rangeRoom, n, more int) span {
 	return s
 }
 
-// unplan gives back what plan took.
+// unplan frees what plan reserved.
 func (s *tableStore) unplan(lt *liveTable, fresh bool) {
 	s.ids.give(int(lt.id))
 	s.ruleRoom.give(lt.ruleSpan)
@@ -164,8 +162,7 @@ func (s *tableStore) unplan(lt *liveTable, fresh bool) {
 	}
 }
 
-// write puts a table into the maps, the key last: a table without a key is
-// what a killed process left.
+// write writes a table to the maps, the key last: a table without a key was not completed.
 func (s *tableStore) write(lt *liveTable, fresh bool) error {
 	if err := writeArray(&s.tableMaps, s.tableMaps.rules, bpf.MapsMapSlRule, lt.ruleSpan.base, ruleValues(lt.rules)); err != nil {
 		return err
@@ -196,8 +193,8 @@ func (s *tableStore) writeNodes(base int, vs []bpf.MapsSlPortNode) error {
 	return writeArray(&s.tableMaps, s.ports, bpf.MapsMapSlPorts, base, vs)
 }
 
-// erase takes a table that no word names out of the maps, the key first. All
-// of it is tried.
+// erase removes a table that no endpoint refers to from the maps, the key first. It continues after
+// errors.
 func (s *tableStore) erase(lt *liveTable, fresh bool) error {
 	errs := []error{
 		s.storeTableKey(lt.id, [32]byte{}),
@@ -223,9 +220,8 @@ func (s *tableStore) eraseRows(lt *liveTable) error {
 	return nil
 }
 
-// RetireTables ends tables that no endpoint uses; one that an endpoint's word
-// still names is ErrInUse, and then none is retired. A table that does not
-// exist is not an error. What the tables took, their numbers too, is free
+// RetireTables retires tables that no endpoint uses. If an endpoint still refers to one, it returns
+// ErrInUse and retires none. A missing table is not an error. The tables' space and IDs are free
 // after the next Barrier.
 func (m *Maps) RetireTables(ts ...nodetable.ID) error {
 	if err := m.gate.Lock(); err != nil {
@@ -252,8 +248,8 @@ func (m *Maps) RetireTables(ts ...nodetable.ID) error {
 	return nil
 }
 
-// retire forgets a table. Its key goes at once, so that a process that starts
-// before the grace period has passed frees it too.
+// retire removes a table from the store. It clears the table's key at once, so that a process that
+// starts before the grace period has passed frees the table, too.
 func (s *tableStore) retire(t nodetable.ID, released func()) error {
 	lt := s.tables[t]
 	if lt == nil {
@@ -274,10 +270,9 @@ func (s *tableStore) retire(t nodetable.ID, released func()) error {
 	return nil
 }
 
-// Barrier waits until every program run that started before the call has
-// ended (8 to 16 ms), then frees what was retired before it: policy tables and
-// identity classes. One call covers any number of them. Nothing has to call it:
-// DefineTable does when it runs out of room.
+// Barrier waits until every program run that started before the call has ended (8 to 16 ms), then
+// frees the policy tables and identity classes that were retired before it. DefineTable calls it
+// when it runs out of space.
 func (m *Maps) Barrier(ctx context.Context) error {
 	if err := m.gate.Lock(); err != nil {
 		return err

@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 )
 
-// TestActionsAreThoseOfThePrograms compares the pure package's numbers
-// with the ones that the programs were compiled with.
+// TestActionsAreThoseOfThePrograms compares the numbers in Go with those in the compiled programs.
 func TestActionsAreThoseOfThePrograms(t *testing.T) {
 	for name, pair := range map[string][2]uint32{
 		"Action Deny":     {uint32(policytable.Deny), uint32(bpf.MapsSlActionSL_ACTION_DENY)},

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// The parts of a packed entry.
+// Layout of a packed entry.
 const (
 	knownBit            = 1 << 31
 	kindShift           = 16
@@ -23,7 +23,7 @@ const (
 	kindMask, scopeMask = uint32(identity.Kinds) - 1, 3
 )
 
-// packed is the entry of an identity as the map holds it.
+// packed encodes the entry of an identity for the map.
 func packed(w nodetable.Identity) uint32 {
 	if !w.Known {
 		return 0
@@ -46,7 +46,7 @@ func validateIdentity(id identity.Numeric, w nodetable.Identity) error {
 		return fmt.Errorf("identity %d: %w: "+format, append([]any{id, pin.ErrInvalid}, args...)...)
 	}
 	if _, ok := nodetable.IdentityPlace(id); !ok {
-		return bad("it is neither cluster-wide, below %d, nor of this node", nodetable.ClusterWide)
+		return bad("it is neither cluster-wide (below %d) nor local to this node", nodetable.ClusterWide)
 	}
 	if !w.Known {
 		return nil
@@ -60,9 +60,9 @@ func validateIdentity(id identity.Numeric, w nodetable.Identity) error {
 	return nil
 }
 
-// SetIdentities says what identities are, for all tables at once, by one store
-// each, in no particular order. The zero value makes an identity unknown. All of
-// them are checked before the first store.
+// SetIdentities writes the entries of identities, for all tables at once, by one store each, in no
+// particular order. The zero value makes an identity unknown. It checks all entries before the
+// first store.
 func (m *Maps) SetIdentities(ws map[uint32]nodetable.Identity) error {
 	for id, w := range ws {
 		if err := validateIdentity(identity.Numeric(id), w); err != nil {
@@ -89,7 +89,7 @@ func (m *Maps) SetIdentities(ws map[uint32]nodetable.Identity) error {
 
 func (m *tableMaps) identity(i int) uint32 { return atomic.LoadUint32(element32(m.idMem, i)) }
 
-// Identity is what the map says of an identity; not Known: nothing.
+// Identity reads the entry of an identity; Known is false if there is none.
 func (m *Maps) Identity(id identity.Numeric) nodetable.Identity {
 	i, ok := nodetable.IdentityPlace(id)
 	if !ok || m.gate.RLock() != nil {
@@ -114,9 +114,8 @@ func (m *Maps) Identities() (map[uint32]nodetable.Identity, error) {
 	return ws, nil
 }
 
-// DefineIdentityClass finds the number of an identity class, or gives it one. A
-// NoCapacityError
-// says that all numbers are taken.
+// DefineIdentityClass returns the number of an identity class, and assigns one if it has none.
+// NoCapacityError if all numbers are used.
 func (m *Maps) DefineIdentityClass(key policytable.ClassKey) (nodetable.IdentityClass, error) {
 	if key == (policytable.ClassKey{}) {
 		return 0, fmt.Errorf("%w: the key of an identity class is zero", pin.ErrInvalid)
@@ -156,9 +155,9 @@ func (m *Maps) IdentityClasses() map[policytable.ClassKey]nodetable.IdentityClas
 	return maps.Clone(m.store.identityClass)
 }
 
-// RetireIdentityClasses ends identity classes that no identity has and no table has a
-// row for; the caller vouches for that. A number that is not in use is not an
-// error. The numbers are free after the next Barrier.
+// RetireIdentityClasses retires identity classes. The caller guarantees that no identity has them
+// and no table has a row for them. An unused number is not an error. The numbers are free after the
+// next Barrier.
 func (m *Maps) RetireIdentityClasses(ncs ...nodetable.IdentityClass) error {
 	if err := m.gate.Lock(); err != nil {
 		return err

@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// smallTable is the smallest table: one class, which denies port 80 of TCP by rule 1
-// and allows the rest by rule 2.
+// smallTable is the smallest table: one class, in which rule 1 denies TCP port 80 and rule 2 allows
+// the rest.
 func smallTable(hash uint64) nodetable.Content {
 	c := nodetable.NewContent(policytable.Table{
 		Rules:   []policytable.Rule{{Action: 0, Tier: 1}, {Action: 2, Tier: 1}},
@@ -34,8 +34,7 @@ func smallTable(hash uint64) nodetable.Content {
 	return c
 }
 
-// allBut80 is a list in which rule 1 decides port 80 of TCP and another one the
-// rest.
+// allBut80 is a list in which rule 1 decides TCP port 80 and rule rest everything else.
 func allBut80(rest uint16) policytable.Ranges {
 	return policytable.Ranges{
 		{First: 0, Last: 6<<16 | 79, Rest: rest},
@@ -44,7 +43,7 @@ func allBut80(rest uint16) policytable.Ranges {
 	}
 }
 
-// distinct are n lists of a node each, no two alike.
+// distinct returns n different lists of one node each.
 func distinct(n int) []policytable.Ranges {
 	out := make([]policytable.Ranges, n)
 	for i := range out {
@@ -53,11 +52,11 @@ func distinct(n int) []policytable.Ranges {
 	return out
 }
 
-// intact fails if the table that was there first has another verdict.
+// intact fails if the verdict of the first table has changed.
 func intact(t testing.TB, j kerneltest.Evaluator, id nodetable.ID, when string) {
 	t.Helper()
 	for point, want := range map[uint32]verdict{
-		6<<16 | 80: {event.ActionDeny, 1, event.ByUnknownIdentity}, // nobody has announced it
+		6<<16 | 80: {event.ActionDeny, 1, event.ByUnknownIdentity}, // an unknown identity
 		6<<16 | 81: {event.ActionAllow, 2, event.ByRule},
 	} {
 		if got := verdictOf(t, j, id, 256, netip.MustParseAddr("192.0.2.1"), point); got != want {
@@ -66,10 +65,9 @@ func intact(t testing.TB, j kerneltest.Evaluator, id nodetable.ID, when string) 
 	}
 }
 
-// TestKernelAFullMapRefusesATableWhole fills each map with tables, or parts of
-// them, until one does not fit. That is refused with the map's name and the
-// figures, nothing of it remains, the tables that are there evaluate as before,
-// and when some of them have gone there is room again.
+// TestKernelAFullMapRefusesATableWhole fills each map with tables, or parts of them, until one does
+// not fit. The error names the map and the numbers, nothing of the table remains, the existing
+// tables evaluate as before, and after some of them are removed there is capacity again.
 func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 	t.Parallel()
 	manyNodes := func(n int) func(i uint64) nodetable.Content {
@@ -100,7 +98,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 		size int    // its entries
 		need int    // of one table
 		make func(i uint64) nodetable.Content
-		over func() nodetable.Content // takes more than a quarter; nil: none can
+		over func() nodetable.Content // takes more than a quarter; nil: no table can
 	}{
 		{bpf.MapsMapSlTable, 4096 - firstTable, 1, smallTable, nil},
 		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() nodetable.Content { return manyNodes(4097)(0) }},
@@ -161,7 +159,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 				t.Fatalf("table %d: %v", len(ids), refused)
 			}
 			if full.Map != tc.full || full.Need != tc.need || full.Free >= tc.need {
-				t.Fatalf("refused with %+v, want %d entries of %s", full, tc.need, tc.full)
+				t.Fatalf("error %+v, want %d entries of %s", full, tc.need, tc.full)
 			}
 			kept := reserve(tc.size)
 			if tc.need == 1 {
@@ -169,7 +167,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			}
 			takes := tc.need
 			if tc.full == bpf.MapsMapSlClass {
-				takes += headroom(nodetable.MaxClasses, 2) // it may grow
+				takes += headroom(nodetable.MaxClasses, 2) // spare capacity for growth
 			}
 			if want := (tc.size - kept - 1) / takes; len(ids) != want {
 				t.Errorf("%d tables fit, want %d", len(ids), want)
@@ -184,9 +182,9 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 			if err := k.RetireTables(ids[0]); err != nil {
 				t.Fatal(err)
 			}
-			// no barrier: DefineTable waits for one
+			// without Barrier: DefineTable waits for a grace period
 			if _, err := k.DefineTable(tc.make(uint64(len(ids)))); err != nil {
-				t.Fatalf("after a table has gone: %v", err)
+				t.Fatalf("after a table was removed: %v", err)
 			}
 			intact(t, j, first, "after recovery")
 			audited(t, k, "after recovery")
@@ -208,8 +206,8 @@ func usage(t testing.TB, k *instance, mapName string) int {
 	return n
 }
 
-// TestKernelChangesInPlaceUseTheReserve fills the last tenth, that no new table
-// gets, with rows and prefixes of tables that are in use.
+// TestKernelChangesInPlaceUseTheReserve fills the last tenth, which new tables cannot use, with
+// rows and prefixes of tables in use.
 func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 	t.Parallel()
 	k := open(t, kerneltest.NewBPFFS(t))
@@ -248,12 +246,12 @@ func TestKernelChangesInPlaceUseTheReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := k.SetPeer(ids[8], nodetable.MaxIdentityClass, 0); err != nil {
-		t.Errorf("after a row has gone: %v", err)
+		t.Errorf("after a row was removed: %v", err)
 	}
 	audited(t, k, "full")
 }
 
-// TestKernelIdentityClassesRunOut takes all numbers of identity classes.
+// TestKernelIdentityClassesRunOut uses all numbers of identity classes.
 func TestKernelIdentityClassesRunOut(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
 	key := func(i int) (c policytable.ClassKey) {
@@ -278,12 +276,12 @@ func TestKernelIdentityClassesRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	if nc, err := k.DefineIdentityClass(key(1 << 20)); err != nil || nc != again {
-		t.Errorf("after one has gone: %d, %v, want %d", nc, err, again)
+		t.Errorf("after one was removed: %d, %v, want %d", nc, err, again)
 	}
 }
 
-// TestKernelAnIdentityIsOneWrite counts what a new identity of a known class
-// costs, however many tables there are.
+// TestKernelAnIdentityIsOneWrite counts the writes for a new identity of a known class, which must
+// not depend on the number of tables.
 func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
 	nc, err := k.DefineIdentityClass(policytable.ClassKey{1})
@@ -302,7 +300,7 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 		writes = append(writes, mapName)
 		return nil
 	}
-	for range 2 { // the second time nothing has changed
+	for range 2 { // the second time nothing changes
 		if err := k.SetIdentities(map[uint32]nodetable.Identity{300: {Class: nc, Known: true}}); err != nil {
 			t.Fatal(err)
 		}
@@ -312,8 +310,8 @@ func TestKernelAnIdentityIsOneWrite(t *testing.T) {
 	}
 }
 
-// TestKernelEqualPrefixesAreStoredOnce shares sets, and copies one before it
-// changes.
+// TestKernelEqualPrefixesAreStoredOnce shares sets, and checks that a shared one is copied before
+// it changes.
 func TestKernelEqualPrefixesAreStoredOnce(t *testing.T) {
 	k := open(t, kerneltest.NewBPFFS(t))
 	var ids []nodetable.ID
@@ -344,7 +342,7 @@ func TestKernelEqualPrefixesAreStoredOnce(t *testing.T) {
 	if err := k.SetPrefix(ids[1], more, policytable.PrefixClasses{}); err != nil {
 		t.Fatal(err)
 	}
-	count(201, "another has changed likewise")
+	count(201, "another table has changed likewise")
 	if err := k.RetireTables(ids[2]); err != nil {
 		t.Fatal(err)
 	}
@@ -355,8 +353,7 @@ func TestKernelEqualPrefixesAreStoredOnce(t *testing.T) {
 	audited(t, k, "at the end")
 }
 
-// TestKernelAuditRepairsTables damages each part of a table behind the
-// kernel's back.
+// TestKernelAuditRepairsTables corrupts each part of a table directly in the maps.
 func TestKernelAuditRepairsTables(t *testing.T) {
 	t.Parallel()
 	k := open(t, kerneltest.NewBPFFS(t))
@@ -392,8 +389,8 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 		"a foreign header":         func() error { return s.storeHeader(99, bpf.MapsSlTable{N_class: 1}) },
 		"the key is gone":          func() error { return s.storeTableKey(id, [32]byte{}) },
 		"a foreign identity class": func() error { return s.storeClassKey(12, policytable.ClassKey{1}) },
-		"an identity is gone":      func() error { return s.storeWord("", s.idMem, 300, 0) },
-		"an identity is forged":    func() error { return s.storeWord("", s.idMem, 301, knownBit|7) },
+		"a missing identity":       func() error { return s.storeWord("", s.idMem, 300, 0) },
+		"a changed identity":       func() error { return s.storeWord("", s.idMem, 301, knownBit|7) },
 	} {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -407,20 +404,19 @@ func TestKernelAuditRepairsTables(t *testing.T) {
 		}
 		audited(t, k, name)
 		if snapshot(t, k, false) != was {
-			t.Errorf("%s: repaired to something else", name)
+			t.Errorf("%s: the repair differs from the original", name)
 		}
 	}
 }
 
-// TestKernelReadersSeeNoThirdVerdict asks one table with the programs' own
-// function while it grows, moves, gets and loses rows and prefixes, shares its
-// set and leaves it, and other tables come and go. Whatever it answers is the
-// verdict of before or of after.
+// TestKernelReadersSeeNoThirdVerdict evaluates packets by one table with the programs' own
+// function, while the table grows, moves, gets and loses rows and prefixes and shares its set, and
+// other tables are defined and retired. Every answer must be the verdict before or after a change.
 func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	const changes = 20_000
 	k := open(t, kerneltest.NewBPFFS(t))
 	j := kerneltest.NewEvaluator(t, k.pins)
-	// class 0 denies everything by rule 4, class 1 port 80 by rule 1
+	// class 0 denies everything by rule 4, class 1 denies port 80 by rule 1
 	c := smallTable(0)
 	c.HasAddresses = true
 	c.Rules = append(c.Rules, policytable.Rule{Action: 0, Tier: 2}, policytable.Rule{Action: 0, Tier: 2})
@@ -459,14 +455,14 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 				case 5:
 					err = k.DeletePrefix(id, ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 1, 1, byte(r.IntN(5))})))
 				case 6:
-					if i%50 == 0 && classes < 1000 { // every few times it moves
+					if i%50 == 0 && classes < 1000 { // it moves every few times
 						more := 1 + classes/2
 						added := slices.Repeat([]policytable.Ranges{all}, more)
 						added[0] = distinct(classes)[classes-1] // and with it a node
 						err = k.GrowTable(id, added)
 						classes += more
 					}
-				case 7: // another table with the same prefixes: the set is shared
+				case 7: // another table with the same prefixes, so the set is shared
 					var content nodetable.Content
 					if content, err = k.TableContent(id); err == nil && len(others) < 50 {
 						other := smallTable(uint64(i))
@@ -494,7 +490,7 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 			return nil
 		}()
 	}()
-	// what both answers can be: by its class or by its address port 80 is denied
+	// both verdicts are possible: port 80 is denied by the peer's class or by its address
 	q := kerneltest.Question(id, 300, netip.AddrFrom4([4]byte{10, 1, 1, 1}), 6, 80)
 	asked, denied := 0, 0
 	for !done.Load() {
@@ -513,12 +509,12 @@ func TestKernelReadersSeeNoThirdVerdict(t *testing.T) {
 	}
 	t.Logf("%d changes, %d questions, %d of them by rule 1", changes, asked, denied)
 	if denied == 0 || denied == asked {
-		t.Errorf("%d questions, all alike: nothing has changed", asked)
+		t.Errorf("%d questions with equal answers: nothing has changed", asked)
 	}
 	audited(t, k, "at the end")
 }
 
-// BenchmarkKernelTableChanges measures what a change of a policy costs.
+// BenchmarkKernelTableChanges measures changes of a policy.
 func BenchmarkKernelTableChanges(b *testing.B) {
 	k := open(b, kerneltest.NewBPFFS(b))
 	words := map[uint32]nodetable.Identity{}
@@ -562,7 +558,7 @@ func BenchmarkKernelTableChanges(b *testing.B) {
 		large.Prefixes[ipmap.HostPrefix(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = policytable.PrefixClasses{}
 	}
 	b.Run("table of 5000 prefixes", func(b *testing.B) { table(b, large) })
-	b.Run("table of 5000 prefixes that another has", func(b *testing.B) {
+	b.Run("table of 5000 shared prefixes", func(b *testing.B) {
 		if _, err := k.DefineTable(large); err != nil {
 			b.Fatal(err)
 		}

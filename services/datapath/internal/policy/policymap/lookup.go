@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Tables lists the tables that were made from policies, by number, those of an
-// earlier process too. Retired ones are left out.
+// Tables lists the tables that were made from policies, including tables of an earlier process,
+// sorted by ID. Retired tables are left out.
 func (m *Maps) Tables() ([]nodetable.Info, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
@@ -41,8 +41,8 @@ func (m *Maps) Tables() ([]nodetable.Info, error) {
 	return infos, nil
 }
 
-// TableSize returns what a table takes of the maps, with the room that is kept for it to grow.
-// The prefixes of a set that tables share are divided among them.
+// TableSize returns the space that a table takes in the maps, including its spare capacity. A
+// shared set of prefixes is divided among its tables.
 func (m *Maps) TableSize(t nodetable.ID) nodetable.Size {
 	var size nodetable.Size
 	if m.gate.RLock() != nil {
@@ -65,7 +65,7 @@ func (m *Maps) TableSize(t nodetable.ID) nodetable.Size {
 	return size
 }
 
-// SizeOf returns what a new table would take of the maps at most.
+// SizeOf returns the largest space that a new table could take in the maps.
 func (m *Maps) SizeOf(c nodetable.Content) nodetable.Size {
 	trees := newTreeBuilder(nil)
 	trees.addAll(c.Classes)
@@ -83,7 +83,7 @@ func (m *Maps) SizeOf(c nodetable.Content) nodetable.Size {
 	return size
 }
 
-// MapSizes returns how much there is in the maps for all tables.
+// MapSizes returns the size of the maps for all tables.
 func (m *Maps) MapSizes() nodetable.Size {
 	s := m.store
 	return nodetable.Size{
@@ -97,8 +97,8 @@ func (m *Maps) MapSizes() nodetable.Size {
 	}
 }
 
-// TableContent reads a table back from the maps. Rows and prefixes are looked up
-// by the keys that were written; Audit finds others.
+// TableContent reads a table back from the maps. It looks up rows and prefixes by the keys that
+// were written; Audit finds additional ones.
 func (m *Maps) TableContent(t nodetable.ID) (nodetable.Content, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nodetable.Content{}, err
@@ -148,7 +148,7 @@ func (s *tableStore) readBack(lt *liveTable) (nodetable.Content, error) {
 	for i := range lt.classes {
 		at := int(h.ClassBase) + i
 		if at >= s.classRoom.size {
-			return c, fmt.Errorf("class base %d leads nowhere", h.ClassBase)
+			return c, fmt.Errorf("class base %d is out of range", h.ClassBase)
 		}
 		roots[i] = s.class(at) - uint32(lt.nodeSpan.base)
 	}
@@ -183,7 +183,6 @@ func (s *tableStore) readBack(lt *liveTable) (nodetable.Content, error) {
 	return c, nil
 }
 
-// element reads one element of an array.
 func element[V any](m *ebpf.Map, mapName string, i uint32) (v V, err error) {
 	if err := m.Lookup(i, &v); err != nil {
 		return v, fmt.Errorf("map %s: element %d: %w", mapName, i, err)
@@ -191,20 +190,20 @@ func element[V any](m *ebpf.Map, mapName string, i uint32) (v V, err error) {
 	return v, nil
 }
 
-// Place is where a table has a peer.
+// Place is the result of looking up a peer in a table.
 type Place struct {
-	// IdentityClass is the peer's class by its identity; IdentityRow says
-	// whether a row of the table gives it, and not the default of its kind.
+	// IdentityClass is the peer's class by its identity. IdentityRow reports whether a row of the
+	// table determines it; otherwise the default of its kind does.
 	IdentityClass policytable.Class
 	IdentityRow   bool
-	// AddressClass is the peer's class by its address if the table asks for it,
-	// and AddressPrefix the prefix that gives it; not valid: a default does.
+	// AddressClass is the peer's class by its address, if the table uses addresses. AddressPrefix
+	// is the matching prefix; invalid if a default determines the class.
 	AddressClass  policytable.Class
 	AddressPrefix netip.Prefix
 }
 
-// Place finds a peer in a table; w is what is known of its identity. It is
-// empty in a table that is not made from a policy.
+// Place looks up a peer in a table; w is the entry of its identity. The result is empty if the
+// table is not made from a policy.
 func (m *Maps) Place(t nodetable.ID, w nodetable.Identity, addr netip.Addr) (Place, error) {
 	if err := m.gate.RLock(); err != nil {
 		return Place{}, err
@@ -248,8 +247,8 @@ func (s *tableStore) place(t nodetable.ID, w nodetable.Identity, addr netip.Addr
 	return p, nil
 }
 
-// longest finds the prefix of a set that counts for an address. The map says
-// its value; which prefix it was is known from what was written.
+// longest returns the prefix of a set that applies to an address. The map returns only its value;
+// the prefix is found among those that were written.
 func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlCidr, p netip.Prefix, found bool, err error) {
 	v, found, err = s.prefix(set, ipmap.HostPrefix(addr))
 	if err != nil || !found {
@@ -267,8 +266,8 @@ func (s *tableStore) longest(set uint32, addr netip.Addr) (v bpf.MapsSlCidr, p n
 	return v, p, true, nil
 }
 
-// Usage is how many entries of each map of tables are in use. Maps that hold a
-// value for every index count those that mean something.
+// Usage returns the number of used entries in each map of tables. In maps with a value for every
+// index, it counts the meaningful ones.
 func (m *Maps) Usage() (map[string]int, error) {
 	if err := m.gate.RLock(); err != nil {
 		return nil, err
@@ -277,7 +276,6 @@ func (m *Maps) Usage() (map[string]int, error) {
 	return m.store.usage(), nil
 }
 
-// usage counts what the maps of tables hold.
 func (s *tableStore) usage() map[string]int {
 	known := 0
 	for i := range s.identities {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// instance is the maps of tables with the packages that they need.
+// instance is Maps with the packages that it depends on.
 type instance struct {
 	*Maps
 	pins      *pin.Maps
@@ -29,8 +29,7 @@ type instance struct {
 	endpoints *endpointmap.Maps
 }
 
-// open begins or continues an instance as a process does. The test may close
-// it earlier.
+// open opens a new or existing instance as a process does. The test may close it earlier.
 func open(t testing.TB, dir string) *instance {
 	t.Helper()
 	fail := func(err error) {
@@ -68,7 +67,7 @@ func (i *instance) close(t testing.TB) {
 	}
 }
 
-// publish makes an endpoint that tables allow everything.
+// publish publishes an endpoint with tables that allow everything.
 func (i *instance) publish(t testing.TB, n byte, p endpointmap.Policy) endpointmap.Endpoint {
 	t.Helper()
 	s, err := i.endpoints.Publish(t.Context(), endpointmap.Endpoint{

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policymap writes and reads the maps of policy tables and of
-// identities: it gives tables their numbers and places, changes them so that a
-// program sees the table of before or of after, and adopts what an earlier
-// process has written. It does not know from which policies a table is made, nor
-// which endpoint it is for.
+// Package policymap writes and reads the maps of policy tables and of identities. It assigns IDs
+// and ranges to tables, changes them so that a program sees either the old or the new table, and
+// adopts what an earlier process wrote. It does not know which policies a table is made from, nor
+// which endpoints use it.
 package policymap
 
 import (
@@ -16,19 +15,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// Maps are the maps of tables. Its methods may be called concurrently; changes
-// are applied one after the other.
+// Maps are the maps of tables. Its methods may be called concurrently; changes are serialised.
 type Maps struct {
 	log       *slog.Logger
-	endpoints *endpointmap.Maps // whose words name tables
+	endpoints *endpointmap.Maps // its policy entries refer to tables
 
 	gate  pin.Gate
 	store *tableStore
-	left  *contents // of an earlier process, until Settle
+	left  *contents // of an earlier process, until RemoveLeftovers
 }
 
-// Open finds the maps of tables among all and adopts the tables that are in
-// them. It writes nothing.
+// Open returns Maps on the pinned maps and adopts the tables in them. It writes nothing.
 func Open(pm *pin.Maps, endpoints *endpointmap.Maps, log *slog.Logger) (*Maps, error) {
 	m := &Maps{
 		log: log, endpoints: endpoints,
@@ -42,5 +39,5 @@ func Open(pm *pin.Maps, endpoints *endpointmap.Maps, log *slog.Logger) (*Maps, e
 	return m, nil
 }
 
-// Close refuses every later call.
+// Close makes every later call fail.
 func (m *Maps) Close() { m.gate.Close() }

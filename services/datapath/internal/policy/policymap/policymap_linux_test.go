@@ -27,12 +27,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// model is what the maps should hold, in the plainest form there is.
+// model is the expected content of the maps in its simplest form.
 type model struct {
 	tables  map[nodetable.ID]*nodetable.Content
 	words   map[uint32]nodetable.Identity
 	classes map[policytable.ClassKey]nodetable.IdentityClass
-	// policies of the slots that the test has published
+	// policies of the published endpoints
 	policies map[endpointmap.ID]endpointmap.Policy
 }
 
@@ -56,7 +56,7 @@ func cloneContent(c *nodetable.Content) *nodetable.Content {
 	return &d
 }
 
-// verdict is what a table says.
+// verdict is the answer of a table.
 type verdict struct {
 	action uint8
 	rule   uint16
@@ -74,7 +74,7 @@ func verdictOf(
 	return verdict{side.Action, side.Rule, event.By(side.By)}
 }
 
-// lookup is the slow and obvious verdict, and the place that leads to it.
+// lookup computes the verdict in the slow, obvious way, and the expected Place.
 func (m *model) lookup(
 	c *nodetable.Content, id identity.Numeric, addr netip.Addr, point uint32,
 ) (v verdict, at Place) {
@@ -124,7 +124,7 @@ func (m *model) lookup(
 	return v, at
 }
 
-// valueAt is what the list of a class says.
+// valueAt returns the value of a class at a point.
 func valueAt(c *nodetable.Content, class uint16, point uint32) [2]uint16 {
 	for _, r := range c.Classes[class] {
 		if r.First <= point && point <= r.Last {
@@ -135,7 +135,7 @@ func valueAt(c *nodetable.Content, class uint16, point uint32) [2]uint16 {
 	return [2]uint16{noAdminRule, noOtherRule}
 }
 
-// randomTable makes contents; small numbers, so that things coincide.
+// randomTable generates contents from small numbers, so that values coincide.
 type randomTable struct {
 	*rand.Rand
 	serial uint64
@@ -159,11 +159,11 @@ func (r *randomTable) rules(rules int) (admin, rest uint16) {
 	return admin, rest
 }
 
-// points are borders and what is asked about.
+// points are the borders of ranges and the points that are evaluated.
 var points = []uint32{0, 1, 6<<16 | 79, 6<<16 | 80, 6<<16 | 81, 6<<16 | 443, 17<<16 | 53, 58 << 16, 0xfffffffe, 0xffffffff}
 
-// class is a list as the maps give it back: with no ranges without a rule, and
-// none that could be one with the next. Some have more than a node takes.
+// class returns a list in the form in which the maps return it: without ranges that have no rule,
+// and with adjacent equal ranges merged. Some have more ranges than a node holds.
 func (r *randomTable) class(rules int) policytable.Ranges {
 	borders := slices.Clone(points)
 	if r.IntN(3) == 0 {
@@ -256,7 +256,7 @@ func (r *randomTable) word() nodetable.Identity {
 	return nodetable.Identity{Class: nodetable.IdentityClass(1 + r.IntN(20)), Kind: identity.Kind(r.IntN(8)), Scope: identity.PeerScope(r.IntN(3)), Known: true}
 }
 
-// randomKey is any key of m.
+// randomKey returns a random key of m.
 func randomKey[K comparable, V any](r *rand.Rand, m map[K]V, less func(a, b K) int) (k K, ok bool) {
 	if len(m) == 0 {
 		return k, false
@@ -268,8 +268,7 @@ func (r *randomTable) table(m *model) (nodetable.ID, bool) {
 	return randomKey(r.Rand, m.tables, func(a, b nodetable.ID) int { return int(a) - int(b) })
 }
 
-// operation is one change of kernel and model alike. It answers what the model
-// is after it; m itself stays as it was.
+// operation is one change of both kernel and model. It returns the changed model; m itself stays.
 type operation struct {
 	name string
 	do   func(*instance) error
@@ -288,7 +287,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 	case !some || op == 0 && len(m.tables) < 12:
 		n := r.content()
 		if some && r.IntN(3) == 0 && c.HasAddresses {
-			// the same prefixes, if their classes are there
+			// the same prefixes, if their classes exist
 			n.HasAddresses = true
 			clear(n.Prefixes)
 			for p, classes := range c.Prefixes {
@@ -303,7 +302,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 			func(k *instance) (err error) {
 				defined, err = k.DefineTable(*n)
 				if err == nil && m.tables[defined] != nil {
-					t.Fatalf("table %d is given out twice", defined)
+					t.Fatalf("table ID %d is assigned twice", defined)
 				}
 				return err
 			}, func(m *model) { m.tables[defined] = cloneContent(n) },
@@ -345,7 +344,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 		}
 	case op == 6 && r.IntN(2) == 0:
 		classes := c.DefaultClasses
-		half := len(classes) / 2 * r.IntN(2) // of one word, which is one write
+		half := len(classes) / 2 * r.IntN(2) // of one 64-bit word, which is one write
 		for i := half; i < half+len(classes)/2; i++ {
 			classes[i] = r.classOf(c)
 		}
@@ -377,7 +376,7 @@ func (r *randomTable) operation(t testing.TB, m *model) operation {
 				err := k.RetireTables(id)
 				if named {
 					if !errors.Is(err, endpointmap.ErrInUse) {
-						return fmt.Errorf("a table in use is retired: %w", err)
+						return fmt.Errorf("retired a table in use: %w", err)
 					}
 					return nil
 				}
@@ -446,7 +445,7 @@ func (m *model) clone() *model {
 	return c
 }
 
-// difference says in what the maps are not the model, "" if in nothing.
+// difference describes how the maps differ from the model, "" if they do not.
 func (m *model) difference(k *instance) string {
 	infos, err := k.Tables()
 	if err != nil {
@@ -458,7 +457,7 @@ func (m *model) difference(k *instance) string {
 	for _, info := range infos {
 		want := m.tables[info.ID]
 		if want == nil {
-			return fmt.Sprintf("table %d should not be there", info.ID)
+			return fmt.Sprintf("table %d should not exist", info.ID)
 		}
 		got, err := k.TableContent(info.ID)
 		if err != nil {
@@ -516,8 +515,8 @@ func (m *model) lookups(t testing.TB, k *instance, j kerneltest.Evaluator, r *ra
 	}
 }
 
-// TestKernelTablesAreWhatWasWritten carries random changes out on the maps and
-// on a plain model, and starts anew now and then.
+// TestKernelTablesAreWhatWasWritten applies random changes to the maps and to a simple model, and
+// restarts occasionally.
 func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	t.Parallel()
 	dir := kerneltest.NewBPFFS(t)
@@ -553,7 +552,7 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 			audited(t, k, "restart")
 		}
 	}
-	// all gone, nothing remains
+	// remove everything; nothing may remain
 	for s := range m.policies {
 		if err := k.endpoints.Unpublish(s); err != nil {
 			t.Fatal(err)
@@ -577,8 +576,8 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	if err := k.Barrier(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// a number without a key that something named at the last start rests until
-	// the next
+	// a class number without a key that was referenced at the last start stays reserved until the
+	// next
 	k.close(t)
 	k = open(t, dir)
 	us, err := k.Usage()
@@ -595,8 +594,8 @@ func TestKernelTablesAreWhatWasWritten(t *testing.T) {
 	}
 }
 
-// snapshot is everything in the maps of tables, bit for bit; without sl_rule,
-// where a start leaves the rules of tables that nobody freed.
+// snapshot returns the raw contents of the maps of tables; optionally without sl_rule, in which a
+// start leaves the rules of tables that were not freed.
 func snapshot(t testing.TB, k *instance, withRules bool) string {
 	t.Helper()
 	c, err := k.store.read()
@@ -622,17 +621,16 @@ func snapshot(t testing.TB, k *instance, withRules bool) string {
 	return b.String()
 }
 
-// memory is a slice of values without pointers or gaps as it lies there.
+// memory views a slice of values without pointers or padding as bytes.
 func memory[V any](s []V) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
 var errKilled = errors.New("killed")
 
-// TestKernelTablesSurviveAKillAtEveryWrite stops random changes at each of
-// their writes, as a killed process would, and starts anew. The maps then hold
-// what they held before the change or after it, and nothing else; before the
-// restart no table that was there has a third verdict.
+// TestKernelTablesSurviveAKillAtEveryWrite interrupts random changes at each of their writes, as a
+// kill would, and restarts. Then the maps hold the content before or after the change and nothing
+// else. Before the restart, no existing table has a third verdict.
 func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	t.Parallel()
 	dir := kerneltest.NewBPFFS(t)
@@ -673,7 +671,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 			k = open(t, dir)
 			audited(t, k, op.name+", killed")
 			if d := m.difference(k); d != "" {
-				// a move and what came before it may be complete
+				// a move and the steps before it may be complete
 				if e := after.difference(k); e != "" {
 					t.Fatalf("%s, killed after %d writes: neither as before:\n%.2000s\nnor as after:\n%.2000s", op.name, n, d, e)
 				}
@@ -685,7 +683,7 @@ func TestKernelTablesSurviveAKillAtEveryWrite(t *testing.T) {
 	t.Logf("%d kills in %d changes", kills, changes)
 }
 
-// oldOrNew asks every table that was there before.
+// oldOrNew evaluates packets by all tables that existed before.
 func oldOrNew(t testing.TB, j kerneltest.Evaluator, r *randomTable, before, after *model, what string) {
 	t.Helper()
 	for id, c := range before.tables {
@@ -706,8 +704,8 @@ func oldOrNew(t testing.TB, j kerneltest.Evaluator, r *randomTable, before, afte
 	}
 }
 
-// TestKernelAFailedWriteLeavesTheMapsBitForBit makes each write of random
-// changes fail once; what was written before it is taken back.
+// TestKernelAFailedWriteLeavesTheMapsBitForBit fails each write of random changes once; the
+// preceding writes are undone.
 func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 	t.Parallel()
 	k := open(t, kerneltest.NewBPFFS(t))
@@ -719,7 +717,7 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 	for failures < 20 {
 		op := r.operation(t, m)
 		if op.name == "barrier" {
-			// it frees what it can, and tries the rest again
+			// it frees what it can, and retries the rest
 			if err := op.do(k); err != nil {
 				t.Fatal(err)
 			}
@@ -746,13 +744,13 @@ func TestKernelAFailedWriteLeavesTheMapsBitForBit(t *testing.T) {
 			failures++
 			if d := m.difference(k); d != "" {
 				if after := m.clone(); true {
-					// the second store of a move: it is done
+					// after the second store of a move, the move is complete
 					op.then(after)
 					if e := after.difference(k); e != "" {
 						t.Fatalf("%s, write %d failed: %s", op.name, n+1, d)
 					}
 					if ds, err := k.Audit(true); err != nil || len(ds) == 0 {
-						t.Fatalf("%s, write %d failed: audit says %q, %v", op.name, n+1, ds, err)
+						t.Fatalf("%s, write %d failed: audit finds %q, %v", op.name, n+1, ds, err)
 					}
 					m = after
 				}

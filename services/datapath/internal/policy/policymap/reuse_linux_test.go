@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
-// TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain: a table that cannot be
-// adopted denies everything to the endpoints whose words name it. If its number
-// were given out again, they would get the policy of others.
+// TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain: a table that cannot be adopted denies
+// everything to the endpoints that refer to it. If its ID were reused, they would get another
+// endpoint's policy.
 func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 	dir := kerneltest.NewBPFFS(t)
 	k := open(t, dir)
@@ -46,7 +46,7 @@ func TestKernelNumberOfADamagedTableInUseIsNotGivenOutAgain(t *testing.T) {
 			t.Fatalf("table number %d: %v", defined, err)
 		}
 		if id == damaged {
-			t.Fatalf("table %d, which slot %d names, was given out again after %d others", id, e.Slot, defined)
+			t.Fatalf("table ID %d, to which slot %d refers, was reused after %d others", id, e.Slot, defined)
 		}
 		defined++
 	}

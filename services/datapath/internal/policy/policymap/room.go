@@ -8,22 +8,22 @@ import (
 	"slices"
 )
 
-// span is a run of array elements.
+// span is a range of array elements.
 type span struct{ base, n int }
 
 func (s span) end() int { return s.base + s.n }
 
-// rangeRoom gives out runs of an array.
+// rangeRoom allocates ranges of an array.
 type rangeRoom struct {
 	size int
-	free []span // by base; no two touch
+	free []span // sorted by base; adjacent ranges are merged
 }
 
 func newRangeRoom(size int) rangeRoom {
 	return rangeRoom{size: size, free: []span{{0, size}}}
 }
 
-// available is the number of free elements, wherever they lie.
+// available returns the number of free elements.
 func (r *rangeRoom) available() int {
 	n := 0
 	for _, f := range r.free {
@@ -32,7 +32,7 @@ func (r *rangeRoom) available() int {
 	return n
 }
 
-// largest is the length of the longest free run.
+// largest returns the length of the longest free range.
 func (r *rangeRoom) largest() int {
 	n := 0
 	for _, f := range r.free {
@@ -41,8 +41,8 @@ func (r *rangeRoom) largest() int {
 	return n
 }
 
-// take returns the smallest free run of at least n elements, cut to n. An
-// empty run is always there.
+// take allocates n elements from the smallest free range that is large enough. An empty range is
+// always available.
 func (r *rangeRoom) take(n int) (span, bool) {
 	if n == 0 {
 		return span{}, true
@@ -61,8 +61,8 @@ func (r *rangeRoom) take(n int) (span, bool) {
 	return s, true
 }
 
-// takeAt takes one certain run, false if any part of it is taken already or
-// lies outside.
+// takeAt allocates a given range. It returns false if part of it is allocated already or out of
+// bounds.
 func (r *rangeRoom) takeAt(s span) bool {
 	if s.n == 0 {
 		return true
@@ -76,7 +76,7 @@ func (r *rangeRoom) takeAt(s span) bool {
 	return false
 }
 
-// cut removes s, which lies within the i-th free run.
+// cut removes s, which lies within the i-th free range.
 func (r *rangeRoom) cut(i int, s span) {
 	f := r.free[i]
 	var left []span
@@ -89,7 +89,7 @@ func (r *rangeRoom) cut(i int, s span) {
 	r.free = slices.Replace(r.free, i, i+1, left...)
 }
 
-// give returns a run that was taken.
+// give frees an allocated range.
 func (r *rangeRoom) give(s span) {
 	if s.n == 0 {
 		return
@@ -106,8 +106,8 @@ func (r *rangeRoom) give(s span) {
 	}
 }
 
-// numbers gives out the numbers first to last in a circle, so that one rests
-// as long as possible before it is used again.
+// numbers allocates the numbers first to last round robin, so that a number is unused as long as
+// possible before it is reused.
 type numbers struct {
 	first, last, next int
 	used              []bool
@@ -133,7 +133,7 @@ func (u *numbers) take() (int, bool) {
 	return 0, false
 }
 
-// takeAt marks a number as used, whoever uses it.
+// takeAt marks a number as used, even if it already is.
 func (u *numbers) takeAt(i int) {
 	if i >= u.first && i <= u.last && !u.used[i] {
 		u.used[i] = true

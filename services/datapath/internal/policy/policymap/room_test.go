@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestFreedRangesMergeAndNeverOverlap compares with a plain array of what
-// is taken.
+// TestFreedRangesMergeAndNeverOverlap compares with a plain array of allocated elements.
 func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 	const size = 200
 	seed := rand.Uint64()

@@ -16,21 +16,20 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// firstTable is the first number that is made from a policy.
+// firstTable is the smallest ID of a table made from a policy.
 const firstTable = 16
 
-// noRoot fills the spare elements of a table's classes: it leads nowhere, so
-// that a class that does not exist is damage and no other table's verdict.
+// noRoot fills the spare elements of a table's classes. It is never a valid node, so that an
+// invalid class is reported as corrupt instead of using another table's verdict.
 const noRoot = ^uint32(0)
 
 // childBit marks a node's value as the index of another node.
 const childBit = 1 << 31
 
-// tableStore knows what is in the maps of tables and what is free. It is
-// guarded by the gate of Maps.
+// tableStore tracks used and free space in the maps of tables. The gate of Maps guards it.
 //
-// What is free is zero in the maps, but for sl_rule after a start. Whatever
-// else lies there was written by somebody else, or by a process that was killed.
+// Free space is zero in the maps, except in sl_rule after a start. Other contents there are
+// foreign, or leftovers of a killed process.
 type tableStore struct {
 	tableMaps
 
@@ -44,28 +43,27 @@ type tableStore struct {
 	setIDs  numbers
 	sumSeed maphash.Seed
 
-	rows           int // of sl_peer
+	rows           int // rows in sl_peer
 	rowRoom        int
-	prefixes       [2]int // of sl_cidr4, sl_cidr6
+	prefixes       [2]int // entries in sl_cidr4, sl_cidr6
 	prefixRoom     int
-	identities     []uint32 // words of sl_id as they were written
+	identities     []uint32 // entries of sl_id as they were written
 	identityClass  map[policytable.ClassKey]nodetable.IdentityClass
 	classKey       map[nodetable.IdentityClass]policytable.ClassKey
 	identityNumber numbers // of identity classes
 
-	// draining is what the next grace period will free, underWay what one that
-	// is under way will.
+	// draining is freed by the next grace period, underWay by the grace period in progress.
 	draining, underWay []*retired
 }
 
-// retired is something that a program run may still be using.
+// retired is something that a running program may still use.
 type retired struct {
 	what string
 	free func() error
-	lt   *liveTable // the table, or the place that it has left; nil: another thing
+	lt   *liveTable // the table, or its former range; nil: neither
 }
 
-// liveTable is a table as it should be in the maps.
+// liveTable is the expected content of a table in the maps.
 type liveTable struct {
 	id     nodetable.ID
 	hash   [32]byte
@@ -78,25 +76,24 @@ type liveTable struct {
 	addresses *addressSet // nil: none
 
 	ruleSpan  span
-	classSpan span // with the range's head
+	classSpan span // includes the head
 	nodeSpan  span
 }
 
-// classHead is how many elements lie before class 0 of a table: they say where
-// its nodes are and how much room it has, so that one store of class_base
-// moves everything that may grow.
+// classHead is the number of elements before class 0 of a table. They hold the range of its nodes
+// and its capacity, so that one store of class_base moves everything that can grow.
 const classHead = 2
 
-// classCap and nodeCap are how many fit.
+// classCap and nodeCap are the capacities of the table's ranges.
 func (t *liveTable) classCap() int { return t.classSpan.n - classHead }
 func (t *liveTable) nodeCap() int  { return t.nodeSpan.n }
 
-// addressSet is a set of prefixes, shared by tables with equal ones.
+// addressSet is a set of prefixes, shared by all tables with equal prefixes.
 type addressSet struct {
 	id       uint32
 	prefixes map[netip.Prefix]policytable.PrefixClasses
-	count    [2]int // by family
-	sum      uint64 // of the prefixes, whatever their order
+	count    [2]int // by address family
+	sum      uint64 // hash of the prefixes, independent of their order
 	refs     int
 }
 
@@ -130,20 +127,20 @@ func newTableStore(tm tableMaps) *tableStore {
 	}
 }
 
-// quarter is what one table may have of a map.
+// quarter is the largest part of a map that one table may use.
 func quarter(size int) int { return size / 4 }
 
-// reserve is kept free for changes of tables that are in use.
+// reserve is kept free for changes of tables in use.
 func reserve(size int) int { return (size + 9) / 10 }
 
-// fitsRange checks a run that a new table needs.
+// fitsRange checks a range that a new table needs.
 func fitsRange(mapName string, r *rangeRoom, need int) error {
 	free := min(r.available()-reserve(r.size), r.largest())
 	return fits(mapName, need, need, max(free, 0), r.size)
 }
 
-// fits compares the entries that are needed now, and those that the table has
-// with them, with what there is.
+// fits compares the entries needed now with the free ones, and the table's total with the limit of
+// one table.
 func fits(mapName string, need, total, free, size int) error {
 	if need > free || total > quarter(size) {
 		return &nodetable.NoCapacityError{Map: mapName, Need: need, Free: free, Limit: quarter(size)}
@@ -159,18 +156,18 @@ func (s *tableStore) live(t nodetable.ID) (*liveTable, error) {
 	return nil, fmt.Errorf("table %d: %w", t, nodetable.ErrNoTable)
 }
 
-// leaving is everything that is retired and not free yet.
+// leaving returns everything that is retired and not freed yet.
 func (s *tableStore) leaving() []*retired { return slices.Concat(s.draining, s.underWay) }
 
-// beginDrain returns what a grace period beginning now will free.
+// beginDrain returns what a grace period starting now will free.
 func (s *tableStore) beginDrain() []*retired {
 	rs := s.draining
 	s.draining, s.underWay = nil, append(s.underWay, rs...)
 	return rs
 }
 
-// endDrain ends the grace period: what was retired is freed, or waits for the
-// next one if it failed or cannot be freed.
+// endDrain frees retired objects if the grace period passed. If it failed, or an object cannot be
+// freed, the object waits for the next one.
 func (s *tableStore) endDrain(rs []*retired, passed bool) error {
 	var errs []error
 	for _, r := range rs {
@@ -185,7 +182,7 @@ func (s *tableStore) endDrain(rs []*retired, passed bool) error {
 	return errors.Join(errs...)
 }
 
-// ruleValues, nodeValues and classValues turn contents into what the maps hold.
+// ruleValues, nodeValues and classValues encode contents for the maps.
 
 func ruleValues(rules []policytable.Rule) []bpf.MapsSlRule {
 	vs := make([]bpf.MapsSlRule, len(rules))
@@ -208,7 +205,8 @@ func nodeValues(nodes []portNode, base int) []bpf.MapsSlPortNode {
 	return vs
 }
 
-// classValues is a whole range of sl_class: its head, the roots, and nothing.
+// classValues encodes the whole range of sl_class: the head, the roots, and noRoot for spare
+// elements.
 func (t *liveTable) classValues() []uint32 {
 	vs := make([]uint32, t.classSpan.n)
 	vs[0], vs[1] = uint32(t.nodeSpan.base)<<16|uint32(t.nodeCap()), uint32(t.classCap())
@@ -222,7 +220,7 @@ func (t *liveTable) classValues() []uint32 {
 	return vs
 }
 
-// fillHeader points the header to the ranges and the set.
+// fillHeader fills the header with the ranges and the address set.
 func (t *liveTable) fillHeader() {
 	t.header.PeerSet = uint32(t.id)
 	t.header.CidrSet = 0
@@ -255,7 +253,7 @@ func flags(c *nodetable.Content) uint16 {
 	return f
 }
 
-// sumOf is the part of a prefix in the sum of a set.
+// sumOf is the contribution of a prefix to the sum of a set.
 func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) uint64 {
 	return maphash.Comparable(s.sumSeed, struct {
 		prefix  netip.Prefix
@@ -263,7 +261,7 @@ func (s *tableStore) sumOf(p netip.Prefix, classes policytable.PrefixClasses) ui
 	}{p, classes})
 }
 
-// newSet numbers a set. Nothing is written.
+// newSet allocates the number of a set. It writes nothing.
 func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (*addressSet, error) {
 	id, ok := s.setIDs.take()
 	if !ok {
@@ -277,7 +275,7 @@ func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (
 	return a, nil
 }
 
-// keep lists a set that is in the maps, or will be.
+// keep adds a set that is in the maps, or will be.
 func (s *tableStore) keep(a *addressSet) {
 	s.sets[a.id] = a
 	s.bySum[a.sum] = append(s.bySum[a.sum], a)
@@ -286,7 +284,7 @@ func (s *tableStore) keep(a *addressSet) {
 	}
 }
 
-// forget is the reverse of keep.
+// forget is the inverse of keep.
 func (s *tableStore) forget(a *addressSet) {
 	delete(s.sets, a.id)
 	s.unlist(a)
@@ -305,7 +303,7 @@ func (s *tableStore) unlist(a *addressSet) {
 	}
 }
 
-// equalSet finds a set with just these prefixes.
+// equalSet returns an existing set of exactly these prefixes, or nil.
 func (s *tableStore) equalSet(blocks map[netip.Prefix]policytable.PrefixClasses) *addressSet {
 	var sum uint64
 	for p, classes := range blocks {
@@ -326,8 +324,8 @@ next:
 	return nil
 }
 
-// writeSet writes all prefixes of a set that nothing names. After an error none
-// of them remains.
+// writeSet writes all prefixes of a set that no table refers to yet. After an error none of them
+// remains.
 func (s *tableStore) writeSet(a *addressSet) error {
 	for p, classes := range a.prefixes {
 		if err := s.putPrefix(a.id, p, classes); err != nil {
@@ -345,8 +343,8 @@ func (s *tableStore) clearSet(a *addressSet) error {
 	return errors.Join(errs...)
 }
 
-// release ends a table's use of a set once no program run can still be on it
-// for that table's sake: until then nobody changes the set in place.
+// release ends a table's reference to a set after the next grace period. Until then, a program may
+// still use the set for that table, so the set must not be changed in place.
 func (s *tableStore) release(a *addressSet) {
 	s.draining = append(s.draining, &retired{
 		what: fmt.Sprintf("a use of address set %d", a.id),
@@ -354,7 +352,7 @@ func (s *tableStore) release(a *addressSet) {
 	})
 }
 
-// unref ends a use of a set. The last one takes it out of the maps.
+// unref drops a reference to a set. The last one removes it from the maps.
 func (s *tableStore) unref(a *addressSet) error {
 	if a == nil {
 		return nil
@@ -369,7 +367,7 @@ func (s *tableStore) unref(a *addressSet) error {
 	return nil
 }
 
-// fitsSet checks the room for prefixes of both families.
+// fitsSet checks the capacity for prefixes of both families.
 func (s *tableStore) fitsSet(count [2]int, kept int) error {
 	for f, n := range count {
 		if err := fits(familyMap[f], n, n, max(s.prefixRoom-kept-s.prefixes[f], 0), s.prefixRoom); err != nil {

@@ -15,25 +15,24 @@ import (
 // fanout is the number of entries in a portNode.
 const fanout = len(bpf.MapsSlPortNode{}.Hi)
 
-// portNode is a node of a tree of ranges over protocol << 16 | port: the first
-// entry whose high is not below the point is taken. high ascends, unused
-// entries repeat the last one, and the last high of a root is 0xFFFFFFFF.
+// portNode is a node of a tree of ranges over protocol << 16 | port. A lookup takes the first entry
+// whose high is not below the point. high ascends, unused entries repeat the last one, and the last
+// high of a root is 0xFFFFFFFF.
 type portNode struct {
 	high [fanout]uint32
-	// value of an entry: with childBit the index of another node in the same
-	// table; else bits 30 to 16 the number of an Admin rule (noAdminRule: none),
-	// bits 15 to 0 that of another tier's (noOtherRule: none).
+	// value of an entry: with childBit the index of another node of the same table; otherwise bits
+	// 30 to 16 are the number of an Admin rule (noAdminRule: none) and bits 15 to 0 the number of a
+	// rule of another tier (noOtherRule: none).
 	value [fanout]uint32
 }
 
-// treeBuilder adds the trees of classes to the nodes of a table. Equal nodes are
-// stored once.
+// treeBuilder adds the trees of classes to the nodes of a table. Equal nodes are stored once.
 type treeBuilder struct {
 	nodes []portNode
 	index map[portNode]uint32
 }
 
-// newTreeBuilder goes on behind nodes, which it does not change.
+// newTreeBuilder appends to nodes, without changing existing ones.
 func newTreeBuilder(nodes []portNode) *treeBuilder {
 	b := &treeBuilder{nodes: nodes[:len(nodes):len(nodes)], index: make(map[portNode]uint32, len(nodes))}
 	for i, n := range nodes {
@@ -42,8 +41,8 @@ func newTreeBuilder(nodes []portNode) *treeBuilder {
 	return b
 }
 
-// add returns the index of the root of a list, which has at most
-// nodetable.MaxRanges ranges: a tree of treeDepth nodes.
+// add returns the index of the root for a list of at most nodetable.MaxRanges ranges, which a tree
+// of depth treeDepth can hold.
 func (b *treeBuilder) add(ranges policytable.Ranges) uint32 {
 	var node portNode
 	type entry struct{ high, value uint32 }
@@ -75,7 +74,6 @@ func (b *treeBuilder) add(ranges policytable.Ranges) uint32 {
 	}
 }
 
-// addAll returns the roots of several lists.
 func (b *treeBuilder) addAll(classes []policytable.Ranges) []uint32 {
 	roots := make([]uint32, len(classes))
 	for i, ranges := range classes {
@@ -84,7 +82,6 @@ func (b *treeBuilder) addAll(classes []policytable.Ranges) []uint32 {
 	return roots
 }
 
-// packRules packs the rules of a range.
 func packRules(r policytable.PortRange) uint32 {
 	admin, rest := uint32(noAdminRule), uint32(noOtherRule)
 	if r.Admin != 0 {
@@ -96,7 +93,7 @@ func packRules(r policytable.PortRange) uint32 {
 	return admin<<16 | rest
 }
 
-// rangesOf reads the list of a root back. The tree was checked by checkTrees.
+// rangesOf decodes the list of a root. The tree must have passed checkTrees.
 func rangesOf(nodes []portNode, root uint32) policytable.Ranges {
 	var out policytable.Ranges
 	var walk func(n, first, until uint32)
@@ -133,9 +130,8 @@ func rangesOf(nodes []portNode, root uint32) policytable.Ranges {
 	return out
 }
 
-// checkTrees checks that every point leads to a value through each root, in at
-// most treeDepth steps, and that the values name rules that there are: what lies
-// in the maps may be corrupt.
+// checkTrees checks that from each root every point leads to a value within treeDepth steps, and
+// that all values refer to existing rules: the maps may be corrupt.
 func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: "+format, append([]any{pin.ErrInvalid}, args...)...)
@@ -164,7 +160,7 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 			}
 			if v&childBit == 0 {
 				if !names(uint16(v>>16), noAdminRule, min(rules, nodetable.MaxAdminRules)) || !names(uint16(v), noOtherRule, rules) {
-					return 0, bad("Nodes: node %d names a rule that is not there: %#x of %d", i, v, rules)
+					return 0, bad("Nodes: node %d refers to a missing rule: %#x of %d", i, v, rules)
 				}
 				continue
 			}
@@ -199,7 +195,7 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 	return nil
 }
 
-// names reports whether a number is "none" or that of a rule.
+// names reports whether a number is "none" or the number of a rule.
 func names(number, none uint16, rules int) bool {
 	return number == none || number >= 1 && int(number) <= rules
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// found is what a program finds at a point.
+// found returns the value that a program finds at a point.
 func found(t *testing.T, nodes []portNode, root, point uint32) uint32 {
 	t.Helper()
 	for range treeDepth {
@@ -30,8 +30,8 @@ func found(t *testing.T, nodes []portNode, root, point uint32) uint32 {
 	return 0
 }
 
-// drawnRanges are the ranges that some bytes stand for: each takes its distance
-// from the one before it, its length, and its rules.
+// drawnRanges decodes bytes into ranges: each range takes its distance from the previous one, its
+// length, and its rules.
 func drawnRanges(data []byte, scale uint32) policytable.Ranges {
 	var out policytable.Ranges
 	next := uint64(0)
@@ -47,8 +47,8 @@ func drawnRanges(data []byte, scale uint32) policytable.Ranges {
 	return out
 }
 
-// checkTree compares a tree with a walk over the ranges, at every border and at
-// random points, and what is read back with what was written.
+// checkTree compares a tree with a walk over the ranges, at every border and at random points, and
+// checks that it decodes to what was written.
 func checkTree(t *testing.T, b *treeBuilder, ranges policytable.Ranges, r *rand.Rand) {
 	t.Helper()
 	root := b.add(ranges)

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// tableMaps are the maps that hold tables. Every write goes through one of
-// the methods below, one map call or one store at a time.
+// tableMaps are the maps that hold tables. Every write goes through one of the methods below, one
+// map call or one store at a time.
 type tableMaps struct {
 	tableKeys, classKeys *ebpf.Map // sl_table_key, sl_class_key
 	ports, rules         *ebpf.Map // sl_ports, sl_rule
@@ -32,8 +32,8 @@ type tableMaps struct {
 	classMem []byte // sl_class
 	idMem    []byte // sl_id
 
-	// before is asked ahead of every write with the name of the map. What it
-	// answers fails the write. Only tests set it.
+	// before is called before every write with the name of the map. An error fails the write. Only
+	// tests set it.
 	before func(mapName string) error
 }
 
@@ -44,13 +44,13 @@ func (m *tableMaps) ask(mapName string) error {
 	return m.before(mapName)
 }
 
-// writeArray writes consecutive elements that no word leads to, or one.
+// writeArray writes consecutive elements that no program uses yet, or a single element.
 func writeArray[V any](tm *tableMaps, m *ebpf.Map, mapName string, base int, values []V) error {
 	if len(values) == 0 {
 		return nil
 	}
 	if m.Type() != ebpf.Array {
-		return fmt.Errorf("map %s: %w: it is no array", mapName, pin.ErrInvalid)
+		return fmt.Errorf("map %s: %w: it is not an array", mapName, pin.ErrInvalid)
 	}
 	if err := tm.ask(mapName); err != nil {
 		return err
@@ -74,7 +74,7 @@ func clearArray[V any](tm *tableMaps, m *ebpf.Map, mapName string, s span) error
 	return writeArray(tm, m, mapName, s.base, make([]V, s.n))
 }
 
-// storeWord stores an aligned 32-bit word of a mapped array of such.
+// storeWord stores a 32-bit element of a memory-mapped array.
 func (m *tableMaps) storeWord(mapName string, mem []byte, index int, v uint32) error {
 	if err := m.ask(mapName); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (m *tableMaps) storeWord(mapName string, mem []byte, index int, v uint32) e
 	return nil
 }
 
-// wordStride is the distance of two 32-bit values in a mapped array.
+// wordStride is the distance of two 32-bit elements in a memory-mapped array.
 var wordStride = pin.Stride(4)
 
 func element32(mem []byte, index int) *uint32 { return pin.Word32(mem, index*wordStride) }
@@ -93,22 +93,22 @@ const (
 	tableWords = tableSize / 8
 )
 
-// The words of sl_table that change while a table is in use.
+// The 64-bit words of sl_table that change while a table is in use.
 const (
 	setsWord   = 0 // peer_set, cidr_set
 	basesWord  = 1 // class_base, rule_base
 	countsWord = 2 // n_class, n_rule, flags
 
-	defaultsWord = 3 // def_class, of four kinds in each word
+	defaultsWord = 3 // def_class, four kinds in each word
 	defaultWords = int(identity.Kinds) * 2 / 8
 )
 
-// headerWords are a header as the map holds it.
+// headerWords views a header as the 64-bit words in the map.
 func headerWords(h *bpf.MapsSlTable) *[tableWords]uint64 {
 	return (*[tableWords]uint64)(unsafe.Pointer(h))
 }
 
-// storeHeader writes a header that no word names.
+// storeHeader writes the header of a table that no endpoint refers to.
 func (m *tableMaps) storeHeader(t nodetable.ID, h bpf.MapsSlTable) error {
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (m *tableMaps) storeHeader(t nodetable.ID, h bpf.MapsSlTable) error {
 	return nil
 }
 
-// storeHeaderWord changes a header by one store.
+// storeHeaderWord changes one word of a header by one store.
 func (m *tableMaps) storeHeaderWord(t nodetable.ID, h bpf.MapsSlTable, i int) error {
 	if err := m.ask(bpf.MapsMapSlTable); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (m *tableMaps) header(t nodetable.ID) bpf.MapsSlTable {
 
 func (m *tableMaps) class(i int) uint32 { return atomic.LoadUint32(element32(m.classMem, i)) }
 
-// storeClasses stores consecutive words of sl_class.
+// storeClasses stores consecutive elements of sl_class.
 func (m *tableMaps) storeClasses(base int, words []uint32) error {
 	for i, w := range words {
 		if err := m.storeWord(bpf.MapsMapSlClass, m.classMem, base+i, w); err != nil {
@@ -194,7 +194,7 @@ func (m *tableMaps) peer(set uint32, nc nodetable.IdentityClass) (uint32, bool, 
 	return class, true, nil
 }
 
-// prefixTrie is the map of a prefix's family, with the key in a set.
+// prefixTrie returns the map of a prefix's family, its name, and the key of the prefix in a set.
 func (m *tableMaps) prefixTrie(set uint32, p netip.Prefix) (*ebpf.Map, string, any) {
 	if p.Addr().Is4() {
 		return m.cidr4, bpf.MapsMapSlCidr4, &bpf.MapsSlCidrKey4{
@@ -206,9 +206,8 @@ func (m *tableMaps) prefixTrie(set uint32, p netip.Prefix) (*ebpf.Map, string, a
 	}
 }
 
-// bigEndian turns a number into one that lies in memory in network byte order,
-// and back: a trie compares its keys byte by byte. The programs are compiled
-// for little-endian machines only.
+// bigEndian converts a number to network byte order in memory, and back: a trie compares its keys
+// byte by byte. The programs are compiled for little-endian machines only.
 func bigEndian(v uint32) uint32 { return bits.ReverseBytes32(v) }
 
 func (m *tableMaps) putPrefix(set uint32, p netip.Prefix, classes policytable.PrefixClasses) error {
@@ -233,8 +232,7 @@ func (m *tableMaps) deletePrefix(set uint32, p netip.Prefix) error {
 	return nil
 }
 
-// prefix is what the trie says about a prefix: the value of the longest one
-// that holds all of it.
+// prefix looks up a prefix in the trie: the value of the longest stored prefix that contains it.
 func (m *tableMaps) prefix(set uint32, p netip.Prefix) (v bpf.MapsSlCidr, found bool, err error) {
 	trie, name, key := m.prefixTrie(set, p)
 	switch err := trie.Lookup(key, &v); {

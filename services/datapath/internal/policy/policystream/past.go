@@ -16,35 +16,34 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Past is the policy state that is enforced, also by earlier processes: what the
-// service may not fall behind without a reason. Its methods may be called
-// concurrently.
+// Past is the policy state that this or an earlier process enforced. The service must not fall
+// behind it without a reason. Its methods may be called concurrently.
 type Past struct {
 	memory Memory
 	log    *slog.Logger
 	due    chan struct{} // enforced has to be saved
-	saving sync.Mutex    // held while enforced is read and saved: a later save has a later state
+	saving sync.Mutex    // held while enforced is read and saved, so that saves are in order
 
 	mu       sync.Mutex
 	enforced Enforced // guarded by mu
-	unknown  error    // guarded by mu; why it is not known what was enforced
-	unsaved  string   // guarded by mu; why it is not on stable storage
+	unknown  error    // guarded by mu; why the enforced state is unknown
+	unsaved  string   // guarded by mu; why the state is not on stable storage
 }
 
-// NewPast returns a past in which nothing was enforced: call Recall. Without a
-// memory a service that lost its state is believed.
+// NewPast returns a Past in which nothing was enforced: call Recall. Without a memory, a service
+// that lost its state is trusted.
 func NewPast(m Memory, l *slog.Logger) *Past {
 	return &Past{memory: m, log: l, due: make(chan struct{}, 1)}
 }
 
-// Recall loads what was enforced before this process began.
+// Recall loads the state that an earlier process enforced.
 func (p *Past) Recall() {
 	if p.memory == nil {
 		return
 	}
 	enforced, err := p.memory.Load()
 	if err != nil {
-		p.log.Error("what was enforced before is not known: the tables stay until the policies are confirmed", log.Err(err))
+		p.log.Error("cannot read which policy revision was enforced before; the policy tables stay until the policies are confirmed", log.Err(err))
 		enforced = Enforced{}
 	}
 	p.mu.Lock()
@@ -52,28 +51,28 @@ func (p *Past) Recall() {
 	p.enforced, p.unknown = enforced, err
 }
 
-// Revision is the revision of the policies that is enforced, as far as it is known.
+// Revision returns the enforced policy revision, as far as it is known.
 func (p *Past) Revision() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.enforced.Revision
 }
 
-// Unsaved says why the state is not on stable storage; empty: it is.
+// Unsaved returns why the state is not on stable storage; empty if it is.
 func (p *Past) Unsaved() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.unsaved
 }
 
-// Before is what the service has to be no older than; nil: it may say anything.
+// Before returns the state that the service must not be older than; nil: any state is accepted.
 func (p *Past) Before() *Enforced {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.before()
 }
 
-// before is Before; mu is held.
+// before is Before with mu held.
 func (p *Past) before() *Enforced {
 	if p.unknown == nil && (p.enforced.State == "" || len(p.enforced.Sources) == 0) {
 		return nil
@@ -83,8 +82,8 @@ func (p *Past) before() *Enforced {
 	return &e
 }
 
-// Lags says why the service's state is not taken over at a barrier; empty: it is.
-// A state that lost its policies would open what they closed.
+// Lags returns why the service's state at a barrier is not adopted; empty if it is. A service that
+// lost policies must not lift them on the node.
 func (p *Past) Lags(b policytable.Barrier) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,11 +94,11 @@ func (p *Past) Lags(b policytable.Barrier) string {
 	what := "the policy service began another state"
 	switch {
 	case p.unknown != nil:
-		what = fmt.Sprintf("which revision that is cannot be read (%v)", p.unknown)
+		what = fmt.Sprintf("the record of that revision cannot be read (%v)", p.unknown)
 	case e.State == b.State && b.PolicyRevision >= e.Revision:
 		return ""
 	case e.State == b.State:
-		what = "the policy service went back"
+		what = "the policy service went back to an older revision"
 	}
 	revision := "what it enforced before"
 	if p.unknown == nil {
@@ -110,9 +109,9 @@ func (p *Past) Lags(b policytable.Barrier) string {
 		revision, what, b.PolicyRevision, strings.Join(b.Incomplete, ", "))
 }
 
-// Note notes the state that is enforced from here on. Another state is saved
-// before its tables are written: a kill in between must not make the service
-// prove again what it proved. A revision is saved by Save, beside everything else.
+// Note records the state that is enforced from now on. A new state is saved before its tables are
+// written: after a kill in between, the service need not prove again that it is complete. A new
+// revision of the same state is saved later by Save.
 func (p *Past) Note(b policytable.Barrier) {
 	if p.memory == nil || b.State == "" {
 		return
@@ -135,11 +134,11 @@ func (p *Past) Note(b policytable.Barrier) {
 	}
 }
 
-// saveAgain is the pause after a save that failed: a disk that was full has space again.
+// saveAgain is the pause after a failed save: a full disk may have space again.
 const saveAgain = 2 * time.Second
 
-// Save saves what Note noted, until ctx ends; then once more. What could not be saved is
-// tried again.
+// Save writes the recorded states until ctx ends, and a pending one at the end. It retries failed
+// writes.
 func (p *Past) Save(ctx context.Context) {
 	for done := false; !done; {
 		var again <-chan time.Time
@@ -161,7 +160,7 @@ func (p *Past) Save(ctx context.Context) {
 	}
 }
 
-// save saves what is enforced now, and reports a state that was not saved.
+// save writes the current state, and records an error.
 func (p *Past) save() {
 	p.saving.Lock()
 	defer p.saving.Unlock()
@@ -171,7 +170,7 @@ func (p *Past) save() {
 	text := ""
 	if err := p.memory.Save(e); err != nil {
 		if p.Unsaved() == "" {
-			p.log.Error("enforced policy revision not saved; it is tried again", log.Err(err))
+			p.log.Error("enforced policy revision not saved, trying again", log.Err(err))
 		}
 		text = fmt.Sprintf("the enforced policy revision is not on stable storage: %v", err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// disk keeps what was saved last. The save of revision 2 takes until it is freed.
+// disk keeps the last saved state. Saving revision 2 blocks until free is closed.
 type disk struct {
 	began, free chan struct{}
 
@@ -53,7 +53,7 @@ func TestAnotherStateIsSavedBehindTheRevisionThatIsBeingSaved(t *testing.T) {
 	for p.Revision() != 3 {
 		runtime.Gosched()
 	}
-	for range 1000 { // a save that does not wait comes first now
+	for range 1000 { // a save that does not wait would come first now
 		runtime.Gosched()
 	}
 	close(d.free)
@@ -64,7 +64,7 @@ func TestAnotherStateIsSavedBehindTheRevisionThatIsBeingSaved(t *testing.T) {
 	}
 }
 
-// fullDisk takes nothing until it has space.
+// fullDisk fails until it has space.
 type fullDisk struct {
 	space time.Time
 	saves int
@@ -79,8 +79,8 @@ func (d *fullDisk) Save(Enforced) error {
 	return nil
 }
 
-// The status said that the disk is full until the next change of policies, which may
-// be the next day.
+// Otherwise the status would report a full disk until the next change of policies, perhaps a day
+// later.
 func TestWhatCouldNotBeSavedIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &fullDisk{space: time.Now().Add(time.Minute)}
@@ -91,19 +91,19 @@ func TestWhatCouldNotBeSavedIsTriedAgain(t *testing.T) {
 		for revision := range uint64(2) {
 			p.Note(policytable.Barrier{State: "a", PolicyRevision: revision, Sources: []string{"grpc"}})
 		}
-		time.Sleep(time.Minute - time.Second) // of the bubble
+		time.Sleep(time.Minute - time.Second) // fake clock
 		if p.Unsaved() == "" {
-			t.Error("it is saved on a full disk")
+			t.Error("saved on a full disk")
 		}
-		time.Sleep(time.Second + saveAgain) // of the bubble
+		time.Sleep(time.Second + saveAgain) // fake clock
 		synctest.Wait()
 		saves := d.saves
 		if p.Unsaved() != "" || saves > 35 {
 			t.Errorf("with space again: %q after %d saves", p.Unsaved(), saves)
 		}
-		time.Sleep(time.Minute) // of the bubble
+		time.Sleep(time.Minute) // fake clock
 		if synctest.Wait(); d.saves != saves {
-			t.Errorf("%d saves of what is saved", d.saves-saves)
+			t.Errorf("%d saves of a saved state", d.saves-saves)
 		}
 		cancel()
 		work.Wait()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policystream is the stream of the policy service as the core of the
-// datapath sees it: what a subscription says, what comes, and how it is answered.
+// Package policystream defines the stream of the policy service as the datapath's core uses it: the
+// subscription, the messages, and the replies.
 package policystream
 
 import (
@@ -17,25 +17,25 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Subscription is how a stream begins.
+// Subscription is the first message of a stream.
 type Subscription struct {
 	Name        string
-	Incarnation string // of the last message that was carried out; empty: none
+	Incarnation string // of the last applied message; empty: none
 	Seq         uint64
 	Subjects    []uint32
 	Locations   map[netip.Addr]uint32
-	Enforced    *Enforced // that the service must not be behind; nil: nothing
+	Enforced    *Enforced // the service must not be older than this; nil: it may be
 }
 
-// Hold says that everything up to a message has come and is not enforced.
+// Hold reports that all messages up to Seq arrived and are not enforced.
 type Hold struct {
 	Seq      uint64
-	Revision uint64 // that stays enforced
+	Revision uint64 // the revision that stays enforced
 	Reason   string
 }
 
-// Nack says that a subject is closed in the direction of a table that has no room;
-// without a subject, that the message is refused as a whole.
+// Nack reports that a subject is closed in the direction of a table that exceeds the capacity;
+// without a subject, that the whole message is rejected.
 type Nack struct {
 	Seq     uint64
 	Subject uint32
@@ -43,8 +43,7 @@ type Nack struct {
 	Reason  string
 }
 
-// Stream is one subscription to the service. Recv is called by one goroutine,
-// the rest by another.
+// Stream is one subscription to the service. One goroutine calls Recv, another the other methods.
 type Stream interface {
 	Recv() (policytable.Message, error)
 	Subjects(add, remove []uint32) error
@@ -54,41 +53,41 @@ type Stream interface {
 	Nack(n Nack) error
 }
 
-// Service is where the tables come from. The stream ends with ctx.
+// Service is the source of tables. A stream ends with its ctx.
 type Service interface {
 	Subscribe(ctx context.Context, s Subscription) (Stream, error)
 }
 
-// Enforced is a policy state that the kernel enforces: what the service may not
-// fall behind without a reason.
+// Enforced is a policy state that the kernel enforces. The service must not fall behind it without
+// a reason.
 type Enforced struct {
-	State    string   // its name; empty: nothing was enforced
+	State    string   // name of the state; empty: nothing was enforced
 	Revision uint64   // of the policies
-	Sources  []string // that had policies
+	Sources  []string // sources that had policies
 }
 
-// Equal says whether they are the same.
+// Equal reports whether both are the same state.
 func (e Enforced) Equal(o Enforced) bool {
 	return e.State == o.State && e.Revision == o.Revision && slices.Equal(e.Sources, o.Sources)
 }
 
-// Memory keeps the state that was enforced last, over restarts and boots.
+// Memory saves the last enforced state, over restarts and reboots.
 type Memory interface {
-	// Load returns a zero Enforced if nothing was saved. After an error it
-	// is not known what was enforced.
+	// Load returns a zero Enforced if nothing was saved. After an error, the enforced state is
+	// unknown.
 	Load() (Enforced, error)
 	// Save returns when the state is on stable storage.
 	Save(e Enforced) error
 }
 
-// Health is whether a subscription is open.
+// Health is the connection state of a subscription.
 type Health struct {
 	mu        sync.Mutex
 	connected bool  // guarded by mu
-	err       error // guarded by mu; why not
+	err       error // guarded by mu; why it is not connected
 }
 
-// State says whether one is open, and why not.
+// State reports whether a subscription is open, and if not, why.
 func (h *Health) State() (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,7 +100,7 @@ func (h *Health) State() (bool, error) {
 	return false, h.err
 }
 
-// Set notes it.
+// Set updates the state and reports whether connected changed. A nil err keeps the last error.
 func (h *Health) Set(connected bool, err error) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,19 +112,19 @@ func (h *Health) Set(connected bool, err error) (changed bool) {
 	return changed
 }
 
-// ErrWaits: the service sends no tables before it has every policy once.
+// ErrWaits: the service sends no tables before it has received all policies once.
 var ErrWaits = errors.New("no endpoint gets its policies yet")
 
-// Told is what the service has been told in one subscription.
+// Told records the subjects and locations that one subscription has announced to the service.
 type Told struct {
 	Subjects  map[uint32]struct{}
 	Locations map[netip.Addr]uint32
 }
 
-// maxTold is how many changes one message may have.
+// maxTold bounds the changes in one message.
 const maxTold = 4096
 
-// Tell says what has changed of subjects and locations since.
+// Tell sends the changes of subjects and locations since the last call.
 func (t *Told) Tell(stream Stream, wanted func() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32)) error {
 	subjects, locations := wanted()
 	var add, remove []uint32
@@ -150,7 +149,7 @@ func (t *Told) Tell(stream Stream, wanted func() (subjects map[uint32]struct{}, 
 			gone = append(gone, addr)
 		}
 	}
-	// Locations first: a table that needs them is complete at once.
+	// Locations first, so that a table that needs them is complete at once.
 	if err := locate(stream, here, gone); err != nil {
 		return err
 	}

@@ -15,11 +15,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 )
 
-// Adopt reads what the kernel holds: tables, classes, identities, endpoints and
-// their words, all of which stay in force until the service speaks. trusted
-// says whether an endpoint's tables came from a policy service, so that a new
-// endpoint of the same identity may have them too. audited says which endpoints are in
-// audit mode.
+// Adopt reads the kernel's state: tables, identity classes, identities, and endpoints with their
+// policy entries. All of it stays enforced until the service sends its state. trusted reports
+// whether an endpoint's tables came from a policy service, so that new endpoints of the same
+// identity may get them, too. audited says which endpoints are in audit mode.
 func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audited) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -35,7 +34,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 			err = c.Validate()
 		}
 		if err != nil {
-			// It stays for those that use it, and nobody else will.
+			// Endpoints that use it keep it, but no other endpoint gets it.
 			a.log.Error("table is not adopted", "table", id, log.Err(err))
 			c = nodetable.Content{Table: policytable.Table{Classes: []policytable.Ranges{nil}}}
 		}
@@ -50,7 +49,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 	}
 	for _, e := range endpoints {
 		if e.Blocked() {
-			continue // whoever publishes it again attaches it
+			continue // attached when it is published again
 		}
 		a.endpoints.slots[e.Slot] = &slot{Binding: e}
 		s := a.subject(e.Identity)
@@ -59,7 +58,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
 		}
 	}
-	// of every endpoint: what the process before has left is not known
+	// for every endpoint, because the kernel's audit modes are unknown
 	a.auditAll = audited.All
 	if err := a.enforceAudit(context.Background(), audited, slices.Sorted(maps.Keys(a.endpoints.slots))); err != nil {
 		return err
@@ -68,7 +67,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 	return nil
 }
 
-// evaluated says whether a table is one that a policy service gave.
+// evaluated reports whether a table came from a policy service.
 func (a *Applier) evaluated(t nodetable.ID) bool {
 	_, ok := a.tables[t]
 	return ok || t == nodetable.Allow

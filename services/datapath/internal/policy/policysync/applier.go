@@ -17,39 +17,35 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// Config is what the applier has to know.
+// Config configures an Applier.
 type Config struct {
-	// Name of this subscriber, for the service's status.
+	// Name of this subscriber in the service's status.
 	Name    string
 	Kernel  Kernel
 	Service policystream.Service
-	// Addresses of other nodes wait for the tables to know their identity; nil:
-	// there are none.
+	// Addresses of other nodes wait until the tables know their identity; nil: there are none.
 	Addresses Addresses
-	// Wait is whether a new endpoint waits for its tables. Without, it begins
-	// with the table that lets in the local node alone.
+	// Wait makes new endpoints wait for their tables. Otherwise they start with the table that
+	// allows only the local node.
 	Wait bool
-	// Timeout is how long it waits at most. 0: 10 s.
+	// Timeout of that wait. 0: 10 s.
 	Timeout time.Duration
-	// Audit lets pass what the policies of this node's endpoints would deny, whatever
-	// SetAudit says.
+	// Audit keeps all endpoints of this node in audit mode, regardless of SetAudit.
 	Audit bool
-	// Linger is how long the tables of a subject stay after its last endpoint.
-	// 0: one minute.
+	// Linger is how long the tables of a subject stay after its last endpoint. 0: one minute.
 	Linger time.Duration
-	// Retry is the pause before what had no room is tried again. 0: 5 s.
+	// Retry is the pause before changes without capacity are retried. 0: 5 s.
 	Retry time.Duration
-	// Memory keeps what was enforced; nil: a service that lost its state is
-	// believed.
+	// Memory saves the enforced state; nil: a service that lost its state is trusted.
 	Memory policystream.Memory
-	// Changed is called, without any lock held, after the policy of slots has
+	// Changed is called, without any lock held, with the IDs of endpoints after their policy
 	// changed.
 	Changed func(slots []uint16)
-	Log     *slog.Logger // nothing is logged if nil
+	Log     *slog.Logger // nil: no logging
 	Now     func() time.Time
 }
 
-// The places between the writes of one message, named after what is done.
+// Fault points between the writes of one message, named after the completed step.
 var (
 	faultDefine   = fault.Register("datapath/policy/define")
 	faultGrow     = fault.Register("datapath/policy/grow")
@@ -62,46 +58,45 @@ var (
 	faultAck      = fault.Register("datapath/policy/ack")
 )
 
-// Applier keeps the kernel's tables as the service says.
+// Applier keeps the kernel's tables as the service sends them.
 type Applier struct {
 	cfg Config
 	log *slog.Logger
 
 	mu sync.Mutex
-	// What the kernel holds, as this process wrote or found it.
+	// The kernel's contents, as this process wrote or found them.
 	tables     map[nodetable.ID]*kernelTable // guarded by mu
 	identities *identities                   // guarded by mu
 	endpoints  *endpoints                    // guarded by mu
 
-	// What the service has said; nil before its first snapshot, and after an
-	// error that makes it worthless.
+	// The service's state; nil before its first snapshot, and after an error that invalidates it.
 	model       *model   // guarded by mu
-	incarnation string   // guarded by mu; of the last message that was carried out
+	incarnation string   // guarded by mu; of the last applied message
 	seq         uint64   // guarded by mu
 	next        incoming // guarded by mu
 	past        *policystream.Past
-	// refused is why nothing of the stream is carried out any more: it has a step
-	// that this process does not know.
+	// refused is why no further message of the stream is applied: it has a step that this process
+	// does not know.
 	refused string // guarded by mu
 
 	rooms    rooms                                      // guarded by mu
-	expected map[policytable.ID]policytable.BindSubject // guarded by mu; who has the tables of the message
-	unsaid   []policystream.Nack                        // guarded by mu; that answer no message
+	expected map[policytable.ID]policytable.BindSubject // guarded by mu; bindings of the tables that the message defines
+	unsaid   []policystream.Nack                        // guarded by mu; not yet sent, because they answer no message
 
-	// auditAll lets pass what the policies of all endpoints would deny.
+	// auditAll puts all endpoints into audit mode.
 	auditAll bool // guarded by mu
 
 	changed         chan struct{} // guarded by mu; closed and replaced when subjects change
 	synced          chan struct{} // closed after the first snapshot
-	bumpAll         bool          // guarded by mu; the process is new: what it would have bumped is not known
+	bumpAll         bool          // guarded by mu; the process is new, so the epochs that are due are unknown
 	highest         watermark     // guarded by mu
-	waiting         int           // guarded by mu; identities that are kept unknown
-	pendingCapacity bool          // guarded by mu; there may be some
+	waiting         int           // guarded by mu; identities kept unknown
+	pendingCapacity bool          // guarded by mu; changes may wait for capacity
 
-	drain   chan struct{} // something waits for a grace period
+	drain   chan struct{} // has a token when something waits for a grace period
 	session policystream.Health
 
-	// History says which policy evaluated an endpoint.
+	// History records which policy evaluated an endpoint.
 	History policyhistory.History
 
 	view summary
@@ -110,12 +105,12 @@ type Applier struct {
 // kernelTable is a table in the kernel.
 type kernelTable struct {
 	id       nodetable.ID
-	content  nodetable.Content // as it is there
+	content  nodetable.Content // its content in the kernel
 	owner    *serviceTable
-	meanings map[policytable.Meaning]uint16 // of classes; nil until it is asked for
+	meanings map[policytable.Meaning]uint16 // of classes; nil until first used
 }
 
-// New returns an applier that knows nothing yet: call Adopt.
+// New returns an empty applier: call Adopt.
 func New(cfg Config) *Applier {
 	if cfg.Log == nil {
 		cfg.Log = log.Discard()

@@ -29,11 +29,10 @@ const (
 
 var testAddrs = []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("192.0.2.7")}
 
-// testPoints lie at the ends of the ports that the rules of testStates have.
+// testPoints lie at the ends of the port ranges in testStates.
 var testPoints = []uint32{0, dns, web - 1, web, web + 1, lastTop}
 
-// testStates differ in rules, in which selectors are in use, in who is known,
-// and in ports.
+// testStates differ in rules, in the selectors used, in the known identities, and in ports.
 func testStates() []state {
 	allow := func(bit uint8, not bool, from, to uint32) testRule {
 		return testRule{bit, not, policytable.Allow, from, to}
@@ -87,13 +86,13 @@ func start(t *testing.T, k *fakeKernel) *Applier {
 	return a
 }
 
-// begin takes a snapshot.
+// load applies a snapshot.
 func (a *Applier) load(m policytable.Message) ([]policystream.Nack, error) {
 	a.begin(policystream.Subscription{}, m)
 	return a.apply(context.Background(), m)
 }
 
-// question is one that a packet asks.
+// question is one evaluation of a packet.
 type question struct {
 	slot  uint16
 	d     policytable.Direction
@@ -133,7 +132,7 @@ func (s state) answers(k *fakeKernel, qs []question) []bool {
 	return out
 }
 
-// same fails if the kernel does not say what it should.
+// same fails if the kernel's answers differ from the expected ones.
 func same(t *testing.T, what string, qs []question, got, want []bool) {
 	t.Helper()
 	for i := range qs {
@@ -143,7 +142,7 @@ func same(t *testing.T, what string, qs []question, got, want []bool) {
 	}
 }
 
-// oldOrNew has every verdict checked after every write.
+// oldOrNew checks every verdict after every write.
 func oldOrNew(t *testing.T, k *fakeKernel, qs []question, before, after []bool) {
 	k.after = func(what string) {
 		for i, got := range k.answers(qs) {
@@ -163,8 +162,7 @@ func (k *fakeKernel) epochs() map[uint16]uint32 {
 	return out
 }
 
-// evaluatedAgain fails if a connection that was allowed and is not any more would
-// not be looked at.
+// evaluatedAgain fails if a revoked connection would keep its cached verdict.
 func evaluatedAgain(t *testing.T, k *fakeKernel, qs []question, before, after []bool, epochs map[uint16]uint32) {
 	t.Helper()
 	for i, q := range qs {
@@ -196,7 +194,7 @@ func nothingLeft(t *testing.T, k *fakeKernel, st state) {
 	for id, c := range k.tables {
 		for nc := range c.Peers {
 			if !classes[nc] {
-				t.Fatalf("table %d has a row for identity class %d, which nobody has", id, nc)
+				t.Fatalf("table %d has a row for identity class %d, which no identity has", id, nc)
 			}
 		}
 	}
@@ -239,8 +237,8 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteWhenTheServiceBeganAnew(t *testing
 	}
 }
 
-// path is how one state becomes another, one change after the other: identities
-// come, policies change, identities go.
+// path splits the change between two states: identities are added, policies change, identities are
+// removed.
 func path(from, to state) []state {
 	both := maps.Clone(from.identities)
 	maps.Copy(both, to.identities)
@@ -278,14 +276,14 @@ func TestEveryVerdictIsOldOrNewAfterEveryWriteOfAChange(t *testing.T) {
 	}
 }
 
-// A process is killed after every number of writes; the next one finds a
-// service that has forgotten it.
+// A process is killed after each number of writes; the next one finds a service that has forgotten
+// it.
 //
 // INV-50, INV-55
 func TestKilledAfterAnyWriteTheNextProcessConvergesAndLeaksNothing(t *testing.T) {
 	states := testStates()
 	for i, from := range states {
-		for _, step := range []int{1, 3, 6} { // each state is left and reached thrice
+		for _, step := range []int{1, 3, 6} { // each state is left and reached three times
 			j := (i + step) % len(states)
 			to := states[j]
 			for change, way := range [][]state{{from, to}, path(from, to)[:2], path(from, to)[1:3], path(from, to)[2:]} {
@@ -297,7 +295,7 @@ func TestKilledAfterAnyWriteTheNextProcessConvergesAndLeaksNothing(t *testing.T)
 	}
 }
 
-// killedAt says whether there were so many writes.
+// killedAt reports whether there were that many writes.
 func killedAt(t *testing.T, name string, from, to state, snapshot bool, n int) bool {
 	t.Helper()
 	k := scene()
@@ -371,7 +369,7 @@ func TestRandomChangesKeepEveryVerdictOldOrNew(t *testing.T) {
 	}
 }
 
-// snapshotAgain is everything, from a service that forgot its reader.
+// snapshotAgain is a complete snapshot, from a service that forgot its subscriber.
 func (s *service) snapshotAgain(st state) policytable.Message {
 	t := newService(s.seq)
 	*s = *t
@@ -408,15 +406,15 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	want := st.answers(k, qs)
 	same(t, "as the new identity", qs, k.answers(qs), want)
 	if slices.Equal(before, want) {
-		t.Error("the two identities have the same policies: the test says nothing")
+		t.Error("the two identities have the same policies, so the test proves nothing")
 	}
 	if _, where := a.endpoints.wanted(); where[netip.MustParseAddr("10.0.0.1")] != 301 {
-		t.Errorf("the policy service is told %v", where)
+		t.Errorf("the policy service got locations %v", where)
 	}
 	if p, ok := a.History.Last(1); !ok || p.Egress != calls[0][0] || p.Ingress != calls[0][1] {
 		t.Errorf("history %+v", p)
 	}
-	// what failed half-way has happened
+	// a change that failed half-way has been made
 	failed := errors.New("the ipcache is full")
 	err := a.SetIdentity(t.Context(), 1, 300, func(egress, ingress nodetable.ID) (uint32, error) {
 		epoch, _ := k.SetPolicy(1, egress, ingress)
@@ -432,8 +430,8 @@ func TestAnEndpointTakesAnotherIdentityOnlyWithItsTables(t *testing.T) {
 	}
 }
 
-// TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated until there is room: what its
-// former identity is allowed does not stay. A change that may be refused changes nothing.
+// TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated until there is capacity: the
+// permissions of its former identity end. A change that may fail changes nothing.
 //
 // INV-70
 func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
@@ -459,7 +457,7 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 	}
 	before := k.answers(qs)
 	if err := a.SetIdentity(t.Context(), 1, 301, set); !errors.Is(err, nodetable.ErrNoCapacity) {
-		t.Errorf("a change that may be refused: %v", err)
+		t.Errorf("a change that may fail: %v", err)
 	}
 	same(t, "refused", qs, k.answers(qs), before)
 	reason, err := a.SetIdentityOrIsolate(t.Context(), 1, 301, set)
@@ -485,8 +483,8 @@ func TestAnEndpointWhoseTablesDoNotFitTakesItsIdentityIsolated(t *testing.T) {
 	}
 }
 
-// TestAnEndpointIsIsolatedWhilePoliciesAreHeld: the service says what is not taken over, so
-// the tables of the new identity are not known. While it is away, nothing changes.
+// TestAnEndpointIsIsolatedWhilePoliciesAreHeld: the service's state is not adopted, so the tables
+// of the new identity are unknown. While the service is silent, nothing changes.
 func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 	k, st := scene(), testStates()[3]
 	a, s := start(t, k), newService(1)
@@ -516,7 +514,7 @@ func TestAnEndpointIsIsolatedWhilePoliciesAreHeld(t *testing.T) {
 		e.Egress != nodetable.Pending || e.Ingress != nodetable.Pending {
 		t.Errorf("%q, %v; endpoint %+v", reason, err, e)
 	}
-	// One whose tables are there gets them.
+	// An identity whose tables exist gets them.
 	reason, err = a.SetIdentityOrIsolate(t.Context(), 1, 301, func(egress, ingress nodetable.ID) (uint32, error) {
 		k.endpoints[1].Identity = 301
 		return k.SetPolicy(1, egress, ingress)

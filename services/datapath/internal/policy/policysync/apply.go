@@ -11,17 +11,17 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// work is what one message changes beyond its writes.
+// work collects the effects of one message that follow its writes.
 type work struct {
 	ctx     context.Context
-	bump    map[uint16]struct{} // slots whose connections have to be evaluated again
-	flips   []uint16            // slots whose policy has changed
+	bump    map[uint16]struct{} // endpoints whose connections have to be evaluated again
+	flips   []uint16            // endpoints whose policy has changed
 	nacks   []policystream.Nack
-	entries []uint32 // identities whose words may change
+	entries []uint32 // identities whose entries may change
 	checks  bool     // tables or identity classes may have become unused
-	leveled bool     // the maps were divided for a table of the message
-	// keepClosed says that identities may still have the entries of before, of which rows
-	// are missing: tables go on treating peers without a row as unknown.
+	leveled bool     // level was called for the message
+	// keepClosed: identities may still have their old entries, for which rows are missing, so
+	// tables keep treating peers without a row as unknown.
 	keepClosed bool
 }
 
@@ -30,8 +30,8 @@ const maxSnapshot = 1 << 20
 
 func newWork(ctx context.Context) *work { return &work{ctx: ctx, bump: map[uint16]struct{}{}} }
 
-// apply carries out a message. After an error that is not the service's fault
-// the kernel may have part of it; the next snapshot puts that right.
+// apply applies a message. After an internal error the kernel may have part of it; the next
+// snapshot repairs that.
 func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []policystream.Nack, err error) {
 	w := newWork(ctx)
 	a.mu.Lock()
@@ -58,7 +58,7 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 			return nil, fmt.Errorf("message %d, steps[%d]: %w", m.Seq, i, err)
 		}
 	}
-	if a.next.undecided() { // of a service that sends no barrier
+	if a.next.undecided() { // from a service that sends no barrier
 		if err := a.decide(w, policytable.Barrier{}); err != nil {
 			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
 		}
@@ -72,13 +72,13 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 	return w.nacks, nil
 }
 
-// forgetStream has the next stream begin with everything.
+// forgetStream makes the next stream begin with a snapshot.
 func (a *Applier) forgetStream() {
 	a.model, a.incarnation, a.seq = nil, "", 0
 	a.next.drop()
 }
 
-// collect remembers a step of a snapshot, and decides what becomes of a complete one.
+// collect stores a step of a snapshot, and calls decide when the snapshot is complete.
 func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
 	if err := a.next.collect(st, seq, a.identities.number); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (a *Applier) collect(w *work, st policytable.Step, seq uint64) error {
 	return nil
 }
 
-// carryOut does one step.
+// carryOut applies one step.
 func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	m := a.model
 	var retired *serviceTable
@@ -150,7 +150,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	case policytable.DeletePrefix:
 		return a.prefix(w, m.tables[st.Table], st.Prefix, false)
 	case policytable.BindSubject:
-		if s := a.endpoints.subjects[uint32(st.Subject)]; s != nil { // else it was let go meanwhile
+		if s := a.endpoints.subjects[uint32(st.Subject)]; s != nil { // otherwise it was dropped meanwhile
 			s.dirty = true
 		}
 	case policytable.RemoveSubject:
@@ -173,7 +173,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	return nil
 }
 
-// forgotten returns the table that a step changes, if its content is forgotten.
+// forgotten returns the table that a step changes, if its content was dropped.
 func (m *model) forgotten(st policytable.Step) *serviceTable {
 	var t *serviceTable
 	switch st := st.(type) {
@@ -196,7 +196,7 @@ func (m *model) forgotten(st policytable.Step) *serviceTable {
 	return t
 }
 
-// settle ends a message: what was collected is done.
+// settle completes a message.
 func (a *Applier) settle(w *work) error {
 	if err := a.flushEntries(w); err != nil {
 		return err

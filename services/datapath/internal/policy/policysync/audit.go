@@ -12,11 +12,11 @@ import (
 
 // Subjects of differences.
 const (
-	SubjectEndpoint = "policy-word"   // the tables of an endpoint; the key is its slot
-	SubjectIdentity = "identity-word" // what the tables know of an identity
+	SubjectEndpoint = "policy-word"   // the tables of an endpoint; the key is its ID
+	SubjectIdentity = "identity-word" // the entry of an identity
 )
 
-// Difference is what the kernel holds otherwise than this process has written.
+// Difference is a deviation of the kernel from what this process wrote.
 type Difference struct {
 	Subject string
 	Key     string
@@ -24,8 +24,8 @@ type Difference struct {
 	Have    string
 }
 
-// Check compares the entries of endpoints and of identities with what was written,
-// and with repair writes them again.
+// Check compares the entries of endpoints and of identities with what was written, and with repair
+// writes them again.
 func (a *Applier) Check(repair bool) ([]Difference, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,7 +57,7 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 		errs = append(errs, a.cfg.Kernel.SetIdentities(changes))
 	}
 	if repair && len(diffs) > 0 {
-		// whoever was let through meanwhile is looked at again
+		// connections allowed by the wrong entries are evaluated again
 		errs = append(errs, a.cfg.Kernel.BumpEpochs())
 	}
 	return diffs, errors.Join(errs...)

@@ -35,9 +35,9 @@ func TestCheckFindsWhatWasChangedBehindItsBackAndRepairsIt(t *testing.T) {
 	qs := questions(k)
 	same(t, "repaired", qs, k.answers(qs), st.answers(k, qs))
 	if k.endpoints[3].Epoch == epochs[3] {
-		t.Error("connections that were let through stay")
+		t.Error("connections that were allowed by mistake keep their verdict")
 	}
 	if len(a.History.RuleSources(1, k.endpoints[1].Epoch, true, 1)) == 0 {
-		t.Error("the rules of a repaired endpoint are forgotten")
+		t.Error("the rules of a repaired endpoint are lost")
 	}
 }

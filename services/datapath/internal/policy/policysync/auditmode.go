@@ -13,9 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 )
 
-// SetAudit has the endpoints that are named, and no other, be in audit mode, unless
-// Config.Audit has all of them in it. An endpoint that leaves it has its connections
-// evaluated again before SetAudit returns.
+// SetAudit puts exactly the given endpoints into audit mode, or all with Config.Audit. Connections
+// of an endpoint that leaves audit mode are evaluated again before SetAudit returns.
 func (a *Applier) SetAudit(ctx context.Context, audited auditmode.Audited) error {
 	slots, err := a.setAudit(ctx, audited)
 	if len(slots) > 0 && a.cfg.Changed != nil {
@@ -36,7 +35,7 @@ func (a *Applier) setAudit(ctx context.Context, audited auditmode.Audited) (chan
 	return changed, a.enforceAudit(ctx, audited, changed)
 }
 
-// enforceAudit has some endpoints be in audit mode or not. The lock is held.
+// enforceAudit sets the audit mode of some endpoints. The lock is held.
 func (a *Applier) enforceAudit(ctx context.Context, audited auditmode.Audited, slots []uint16) error {
 	groups := map[bool][]uint16{}
 	for _, n := range slots {

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// away is a service that cannot be connected to until it is back, by the clock of
-// the bubble.
+// away is a service that is unreachable until a time of the fake clock.
 type away struct {
 	script
 	back  time.Time
@@ -54,7 +53,7 @@ func TestServiceThatIsBackIsSubscribedToAtOnce(t *testing.T) {
 	})
 }
 
-// A service that answers and ends each subscription is asked less and less often.
+// A service that answers but ends each subscription is called less and less often.
 func TestServiceThatEndsSubscriptionsIsAskedLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{subscribed: make(chan *scripted)}

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 )
 
-// BenchmarkPolicyOfOneOfManySubjects changes the policy of one of 200 subjects with tables of
-// their own.
+// BenchmarkPolicyOfOneOfManySubjects changes the policy of one of 200 subjects, each with its own
+// tables.
 func BenchmarkPolicyOfOneOfManySubjects(b *testing.B) {
 	const subjects = 200
 	k := newFakeKernel()

@@ -21,23 +21,23 @@ type slot struct {
 
 // subject is an identity of endpoints.
 type subject struct {
-	users int       // endpoints, and creations of some
-	until time.Time // when it is let go, if it has no users
-	// ready: both tables are in the kernel, and were heard of in this
-	// subscription, or found by a process that began.
+	users int       // endpoints, and creations in progress
+	until time.Time // when it is dropped, if it has no users
+	// ready: both tables are in the kernel, and were received in this subscription or adopted at
+	// the start.
 	ready           bool
 	egress, ingress nodetable.ID
 	revision        uint64
 	rules           [2][][]policytable.Source
 	proxies         [2]map[uint16]uint16
 	refusal         string
-	lacks           bool // a table has a part of its rules
-	dirty           bool // bindings have changed
+	lacks           bool // the kernel has only part of a table's rules
+	dirty           bool // its bindings have changed
 }
 
-// endpoints are the node's endpoints by slot, and their identities: the subjects whose tables
-// this process subscribes to. A subject without endpoints stays for a while. The lock of the
-// Applier guards them.
+// endpoints holds the node's endpoints by ID, and their identities: the subjects whose tables this
+// process subscribes to. A subject without endpoints stays for a while. The lock of the Applier
+// guards it.
 type endpoints struct {
 	now      func() time.Time
 	linger   time.Duration
@@ -53,8 +53,8 @@ func newEndpoints(now func() time.Time, linger time.Duration) *endpoints {
 	}
 }
 
-// subject returns the memory of an identity that has, or had, endpoints. A fresh one has the
-// tables of an endpoint that waits for its own.
+// subject returns the subject of an identity, and creates it if needed. A new one has the tables of
+// an endpoint that waits for its policy.
 func (e *endpoints) subject(id uint32) (s *subject, fresh bool) {
 	if s := e.subjects[id]; s != nil {
 		return s, false
@@ -65,7 +65,7 @@ func (e *endpoints) subject(id uint32) (s *subject, fresh bool) {
 	return s, true
 }
 
-// use keeps a subject until it is released as often.
+// use keeps a subject until the matching release.
 func (s *subject) use() {
 	s.users++
 	s.until = time.Time{}
@@ -79,7 +79,7 @@ func (e *endpoints) release(s *subject) {
 	}
 }
 
-// subscriptionChanged wakes who tells the service.
+// subscriptionChanged wakes the goroutine that updates the subscription.
 func (e *endpoints) subscriptionChanged() {
 	select {
 	case e.wake <- struct{}{}:
@@ -87,7 +87,7 @@ func (e *endpoints) subscriptionChanged() {
 	}
 }
 
-// wanted is what the service shall know now.
+// wanted returns the current subscription.
 func (e *endpoints) wanted() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
 	now := e.now()
 	subjects, locations = map[uint32]struct{}{}, map[netip.Addr]uint32{}
@@ -107,8 +107,8 @@ func (e *endpoints) wanted() (subjects map[uint32]struct{}, locations map[netip.
 	return subjects, locations
 }
 
-// letGo ends the wait of subjects without endpoints, the oldest first, while
-// there are more than one subscription may have.
+// letGo drops lingering subjects without endpoints, the oldest first, while there are more than a
+// subscription may have.
 func (e *endpoints) letGo(subjects map[uint32]struct{}) {
 	if len(subjects) <= maxSubjects {
 		return
@@ -126,8 +126,8 @@ func (e *endpoints) letGo(subjects map[uint32]struct{}) {
 	}
 }
 
-// gone is a subject that the service has no more. Endpoints that have the
-// identity all the same keep their tables.
+// gone marks a subject that the service has removed. Endpoints that still have the identity keep
+// their tables.
 func (e *endpoints) gone(id uint32) {
 	s := e.subjects[id]
 	if s == nil {
@@ -139,7 +139,7 @@ func (e *endpoints) gone(id uint32) {
 	}
 }
 
-// slotsOf returns the slots of the endpoints of a subject, in order.
+// slotsOf returns the IDs of the endpoints of a subject, sorted.
 func (e *endpoints) slotsOf(id uint32) (list []uint16) {
 	for n, at := range e.slots {
 		if at.Identity == id {
@@ -150,7 +150,7 @@ func (e *endpoints) slotsOf(id uint32) (list []uint16) {
 	return list
 }
 
-// evaluatedBy returns the slots of the endpoints that a table evaluates.
+// evaluatedBy returns the IDs of the endpoints that a table evaluates.
 func (e *endpoints) evaluatedBy(t nodetable.ID) (list []uint16) {
 	for n, at := range e.slots {
 		if at.Egress == t || at.Ingress == t {
@@ -160,8 +160,8 @@ func (e *endpoints) evaluatedBy(t nodetable.ID) (list []uint16) {
 	return list
 }
 
-// used is the tables that evaluate an endpoint, or are ready for one, with the slots that
-// they evaluate, once for each direction.
+// used returns the tables that evaluate an endpoint, or are ready for one, with the IDs of the
+// endpoints that they evaluate, once for each direction.
 func (e *endpoints) used() map[nodetable.ID][]uint16 {
 	out := map[nodetable.ID][]uint16{}
 	for n, at := range e.slots {
@@ -178,7 +178,7 @@ func (e *endpoints) used() map[nodetable.ID][]uint16 {
 	return out
 }
 
-// policyOf is what evaluates a slot.
+// policyOf returns the policy of an endpoint.
 func (e *endpoints) policyOf(n uint16) policyhistory.Policy {
 	at := e.slots[n]
 	p := policyhistory.Policy{Egress: at.Egress, Ingress: at.Ingress, Epoch: at.Epoch, Audit: at.audit}

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// What the tests on a real kernel share with those on the fake one.
+// Shared by the tests on a real kernel and on the fake one.
 type (
 	TestState   = state
 	TestService = service
@@ -24,18 +24,18 @@ var (
 	TestPoints     = testPoints
 )
 
-// Snapshot is a message with a whole state.
+// Snapshot returns a message with a complete state.
 func (s *service) Snapshot(st state) policytable.Message { return s.snapshot(st) }
 
-// Change is a message that leads to a state.
+// Change returns a message that leads to a state.
 func (s *service) Change(st state) policytable.Message { return s.change(st) }
 
-// Allows is the truth.
+// Allows is the expected verdict.
 func (s state) Allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	return s.allows(subject, d, peer, addr, point)
 }
 
-// Figures are how many tables and identities a state needs.
+// Figures returns how many tables and identities a state needs.
 func (s state) Figures() (tables, identities int) {
 	seen := map[string]bool{}
 	for _, list := range s.policies {
@@ -48,13 +48,13 @@ func (s state) Figures() (tables, identities int) {
 	return len(seen), len(s.identities)
 }
 
-// Load takes a snapshot.
+// Load applies a snapshot.
 func (a *Applier) Load(m policytable.Message) error {
 	_, err := a.load(m)
 	return err
 }
 
-// Apply takes a message that goes on.
+// Apply applies a later message.
 func (a *Applier) Apply(ctx context.Context, m policytable.Message) error {
 	_, err := a.apply(ctx, m)
 	return err

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// fakeKernel has maps with limits, and refuses what the real one refuses. One
-// write is one call, but for words, of which each is one.
+// fakeKernel has maps with limits, and rejects what the real one rejects. One call is one write,
+// except for SetIdentities, in which each entry is one.
 type fakeKernel struct {
 	tables     map[nodetable.ID]*nodetable.Content
 	next       nodetable.ID
@@ -35,12 +35,12 @@ type fakeKernel struct {
 
 	maxTables, maxRows, maxClasses int
 	maxTableRows                   int            // of one table
-	sizes                          nodetable.Size // of what is divided
+	sizes                          nodetable.Size // of the divided maps
 	maxPrefixes                    int            // of a table, for SetPrefix
 	maxNumbers                     int            // of identity classes; 0: any
 	writes                         int
 	bumps                          int
-	failAt                         int // number of the write that fails, and all after it; 0: none
+	failAt                         int // number of the first failing write; all later ones fail, too; 0: none
 	after                          func(what string)
 	barriers                       int
 }
@@ -57,7 +57,7 @@ func newFakeKernel() *fakeKernel {
 	}
 }
 
-// write counts a write that is about to be done.
+// write counts a write that is about to be made.
 func (k *fakeKernel) write() error {
 	if k.failAt > 0 && k.writes+1 >= k.failAt {
 		return errKilled
@@ -330,7 +330,7 @@ func (k *fakeKernel) RetireIdentityClasses(ncs ...nodetable.IdentityClass) error
 }
 
 func (k *fakeKernel) SetIdentities(ws map[uint32]nodetable.Identity) error {
-	for id, w := range ws { // in any order, as the real one may
+	for id, w := range ws { // in random order, as the real one may
 		if err := k.write(); err != nil {
 			return err
 		}
@@ -401,8 +401,7 @@ func (k *fakeKernel) Barrier(context.Context) error {
 	return nil
 }
 
-// allows evaluates a new connection as the programs do, for the identity side and
-// one address.
+// allows evaluates a new connection as the programs do, for the identity side and one address.
 func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	e := k.endpoints[slot]
 	t := e.Egress
@@ -420,7 +419,7 @@ func (k *fakeKernel) allows(slot uint16, d policytable.Direction, peer uint32, a
 	}
 	c := k.tables[t]
 	if c == nil {
-		panic(fmt.Sprintf("slot %d has table %d, which is not there", slot, t))
+		panic(fmt.Sprintf("slot %d has table %d, which does not exist", slot, t))
 	}
 	v := c.Classes[c.ClassOf(w)].At(point)
 	best := func(x, y uint16) uint16 {

@@ -41,7 +41,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	var tables [2]nodetable.ID
 	for d, b := range list {
 		if b.table != nil && a.model.tables[b.id] != b.table {
-			return nil // it has ended: the subject is about to be bound anew, or to go
+			return nil // the table has ended: the subject is about to be bound anew or removed
 		}
 		if b.table == nil || b.table.kernel != nil && !b.table.allowsTooMuch() {
 			tables[d] = kernelID(b)
@@ -53,7 +53,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 			}
 			continue
 		}
-		// The table that the subject had may allow what the new one denies.
+		// The subject's old table may allow what the new one denies.
 		tables[d] = nodetable.Pending
 		s.rules[d], s.proxies[d] = nil, nil
 		reason := refused(policytable.Direction(d), b) //nolint:gosec // 0 or 1
@@ -62,9 +62,9 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	}
 	switch {
 	case refusal != "" && s.refusal != refusal:
-		a.log.Warn("policy refused: its endpoints are isolated in that direction", "subject", id, "reason", refusal)
+		a.log.Warn("policy exceeds the capacity; its endpoints are isolated in that direction", "subject", id, "reason", refusal)
 	case refusal == "" && s.refusal != "":
-		a.log.Info("policy in force that had been refused", "subject", id)
+		a.log.Info("policy that had exceeded the capacity is enforced", "subject", id)
 	}
 	w.checks = true
 	s.refusal, s.ready, s.lacks = refusal, refusal == "", lacks
@@ -86,7 +86,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	return nil
 }
 
-// setPolicy flips one endpoint.
+// setPolicy changes the tables of one endpoint.
 func (a *Applier) setPolicy(e *slot, s *subject) error {
 	return a.History.Flip(e.Slot, a.cfg.Now(), func() (p policyhistory.Policy, err error) {
 		epoch, err := a.cfg.Kernel.SetPolicy(e.Slot, s.egress, s.ingress)
@@ -98,7 +98,7 @@ func (a *Applier) setPolicy(e *slot, s *subject) error {
 	})
 }
 
-// isolate closes the direction that a table evaluates for its endpoints.
+// isolate denies the traffic of the endpoints that a table evaluates, in its direction.
 func (a *Applier) isolate(k *kernelTable) error {
 	closed := func(t nodetable.ID) nodetable.ID {
 		if t == k.id {
@@ -128,7 +128,7 @@ func kernelID(b binding) nodetable.ID {
 	return b.table.kernel.id
 }
 
-// proxies are the kinds of proxy of the rules that redirect, by rule from 1 on.
+// proxies returns the kinds of proxy of the rules that redirect, by rule number from 1.
 func (b binding) proxies() (kinds map[uint16]uint16) {
 	if b.table == nil {
 		return nil
@@ -148,10 +148,10 @@ func (b binding) proxies() (kinds map[uint16]uint16) {
 	return kinds
 }
 
-// maxRefusal is how long a refusal may be; the API takes 1,024 characters.
+// maxRefusal bounds the length of a refusal; the API allows 1,024 characters.
 const maxRefusal = 1000
 
-// refused says why a table is not in the kernel, and whose rules it is made of.
+// refused describes why a table is not in the kernel, and the policies that its rules come from.
 func refused(d policytable.Direction, b binding) string {
 	shares := map[string]int{}
 	for _, sources := range b.rules {
@@ -167,7 +167,7 @@ func refused(d policytable.Direction, b binding) string {
 	for i, n := range names {
 		switch {
 		case i == 0:
-			text += fmt.Sprintf("; of its %d rules %s has the most, %d", len(b.rules), n, shares[n])
+			text += fmt.Sprintf("; most of its %d rules are from %s: %d", len(b.rules), n, shares[n])
 		case i < shown:
 			text += fmt.Sprintf(", %s %d", n, shares[n])
 		}
@@ -178,7 +178,7 @@ func refused(d policytable.Direction, b binding) string {
 	return text
 }
 
-// refreshView tells the history of everything but a flip: names, revision, refusal.
+// refreshView updates the history with everything except tables: names, revision, refusal.
 func (a *Applier) refreshView(w *work, id uint32) {
 	for _, n := range a.endpoints.slotsOf(id) {
 		a.History.Set(n, a.endpoints.policyOf(n), a.cfg.Now())
@@ -186,7 +186,7 @@ func (a *Applier) refreshView(w *work, id uint32) {
 	}
 }
 
-// revise brings the summary up to date after a message.
+// revise updates the summary after a message.
 func (a *Applier) revise() {
 	if a.pendingCapacity || len(a.model.missingRows) > 0 || a.model.unnumbered > 0 {
 		a.left()

@@ -10,16 +10,16 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// minPodIdentity is the first number that the identity service gives out. Those
-// below have a meaning that never changes.
+// minPodIdentity is the first number that the identity service assigns. The meaning of lower
+// numbers never changes.
 const minPodIdentity = 256
 
-// decide takes a complete snapshot over, or keeps the tables as they are.
+// decide adopts a complete snapshot, or keeps the tables if the service is behind.
 func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	why := a.past.Lags(b)
 	if why == "" {
 		if a.next.held != "" {
-			a.log.Warn("policies taken over that were behind what the kernel enforced",
+			a.log.Warn("policies adopted that had been older than the enforced ones",
 				"revision", b.PolicyRevision, "enforced", a.past.Revision())
 		}
 		a.setHeld("")
@@ -27,7 +27,7 @@ func (a *Applier) decide(w *work, b policytable.Barrier) error {
 		return a.replace(w, a.next.taken())
 	}
 	if a.next.held == "" {
-		a.log.Error("policies not taken over",
+		a.log.Error("policies not adopted",
 			"revision", b.PolicyRevision, "enforced", a.past.Revision(), "incomplete", b.Incomplete)
 	}
 	a.next.held = why
@@ -35,12 +35,12 @@ func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	select {
 	case <-a.synced:
 	default:
-		close(a.synced) // the service has said everything; nothing better comes by itself
+		close(a.synced) // the service has sent everything; nothing newer comes by itself
 	}
 	if slices.Contains(b.Incomplete, "identity") {
 		return nil
 	}
-	// A number without an identity may be another one's soon.
+	// A removed identity number may be reused soon.
 	var gone []uint32
 	for id := range a.identities.entries {
 		if _, ok := a.next.model.wants[id]; !ok && id >= minPodIdentity {
@@ -56,8 +56,8 @@ func (a *Applier) setHeld(why string) {
 	a.view.held = why
 }
 
-// makeUnknown makes identities unknown while the tables stay: to them a number means
-// what it meant, also if another label set gets it.
+// makeUnknown makes identities unknown while the tables stay: in these tables a number keeps its
+// old meaning, even if another label set gets the number.
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	want := make(map[uint32]nodetable.Identity, len(gone))
 	for _, id := range gone {
@@ -74,7 +74,7 @@ func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	return a.bumpAffected(w)
 }
 
-// holding is the revision that the kernel goes on enforcing, and why.
+// holding returns the revision that stays enforced, and why.
 func (a *Applier) holding() (revision uint64, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

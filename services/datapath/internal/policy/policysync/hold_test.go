@@ -57,14 +57,14 @@ func (m *memory) wait(t *testing.T, want policystream.Enforced) {
 	}
 }
 
-// at gives a message's barrier.
+// at sets a message's barrier.
 func at(m policytable.Message, b policytable.Barrier) policytable.Message {
 	m.Steps = slices.Clone(m.Steps)
 	m.Steps[slices.IndexFunc(m.Steps, func(s policytable.Step) bool { _, ok := s.(policytable.Barrier); return ok })] = b
 	return m
 }
 
-// verdicts are all answers of the kernel, for every peer that a state knows.
+// verdicts returns all answers of the kernel, for every peer in a state.
 func verdicts(k *fakeKernel) string {
 	var b strings.Builder
 	for _, slot := range []uint16{1, 2, 3} {
@@ -85,7 +85,7 @@ func verdicts(k *fakeKernel) string {
 	return b.String()
 }
 
-// words are what the kernel knows of identities.
+// known returns the kernel's entries of identities.
 func (k *fakeKernel) known() map[uint32]nodetable.Identity { w, _ := k.Identities(); return w }
 
 const stateA, stateB = "0123456789abcdef", "fedcba9876543210"
@@ -99,7 +99,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 		before  policytable.Barrier // closed if zero
 		forget  bool                // the memory cannot be read after the restart
 		after   policytable.Barrier
-		held    string // what the reason says; empty: the tables change
+		held    string // part of the reason; empty: the tables change
 		restart bool   // only with a restart of the datapath in between
 	}{
 		"another state, lower revision":      {after: policytable.Barrier{PolicyRevision: 0, State: stateB, Incomplete: incomplete}, held: "another state"},
@@ -110,10 +110,10 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 		"a backup that is complete":          {after: policytable.Barrier{PolicyRevision: 11, State: stateA}},
 		"the same":                           {after: policytable.Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}},
 		"more":                               {after: policytable.Barrier{PolicyRevision: 13, State: stateA, Incomplete: incomplete}},
-		"a service that names no state":      {after: policytable.Barrier{PolicyRevision: 1, Incomplete: incomplete}},
+		"a service without a state name":     {after: policytable.Barrier{PolicyRevision: 1, Incomplete: incomplete}},
 		"there were no policies":             {before: policytable.Barrier{PolicyRevision: 12, State: stateA}, after: policytable.Barrier{State: stateB, Incomplete: incomplete}},
-		"what was enforced cannot be read":   {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}, held: "cannot be read"},
-		"cannot be read, all is complete":    {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA}},
+		"the enforced state is unreadable":   {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}, held: "cannot be read"},
+		"unreadable, but complete      ":     {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA}},
 		"the kernel enforced no named state": {before: policytable.Barrier{PolicyRevision: 12}, after: policytable.Barrier{PolicyRevision: 1, State: stateB, Incomplete: incomplete}},
 	} {
 		for _, restart := range []bool{false, true} {
@@ -149,7 +149,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 
 				st = next(t, sc.subscribed)
 				if wants := c.forget || c.before.State != "" && len(c.before.Sources) > 0; (st.Enforced != nil) != wants {
-					t.Errorf("the subscription says that %+v is enforced, want that it says so: %t", st.Enforced, wants)
+					t.Errorf("the subscription reports %+v as enforced, want a report: %t", st.Enforced, wants)
 				}
 				sv := newService(2)
 				second := at(sv.snapshot(states[0]), c.after)
@@ -157,7 +157,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 				if c.held == "" {
 					st.expect(t, fmt.Sprint("ack ", second.Seq))
 					if got := verdicts(k); got == before {
-						t.Error("the tables stay, want those of the service")
+						t.Error("the tables stay, want the service's tables")
 					}
 					if got := a.Status(); got.Held != "" || got.Revision != c.after.PolicyRevision {
 						t.Errorf("status %+v", got)
@@ -166,9 +166,9 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 				}
 				hold := next(t, st.said)
 				if !strings.HasPrefix(hold, fmt.Sprintf("hold %d at revision ", second.Seq)) || !strings.Contains(hold, c.held) || !strings.Contains(hold, "sluice policy confirm") {
-					t.Errorf("said %q, want a hold for that %q", hold, c.held)
+					t.Errorf("sent %q, want a hold that contains %q", hold, c.held)
 				}
-				// Changes of the other state change nothing either.
+				// Changes of the other state have no effect, either.
 				third := at(sv.change(states[3]), c.after)
 				st.send(t, third)
 				if said := next(t, st.said); !strings.HasPrefix(said, fmt.Sprintf("hold %d ", third.Seq)) {
@@ -178,12 +178,12 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 					t.Errorf("verdicts changed while the service is behind:\n%s, want\n%s", got, before)
 				}
 				if got := k.known(); !maps.Equal(got, entries) {
-					t.Errorf("words changed: %v, want %v", got, entries)
+					t.Errorf("entries changed: %v, want %v", got, entries)
 				}
 				if got := a.Status(); !strings.Contains(got.Held, c.held) || !got.Synced {
 					t.Errorf("status %+v", got)
 				}
-				// Its sources complete, or an operator confirms.
+				// Its sources become complete, or an operator confirms.
 				done := c.after
 				done.Incomplete, done.Sources = nil, []string{"file"}
 				fourth := at(sv.change(states[3]), done)
@@ -206,7 +206,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 	}
 }
 
-// held plays until an applier holds the tables of states[2].
+// held runs an applier until it holds the tables of states[2].
 func held(t *testing.T, c Config) (*fakeKernel, *Applier, *script, *scripted, *service) {
 	t.Helper()
 	states := testStates()
@@ -222,13 +222,13 @@ func held(t *testing.T, c Config) (*fakeKernel, *Applier, *script, *scripted, *s
 	sv := newService(2)
 	st.send(t, at(sv.snapshot(states[0]), policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}))
 	if said := next(t, st.said); !strings.HasPrefix(said, "hold ") {
-		t.Fatalf("said %q, want a hold", said)
+		t.Fatalf("sent %q, want a hold", said)
 	}
 	return k, a, sc, st, sv
 }
 
-// The number may be given to other labels, which the tables that stay must not
-// take for the old ones.
+// The number may be assigned to other labels, which the remaining tables must not mistake for the
+// old ones.
 func TestIdentityThatEndsWhileTablesStayBecomesUnknown(t *testing.T) {
 	k, _, _, st, sv := held(t, Config{Wait: true})
 	if _, ok := k.known()[303]; !ok {
@@ -238,20 +238,20 @@ func TestIdentityThatEndsWhileTablesStayBecomesUnknown(t *testing.T) {
 	st.send(t, gone)
 	next(t, st.said)
 	if w, ok := k.known()[303]; ok {
-		t.Errorf("identity 303 is gone and has the word %+v", w)
+		t.Errorf("identity 303 was removed, but has the entry %+v", w)
 	}
 	if _, ok := k.known()[302]; !ok {
-		t.Error("identity 302 has lost its word")
+		t.Error("identity 302 has lost its entry")
 	}
 	again := sv.message([]policytable.Step{policytable.SetIdentity{Identity: 303, IdentityClass: sv.numbers[classKey(3, sv.selectors)]}, policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}})
 	st.send(t, again)
 	next(t, st.said)
 	if w, ok := k.known()[303]; ok {
-		t.Errorf("identity 303 is another one and has the word %+v", w)
+		t.Errorf("identity 303 was reused, but has the entry %+v", w)
 	}
 }
 
-// One that went while nothing was connected.
+// An identity that was removed while the service was not connected.
 func TestIdentityThatIsMissingInACompleteListingBecomesUnknown(t *testing.T) {
 	states := testStates()
 	k, m := scene(), &memory{}
@@ -285,7 +285,7 @@ func TestNewEndpointsWhileTablesStay(t *testing.T) {
 	err := a.Await(t.Context(), 305)
 	if !errors.Is(err, ErrUnavailable) || !errors.Is(err, ErrHeld) ||
 		!strings.Contains(err.Error(), "sluice policy confirm") {
-		t.Errorf("an identity without tables: %v, want %v with the way out", err, ErrUnavailable)
+		t.Errorf("an identity without tables: %v, want %v with what to do", err, ErrUnavailable)
 	}
 	_, a, _, _, _ = held(t, Config{})
 	if err := a.Await(t.Context(), 305); err != nil {
@@ -296,7 +296,7 @@ func TestNewEndpointsWhileTablesStay(t *testing.T) {
 		egress, ingress = e, i
 		return 9, 1, nil
 	}); err != nil || egress != nodetable.Pending || ingress != nodetable.Pending {
-		t.Errorf("it begins with tables %d and %d, %v; want %d, which lets in the local node alone", egress, ingress, err, nodetable.Pending)
+		t.Errorf("it begins with tables %d and %d, %v; want %d, which allows only the local node", egress, ingress, err, nodetable.Pending)
 	}
 }
 
@@ -306,14 +306,14 @@ func TestHeldStateIsListedAgainAfterALostConnection(t *testing.T) {
 	st.end <- errors.New("ended by the test")
 	st = next(t, sc.subscribed)
 	if a.Status().Held == "" {
-		t.Error("the status does not say any more that the tables stay")
+		t.Error("the status no longer reports that the tables stay")
 	}
 	if st.Enforced == nil || st.Enforced.Revision != 12 || st.Enforced.State != stateA || !slices.Equal(st.Enforced.Sources, []string{"grpc"}) {
-		t.Errorf("the subscription says that %+v is enforced", st.Enforced)
+		t.Errorf("the subscription reports %+v as enforced", st.Enforced)
 	}
 	st.send(t, at(newService(2).snapshot(testStates()[0]), policytable.Barrier{State: stateB, Incomplete: []string{"grpc"}}))
 	if said := next(t, st.said); !strings.HasPrefix(said, "hold ") || verdicts(k) != before {
-		t.Errorf("said %q; the verdicts are as before: %t", said, verdicts(k) == before)
+		t.Errorf("sent %q; verdicts unchanged: %t", said, verdicts(k) == before)
 	}
 }
 
@@ -324,7 +324,7 @@ func TestRevisionThatIsNotSavedIsReported(t *testing.T) {
 	sv := newService(1)
 	first := at(sv.snapshot(testStates()[2]), closed)
 	st.send(t, first)
-	st.expect(t, fmt.Sprint("ack ", first.Seq)) // what is not saved keeps no policy back
+	st.expect(t, fmt.Sprint("ack ", first.Seq)) // a failed save delays no policy
 	if got := a.Status().Unsaved; !strings.Contains(got, "no space left on device") {
 		t.Errorf("status: %q", got)
 	}
@@ -339,7 +339,7 @@ func TestRevisionThatIsNotSavedIsReported(t *testing.T) {
 	m.wait(t, policystream.Enforced{State: stateA, Revision: 13, Sources: []string{"grpc"}})
 	for end := time.Now().Add(servicetest.Patience); a.Status().Unsaved != ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the status still says that it is not saved")
+			t.Fatal("the status still reports that it is not saved")
 		}
 	}
 }

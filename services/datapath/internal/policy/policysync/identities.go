@@ -14,15 +14,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// identities are the kernel's entries of identities and the numbers of identity classes, as
-// this process wrote or found them. The lock of the Applier guards them.
+// identities holds the kernel's entries of identities and the numbers of identity classes, as this
+// process wrote or found them. The lock of the Applier guards it.
 type identities struct {
 	kernel    Kernel
 	addresses Addresses // nil: there are none
 
 	numbers map[policytable.ClassKey]nodetable.IdentityClass
-	entries map[uint32]nodetable.Identity   // none is zero
-	members map[nodetable.IdentityClass]int // identities with an entry of the class
+	entries map[uint32]nodetable.Identity   // no entry is zero
+	members map[nodetable.IdentityClass]int // number of identities with the class
 }
 
 func newIdentities(k Kernel, a Addresses) *identities {
@@ -32,8 +32,7 @@ func newIdentities(k Kernel, a Addresses) *identities {
 	}
 }
 
-// adopt reads what the kernel holds, and says which identities the tables of the process
-// before know.
+// adopt reads the kernel's entries, and tells Addresses which identities the adopted tables know.
 func (x *identities) adopt() error {
 	maps.Copy(x.numbers, x.kernel.IdentityClasses())
 	entries, err := x.kernel.Identities()
@@ -51,12 +50,12 @@ func (x *identities) adopt() error {
 		known = append(known, identity.Numeric(id))
 	}
 	if err := x.addresses.Gate(known); err != nil {
-		return fmt.Errorf("addresses whose identity no table knows: %w", err)
+		return fmt.Errorf("withhold the addresses of unknown identities: %w", err)
 	}
 	return nil
 }
 
-// set notes the entry of an identity; zero: it has none.
+// set stores the entry of an identity; zero removes it.
 func (x *identities) set(id uint32, entry nodetable.Identity) {
 	if old, ok := x.entries[id]; ok {
 		if x.members[old.Class]--; x.members[old.Class] == 0 {
@@ -70,7 +69,7 @@ func (x *identities) set(id uint32, entry nodetable.Identity) {
 	}
 }
 
-// number is the kernel's number of an identity class, 0 if there is no room for one.
+// number returns the kernel's number of an identity class, 0 if all numbers are used.
 func (x *identities) number(key policytable.ClassKey) (nodetable.IdentityClass, error) {
 	if nc, ok := x.numbers[key]; ok {
 		return nc, nil
@@ -86,8 +85,8 @@ func (x *identities) number(key policytable.ClassKey) (nodetable.IdentityClass, 
 	return nc, nil
 }
 
-// store writes entries. Before that no address is published with an identity that is about to
-// be unknown. publish follows once the caller has done what depends on the entries.
+// store writes entries. Before, it withdraws the addresses of identities that become unknown. Call
+// publish after everything that depends on the entries.
 func (x *identities) store(changes map[uint32]nodetable.Identity) error {
 	if going := x.where(changes, false); len(going) > 0 {
 		if err := x.addresses.Unknown(going...); err != nil {
@@ -103,7 +102,7 @@ func (x *identities) store(changes map[uint32]nodetable.Identity) error {
 	return nil
 }
 
-// publish has the addresses of identities published that every table knows now.
+// publish publishes the addresses of identities that all tables know now.
 func (x *identities) publish(changes map[uint32]nodetable.Identity) error {
 	known := x.where(changes, true)
 	if len(known) == 0 {
@@ -115,8 +114,8 @@ func (x *identities) publish(changes map[uint32]nodetable.Identity) error {
 	return nil
 }
 
-// where are the identities of changes that are known afterwards, or are not, if addresses wait
-// for that.
+// where returns the identities of changes that become known, or unknown; none if there are no
+// Addresses.
 func (x *identities) where(changes map[uint32]nodetable.Identity, known bool) (list []identity.Numeric) {
 	if x.addresses == nil {
 		return nil
@@ -129,7 +128,7 @@ func (x *identities) where(changes map[uint32]nodetable.Identity, known bool) (l
 	return list
 }
 
-// differing returns the entries that the kernel should have where it has another one.
+// differing returns the expected entries that differ from the kernel's.
 func (x *identities) differing(have map[uint32]nodetable.Identity) map[uint32]nodetable.Identity {
 	changes := map[uint32]nodetable.Identity{}
 	for id := range have {
@@ -140,7 +139,7 @@ func (x *identities) differing(have map[uint32]nodetable.Identity) map[uint32]no
 	return changes
 }
 
-// retireUnused ends the identity classes that no identity has, except those in use, and
+// retireUnused retires the identity classes that no identity has and that are not in use, and
 // returns how many.
 func (x *identities) retireUnused(inUse func(nodetable.IdentityClass) bool) (int, error) {
 	var classes []nodetable.IdentityClass

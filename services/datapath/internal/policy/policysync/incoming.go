@@ -8,37 +8,36 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// incoming is a snapshot that is not taken over. Nothing of it is written before it is
-// complete, because a service that began anew may have changed everything at once. A complete
-// one stays while the service is behind what was enforced; what follows belongs to it for as
-// long. The lock of the Applier guards it.
+// incoming is a snapshot that is not adopted yet. Nothing of it is written before it is complete,
+// because a restarted service may have changed everything at once. A complete snapshot stays here,
+// with all later messages, while the service is behind the enforced state. The lock of the Applier
+// guards it.
 type incoming struct {
-	model    *model // nil: no snapshot is on its way
+	model    *model // nil: no snapshot is being received
 	steps    int
 	complete bool
-	held     string // why a complete snapshot is not taken over
+	held     string // why a complete snapshot is not adopted
 }
 
-// begin begins a snapshot.
 func (n *incoming) begin() { *n = incoming{model: newModel()} }
 
-// drop forgets a snapshot that was not taken over.
+// drop discards the snapshot.
 func (n *incoming) drop() { *n = incoming{} }
 
-// taken returns the model, which is taken over now.
+// taken returns the model of the snapshot, which is adopted now.
 func (n *incoming) taken() *model {
 	m := n.model
 	n.drop()
 	return m
 }
 
-// collecting says whether a snapshot has begun and is not taken over.
+// collecting reports whether a snapshot has begun and is not adopted.
 func (n *incoming) collecting() bool { return n.model != nil }
 
-// undecided says whether a complete snapshot waits for the decision to take it over.
+// undecided reports whether a complete snapshot waits for decide.
 func (n *incoming) undecided() bool { return n.complete && n.held == "" }
 
-// collect remembers a step.
+// collect adds a step to the snapshot.
 func (n *incoming) collect(
 	st policytable.Step, seq uint64, number func(policytable.ClassKey) (nodetable.IdentityClass, error),
 ) error {

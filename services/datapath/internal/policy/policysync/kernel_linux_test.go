@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// watched calls after behind every write of the real maps, and fails from a
-// number of writes on, as if the process had been killed.
+// watched calls after behind every write of the real maps, and fails from a number of writes on, as
+// if the process had been killed.
 type watched struct {
 	kernel.Policies
 	after  func()
@@ -103,7 +103,7 @@ type stage struct {
 	kernel    *kernel.Kernel
 	evaluator kerneltest.Evaluator
 	maps      *watched
-	slots     map[uint16]uint32 // their identities
+	slots     map[uint16]uint32 // identities by slot
 	policies  *policysync.Applier
 }
 
@@ -135,7 +135,7 @@ func (s *stage) close() {
 	}
 }
 
-// start opens the maps, as a process that begins does.
+// start opens the maps, as a new process does.
 func (s *stage) start() {
 	s.t.Helper()
 	k, err := kernel.Open(s.t.Context(), kernel.Options{Dir: s.dir, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")}, EventsPerSecond: 1000})
@@ -146,8 +146,7 @@ func (s *stage) start() {
 	s.adopt()
 }
 
-// adopt begins anew with open maps: opening takes a second, most of it in the
-// verifier.
+// adopt creates a new applier on open maps: opening takes a second, most of it in the verifier.
 func (s *stage) adopt() {
 	s.t.Helper()
 	s.maps = &watched{Policies: s.kernel.Policies(), left: -1}
@@ -163,7 +162,7 @@ func (s *stage) restart() {
 	s.start()
 }
 
-// allows asks the live maps.
+// allows evaluates by the live maps.
 func (s *stage) allows(
 	e endpointmap.Endpoint, d policytable.Direction, peer uint32, addr netip.Addr, point uint32,
 ) bool {
@@ -183,7 +182,7 @@ func (s *stage) allows(
 	return side.Action != event.ActionDeny
 }
 
-// check has every verdict be that of one of the states.
+// check fails unless every verdict is the verdict of one of the states.
 func (s *stage) check(what string, states ...policysync.TestState) {
 	s.t.Helper()
 	list, err := s.kernel.Endpoints.List()
@@ -237,8 +236,8 @@ func (s *stage) holds(what string, st policysync.TestState) {
 // remoteAddr is an address on another node with an identity.
 func remoteAddr(id uint32) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, 0, byte(id - 300)}) }
 
-// published are the identities under which the ipcache has addresses of other
-// nodes. Each of them has to be known to the tables.
+// published returns the identities under which the ipcache has addresses of other nodes. The tables
+// must know each of them.
 func (s *stage) published(what string) (ids []uint32) {
 	s.t.Helper()
 	for id := uint32(300); id < 307; id++ {
@@ -259,9 +258,9 @@ func (s *stage) published(what string) (ids []uint32) {
 	return ids
 }
 
-// TestKernelIdentityBeforeAddress proves INV-53 for the addresses of other nodes:
-// behind every write, and behind one that fails, none is published with an
-// identity without a word, and in the end all are whose identity has one.
+// TestKernelIdentityBeforeAddress proves INV-53 for the addresses of other nodes: after every
+// write, also a failed one, no address is published with an unknown identity, and in the end all
+// addresses of known identities are.
 func TestKernelIdentityBeforeAddress(t *testing.T) {
 	s := newStage(t)
 	announce := func() {
@@ -282,11 +281,11 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 		s.maps.after = func() { hidden += 7 - len(s.published(name)) }
 		var err error
 		switch {
-		case round == 0 || round%3 == 2: // a service that began anew
+		case round == 0 || round%3 == 2: // a restarted service
 			runs++
 			service = policysync.NewTestService(runs)
 			err = s.policies.Load(service.Snapshot(states[n]))
-		case round%3 == 1: // a process that is killed in between, with the source away
+		case round%3 == 1: // a process that is killed in between, with the service unavailable
 			change := service.Change(states[n])
 			s.maps.left = round
 			err = s.policies.Apply(t.Context(), change)
@@ -326,9 +325,8 @@ func TestKernelIdentityBeforeAddress(t *testing.T) {
 	}
 }
 
-// Around all states and back, by changes and by snapshots of services that
-// began anew, with restarts of the process: the maps of the running kernel give
-// old or new verdicts behind every write.
+// Visits all states and returns, by changes and by snapshots of restarted services, with restarts
+// of the process: after every write the maps of the running kernel give old or new verdicts.
 //
 // INV-50, INV-51, INV-55
 func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
@@ -369,8 +367,8 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 		}
 	}
 	s.maps.after = nil
-	// Neither a new service nor a new process rewrites anything. A service that
-	// has seen many policies knows more kinds of peers than one that begins.
+	// Neither a new service nor a new process rewrites anything. A service that has seen many
+	// policies knows more kinds of peers than a new one.
 	if err := s.policies.Load(policysync.NewTestService(runs + 1).Snapshot(states[5])); err != nil {
 		t.Fatal(err)
 	}
@@ -390,8 +388,8 @@ func TestKernelVerdictsAreOldOrNewBehindEveryWrite(t *testing.T) {
 	}
 }
 
-// The process ends behind every write of a change; the next one finds the real
-// maps as they were left, and brings them to the new state.
+// The process ends after each write of a change in turn; the next one adopts the real maps in that
+// state, and brings them to the new state.
 //
 // INV-50, INV-55
 func TestKernelProcessThatEndsBehindAnyWriteLeavesNothing(t *testing.T) {

@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// A row without room concerns only the table that lacks it. The table treats the peers of
-// the row as unknown ones: every deny rule of a selector matches them, and no allow rule of
-// a selector does. Programs find no row and use the class of the peer's kind, so that the
-// table uses the class of unknown peers for that kind. Peers of the kind that need no row
-// are then unknown to the table, too.
+// A row without capacity affects only the table that lacks it. The table treats the peers of the
+// row as unknown: every deny rule with a selector matches them, and no allow rule with a selector
+// does. Programs find no row and use the default class of the peer's kind. So the table uses the
+// class of unknown peers for that kind, and other peers of the kind that need no row are unknown to
+// the table, too.
 
-// lacksRow notes that a table has no room for a row.
+// lacksRow records that the kernel has no capacity for a row of a table.
 func (m *model) lacksRow(t *serviceTable, nc nodetable.IdentityClass) {
 	if t.missing == nil {
 		t.missing = map[nodetable.IdentityClass]struct{}{}
@@ -28,14 +28,14 @@ func (m *model) lacksRow(t *serviceTable, nc nodetable.IdentityClass) {
 	m.missingRows[t] = struct{}{}
 }
 
-// hasRow notes that a table has a row, or does not need it any more.
+// hasRow records that a table has a row, or no longer needs it.
 func (m *model) hasRow(t *serviceTable, nc nodetable.IdentityClass) {
 	if delete(t.missing, nc); len(t.missing) == 0 {
 		delete(m.missingRows, t)
 	}
 }
 
-// lacks notes which rows a table in the kernel lacks.
+// lacks records which rows a table in the kernel lacks.
 func (m *model) lacks(t *serviceTable, there map[nodetable.IdentityClass]policytable.Class) {
 	for nc := range t.content.Peers {
 		if _, ok := there[nc]; !ok {
@@ -45,8 +45,8 @@ func (m *model) lacks(t *serviceTable, there map[nodetable.IdentityClass]policyt
 	_, t.unsafe = m.defaults(t)
 }
 
-// reduced returns the content of a table with room for so many rows. Rows whose peers may do
-// more without them come first.
+// reduced returns the content of a table with at most room rows. It keeps first the rows whose
+// peers would be allowed more without them.
 func (m *model) reduced(t *serviceTable, room int) nodetable.Content {
 	c := t.content.Clone()
 	unknown := c.DefaultClasses[identity.KindUnknown]
@@ -76,8 +76,8 @@ func (m *model) reduced(t *serviceTable, room int) nodetable.Content {
 	return c
 }
 
-// defaults returns the classes that a table in the kernel shall have for peers without a
-// row, and whether the peers of some missing rows may do more with them than with the rows.
+// defaults returns the default classes that a table in the kernel needs for its missing rows, and
+// whether the peers of some missing rows may do more with them than with the rows.
 func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.Class, unsafe bool) {
 	classes = t.content.DefaultClasses
 	unknown := classes[identity.KindUnknown]
@@ -102,9 +102,9 @@ func (m *model) defaults(t *serviceTable) (classes [identity.Kinds]policytable.C
 	return classes, unsafe || len(t.missing) > 0 && m.unsafeRows(t, closed)
 }
 
-// alignDefaults makes a table treat the peers of its missing rows as unknown ones, and no
-// others. If that would allow too much, the subjects of the table become dirty: flip isolates
-// them.
+// alignDefaults updates the default classes of a table, so that exactly the kinds of its missing
+// rows are treated as unknown. If that would allow too much, it marks the table's subjects dirty,
+// and flip isolates them.
 func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 	k := t.kernel
 	if k == nil {
@@ -136,7 +136,7 @@ func (a *Applier) alignDefaults(w *work, t *serviceTable) error {
 	return faultRows.Hit(w.ctx)
 }
 
-// alignFor prepares tables that lack the row of an identity for its new entry.
+// alignFor prepares tables that lack the row of an identity's class for the identity's new entry.
 func (a *Applier) alignFor(w *work, want map[uint32]nodetable.Identity) error {
 	if a.model == nil || len(a.model.missingRows) == 0 {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Bounds of what the service may make the process remember: some of what the
-// kernel holds at most.
+// Bounds on what the service can make the process store, derived from the capacity of the kernel's
+// maps.
 const (
 	maxTables          = 4096
 	maxIdentityClasses = 1 << 16
@@ -27,37 +27,37 @@ const (
 	maxAllRanges       = 1 << 19
 	maxAllClasses      = 1 << 18
 	maxAllRules        = 1 << 20
-	// maxAllNames is the text of rules' places, in bytes. They are for people:
-	// beyond it, rules have none.
+	// maxAllNames bounds the text of source locations, in bytes. Beyond it, rules have no
+	// locations.
 	maxAllNames = 128 << 20
 )
 
-// model is what the service has said. It is changed by taking steps, which
-// checks them; nothing of it reaches the kernel by that.
+// model is the service's state. Steps change it and are checked first; it changes nothing in the
+// kernel.
 type model struct {
 	classes     map[policytable.IdentityClass]identityClass
 	wants       map[uint32]want
 	tables      map[policytable.ID]*serviceTable
 	binds       map[uint32]*[2]binding
 	missingRows map[*serviceTable]struct{} // tables with missing rows
-	// kinds are those of the identities of a class, by the kernel's number: bit n is kind n.
+	// kinds of the identities of a class, by the kernel's number of the class: bit n is kind n.
 	kinds map[nodetable.IdentityClass]uint8
 	// unnumbered counts identity classes without a number in the kernel.
 	unnumbered int
 	revision   uint64
-	named      bool // the service names its state
+	named      bool // the service sends the name of its state
 	taken      [remembered]int
-	names      int // bytes
+	names      int // size of names in bytes
 }
 
-// identityClass is an identity class of the service with its number in the kernel, 0 if
-// there was no room.
+// identityClass is an identity class of the service with its number in the kernel, 0 if all numbers
+// were used.
 type identityClass struct {
 	key    policytable.ClassKey
 	number nodetable.IdentityClass
 }
 
-// want is what an identity is, with the service's number of its class.
+// want is the service's entry of an identity, with the service's number of the class.
 type want struct {
 	class policytable.IdentityClass
 	kind  identity.Kind
@@ -76,36 +76,35 @@ type binding struct {
 	tenant   shares.Tenant
 }
 
-// sourceBytes is what a Source takes beside its text.
+// sourceBytes is the size of a Source in addition to its text.
 const sourceBytes = 64
 
-// serviceTable is a table as the service has it, and where it is in the kernel.
+// serviceTable is a table as the service sent it, and its table in the kernel.
 type serviceTable struct {
 	id      policytable.ID
 	content nodetable.Content
-	kernel  *kernelTable // nil: it is not there
-	// classes leads from the service's classes to the kernel's; absent are those
-	// that the kernel has not.
+	kernel  *kernelTable // nil: not in the kernel
+	// classes maps the service's classes to the kernel's; Absent for missing ones.
 	classes []uint16
-	same    bool  // classes and nodes are numbered alike
-	part    *part // what of it is in the kernel; nil: all of it
-	// missing rows and prefixes had no room. Of a prefix the value says whether the
-	// table allows something without it that it denies with it.
+	same    bool  // classes and nodes have the same numbers
+	part    *part // the part that the kernel has; nil: all of it
+	// missing rows and prefixes had no capacity. The value of a prefix is true if the table allows
+	// something without it that it denies with it.
 	missing         map[nodetable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]bool
-	// unsafe says that the peers of some missing rows may do more as unknown peers than
-	// with their rows, because an unknown peer matches no pass rule of a selector.
+	// unsafe: the peers of some missing rows may do more as unknown peers than with their rows,
+	// because an unknown peer matches no pass rule with a selector.
 	unsafe bool
-	// forgotten says that the process remembers only that there is the table, because all
-	// tables together are too large. need is what the table takes of what may be remembered.
+	// forgotten: the content was dropped, because all tables together are too large. need is its
+	// size against the bounds.
 	forgotten bool
 	need      [remembered]int
-	err       error // why it is not in the kernel, or not wholly
+	err       error // why the kernel does not have it, or not completely
 	charge    charge
 }
 
-// allowsTooMuch reports whether the table in the kernel allows what the service's denies,
-// because a prefix or a row had no room.
+// allowsTooMuch reports whether the table in the kernel allows something that the service's table
+// denies, because a prefix or row had no capacity.
 func (t *serviceTable) allowsTooMuch() bool {
 	if t.unsafe {
 		return true
@@ -126,13 +125,12 @@ func newModel() *model {
 	}
 }
 
-// validIdentity says whether the kernel has a place for the number.
+// validIdentity reports whether the kernel has an entry for the number.
 func validIdentity(id uint32) bool {
 	return identity.Numeric(id).Scope() != identity.ScopeInvalid
 }
 
-// take checks a step and remembers it. Identity classes come with the number that
-// the kernel gave.
+// take checks and applies a step. number returns the kernel's number of an identity class.
 func (m *model) take(st policytable.Step, seq uint64, number func(policytable.ClassKey) (nodetable.IdentityClass, error)) error {
 	switch st := st.(type) {
 	case policytable.DefineIdentityClass:
@@ -194,7 +192,7 @@ func (m *model) defineClass(st policytable.DefineIdentityClass, number func(poli
 	case st.Key == policytable.ClassKey{}:
 		return policytable.Invalid("define_identity_class.key is zero")
 	case ok && old.key != st.Key:
-		return policytable.Invalid("define_identity_class.identity_class: %d is another one", st.IdentityClass)
+		return policytable.Invalid("define_identity_class.identity_class: %d is already defined with another key", st.IdentityClass)
 	case ok:
 		return nil
 	case len(m.classes) >= maxIdentityClasses:
@@ -213,7 +211,7 @@ func (m *model) defineClass(st policytable.DefineIdentityClass, number func(poli
 
 func (m *model) takeIdentity(st policytable.SetIdentity) error {
 	if st.Identity == 0 || st.Identity > identity.Max {
-		return policytable.Invalid("set_identity.identity: %d is none", st.Identity)
+		return policytable.Invalid("set_identity.identity: %d is not an identity", st.Identity)
 	}
 	if st.IdentityClass == 0 {
 		delete(m.wants, uint32(st.Identity))
@@ -263,7 +261,7 @@ func (m *model) defineTable(st policytable.DefineTable) error {
 	return nil
 }
 
-// What the tables together may take of the memory of the process.
+// Bounded quantities of all tables together.
 const (
 	rememberedRows = iota
 	rememberedPrefixes
@@ -278,13 +276,13 @@ var (
 	nameOf        = [remembered]string{"rows", "prefixes", "ranges", "classes", "rules"}
 )
 
-// size is what a table takes.
+// size returns the table's size against the bounds.
 func (t *serviceTable) size() [remembered]int {
 	c := &t.content
 	return [remembered]int{len(c.Peers), len(c.Prefixes), countRanges(c.Classes), len(c.Classes), len(c.Rules)}
 }
 
-// full returns what there would be too much of with so much more; -1: nothing.
+// full returns the first bound that would be exceeded; -1 if none.
 func (m *model) full(more [remembered]int) int {
 	for i, n := range more {
 		if n > 0 && m.taken[i]+n > maxRemembered[i] {
@@ -294,8 +292,8 @@ func (m *model) full(more [remembered]int) int {
 	return -1
 }
 
-// remember counts what was added to a table. If that is too much, the content of the table is
-// forgotten: its subjects are isolated, and all other tables go on.
+// remember adds to the size of a table. If a bound is exceeded, it drops the content of the table:
+// its subjects are isolated, and all other tables stay.
 func (m *model) remember(t *serviceTable, added [remembered]int) {
 	over := m.full(added)
 	for i, n := range added {
@@ -313,14 +311,14 @@ func (m *model) remember(t *serviceTable, added [remembered]int) {
 		nodetable.ErrNoCapacity, maxRemembered[over], nameOf[over])
 }
 
-// release ends the count of a table.
+// release subtracts the size of a table.
 func (m *model) release(t *serviceTable) {
 	for i, n := range t.size() {
 		m.taken[i] -= n
 	}
 }
 
-// remembers reports whether a table that was forgotten could be remembered now.
+// remembers reports whether a dropped table would fit within the bounds now.
 func (m *model) remembers() bool {
 	for _, t := range m.tables {
 		if t.forgotten && m.full(t.need) < 0 {
@@ -330,7 +328,7 @@ func (m *model) remembers() bool {
 	return false
 }
 
-// countRanges is what classes take of what may be remembered: an empty one too.
+// countRanges counts ranges against the bound; an empty class counts as one.
 func countRanges(classes []policytable.Ranges) int {
 	n := len(classes)
 	for _, ranges := range classes {
@@ -346,7 +344,7 @@ func (m *model) row(t *serviceTable, row policytable.Row) error {
 		return policytable.Invalid("identity_class: there is no %d", row.IdentityClass)
 	}
 	if nc.number == 0 {
-		return nil // who has the class stays unknown
+		return nil // peers of the class stay unknown
 	}
 	if old, ok := t.content.Peers[nc.number]; ok && old != row.Class {
 		return policytable.Invalid("identity_class: %d has a row already", row.IdentityClass)
@@ -455,7 +453,7 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 	}
 	switch {
 	case st.Subject == 0 || st.Subject > identity.Max:
-		return policytable.Invalid("bind_subject.subject: %d is no identity", st.Subject)
+		return policytable.Invalid("bind_subject.subject: %d is not an identity", st.Subject)
 	case st.Direction >= policytable.Directions:
 		return policytable.Invalid("bind_subject.direction: there is no %d", st.Direction)
 	case len(st.Rules) > nodetable.MaxRules:
@@ -491,15 +489,15 @@ func (m *model) bind(st policytable.BindSubject, seq uint64) error {
 	return nil
 }
 
-// leave says that the subject of a binding does not use its table any more.
+// leave records that the subject no longer uses its table.
 func (b *binding) leave() {
 	if b.table != nil {
 		b.table.charge.leave(b.tenant)
 	}
 }
 
-// entry is what the kernel shall know of an identity, and whether that is less
-// than the service wants.
+// entry returns the expected kernel entry of an identity. waits reports that the kernel has no
+// capacity for the service's entry.
 func (m *model) entry(id uint32) (w nodetable.Identity, waits bool) {
 	want, ok := m.wants[id]
 	if !ok {
@@ -507,7 +505,7 @@ func (m *model) entry(id uint32) (w nodetable.Identity, waits bool) {
 	}
 	nc, ok := m.classes[want.class]
 	if !validIdentity(id) {
-		return nodetable.Identity{}, false // of another cluster, for which the kernel has no place
+		return nodetable.Identity{}, false // of another cluster: the kernel has no entry for it
 	}
 	if !ok || nc.number == 0 {
 		return nodetable.Identity{}, true
@@ -515,7 +513,7 @@ func (m *model) entry(id uint32) (w nodetable.Identity, waits bool) {
 	return nodetable.Identity{Class: nc.number, Kind: want.kind, Scope: want.scope, Known: true}, false
 }
 
-// sortedTables is for an order that does not depend on chance.
+// sortedTables returns the tables sorted by ID, for a deterministic order.
 func (m *model) sortedTables() []*serviceTable {
 	out := make([]*serviceTable, 0, len(m.tables))
 	for _, id := range slices.Sorted(maps.Keys(m.tables)) {

@@ -17,33 +17,32 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// A table without room in the share of its tenant is in the kernel with the rules that fit.
-// The part denies the connections that the other rules decide, so that it allows nothing that
-// the whole table denies. It omits rows and prefixes that equal their surroundings.
+// If a table exceeds its tenant's share, the kernel has the part with the rules that fit. The part
+// denies all connections that the other rules decide, so it allows nothing that the whole table
+// denies. It omits rows and prefixes that equal the default or prefix around them.
 
 // part describes the part of a table that is in the kernel.
 type part struct {
 	*nodetable.Part
-	rules int // of the whole table
-	// rows and prefixes of the table that the kernel's table does not need.
+	rules int // number of rules in the whole table
+	// Rows and prefixes that the kernel's table does not need.
 	rows     map[nodetable.IdentityClass]struct{}
 	prefixes map[netip.Prefix]struct{}
 }
 
-// definition is a part that can be written.
+// definition is a part that is ready to be written.
 type definition struct {
 	content nodetable.Content
 	part    *part
-	classes []uint16 // the classes of the whole table → those of the part
+	classes []uint16 // maps classes of the whole table to classes of the part
 	size    nodetable.Size
 }
 
-// unbounded is room without an end.
 var unbounded = nodetable.Size{
 	math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt, math.MaxInt,
 }
 
-// limitOf returns the limit that a map of the kernel is.
+// limitOf returns the limit for a map's name.
 func limitOf(name string) (nodetable.MapLimit, bool) {
 	limit, ok := map[string]nodetable.MapLimit{
 		"sl_table": nodetable.LimitTables, "sl_rule": nodetable.LimitRules,
@@ -54,7 +53,7 @@ func limitOf(name string) (nodetable.MapLimit, bool) {
 	return limit, ok
 }
 
-// within reports whether a size is at most another one.
+// within reports whether a size is within another one.
 func within(size, most nodetable.Size) bool {
 	for l, n := range size {
 		if n > most[l] {
@@ -64,7 +63,7 @@ func within(size, most nodetable.Size) bool {
 	return true
 }
 
-// partOf makes the content of a part of a table.
+// partOf returns the definition of a part of a table.
 func (m *model) partOf(t *serviceTable, p *nodetable.Part) *definition {
 	c := &t.content
 	d := &definition{content: p.Header(c), classes: make([]uint16, len(c.Classes))}
@@ -100,7 +99,7 @@ func (m *model) partOf(t *serviceTable, p *nodetable.Part) *definition {
 		}
 	}
 	d.content.Prefixes = make(map[netip.Prefix]policytable.PrefixClasses)
-	var around []netip.Prefix // the prefixes around the next one, the widest first
+	var around []netip.Prefix // the prefixes that contain the next one, the widest first
 	for _, p := range slices.SortedFunc(maps.Keys(c.Prefixes), netip.Prefix.Compare) {
 		for n := len(around); n > 0 && !around[n-1].Contains(p.Addr()); n-- {
 			around = around[:n-1]
@@ -126,7 +125,7 @@ func (d *definition) prefixClasses(classes policytable.PrefixClasses) policytabl
 	return classes
 }
 
-// namespaces returns the namespace of the policy of each rule of a table, by number.
+// namespaces returns a function from the number of a table's rule to the namespace of its policy.
 func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
 	var rules [][]policytable.Source
 	if bind, ok := a.expected[t.id]; ok {
@@ -142,9 +141,9 @@ func (a *Applier) namespaces(t *serviceTable) func(rule int) string {
 	}
 }
 
-// fitPart returns the largest part of a table for which the shares of its tenants have room,
-// charges it, and requests the rest. It returns nil if not even a part without rules fits. Then
-// it requests the whole table.
+// fitPart returns the largest part of a table that fits the shares of its tenants, charges it, and
+// requests the rest. If not even a part without rules fits, it returns nil and requests the whole
+// table.
 func (a *Applier) fitPart(t *serviceTable, most nodetable.Size) *definition {
 	hosts := t.content.HostClasses(func(ic nodetable.IdentityClass) uint8 { return a.model.kinds[ic] })
 	a.rooms.ledger.Delete(ask{t, true})
@@ -188,9 +187,8 @@ func (a *Applier) fitPart(t *serviceTable, most nodetable.Size) *definition {
 	return best
 }
 
-// placePart writes the part of a table for which there is room. why says why the whole table
-// has none, and most bounds what the part may take. Without room for any part, the table is
-// not in the kernel.
+// placePart writes the largest part of a table that fits. why is the reason why the whole table
+// does not fit, and most bounds the part. If no part fits, the table is not in the kernel.
 func (a *Applier) placePart(w *work, t *serviceTable, why error, most nodetable.Size) error {
 	if written, err := a.writePart(w, t, why, most); written || err != nil {
 		return err
@@ -203,7 +201,7 @@ func (a *Applier) placePart(w *work, t *serviceTable, why error, most nodetable.
 	return nil
 }
 
-// writePart writes a part and charges it. Without room for any part it changes only the charge.
+// writePart writes a part and charges it. If no part fits, it changes only the charge.
 func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.Size) (bool, error) {
 	for range nodetable.MapLimits {
 		d := a.fitPart(t, most)
@@ -237,7 +235,7 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.
 		}
 		k.owner = t
 		t.kernel, t.part, t.same, t.classes = k, d.part, false, d.classes
-		t.err = fmt.Errorf("%w; %d of its %d rules are in force, and what the others decide is denied",
+		t.err = fmt.Errorf("%w; %d of its %d rules are enforced; connections that the others decide are denied",
 			why, d.part.Rules(), d.part.rules)
 		a.rooms.take(t, a.cfg.Kernel.TableSize(id))
 		if _, used := a.used()[former]; former != nil && former != k && !used {
@@ -249,12 +247,12 @@ func (a *Applier) writePart(w *work, t *serviceTable, why error, most nodetable.
 	return false, nil
 }
 
-// maxYields bounds the parts that are made smaller for one table.
+// maxYields bounds the parts that are reduced for one table.
 const maxYields = 4
 
-// yield makes parts of other tables of the tenant smaller, the largest first, until a table of
-// the given size fits, or has as much room as the largest part. It reports whether the table
-// fits, and charges it then.
+// yield reduces parts of other tables of the tenant, the largest first, until a table of the given
+// size fits or can get as much as the largest part. If the table fits, it charges it and returns
+// true.
 func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, error) {
 	var least nodetable.Size
 	for range maxYields {
@@ -294,8 +292,8 @@ func (a *Applier) yield(w *work, t *serviceTable, size nodetable.Size) (bool, er
 	return false, nil
 }
 
-// largestPart returns the table of the same tenant of which the kernel has the part that
-// takes most of a limit; nil: there is none.
+// largestPart returns the partial table of the same tenant that takes most of a limit; nil if there
+// is none.
 func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (largest *serviceTable) {
 	for _, o := range a.model.sortedTables() {
 		if o == t || o.part == nil || o.charge.payer != t.charge.payer {
@@ -308,8 +306,8 @@ func (a *Applier) largestPart(t *serviceTable, limit nodetable.MapLimit) (larges
 	return largest
 }
 
-// reuse finds a table of the kernel without an owner that equals the part, as after a restart.
-// It changes the classes of the definition to the classes of that table. 0: there is none.
+// reuse returns a kernel table without an owner that equals the part, for example after a restart,
+// and maps the definition's classes to that table's classes. 0 if there is none.
 func (a *Applier) reuse(d *definition) (nodetable.ID, error) {
 	for _, id := range slices.Sorted(maps.Keys(a.tables)) {
 		k := a.tables[id]
@@ -341,8 +339,7 @@ func (a *Applier) reuse(d *definition) (nodetable.ID, error) {
 	return 0, nil
 }
 
-// unplace separates a table from its table in the kernel, which stays until no endpoint uses
-// it.
+// unplace separates a table from its kernel table, which stays until no endpoint uses it.
 func (a *Applier) unplace(t *serviceTable) {
 	if t.kernel != nil {
 		t.kernel.owner = nil
@@ -363,7 +360,7 @@ func (a *Applier) discard(id nodetable.ID) {
 }
 
 // refit replaces the part of a table when the whole table fits, or a part with an eighth more
-// of its rules. It also replaces a part that lacks rows or prefixes.
+// rules. It also replaces a part that lacks rows or prefixes.
 func (a *Applier) refit(w *work, t *serviceTable) error {
 	before, units := t.kernel, t.charge.units
 	a.rooms.ledger.Delete(ask{t, true})
@@ -374,7 +371,7 @@ func (a *Applier) refit(w *work, t *serviceTable) error {
 			a.flipUsers(t)
 			return err
 		}
-		// It has no room in the maps.
+		// The maps have no capacity for it.
 		*t = old
 		before.owner = t
 		a.model.lacksAgain(t)
@@ -391,20 +388,20 @@ func (a *Applier) refit(w *work, t *serviceTable) error {
 	return err
 }
 
-// lacksAgain notes the rows that a table lacks.
+// lacksAgain restores the missing rows of a table in the model.
 func (m *model) lacksAgain(t *serviceTable) {
 	if len(t.missing) > 0 {
 		m.missingRows[t] = struct{}{}
 	}
 }
 
-// spread writes the omitted prefixes within p before p changes, because they will differ from
-// it afterwards.
+// spread writes the omitted prefixes within p before p changes, because they will differ from p
+// afterwards.
 func (a *Applier) spread(w *work, t *serviceTable, p netip.Prefix) error {
 	_, left := t.part.prefixes[p]
 	delete(t.part.prefixes, p)
 	if _, wanted := t.content.Prefixes[p]; left && !wanted {
-		return nil // nothing changes for what is within
+		return nil // nothing changes for the prefixes within p
 	}
 	for _, q := range slices.SortedFunc(maps.Keys(t.part.prefixes), netip.Prefix.Compare) {
 		if _, left := t.part.prefixes[q]; !left || p.Bits() >= q.Bits() || !p.Contains(q.Addr()) {
@@ -417,8 +414,8 @@ func (a *Applier) spread(w *work, t *serviceTable, p netip.Prefix) error {
 	return nil
 }
 
-// unsafeRows reports whether the peers of rows that a part omits may do more as unknown peers
-// than with their rows. The part treats peers of the given kinds as unknown.
+// unsafeRows reports whether peers of rows that a part omits may do more as unknown peers than with
+// their rows. The part treats peers of the given kinds as unknown.
 func (m *model) unsafeRows(t *serviceTable, kinds [identity.Kinds]bool) bool {
 	if t.part == nil {
 		return false
@@ -434,7 +431,7 @@ func (m *model) unsafeRows(t *serviceTable, kinds [identity.Kinds]bool) bool {
 	return false
 }
 
-// named returns the sources of the rules of a table by the numbers of the rules in the kernel.
+// named returns the sources of a table's rules, indexed by the kernel's rule numbers.
 func (t *serviceTable) named(rules [][]policytable.Source) [][]policytable.Source {
 	if t == nil || t.part == nil {
 		return rules

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// TestRulesOfATableAreAdmittedOneByOne: the table of a pod needs more than the share of its
-// tenant. The first rules are in force, and what the others allow is denied.
+// TestRulesOfATableAreAdmittedOneByOne: the table of a pod exceeds the share of its tenant. The
+// first rules are enforced, and connections that the other rules allow are denied.
 func TestRulesOfATableAreAdmittedOneByOne(t *testing.T) {
 	sizes := nodetable.Size{100, 1000, 120, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
@@ -43,7 +43,7 @@ func TestRulesOfATableAreAdmittedOneByOne(t *testing.T) {
 		case table.part != nil:
 			parts++
 			if n := table.part.Rules(); n == 0 || n == len(table.content.Rules) {
-				t.Errorf("%d of %d rules are in force", n, len(table.content.Rules))
+				t.Errorf("%d of %d rules are enforced", n, len(table.content.Rules))
 			}
 		default:
 			whole++
@@ -61,8 +61,8 @@ func TestRulesOfATableAreAdmittedOneByOne(t *testing.T) {
 	}
 }
 
-// TestPartOfATableAllowsNoMoreAfterAnyWrite changes random states in small maps: after every
-// write each connection gets the verdict of before or after, or is denied.
+// TestPartOfATableAllowsNoMoreAfterAnyWrite changes random states in small maps: after every write
+// each connection gets the old or the new verdict, or is denied.
 func TestPartOfATableAllowsNoMoreAfterAnyWrite(t *testing.T) {
 	parts, kept := 0, 0
 	for seed := range uint64(150) {
@@ -98,7 +98,7 @@ func TestPartOfATableAllowsNoMoreAfterAnyWrite(t *testing.T) {
 		qs := questions(c.k)
 		for change := range 6 {
 			next := draw(now)
-			if change%2 == 0 { // one of both, as a new policy may allow less to a new identity
+			if change%2 == 0 { // one change at a time, as a new policy may allow less to a new identity
 				next.policies = now.policies
 			} else {
 				next.identities = now.identities
@@ -132,9 +132,9 @@ func TestPartOfATableAllowsNoMoreAfterAnyWrite(t *testing.T) {
 		}
 	}
 	if parts < 50 || kept < 50 {
-		t.Errorf("%d tables with %d rules of theirs", parts, kept)
+		t.Errorf("%d tables with %d of their rules", parts, kept)
 	}
-	t.Logf("%d tables with %d rules of theirs", parts, kept)
+	t.Logf("%d tables with %d of their rules", parts, kept)
 }
 
 // drawPolicy draws rules and prefixes.
@@ -166,7 +166,7 @@ func drawPolicy(r *rand.Rand) testPolicy {
 	return p
 }
 
-// TestATenantWhoseShareGrowsHasItsWholeTableAgain: another tenant leaves.
+// TestATenantWhoseShareGrowsHasItsWholeTableAgain when another tenant leaves.
 func TestATenantWhoseShareGrowsHasItsWholeTableAgain(t *testing.T) {
 	sizes := nodetable.Size{100, 1000, 300, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
@@ -200,7 +200,7 @@ func TestATenantWhoseShareGrowsHasItsWholeTableAgain(t *testing.T) {
 	c.reach(crowded)
 	c.settle(crowded)
 	if n := part(); n == 0 {
-		t.Fatal("with the other tenant there, every table has all rules")
+		t.Fatal("with the other tenant, every table has all rules")
 	}
 	qs := questions(c.k)
 	for i, got := range c.k.answers(qs) {

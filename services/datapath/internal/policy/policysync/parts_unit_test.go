@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// order notes what addresses hear, and whether the kernel had the entries of those that end
-// by then.
+// order records the calls of Addresses, and whether the kernel still had the entries of identities
+// that become unknown.
 type order struct {
 	kernel         *fakeKernel
 	gate           []identity.Numeric
@@ -51,20 +51,20 @@ func TestAddressesHearOfIdentitiesBeforeTheyEndAndAfterTheyBegin(t *testing.T) {
 	heard := &order{kernel: k}
 	x := newIdentities(k, heard)
 	if err := x.adopt(); err != nil || !slices.Equal(heard.gate, []identity.Numeric{300}) {
-		t.Fatalf("the gate is told of %v, %v", heard.gate, err)
+		t.Fatalf("Gate got %v, %v", heard.gate, err)
 	}
 	changes := map[uint32]nodetable.Identity{300: {}, 301: {Class: 2, Known: true}}
 	if err := x.store(changes); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(heard.unknown, []identity.Numeric{300}) || len(heard.known) > 0 {
-		t.Errorf("after the write: %v are unknown, %v known", heard.unknown, heard.known)
+		t.Errorf("after the write: Unknown got %v, Known got %v", heard.unknown, heard.known)
 	}
 	if err := x.publish(changes); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(heard.known, []identity.Numeric{301}) || heard.late {
-		t.Errorf("%v are known; heard too early or too late: %v", heard.known, heard.late)
+		t.Errorf("Known got %v; too early or too late: %v", heard.known, heard.late)
 	}
 	if len(x.entries) != 1 || !maps.Equal(x.entries, k.entries) {
 		t.Errorf("memory %v, kernel %v", x.entries, k.entries)
@@ -77,8 +77,8 @@ func TestAddressesHearOfIdentitiesBeforeTheyEndAndAfterTheyBegin(t *testing.T) {
 	}
 }
 
-// TestUnusedClassesOfIdentitiesEnd after any entries: a class ends when no identity has it and
-// nothing else uses it.
+// TestUnusedClassesOfIdentitiesEnd after any changes of entries: a class is retired when no
+// identity has it and it is not otherwise in use.
 func TestUnusedClassesOfIdentitiesEnd(t *testing.T) {
 	const ids, keys, changes = 8, 5, 1000
 	seed := rand.Uint64()
@@ -120,7 +120,7 @@ func TestSnapshotIsDecidedOnceItIsComplete(t *testing.T) {
 	number := func(policytable.ClassKey) (nodetable.IdentityClass, error) { return 1, nil }
 	var n incoming
 	if n.collecting() || n.undecided() {
-		t.Fatal("a snapshot is there before one began")
+		t.Fatal("a snapshot exists before one began")
 	}
 	n.begin()
 	key := policytable.ClassKey{1}
@@ -130,7 +130,7 @@ func TestSnapshotIsDecidedOnceItIsComplete(t *testing.T) {
 		policytable.SnapshotComplete{},
 	} {
 		if n.undecided() {
-			t.Fatalf("step %d: the snapshot is complete before it says so", i)
+			t.Fatalf("step %d: the snapshot is complete before SnapshotComplete", i)
 		}
 		if err := n.collect(st, 1, number); err != nil {
 			t.Fatal(err)
@@ -140,13 +140,13 @@ func TestSnapshotIsDecidedOnceItIsComplete(t *testing.T) {
 		t.Fatal("the snapshot is complete, and nothing is decided")
 	}
 	if n.held = "behind"; n.undecided() || !n.collecting() {
-		t.Error("a snapshot that is held is not kept as it is")
+		t.Error("a held snapshot is not kept unchanged")
 	}
 	if err := n.collect(policytable.SetIdentity{Identity: 301, IdentityClass: 7}, 2, number); err != nil {
-		t.Fatal(err) // what follows belongs to it
+		t.Fatal(err) // later messages belong to it
 	}
 	if err := n.collect(policytable.SnapshotComplete{}, 2, number); err == nil {
-		t.Error("a snapshot is complete twice")
+		t.Error("a second SnapshotComplete is accepted")
 	}
 	m := n.taken()
 	if _, ok := m.wants[301]; !ok || len(m.wants) != 2 || n.collecting() || n.held != "" {
@@ -172,13 +172,13 @@ func TestSubjectsAreLetGoAfterTheirLastEndpoint(t *testing.T) {
 	}
 	now = now.Add(time.Hour)
 	if subjects, at := e.wanted(); len(subjects) != 1 || len(at) != 1 || at[netip.MustParseAddr("10.0.0.1")] != 300 {
-		t.Errorf("wanted are %v and %v", subjects, at)
+		t.Errorf("wanted: %v and %v", subjects, at)
 	}
 	delete(e.slots, 1)
 	e.release(s)
 	<-e.wake
 	if subjects, _ := e.wanted(); len(subjects) != 1 {
-		t.Error("the subject is let go at once")
+		t.Error("the subject is dropped at once")
 	}
 	now = now.Add(time.Minute)
 	if subjects, at := e.wanted(); len(subjects)+len(at)+len(e.subjects) > 0 {
@@ -202,7 +202,7 @@ func TestOldestIdleSubjectsMakeRoomForASubscription(t *testing.T) {
 	}
 	subjects, _ := e.wanted()
 	if len(subjects) != maxSubjects || len(e.subjects) != maxSubjects {
-		t.Errorf("%d of %d subjects are wanted, want those with endpoints", len(subjects), len(e.subjects))
+		t.Errorf("%d of %d subjects are wanted, want the subjects with endpoints", len(subjects), len(e.subjects))
 	}
 	s, _ := e.subject(1000)
 	e.release(s)
@@ -211,11 +211,11 @@ func TestOldestIdleSubjectsMakeRoomForASubscription(t *testing.T) {
 		s, _ := e.subject(uint32(200 + n))
 		s.use()
 		if subjects, _ = e.wanted(); len(subjects) != maxSubjects+n {
-			t.Errorf("%d subjects, want %d: none with an endpoint goes", len(subjects), maxSubjects+n)
+			t.Errorf("%d subjects, want %d: no subject with an endpoint may be dropped", len(subjects), maxSubjects+n)
 		}
 	}
 	if _, there := e.subjects[1000]; there {
-		t.Error("an idle subject stays, and one with an endpoint had no room")
+		t.Error("an idle subject stays, although a subject with an endpoint does not fit")
 	}
 }
 
@@ -229,7 +229,7 @@ func TestTablesThatAreUsed(t *testing.T) {
 	waits.egress = 13
 	used := e.used()
 	if got := fmt.Sprint(slices.Sorted(maps.Keys(used))); got != "[10 11 12]" {
-		t.Errorf("used are %s, want those of endpoints and of the subject that is ready", got)
+		t.Errorf("used: %s, want the tables of endpoints and of the ready subject", got)
 	}
 	if len(used[12]) != 0 || !slices.Equal(used[11], []uint16{1}) {
 		t.Errorf("table 12 evaluates %v, table 11 %v", used[12], used[11])
@@ -247,7 +247,7 @@ func TestTablesThatAreUsed(t *testing.T) {
 	e.gone(302)
 	e.gone(300)
 	if len(e.subjects) != 1 {
-		t.Errorf("%d subjects, want the one that the service has", len(e.subjects))
+		t.Errorf("%d subjects, want only the service's", len(e.subjects))
 	}
 }
 
@@ -260,10 +260,10 @@ func TestServiceThatLostPoliciesIsNamedUntilItIsAheadAgain(t *testing.T) {
 	}{
 		{revision: 5},
 		{revision: 3, lost: true},
-		{revision: 4, lost: true}, // it goes on from what it has
+		{revision: 4, lost: true}, // it continues from its state
 		{revision: 5},
 		{revision: 7},
-		{revision: 2, named: true}, // the service says which state that is
+		{revision: 2, named: true}, // the service sends the name of its state
 		{revision: 2},
 		{revision: 1, lost: true},
 	} {

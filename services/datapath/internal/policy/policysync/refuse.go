@@ -10,10 +10,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// refuse looks for steps that this process does not know. From the first one on,
-// no message of the stream is carried out: a step that is left out may be the
-// one that denies. The kernel goes on enforcing what it enforces, but for
-// identities that end: their numbers may be given out again.
+// refuse looks for steps that this process does not know. From the first one on, no message of the
+// stream is applied, because an omitted step may be a deny rule. The kernel keeps enforcing its
+// current state, except for removed identities, whose numbers may be reused.
 func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, error) {
 	if a.refused == "" {
 		for i, st := range m.Steps {
@@ -21,14 +20,14 @@ func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, e
 			if !ok {
 				continue
 			}
-			a.forgetStream() // the next one has to begin with everything
-			a.refused = fmt.Sprintf("message %d, steps[%d]: step %d of the policy service is not known to this datapath, which goes on enforcing what it enforced: update it", m.Seq, i, unknown.Field)
+			a.forgetStream() // the next stream has to begin with a snapshot
+			a.refused = fmt.Sprintf("message %d, steps[%d]: this datapath does not know step %d of the policy service and keeps enforcing its current policies; upgrade the datapath", m.Seq, i, unknown.Field)
 			a.setHeld(a.refused)
-			a.log.Error("policies not taken over", "reason", a.refused)
+			a.log.Error("policies not adopted", "reason", a.refused)
 			select {
 			case <-a.synced:
 			default:
-				close(a.synced) // nothing better comes by itself
+				close(a.synced) // nothing newer comes by itself
 			}
 			break
 		}
@@ -45,7 +44,7 @@ func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, e
 	return []policystream.Nack{{Seq: m.Seq, Reason: a.refused}}, a.makeUnknown(w, ended)
 }
 
-// refusing says whether the stream is not carried out.
+// refusing reports whether the messages of the stream are not applied.
 func (a *Applier) refusing() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,9 +15,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// A step that is left out may be the one that denies, so nothing of the stream
-// is carried out from it on, and everything is when a stream comes that is
-// understood.
+// An omitted step may be a deny rule, so no message of the stream is applied from that step on. A
+// later stream without unknown steps is applied completely.
 func TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -43,7 +42,7 @@ func TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut(t *testin
 	a.mu.Lock()
 	same(t, "refused", qs, k.answers(qs), before)
 	if k.writes != writes {
-		t.Errorf("%d writes for messages that are refused", k.writes-writes)
+		t.Errorf("%d writes for refused messages", k.writes-writes)
 	}
 	a.mu.Unlock()
 	if held := a.Status().Held; !strings.Contains(held, "step 40") {
@@ -56,7 +55,7 @@ func TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut(t *testin
 	st.end <- errors.New("the service is updated")
 	st = next(t, sc.subscribed)
 	if st.Incarnation != "" {
-		t.Errorf("the stream goes on behind what was refused: %+v", st.Subscription)
+		t.Errorf("the stream continues after the refused message: %+v", st.Subscription)
 	}
 	sv = newService(2)
 	all := sv.snapshot(states[3])
@@ -66,11 +65,11 @@ func TestMessageWithAnUnknownStepIsRefusedAndNothingBehindItCarriedOut(t *testin
 	same(t, "understood", qs, k.answers(qs), states[3].answers(k, qs))
 	a.mu.Unlock()
 	if held := a.Status().Held; held != "" {
-		t.Errorf("the status still says %q", held)
+		t.Errorf("the status still reports %q", held)
 	}
 }
 
-// The number of an identity that ended may be another one's soon.
+// The number of a removed identity may be reused soon.
 func TestIdentityThatEndsInARefusedMessageBecomesUnknown(t *testing.T) {
 	k := scene()
 	a, sc := play(t, k, Config{Wait: true})
@@ -93,6 +92,6 @@ func TestIdentityThatEndsInARefusedMessageBecomesUnknown(t *testing.T) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w, known := k.entries[300]; known {
-		t.Errorf("identity 300 has ended and is %+v", w)
+		t.Errorf("identity 300 was removed, but has entry %+v", w)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// TestLongRefusalEndsBehindAWholeCharacter: a text field of a message takes no
-// half of one, and at most 1,024.
+// TestLongRefusalEndsBehindAWholeCharacter: a protobuf string must be valid UTF-8, and the API
+// allows at most 1,024 characters.
 func TestLongRefusalEndsBehindAWholeCharacter(t *testing.T) {
 	for pad := range 4 {
 		name := strings.Repeat("x", pad) + strings.Repeat("€", 800)

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// known are the classes by what they say; of equal ones the first.
+// known returns the classes by meaning; among equal ones the first.
 func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 	if k.meanings == nil {
 		k.meanings = k.content.Meanings()
@@ -22,8 +22,8 @@ func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 	return k.meanings
 }
 
-// adopt makes a table of the kernel the service's: what it lacks is added. What
-// it has too many stays until tidy.
+// adopt makes a kernel table the service's table and adds what it lacks. Surplus rows and prefixes
+// stay until tidy.
 func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.Match) error {
 	k.owner, t.kernel = t, k
 	a.rooms.take(t, a.cfg.Kernel.TableSize(k.id))
@@ -56,7 +56,7 @@ func (a *Applier) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.M
 	return a.alignDefaults(w, t)
 }
 
-// tidy removes what an adopted table has too many.
+// tidy removes surplus rows and prefixes from an adopted table.
 func (a *Applier) tidy(w *work, t *serviceTable) error {
 	k := t.kernel
 	if k == nil {
@@ -81,13 +81,13 @@ func (a *Applier) tidy(w *work, t *serviceTable) error {
 	return a.alignDefaults(w, t)
 }
 
-// replace makes a complete snapshot the truth. Tables that the kernel has
-// already are kept; when nothing has changed, nothing is written.
+// replace adopts a complete snapshot. It keeps tables that the kernel already has, and writes
+// nothing if nothing changed.
 //
-// If the service has begun anew with other policies, both the tables that leave
-// and the identities change, in no order that the service could give. Then an
-// identity for which it matters passes through a class of its own, which the
-// leaving tables evaluate as before and the coming ones as after.
+// If the service restarted with other policies, both tables and identities change, and the service
+// cannot know a safe order. So an identity that the leaving tables evaluate differently before and
+// after gets an intermediate class first, which the leaving tables evaluate as the old entry and
+// the new tables as the new one.
 func (a *Applier) replace(w *work, next *model) error {
 	for _, k := range a.tables {
 		k.owner = nil
@@ -174,9 +174,8 @@ func (a *Applier) replace(w *work, next *model) error {
 	return nil
 }
 
-// between are the entries of identities while endpoints change from tables that
-// leave to those that come: the final ones where that changes nothing for the
-// leaving tables.
+// between returns the entries of identities while endpoints change from leaving tables to new ones:
+// the final entry if the leaving tables evaluate it like the old one.
 func (a *Applier) between(final map[uint32]nodetable.Identity) (map[uint32]nodetable.Identity, error) {
 	var leaving, staying []*kernelTable
 	used := a.used()
@@ -217,8 +216,8 @@ func all(list []*kernelTable, f func(*kernelTable) bool) bool {
 	return !slices.ContainsFunc(list, func(k *kernelTable) bool { return !f(k) })
 }
 
-// classBetween makes an identity class that the leaving tables evaluate as one entry and
-// the others as another. Without room the identity is unknown for a moment.
+// classBetween defines an identity class that the leaving tables evaluate as the old entry and the
+// other tables as the new one. Without capacity the identity is unknown for a moment.
 func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*kernelTable) (nodetable.Identity, error) {
 	nc, err := a.identities.number(nodetable.KeyBetween(old, to))
 	if err != nil || nc == 0 {
@@ -245,8 +244,8 @@ func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*k
 	return entry, nil
 }
 
-// retry tries again what had no room. It says whether a subject got tables that
-// had been refused.
+// retry retries everything that exceeded the capacity. recovered reports that a subject got tables
+// that had been refused.
 func (a *Applier) retry(w *work) (recovered bool, err error) {
 	if a.model == nil || a.next.collecting() {
 		return false, nil
@@ -271,8 +270,8 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	if err := a.flip(w); err != nil {
 		return false, err
 	}
-	w.nacks = nil // they were said before
-	// Behind the flips: a table that has left stands in the way of nobody.
+	w.nacks = nil // they were sent before
+	// After the flips, so that leaving tables no longer prevent the change.
 	want := map[uint32]nodetable.Identity{}
 	for id := range a.model.wants {
 		if entry, _ := a.model.entry(id); entry != a.identities.entries[id] {
@@ -292,8 +291,8 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 	return recovered || numbered || a.model.remembers(), a.settle(w)
 }
 
-// numberOne tries to number an identity class that found no room. Its rows and its
-// identities were left out, so that they have to come again.
+// numberOne tries to number an identity class that had no number. The service has to send the rows
+// and identities of the class again, because they were left out.
 func (a *Applier) numberOne() (bool, error) {
 	if a.model.unnumbered == 0 {
 		return false, nil

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// TestRefusedTableClosesItsDirectionUntilThereIsRoom: whatever the former table allows, the
-// new one may deny. The other direction has its new table.
+// TestRefusedTableClosesItsDirectionUntilThereIsRoom: the new table may deny what the former one
+// allows. The other direction gets its new table.
 //
 // INV-54
 func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
@@ -64,7 +64,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%d to %d: %v", i, j, err)
 			}
-			same(t, fmt.Sprintf("%d to %d: without room", i, j), qs, k.answers(qs), want)
+			same(t, fmt.Sprintf("%d to %d: without capacity", i, j), qs, k.answers(qs), want)
 			evaluatedAgain(t, k, qs, before, want, epochs)
 			for subject, c := range closed {
 				said := slices.ContainsFunc(nacks, func(n policystream.Nack) bool { return n.Subject == subject })
@@ -76,7 +76,7 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 					t.Errorf("%d to %d: another endpoint of %d: %v", i, j, subject, err)
 				}
 			}
-			// Who comes meanwhile changes only what has its table.
+			// The verdicts of an identity that is added meanwhile change only in complete tables.
 			after := maps.Clone(both)
 			after[306] = 5
 			want = state{after, to.policies}.answers(k, qs)
@@ -98,12 +98,12 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 			}
 			for _, n := range nacks {
 				if !strings.Contains(n.Reason, "map tables: 1 needed, 0 free") {
-					t.Errorf("%d to %d: reason %q has no figures", i, j, n.Reason)
+					t.Errorf("%d to %d: reason %q has no numbers", i, j, n.Reason)
 				}
 			}
 			k.maxTables = 100
 			if err := a.again(t.Context()); !errors.Is(err, subscription.ErrAnew) {
-				t.Fatalf("%d to %d: with room again: %v", i, j, err)
+				t.Fatalf("%d to %d: with capacity again: %v", i, j, err)
 			}
 			want = state{after, to.policies}.answers(k, qs)
 			same(t, "with room", qs, k.answers(qs), want)
@@ -118,8 +118,9 @@ func TestRefusedTableClosesItsDirectionUntilThereIsRoom(t *testing.T) {
 	}
 }
 
-// TestPrefixWithoutRoomClosesWhatItWouldDeny: a table that lacks the prefix of a denial
-// allows it. One that lacks the prefix of an allowance denies it, and stays.
+// TestPrefixWithoutRoomClosesWhatItWouldDeny: without the prefix of a deny rule, a table would
+// allow its addresses, so the direction is isolated. Without the prefix of an allow rule, a table
+// denies them, and stays in use.
 func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 	ten, block := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24")
 	other := netip.MustParsePrefix("192.0.2.0/24")
@@ -146,7 +147,7 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 			var id policytable.ID
 			for id = range a.model.tables {
 			}
-			classes := a.model.tables[id].content.Prefixes[other] // block gets the verdict of other
+			classes := a.model.tables[id].content.Prefixes[other] // prefix block gets the verdict of the other one
 			k.maxPrefixes = len(a.model.tables[id].content.Prefixes)
 			step := func() policytable.Message {
 				s.seq++
@@ -167,7 +168,7 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 				}
 			}
 			if (len(nacks) > 0) != v.denies || (closed > 0) != v.denies {
-				t.Errorf("nacks %+v, %d questions are denied that were not", nacks, closed)
+				t.Errorf("nacks %+v, %d more questions are denied", nacks, closed)
 			}
 			k.maxPrefixes = 100
 			if err := a.again(t.Context()); v.denies && !errors.Is(err, subscription.ErrAnew) {
@@ -182,7 +183,7 @@ func TestPrefixWithoutRoomClosesWhatItWouldDeny(t *testing.T) {
 				}
 			}
 			if b := k.endpoints[1]; b.Egress < nodetable.First {
-				t.Errorf("with room slot 1 has table %d", b.Egress)
+				t.Errorf("with capacity slot 1 has table %d", b.Egress)
 			}
 		})
 	}
@@ -197,12 +198,12 @@ func TestRefusalNamesThePolicyWithTheLargestShare(t *testing.T) {
 	}
 	k.maxTables = 0
 	nacks, err := a.apply(t.Context(), s.change(states[6]))
-	if err != nil || len(nacks) < 2 || !strings.Contains(nacks[1].Reason, "of its 40 rules Test policy of 300 has the most, 40") {
+	if err != nil || len(nacks) < 2 || !strings.Contains(nacks[1].Reason, "most of its 40 rules are from Test policy of 300: 40") {
 		t.Errorf("nacks %+v, %v", nacks, err)
 	}
 }
 
-// complete are the directions of subjects whose tables have all rows and prefixes, by subject.
+// complete reports for the directions of each subject whether its table has all rows and prefixes.
 func (k *fakeKernel) complete(a *Applier) map[uint32][2]bool {
 	out := map[uint32][2]bool{}
 	for subject, list := range a.model.binds {
@@ -215,8 +216,8 @@ func (k *fakeKernel) complete(a *Applier) map[uint32][2]bool {
 	return out
 }
 
-// limited fails if a direction with a complete table does not have the verdicts that are
-// wanted, or another one allows more. It returns how many directions are not complete.
+// limited fails if a direction with a complete table has other than the expected verdicts, or an
+// incomplete one allows more. It returns the number of incomplete directions.
 func limited(t *testing.T, what string, k *fakeKernel, a *Applier, qs []question, want []bool) (lacking int) {
 	t.Helper()
 	complete := k.complete(a)
@@ -237,8 +238,8 @@ func limited(t *testing.T, what string, k *fakeKernel, a *Applier, qs []question
 	return lacking
 }
 
-// TestRowWithoutRoomConcernsTheTableThatLacksIt: identity 306 has no row in the tables of 300,
-// and its own in those of 301.
+// TestRowWithoutRoomConcernsTheTableThatLacksIt: identity 306 has no row in the tables of 300, and
+// a row in the tables of 301.
 //
 // INV-53
 func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
@@ -261,22 +262,22 @@ func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 	}
 	qs := questions(k)
 	next := state{maps.Clone(first.identities), first.policies}
-	next.identities[306] = 4 // of a class that nobody has yet
-	k.maxTableRows = 2       // the tables of 300 have so many, those of 301 none
+	next.identities[306] = 4 // of a new class
+	k.maxTableRows = 2       // the tables of 300 have that many, the tables of 301 none
 	want := next.answers(k, qs)
 	if _, err := a.apply(t.Context(), s.change(next)); err != nil {
 		t.Fatal(err)
 	}
 	if _, known := k.entries[306]; !known {
-		t.Error("identity 306 is unknown to all tables, and those of 301 have its row")
+		t.Error("identity 306 is unknown to all tables, although the tables of 301 have its row")
 	}
 	if n := limited(t, "without room", k, a, qs, want); n != 2 {
-		t.Errorf("%d directions lack a row, want those of 300", n)
+		t.Errorf("%d directions lack a row, want the directions of 300", n)
 	}
 	unknown := state{first.identities, first.policies}.answers(k, qs)
 	for i, got := range k.answers(qs) {
 		if q := qs[i]; k.endpoints[q.slot].Identity == 300 && q.peer == 306 && got != unknown[i] {
-			t.Errorf("%+v is %v, and %v of an unknown identity", q, got, unknown[i])
+			t.Errorf("%+v is %v, but %v for an unknown identity", q, got, unknown[i])
 		}
 	}
 	if st := a.Status(); st.Waiting != 0 || len(st.Refusals) != 2 {
@@ -307,8 +308,8 @@ func TestRowWithoutRoomConcernsTheTableThatLacksIt(t *testing.T) {
 	nothingLeft(t, k, next)
 }
 
-// TestTablesWithoutRoomForRowsAllowNoMore fills tables in random orders: directions with all
-// rows have the verdicts that are wanted, the others allow nothing else, after every write.
+// TestTablesWithoutRoomForRowsAllowNoMore fills tables in random orders: after every write,
+// directions with all rows have the expected verdicts, and the others allow nothing more.
 func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
 	states := testStates()
 	lacking := 0
@@ -376,9 +377,8 @@ func TestTablesWithoutRoomForRowsAllowNoMore(t *testing.T) {
 	}
 }
 
-// TestTableWithoutASubjectIsolatesWhenARowHasNoRoom: the service has given up identity 300, and
-// its endpoints keep their tables. The identity that gets another class is known to all
-// other tables.
+// TestTableWithoutASubjectIsolatesWhenARowHasNoRoom: the service has removed subject 300, and its
+// endpoints keep their tables. The identity that gets another class is known to all other tables.
 func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 	states := testStates()
 	first := state{map[uint32]props{300: 1, 301: 2, 302: 3}, map[uint32]testPolicies{
@@ -419,7 +419,7 @@ func TestTableWithoutASubjectIsolatesWhenARowHasNoRoom(t *testing.T) {
 	}
 }
 
-// Tables in which classes are numbered otherwise grow by what they lack.
+// Tables whose classes are numbered differently grow by the classes that they lack.
 func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -431,12 +431,12 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
 	if a.Status().Waiting == 0 {
-		t.Fatal("every identity is known, and there was room for one identity class")
+		t.Fatal("every identity is known, although there was capacity for only one identity class")
 	}
 	a.mu.Lock()
 	k.maxNumbers = 0
 	a.mu.Unlock()
-	st = next(t, sc.subscribed) // everything has to come again
+	st = next(t, sc.subscribed) // the service has to send everything again
 	m = sv.snapshotAgain(states[2])
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
@@ -446,8 +446,8 @@ func TestIdentityOfAnIdentityClassWithoutANumberIsKnownWhenThereIsRoom(t *testin
 	same(t, "with room", qs, k.answers(qs), states[2].answers(k, qs))
 }
 
-// TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone: the stream goes on, and other
-// tables with it.
+// TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone: the stream and other tables are not
+// affected.
 func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	content := func(n uint64) policytable.Table {
 		c := policytable.Table{
@@ -493,7 +493,7 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 	}
 	is(1, true)
 	is(2, false)
-	// A table that grows beyond what may be remembered isolates, too.
+	// A table that grows beyond a bound isolates its subjects, too.
 	grow := policytable.GrowTable{Table: 1, Classes: content(0).Classes}
 	change := func(seq uint64, steps ...policytable.Step) {
 		t.Helper()
@@ -522,7 +522,7 @@ func TestTablesThatAreTooManyToRememberIsolateTheirSubjectsAlone(t *testing.T) {
 		m.release(tt)
 	}
 	if m.taken != [remembered]int{} {
-		t.Errorf("nothing is left, and counted are %v", m.taken)
+		t.Errorf("nothing is left, but the counters are %v", m.taken)
 	}
 }
 
@@ -549,7 +549,7 @@ func TestNamesOfRulesAreRememberedWithinBounds(t *testing.T) {
 		}
 	}
 	if m.names != 0 {
-		t.Errorf("nothing is left, and counted are %d bytes of names", m.names)
+		t.Errorf("nothing is left, but %d bytes of names are counted", m.names)
 	}
 }
 
@@ -579,7 +579,7 @@ func TestAdoptedTableGrowsByTheClassesThatItLacks(t *testing.T) {
 		if !maps.EqualFunc(tables, k.tables, func(*nodetable.Content, *nodetable.Content) bool { return true }) {
 			t.Errorf("tables %v became %v", tables, k.tables)
 		}
-		// and the next process reads back what was grown
+		// and the next process adopts the grown tables
 		if _, err := start(t, k).load(newService(seed + 50).snapshot(state{ids, states[6].policies})); err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// place finds or makes the table of the service in the kernel.
+// place finds or writes the kernel table of a table of the service.
 func (a *Applier) place(w *work, t *serviceTable) error {
 	rows, ok := a.admit(t)
 	if (!ok || rows < len(t.content.Peers)) && !w.leveled {
@@ -41,8 +41,8 @@ func (a *Applier) place(w *work, t *serviceTable) error {
 	return a.define(w, t, rows)
 }
 
-// candidate is a table of the kernel that the service has given up, and that
-// can become t by changes in place.
+// candidate returns the best kernel table without an owner that can become t by changes in place,
+// or nil.
 func (a *Applier) candidate(t *serviceTable) (*kernelTable, *nodetable.Match) {
 	var best *kernelTable
 	var bestMatch *nodetable.Match
@@ -65,8 +65,8 @@ func (a *Applier) candidate(t *serviceTable) (*kernelTable, *nodetable.Match) {
 	return best, bestMatch
 }
 
-// define writes a new table. Without room the table stays with the service.
-// rows is how many rows the shares of its tenants have room for.
+// define writes a new table. rows is the number of rows that fit the shares of its tenants. If the
+// table exceeds the capacity, define writes a part, or records why.
 func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 	content, full := t.content, error(nil)
 	if rows < len(content.Peers) {
@@ -118,7 +118,7 @@ func (a *Applier) define(w *work, t *serviceTable, rows int) error {
 	return faultDefine.Hit(w.ctx)
 }
 
-// grow gives the kernel the classes that it has not.
+// grow adds the classes that the kernel table lacks.
 func (a *Applier) grow(w *work, t *serviceTable) error {
 	k := t.kernel
 	if k == nil {
@@ -175,7 +175,7 @@ func (a *Applier) grow(w *work, t *serviceTable) error {
 	return faultGrow.Hit(w.ctx)
 }
 
-// peer brings one row of a table in line.
+// peer updates one row of a table.
 func (a *Applier) peer(w *work, t *serviceTable, nc nodetable.IdentityClass, remove bool) error {
 	k := t.kernel
 	if k == nil || nc == 0 {
@@ -212,10 +212,10 @@ func (a *Applier) peer(w *work, t *serviceTable, nc nodetable.IdentityClass, rem
 	return nil
 }
 
-// flipUsers makes the subjects of a table dirty.
+// flipUsers marks the subjects of a table dirty.
 func (a *Applier) flipUsers(t *serviceTable) {
 	if a.model == nil {
-		return // a snapshot is taken over: it flips all
+		return // a snapshot is being adopted, which flips all
 	}
 	for id, list := range a.model.binds {
 		s := a.endpoints.subjects[id]
@@ -225,7 +225,7 @@ func (a *Applier) flipUsers(t *serviceTable) {
 	}
 }
 
-// row writes a row of a table of the service, unless it is there.
+// row writes a row of a table of the service, unless it exists.
 func (a *Applier) row(t *serviceTable, nc nodetable.IdentityClass, class uint16) error {
 	have, paid := len(t.kernel.content.Peers), t.charge.units[nodetable.LimitPeerRows]
 	if _, ok := t.kernel.content.Peers[nc]; !ok && class != nodetable.Absent && have >= paid {
@@ -238,7 +238,7 @@ func (a *Applier) row(t *serviceTable, nc nodetable.IdentityClass, class uint16)
 	return a.addRow(t.kernel, nc, class)
 }
 
-// addRow writes a row, unless it is there.
+// addRow writes a row, unless it exists.
 func (a *Applier) addRow(k *kernelTable, nc nodetable.IdentityClass, class uint16) error {
 	if class == nodetable.Absent {
 		return nil
@@ -247,7 +247,7 @@ func (a *Applier) addRow(k *kernelTable, nc nodetable.IdentityClass, class uint1
 		if old == class || slices.Equal(k.content.Classes[old], k.content.Classes[class]) {
 			return nil
 		}
-		return fmt.Errorf("identity class %d has another row in table %d of the kernel", nc, k.id)
+		return fmt.Errorf("identity class %d already has another row in table %d of the kernel", nc, k.id)
 	}
 	if err := a.cfg.Kernel.SetPeer(k.id, nc, class); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (a *Applier) addRow(k *kernelTable, nc nodetable.IdentityClass, class uint1
 	return nil
 }
 
-// dropRow deletes a row, if it is there.
+// dropRow deletes a row, if it exists.
 func (a *Applier) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) error {
 	if _, ok := k.content.Peers[nc]; !ok {
 		return nil
@@ -271,7 +271,7 @@ func (a *Applier) dropRow(w *work, k *kernelTable, nc nodetable.IdentityClass) e
 	return faultRows.Hit(w.ctx)
 }
 
-// prefix brings one prefix of a table in line.
+// prefix updates one prefix of a table. grants reports that the prefix only allows more.
 func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) error {
 	k := t.kernel
 	if k == nil {
@@ -282,7 +282,7 @@ func (a *Applier) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 			return err
 		}
 	}
-	// Its subjects are flipped when it begins or ends to allow too much.
+	// Flip its subjects when it starts or stops allowing too much.
 	defer func(before bool) {
 		if before != t.allowsTooMuch() {
 			a.flipUsers(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// Run keeps a subscription open and does what comes, until ctx ends.
+// Run keeps a subscription open and applies its messages, until ctx ends.
 func (a *Applier) Run(ctx context.Context) error {
 	if a.cfg.Memory != nil {
 		var saver sync.WaitGroup
@@ -38,10 +38,10 @@ func (a *Applier) Run(ctx context.Context) error {
 	})
 }
 
-// Synced is closed once the service has said everything.
+// Synced is closed once the service has sent a complete state.
 func (a *Applier) Synced() <-chan struct{} { return a.synced }
 
-// subscription is how the next stream begins.
+// subscription returns the first message of the next stream.
 func (a *Applier) subscription() (policystream.Subscription, policystream.Told) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -59,8 +59,7 @@ func (a *Applier) subscription() (policystream.Subscription, policystream.Told) 
 	return s, policystream.Told{Subjects: subjects, Locations: locations}
 }
 
-// subscribe is one stream, from beginning to end. heard says whether anything
-// came.
+// subscribe runs one stream. heard reports whether any message arrived.
 func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -76,10 +75,10 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		cancel()
 		<-received
 		if grace.end() {
-			a.draining() // the next stream's
+			a.draining() // for the next stream
 		}
 	}()
-	// A stream that goes on may have nothing to say.
+	// A continued stream may have nothing to send.
 	settled := time.NewTimer(time.Second)
 	defer settled.Stop()
 	tick := time.NewTicker(min(a.cfg.Retry, a.cfg.Linger))
@@ -107,7 +106,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		case failed := <-grace.under:
 			grace.passed(ctx)
 			if failed != nil && ctx.Err() == nil {
-				a.log.Error("grace period not awaited, what was retired keeps its room", log.Err(failed))
+				a.log.Error("grace period failed; retired tables keep their space", log.Err(failed))
 				continue
 			}
 			err = a.again(ctx)
@@ -118,19 +117,18 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 	}
 }
 
-// opened notes that a subscription is open.
+// opened records that a subscription is open.
 func (a *Applier) opened() {
 	if a.session.Set(true, nil) {
 		a.log.Info("policy subscription open")
 	}
 }
 
-// gracePeriods waits for one grace period after the other, beside everything
-// else: no change waits for either.
+// gracePeriods runs one grace period after the other, concurrently with all other work.
 type gracePeriods struct {
 	wait  func(context.Context) <-chan error
-	under <-chan error // one that is under way; nil: none
-	due   bool         // another, for what was retired meanwhile
+	under <-chan error // in progress; nil: none
+	due   bool         // another is needed for tables retired meanwhile
 }
 
 func (g *gracePeriods) begin(ctx context.Context) {
@@ -141,7 +139,7 @@ func (g *gracePeriods) begin(ctx context.Context) {
 	g.under = g.wait(ctx)
 }
 
-// passed begins the one that is due.
+// passed starts the grace period that is due.
 func (g *gracePeriods) passed(ctx context.Context) {
 	g.under = nil
 	if g.due {
@@ -149,7 +147,7 @@ func (g *gracePeriods) passed(ctx context.Context) {
 	}
 }
 
-// end waits for the one that is under way, and says whether another is due.
+// end waits for the grace period in progress, and reports whether another is due.
 func (g *gracePeriods) end() (due bool) {
 	if g.under != nil {
 		<-g.under
@@ -157,7 +155,7 @@ func (g *gracePeriods) end() (due bool) {
 	return g.due
 }
 
-// session is what one stream has brought.
+// session is the state of one stream.
 type session struct {
 	a      *Applier
 	stream policystream.Stream
@@ -166,7 +164,7 @@ type session struct {
 	last   policytable.Message // without its steps
 }
 
-// take carries a message out and answers it.
+// take applies a message and replies to it.
 func (s *session) take(ctx context.Context, m policytable.Message) error {
 	if !s.heard {
 		s.a.begin(s.sub, m)
@@ -201,7 +199,7 @@ func (s *session) take(ctx context.Context, m policytable.Message) error {
 	return s.stream.Ack(m.Seq)
 }
 
-// sayUnsaid says which tables were refused since the last message.
+// sayUnsaid sends the Nacks since the last message.
 func (s *session) sayUnsaid() error {
 	s.a.mu.Lock()
 	unsaid := s.a.unsaid
@@ -215,14 +213,14 @@ func (s *session) sayUnsaid() error {
 	return nil
 }
 
-// barrier waits for a grace period beside everything else.
+// barrier waits for a grace period in the background.
 func (a *Applier) barrier(ctx context.Context) <-chan error {
 	ch := make(chan error, 1)
 	go func() { ch <- a.cfg.Kernel.Barrier(ctx) }()
 	return ch
 }
 
-// begin decides whether the stream goes on where the last one ended.
+// begin starts a snapshot, unless the stream continues where the last one ended.
 func (a *Applier) begin(sub policystream.Subscription, first policytable.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -232,21 +230,21 @@ func (a *Applier) begin(sub policystream.Subscription, first policytable.Message
 	a.next.begin()
 }
 
-// collecting says whether a snapshot has begun and is not complete.
+// collecting reports whether a snapshot has begun and is not adopted.
 func (a *Applier) collecting() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.next.collecting()
 }
 
-// reset has the next stream begin with everything.
+// reset makes the next stream begin with a snapshot.
 func (a *Applier) reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forgetStream()
 }
 
-// again tries what had no room.
+// again retries what exceeded the capacity.
 func (a *Applier) again(ctx context.Context) error {
 	w := newWork(ctx)
 	a.mu.Lock()
@@ -262,12 +260,12 @@ func (a *Applier) again(ctx context.Context) error {
 		return err
 	case recovered:
 		a.reset()
-		return fmt.Errorf("tables found room that had been refused: %w", subscription.ErrAnew)
+		return fmt.Errorf("tables fit that had exceeded the capacity: %w", subscription.ErrAnew)
 	}
 	return nil
 }
 
-// interest is what the service is to be told now.
+// interest returns the current subscription.
 func (a *Applier) interest() (subjects map[uint32]struct{}, locations map[netip.Addr]uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

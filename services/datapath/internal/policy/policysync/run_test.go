@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// script is a service whose every answer the test gives.
+// script is a fake service; the test gives every answer.
 type script struct {
 	subscribed chan *scripted
 }
@@ -32,7 +32,7 @@ type scripted struct {
 	ctx      context.Context
 	messages chan policytable.Message
 	end      chan error
-	said     chan string // what the applier says
+	said     chan string // what the applier sends
 }
 
 func (s *script) Subscribe(ctx context.Context, sub policystream.Subscription) (policystream.Stream, error) {
@@ -91,7 +91,7 @@ type running struct {
 	over chan struct{} // closed when it has ended
 }
 
-// playWith ends with the context, too.
+// playWith also ends with the context.
 func playWith(ctx context.Context, t *testing.T, k *fakeKernel, c Config) (*running, *script) {
 	t.Helper()
 	s := &script{subscribed: make(chan *scripted)}
@@ -120,7 +120,7 @@ func next[T any](t *testing.T, ch <-chan T) (v T) {
 func (s *scripted) expect(t *testing.T, want string) {
 	t.Helper()
 	if got := next(t, s.said); got != want {
-		t.Fatalf("the service heard %q, want %q", got, want)
+		t.Fatalf("the service got %q, want %q", got, want)
 	}
 }
 
@@ -148,17 +148,17 @@ func TestStreamContinuesBehindTheLastMessageOrBeginsAnew(t *testing.T) {
 	st.expect(t, fmt.Sprint("ack ", first.Seq))
 	next(t, a.Synced())
 
-	// cut: it asks to go on, and does
+	// the connection is lost: the applier asks to continue, and does
 	st.end <- errors.New("cut by the test")
 	st = next(t, sc.subscribed)
 	if st.Incarnation != first.Incarnation || st.Seq != first.Seq {
-		t.Fatalf("subscription %+v, want to go on behind %d", st.Subscription, first.Seq)
+		t.Fatalf("subscription %+v, want to continue after %d", st.Subscription, first.Seq)
 	}
 	second := sv.change(state{states[2].identities, states[3].policies})
 	st.send(t, second)
 	st.expect(t, fmt.Sprint("ack ", second.Seq))
 
-	// a gap: it must not be carried out, and everything has to come again
+	// a gap: the message must not be applied, and the service has to send everything again
 	sv.seq += 5
 	st.send(t, sv.change(state{states[2].identities, states[1].policies}))
 	st = next(t, sc.subscribed)
@@ -166,7 +166,7 @@ func TestStreamContinuesBehindTheLastMessageOrBeginsAnew(t *testing.T) {
 		t.Fatalf("after a gap the subscription is %+v", st.Subscription)
 	}
 
-	// a service that began anew, in the middle of its snapshot gone again
+	// a restarted service, whose snapshot is interrupted
 	sv = newService(2)
 	all := sv.snapshot(states[4])
 	part := policytable.Message{Incarnation: all.Incarnation, Seq: all.Seq, Steps: all.Steps[:len(all.Steps)-3]}
@@ -174,7 +174,7 @@ func TestStreamContinuesBehindTheLastMessageOrBeginsAnew(t *testing.T) {
 	st.end <- errors.New("cut by the test")
 	st = next(t, sc.subscribed)
 	if st.Incarnation != "" {
-		t.Fatalf("half a snapshot is gone on with: %+v", st.Subscription)
+		t.Fatalf("half a snapshot is continued: %+v", st.Subscription)
 	}
 	sv = newService(3)
 	all = sv.snapshot(states[4])
@@ -205,7 +205,7 @@ func TestRefusalsAreSaidBeforeTheAcknowledgement(t *testing.T) {
 	if err := a.Await(t.Context(), 300); !errors.Is(err, nodetable.ErrNoCapacity) {
 		t.Errorf("another endpoint of a subject without its tables: %v", err)
 	}
-	// with room it subscribes anew, so that the service hears of it
+	// with capacity it subscribes anew, so that the service learns of it
 	a.mu.Lock()
 	k.maxTables = 100
 	a.mu.Unlock()
@@ -235,12 +235,12 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	go func() { done <- a.Await(t.Context(), 300) }()
 	st.expect(t, "subjects +[300] -[]")
 	only := map[uint32]testPolicies{300: states[2].policies[300]}
-	m = sv.change(state{none.identities, only}) // bound, and the identity unknown
+	m = sv.change(state{none.identities, only}) // bound, but the identity is unknown
 	st.send(t, m)
 	st.expect(t, fmt.Sprint("ack ", m.Seq))
 	select {
 	case err := <-done:
-		t.Fatalf("it may begin (%v), and no table knows it", err)
+		t.Fatalf("it may start (%v), although no table knows it", err)
 	default:
 	}
 	m = sv.change(state{map[uint32]props{300: 1, 301: 2}, only})
@@ -252,7 +252,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.1")
 	slot, err := a.Publish(300, []netip.Addr{addr}, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 		if egress < nodetable.First || ingress != nodetable.Allow {
-			t.Errorf("it begins with tables %d and %d", egress, ingress)
+			t.Errorf("it starts with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(7, 300, addr.String())
 		k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
@@ -267,7 +267,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		t.Errorf("sources of rule 1: %q", got)
 	}
 	if got := a.History.RuleSources(7, epoch, false, 1); got != nil {
-		t.Errorf("sources of a rule that is not there: %q", got)
+		t.Errorf("sources of a missing rule: %q", got)
 	}
 	if p, ok := a.Of(7); !ok || p.Pending() || p.Revision == 0 {
 		t.Errorf("policy %+v, %v", p, ok)
@@ -284,7 +284,7 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		t.Errorf("revisions %d at epoch %d and %d at %d", before, epoch, after, now)
 	}
 
-	// one more of it costs nothing, also while the service is away
+	// another endpoint of the subject starts at once, also while the service is unavailable
 	st.end <- errors.New("cut by the test")
 	next(t, sc.subscribed)
 	if err := a.Await(t.Context(), 300); err != nil {
@@ -297,10 +297,10 @@ func TestCreationWaitsForItsTablesAndBeginsWithThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := a.Of(7); ok {
-		t.Error("an endpoint that is gone has a policy")
+		t.Error("a removed endpoint has a policy")
 	}
 	if got, _ := a.History.Revision(7, now); got != after {
-		t.Errorf("events of an endpoint that is gone have revision %d, want %d", got, after)
+		t.Errorf("events of a removed endpoint have revision %d, want %d", got, after)
 	}
 }
 
@@ -324,8 +324,8 @@ func TestAuditModeIsThatOfTheConfiguration(t *testing.T) {
 	}
 }
 
-// TestAuditModeOfSomeIsThatOfThose, of new endpoints that of the node, and none is taken
-// for changed that could not be.
+// TestAuditModeOfSomeIsThatOfThose: new endpoints get the node's audit mode, and a failed change is
+// not recorded as made.
 func TestAuditModeOfSomeIsThatOfThose(t *testing.T) {
 	k := scene()
 	var changed []uint16
@@ -352,7 +352,7 @@ func TestAuditModeOfSomeIsThatOfThose(t *testing.T) {
 	k.auditError = errors.New("no")
 	set(auditmode.Audited{}, k.auditError)
 	if p, _ := a.Of(1); !p.Audit {
-		t.Error("said to be off, and the kernel has it on")
+		t.Error("reported off although the kernel has it on")
 	}
 	k.auditError = nil
 	set(auditmode.Audited{}, nil)
@@ -423,8 +423,8 @@ func TestSubjectsWithoutEndpointsAreLetGoAfterAWhile(t *testing.T) {
 	st.expect(t, "subjects +[] -[300]")
 }
 
-// INV-52: a subject is let go, wanted again and found in the model while the
-// service's farewell is on its way, which comes between Await and Begin.
+// INV-52: a subject is dropped, wanted again and found in the model, while the service's message
+// that removes it is on its way and arrives between Await and Begin.
 func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	k := newFakeKernel()
 	a, sc := play(t, k, Config{Wait: true})
@@ -452,7 +452,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 		_, err := a.Begin(t.Context(), 300, nil, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 			published = true
 			if egress == nodetable.Pending || ingress == nodetable.Pending {
-				t.Errorf("it begins with tables %d and %d", egress, ingress)
+				t.Errorf("it starts with tables %d and %d", egress, ingress)
 			}
 			k.endpoint(7, 300, "10.0.0.1")
 			k.endpoints[7].Egress, k.endpoints[7].Ingress = egress, ingress
@@ -465,7 +465,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	early := published
 	a.mu.Unlock()
 	if early {
-		t.Fatal("it began without its tables")
+		t.Fatal("it started without its tables")
 	}
 	send(sv.change(only))
 	if err := next(t, done); err != nil {
@@ -476,7 +476,7 @@ func TestCreationWaitsAgainForTablesThatWentBeforeItBegan(t *testing.T) {
 	}
 }
 
-// waitsFor returns once a creation has the subject.
+// waitsFor returns once a creation uses the subject.
 func (a *Applier) waitsFor(t *testing.T, id uint32) {
 	t.Helper()
 	for deadline := time.Now().Add(servicetest.Patience); ; time.Sleep(time.Millisecond) {
@@ -514,16 +514,16 @@ func TestServiceThatLostItsPoliciesIsReported(t *testing.T) {
 	sv = newService(2)
 	send(sv.snapshot(states[0]), 0)
 	if got := a.Status(); len(got.Refusals) != 1 || !strings.Contains(got.Refusals[0], "revision 41") || got.Revision != 0 {
-		t.Errorf("nobody says that revision 41 is lost: %+v", got)
+		t.Errorf("the status does not report that revision 41 is lost: %+v", got)
 	}
 	send(sv.change(states[2]), 42)
 	if got := a.Status(); len(got.Refusals) != 0 || got.Revision != 42 {
-		t.Errorf("status %+v, and everything is there again", got)
+		t.Errorf("status %+v after everything was restored", got)
 	}
 }
 
-// A snapshot that never ends keeps nobody waiting whose tables are in the
-// kernel, and changes no verdict.
+// A snapshot that never ends does not delay endpoints whose tables are in the kernel, and changes
+// no verdict.
 func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	states := testStates()
 	k := scene()
@@ -540,13 +540,13 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	tables, entries := slices.Sorted(maps.Keys(k.tables)), maps.Clone(k.entries)
 	a.mu.Unlock()
 	st.send(t, m)
-	for range 3 { // more of nothing
+	for range 3 { // messages without content
 		m = policytable.Message{Incarnation: m.Incarnation, Seq: m.Seq + 1, Steps: []policytable.Step{policytable.Barrier{}}}
 		st.send(t, m)
 	}
 	if _, err := a.Begin(t.Context(), 300, nil, func(egress, ingress nodetable.ID) (uint16, uint32, error) {
 		if egress == nodetable.Pending || ingress == nodetable.Pending {
-			t.Errorf("it begins with tables %d and %d", egress, ingress)
+			t.Errorf("it starts with tables %d and %d", egress, ingress)
 		}
 		k.endpoint(9, 300, "10.0.0.9")
 		return 9, k.endpoints[9].Epoch, nil
@@ -554,7 +554,7 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 		t.Errorf("a known subject: %v", err)
 	}
 	if err := a.Await(t.Context(), 399); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("a subject that nobody knows: %v", err)
+		t.Errorf("an unknown subject: %v", err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -563,8 +563,8 @@ func TestSnapshotThatNeverEndsKeepsKnownSubjectsGoing(t *testing.T) {
 	}
 }
 
-// BenchmarkKnownSubjectBegins is what policies add to a creation whose tables
-// are in the kernel, beside other endpoints.
+// BenchmarkKnownSubjectBegins measures what policies add to a creation whose tables are in the
+// kernel, with other endpoints present.
 func BenchmarkKnownSubjectBegins(b *testing.B) {
 	k := newFakeKernel()
 	for n := range uint16(100) {
@@ -594,8 +594,7 @@ func BenchmarkKnownSubjectBegins(b *testing.B) {
 	}
 }
 
-// A subscription with more subjects than there may be is refused, and nothing
-// would be enforced any more.
+// A subscription with too many subjects is rejected, and then no policy would be enforced any more.
 func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
 	now := time.Now()
 	k := newFakeKernel()
@@ -614,11 +613,11 @@ func TestSubjectsThatLingerGiveWayToThoseWithEndpoints(t *testing.T) {
 		t.Errorf("%d subjects", n)
 	}
 	if !slices.Contains(sub.Subjects, 300) || slices.Contains(sub.Subjects, 1000) || !slices.Contains(sub.Subjects, 1000+maxSubjects+4) {
-		t.Error("it is not the oldest without endpoints that went")
+		t.Error("the dropped subject is not the oldest without endpoints")
 	}
 }
 
-// TestHistoryNamesTheProxyOfARule: an event has the number of its rule alone.
+// TestHistoryNamesTheProxyOfARule: an event contains only the number of its rule.
 func TestHistoryNamesTheProxyOfARule(t *testing.T) {
 	b := binding{table: &serviceTable{content: nodetable.Content{Table: policytable.Table{Rules: []policytable.Rule{
 		{Action: policytable.Allow}, {Action: policytable.Redirect, Proxy: 2},

@@ -14,28 +14,28 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Tables share the maps of the node. Each table counts for the tenant of its subject. Of a
-// table that subjects of several tenants have, one of these tenants pays, so that a table
-// counts once, and no tenant pays for more than its own subjects need.
+// Tables share the maps of the node, and each is charged to the tenant of its subject. If subjects
+// of several tenants use a table, one of these tenants pays for it, so that a table counts once and
+// no tenant pays for more than its own subjects need.
 
-// divided returns how much of a map is divided among tenants: a fifth is for tables that are
-// about to leave, for gaps, and for the room that tables have to grow.
+// divided returns the part of a map that is divided among tenants. A fifth is kept for leaving
+// tables, for fragmentation, and for tables to grow.
 func divided(size int) int { return size - size/5 }
 
-// maxPayers bounds the tenants of a table that are tried.
+// maxPayers bounds the tenants that are tried as payers of a table.
 const maxPayers = 8
 
-// charge is what a table takes of the maps, and who pays for it.
+// charge is the space that a table takes in the maps, and the tenant that pays for it.
 type charge struct {
-	tenants map[shares.Tenant]int // of the subjects; the number of their bindings
+	tenants map[shares.Tenant]int // of the subjects, with the number of their bindings
 	payer   shares.Tenant
-	// subject and direction of one of the bindings, the lowest, order the tables of a tenant.
+	// The lowest subject among the bindings, with its direction, orders the tables of a tenant.
 	subject   identity.Numeric
 	direction policytable.Direction
 	units     nodetable.Size // as charged
 }
 
-// join notes that a subject has the table.
+// join records that a subject uses the table.
 func (c *charge) join(st policytable.BindSubject) {
 	if c.tenants == nil {
 		c.tenants = make(map[shares.Tenant]int, 1)
@@ -52,7 +52,7 @@ func (c *charge) leave(t shares.Tenant) {
 	}
 }
 
-// payers returns who may pay: the one who does, then the others.
+// payers returns the possible payers: the current one, then the others.
 func (c *charge) payers() []shares.Tenant {
 	switch _, pays := c.tenants[c.payer]; {
 	case len(c.tenants) == 0, len(c.tenants) == 1 && pays:
@@ -65,7 +65,8 @@ func (c *charge) payers() []shares.Tenant {
 	return all[:min(len(all), maxPayers)]
 }
 
-// ask is an object of the ledger: what a table takes, or what it would take in addition.
+// ask is a key of the ledger: the space that a table takes, or with more the additional space it
+// requests.
 type ask struct {
 	table *serviceTable
 	more  bool
@@ -77,7 +78,7 @@ type rooms struct {
 	guarantees map[string]int // of tenants, in percent
 }
 
-// reset forgets all tables.
+// reset removes all tables.
 func (r *rooms) reset(sizes nodetable.Size) {
 	if r.guarantees == nil {
 		r.guarantees = make(map[string]int)
@@ -89,12 +90,12 @@ func (r *rooms) reset(sizes nodetable.Size) {
 	r.ledger = shares.NewLedger[ask](shares.Settings{Guarantees: r.guarantees}, limits...)
 }
 
-// admits asks the ledger for an object.
+// admits puts an object into the ledger, and reports whether it is admitted.
 func (r *rooms) admits(k ask, o shares.Object) bool {
-	return r.ledger.Put(k, o) // in place: the ledger is no map of the kernel
+	return r.ledger.Put(k, o) // in place: the ledger is not a kernel map
 }
 
-// object is what a tenant would pay for a table.
+// object is the ledger's object for a table and its payer.
 func (c *charge) object(payer shares.Tenant, units nodetable.Size, more bool) shares.Object {
 	o := shares.Object{Tenant: payer, Units: slices.Clone(units[:])}
 	o.Order.Name = fmt.Sprintf("%010d %d", c.subject, c.direction)
@@ -104,15 +105,15 @@ func (c *charge) object(payer shares.Tenant, units nodetable.Size, more bool) sh
 	return o
 }
 
-// take charges a table, whatever the shares are.
+// take charges a table, even beyond the share.
 func (r *rooms) take(t *serviceTable, units nodetable.Size) {
 	c := &t.charge
 	c.payer, c.units = c.payers()[0], units
 	r.ledger.Restore(ask{table: t}, c.object(c.payer, units, false), true)
 }
 
-// fits charges a table, and reports whether the share of one of its tenants has room for it.
-// If not, the table stays in the ledger as one that is asked for.
+// fits charges a table, and reports whether it fits the share of one of its tenants. If not, it
+// stays in the ledger as a request.
 func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
 	c := &t.charge
 	c.units = units
@@ -125,8 +126,8 @@ func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
 	return false
 }
 
-// grows reports whether a table in the kernel may take so much more. wanted is what it lacks
-// altogether, which a later division may give it.
+// grows reports whether a table in the kernel may grow by that much. wanted is everything that it
+// lacks, which a later division may grant.
 func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
 	more, payer := ask{t, true}, t.charge.payers()[0]
 	for _, next := range []nodetable.Size{wanted, by} {
@@ -143,13 +144,13 @@ func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
 	return false
 }
 
-// forget ends the charge of a table.
+// forget removes a table from the ledger.
 func (r *rooms) forget(t *serviceTable) {
 	r.ledger.Delete(ask{table: t})
 	r.ledger.Delete(ask{t, true})
 }
 
-// refused returns the limit in which a table has no room.
+// refused returns the limit that a table exceeds.
 func (r *rooms) refused(t *serviceTable) (nodetable.MapLimit, bool) {
 	limit, _, _, refused := r.ledger.Refused(ask{table: t})
 	for l := range nodetable.MapLimits {
@@ -160,14 +161,14 @@ func (r *rooms) refused(t *serviceTable) (nodetable.MapLimit, bool) {
 	return 0, false
 }
 
-// exceeds says why a table has no room.
+// exceeds describes why a table does not fit.
 func (r *rooms) exceeds(t *serviceTable, more bool) error {
 	limit, tenant, share, _ := r.ledger.Refused(ask{t, more})
 	return fmt.Errorf("%w: it exceeds the share of %s of %s on this node (the tenant has %d of %d and asks for %d)",
 		nodetable.ErrNoCapacity, tenant, limit.Name, share.Admitted, limit.Size, share.Asked)
 }
 
-// estimate is what a table that is not in the kernel needs at least.
+// estimate is the least space that a table needs.
 func (t *serviceTable) estimate() nodetable.Size {
 	c := &t.content
 	size := nodetable.Size{
@@ -188,8 +189,8 @@ func prefixLimit(is4 bool) nodetable.MapLimit {
 	return nodetable.LimitPrefixes6
 }
 
-// admit charges a new table. It returns how many rows the shares of its tenants have room
-// for; ok is false if there is no room for the rest of the table.
+// admit charges a new table. It returns the number of rows that fit the shares of its tenants; ok
+// is false if the rest of the table does not fit.
 func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
 	r, size := &a.rooms, t.estimate()
 	rows = size[nodetable.LimitPeerRows]
@@ -224,7 +225,7 @@ func (a *Applier) admit(t *serviceTable) (rows int, ok bool) {
 	return least, true
 }
 
-// needs notes what a table needed that found no room in the kernel.
+// needs records the space that a table needed when it did not fit the kernel's maps.
 func (a *Applier) needs(t *serviceTable, full *nodetable.NoCapacityError) {
 	if full != nil && full.Map == nodetable.PortMap {
 		t.charge.units[nodetable.LimitPortNodes] = full.Need
@@ -232,8 +233,8 @@ func (a *Applier) needs(t *serviceTable, full *nodetable.NoCapacityError) {
 	a.rooms.ledger.Restore(ask{table: t}, t.charge.object(t.charge.payer, t.estimate(), false), false)
 }
 
-// divide divides the maps anew. It returns the tables in the kernel whose tenants exceed
-// their share, and what may be written now.
+// divide divides the maps again. It returns the tables in the kernel whose tenants exceed their
+// share, and the requests that are admitted now.
 func (a *Applier) divide() (short []*serviceTable, admitted []ask) {
 	withdraw, admitted := a.rooms.ledger.Level(a.cfg.Now())
 	order := func(x, y ask) int { return int(x.table.charge.subject) - int(y.table.charge.subject) }
@@ -254,7 +255,7 @@ func (a *Applier) shrink(w *work, t *serviceTable) error {
 	return err
 }
 
-// level divides the maps anew, if that is due, and carries out what follows.
+// level divides the maps again, if that is due, and applies the result.
 func (a *Applier) level(w *work) error {
 	if next := a.rooms.ledger.Next(); next.IsZero() || a.cfg.Now().Before(next) {
 		return nil
@@ -294,7 +295,7 @@ func (a *Applier) level(w *work) error {
 	return a.flip(w)
 }
 
-// recharge corrects what a table in the kernel is charged.
+// recharge corrects the charge of a table in the kernel.
 func (a *Applier) recharge(t *serviceTable) {
 	if t.kernel == nil {
 		return
@@ -305,7 +306,7 @@ func (a *Applier) recharge(t *serviceTable) {
 	}
 }
 
-// withdraw takes a table away from its subjects, which flip isolates.
+// withdraw takes a table from its subjects, which flip isolates.
 func (a *Applier) withdraw(t *serviceTable) {
 	t.err = a.rooms.exceeds(t, false)
 	a.unplace(t)
@@ -313,8 +314,8 @@ func (a *Applier) withdraw(t *serviceTable) {
 	a.flipUsers(t)
 }
 
-// expect notes who has the tables that a message defines, and that the tables that it ends
-// take no room any more.
+// expect records the bindings of tables that a message defines, and releases the charges of tables
+// that it retires.
 func (a *Applier) expect(m policytable.Message) {
 	a.expected = nil
 	for _, st := range m.Steps {
@@ -339,7 +340,7 @@ func (a *Applier) expect(m policytable.Message) {
 	}
 }
 
-// Shares returns what tenants have of the maps.
+// Shares returns the tenants' use of the maps.
 func (a *Applier) Shares() []shares.Usage {
 	a.mu.Lock()
 	defer a.mu.Unlock()

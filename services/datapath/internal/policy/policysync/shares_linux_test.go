@@ -85,8 +85,8 @@ var fillers = map[nodetable.MapLimit]struct {
 	}},
 }
 
-// TestKernelTenantThatFillsTheMapsLeavesRoomForAnother fills each limit of the maps by one
-// tenant. The pod of another tenant gets its tables, with its rows and prefixes.
+// TestKernelTenantThatFillsTheMapsLeavesRoomForAnother fills each limit of the maps by one tenant.
+// The pod of another tenant gets its tables, with its rows and prefixes.
 func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
 	for limit := range nodetable.MapLimits {
 		t.Run(limit.String(), func(t *testing.T) {
@@ -168,9 +168,8 @@ func TestKernelTenantThatFillsTheMapsLeavesRoomForAnother(t *testing.T) {
 	}
 }
 
-// TestKernelTablesBeyondAShareHaveSomeOfTheirRules fills the port nodes by tables of one
-// tenant. Each of them is in the maps: its deny rule holds, and what its first allow rules
-// allow is allowed.
+// TestKernelTablesBeyondAShareHaveSomeOfTheirRules fills the port nodes by tables of one tenant.
+// Each of them is in the maps: its deny rule is enforced, and its first allow rules are effective.
 func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
 	const (
 		count = 6
@@ -221,7 +220,7 @@ func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		if most, size := s.maps.SizeOf(content), s.maps.TableSize(info.ID); size != most {
-			t.Errorf("table %d takes %v, and SizeOf says %v", info.ID, size, most)
+			t.Errorf("table %d takes %v, but SizeOf returns %v", info.ID, size, most)
 		}
 		allowed := 0
 		for i := range ports {
@@ -232,7 +231,7 @@ func TestKernelTablesBeyondAShareHaveSomeOfTheirRules(t *testing.T) {
 				continue
 			}
 			if i == 0 {
-				t.Fatalf("table %d allows what its deny rule denies", info.ID)
+				t.Fatalf("table %d allows a connection that its deny rule denies", info.ID)
 			}
 			allowed++
 		}

@@ -45,7 +45,7 @@ func newCrowd(t *testing.T, sizes nodetable.Size) *crowd {
 	return c
 }
 
-// begin starts another process, with another run of the service.
+// begin starts another process, with a restarted service.
 func (c *crowd) begin() {
 	c.Helper()
 	c.a = New(Config{Name: "test", Kernel: c.k, Wait: true, Now: func() time.Time { return c.now }})
@@ -77,7 +77,7 @@ func (c *crowd) reach(st state) {
 	}
 }
 
-// settle lets the levels be computed and what had no room be tried again.
+// settle advances the clock so that shares are computed and refused changes are retried.
 func (c *crowd) settle(st state) {
 	c.Helper()
 	for range 3 {
@@ -92,8 +92,8 @@ func (c *crowd) settle(st state) {
 	}
 }
 
-// flood has a policy for each subject of the flooding tenant: many rows, and more tables than
-// there are.
+// flood returns a policy for each subject of the flooding tenant: many rows, and more tables than
+// fit.
 func flood(r *rand.Rand) map[uint32]testPolicies {
 	out := map[uint32]testPolicies{}
 	for i := range uint32(12) {
@@ -113,9 +113,9 @@ func flood(r *rand.Rand) map[uint32]testPolicies {
 	return out
 }
 
-// TestFullMapsOfOneTenantChangeNothingForAnother fills the maps in random orders: what the
-// other tenant is allowed is what it wants, and the tenant that asks for too much is
-// allowed nothing that it does not want.
+// TestFullMapsOfOneTenantChangeNothingForAnother fills the maps in random orders: the other tenant
+// has exactly its expected verdicts, and the tenant that asks for too much is allowed nothing
+// beyond its policies.
 func TestFullMapsOfOneTenantChangeNothingForAnother(t *testing.T) {
 	lacking := 0
 	for seed := range uint64(150) {
@@ -128,9 +128,9 @@ func TestFullMapsOfOneTenantChangeNothingForAnother(t *testing.T) {
 		}
 		c := newCrowd(t, sizes)
 		all := state{map[uint32]props{300: 1, 301: 2, 302: 3, 303: 4, 304: 7, 305: 6}, flood(r)}
-		some := testStates()[2+r.IntN(5)].policies // of shop
+		some := testStates()[2+r.IntN(5)].policies // of tenant shop
 		maps.Copy(all.policies, some)
-		// Both tenants come in a random order, some subjects at a time.
+		// Both tenants are added in a random order, some subjects at a time.
 		now := state{map[uint32]props{300: 1}, map[uint32]testPolicies{}}
 		var order []uint32
 		for subject := range all.policies {
@@ -177,7 +177,7 @@ func TestFullMapsOfOneTenantChangeNothingForAnother(t *testing.T) {
 		}
 	}
 	if lacking == 0 {
-		t.Error("the maps have room for everything")
+		t.Error("the maps have capacity for everything")
 	}
 }
 
@@ -195,7 +195,7 @@ func TestTableThatExceedsAShareNamesTenantAndLimit(t *testing.T) {
 	}
 }
 
-// TestNewTableOfATenantWithinItsShareHasRoomAtOnce: the table comes after the levels are due.
+// TestNewTableOfATenantWithinItsShareHasRoomAtOnce: the table arrives after a new division is due.
 func TestNewTableOfATenantWithinItsShareHasRoomAtOnce(t *testing.T) {
 	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
@@ -214,12 +214,12 @@ func TestNewTableOfATenantWithinItsShareHasRoomAtOnce(t *testing.T) {
 	}
 }
 
-// TestTableOfSeveralTenantsCountsOnce: it stays while the share of one of them has room.
+// TestTableOfSeveralTenantsCountsOnce: it stays while it fits the share of one of them.
 func TestTableOfSeveralTenantsCountsOnce(t *testing.T) {
 	sizes := nodetable.Size{10, 1000, 1000, 1000, 1000, 1000, 1000}
 	c := newCrowd(t, sizes)
 	st := state{map[uint32]props{300: 1, 302: 3}, flood(rand.New(rand.NewPCG(1, 1)))}
-	st.policies[300] = st.policies[firstOfFlood] // the flood's own tables
+	st.policies[300] = st.policies[firstOfFlood] // the same tables as the flooding tenant
 	c.reach(st)
 	c.settle(st)
 	for _, u := range c.a.Shares() {

@@ -17,32 +17,32 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// subject is the memory of an identity that has, or had, endpoints.
+// subject returns the subject of an identity, and creates it if needed.
 func (a *Applier) subject(id uint32) *subject {
 	s, fresh := a.endpoints.subject(id)
 	if fresh {
-		// The service may have it already: it was let go a moment ago, or while
-		// nobody was connected.
+		// The service may have sent its tables already: it was dropped a moment ago, or while the
+		// service was not connected.
 		if a.model != nil && a.model.binds[id] != nil {
 			if err := a.flipSubject(newWork(context.Background()), id, s); err != nil {
-				a.log.Error("subject not taken up", "subject", id, log.Err(err))
+				a.log.Error("tables of a subject not applied", "subject", id, log.Err(err))
 			}
 		}
 	}
 	return s
 }
 
-// Await returns when the tables of an identity are in the kernel and know it, at
-// once if they are there already. Without Config.Wait it only asks for them.
-// ErrUnavailable if they do not come in time; ErrNoCapacity if they do not fit.
+// Await returns when the kernel has the tables of an identity and other tables know the identity;
+// at once if they already do. Without Config.Wait it only subscribes to them. ErrUnavailable if
+// they do not arrive in time; ErrNoCapacity if they do not fit.
 func (a *Applier) Await(ctx context.Context, identity uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.await(ctx, identity, a.cfg.Wait)
 }
 
-// await is called with the lock held, and waits without it. When it returns,
-// nothing has changed since it looked last.
+// await is called with the lock held, and releases it while it waits. When it returns, nothing has
+// changed since its last check.
 func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 	s := a.subject(identity)
 	s.use()
@@ -80,11 +80,11 @@ func (a *Applier) await(ctx context.Context, identity uint32, wait bool) error {
 	}
 }
 
-// silenceTime is how long the service is asked why it has sent nothing.
+// silenceTime bounds the question to the service why it has sent nothing.
 const silenceTime = 500 * time.Millisecond
 
-// silence is why the service has not sent tables. It is called with the lock held,
-// and asks without it.
+// silence returns why the service has not sent tables. It is called with the lock held, and
+// releases it while it asks the service.
 func (a *Applier) silence(ctx context.Context) error {
 	a.mu.Unlock()
 	defer a.mu.Lock()
@@ -98,9 +98,8 @@ func (a *Applier) silence(ctx context.Context) error {
 	return errors.New("the policy service has not sent its tables")
 }
 
-// enforceable says whether an endpoint of the identity may begin: its tables
-// are there, and other tables know the identity, or are known to have no room
-// for it.
+// enforceable reports whether an endpoint of the identity may start: the kernel has its tables, and
+// other tables know the identity, or have no capacity for it.
 func (a *Applier) enforceable(identity uint32, s *subject) bool {
 	if !s.ready {
 		return false
@@ -112,14 +111,12 @@ func (a *Applier) enforceable(identity uint32, s *subject) bool {
 	return waits
 }
 
-// PublishFunc makes an endpoint known to the programs. It returns the slot and
-// the epoch of its entry.
+// PublishFunc publishes an endpoint to the programs. It returns its ID and epoch.
 type PublishFunc func(egress, ingress nodetable.ID) (slot uint16, epoch uint32, err error)
 
-// Begin makes a new endpoint known to the programs by calling publish with its
-// tables; no change of them can come in between. If they have gone since Await,
-// because the service let the subject go while nobody lived there, it waits for
-// them again.
+// Begin publishes a new endpoint with its tables by calling publish under the lock, so that the
+// tables cannot change in between. If the service removed them since Await, because the subject had
+// no endpoints, it waits for them again.
 func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -129,8 +126,8 @@ func (a *Applier) Begin(ctx context.Context, identity uint32, addrs []netip.Addr
 	return a.publish(identity, addrs, publish)
 }
 
-// Publish is Begin for an endpoint that has lived before: until its tables are
-// known it lets in the local node alone.
+// Publish is Begin for an endpoint that existed before: until its tables are known, it allows only
+// the local node.
 func (a *Applier) Publish(identity uint32, addrs []netip.Addr, publish PublishFunc) (uint16, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -168,8 +165,8 @@ func (a *Applier) publish(identity uint32, addrs []netip.Addr, publish PublishFu
 	return n, nil
 }
 
-// Drop has the policy of a slot left alone from here on, and calls cut, which
-// stops its traffic. It may be repeated.
+// Drop stops changing the policy of an endpoint, and calls cut, which stops its traffic. It may be
+// repeated.
 func (a *Applier) Drop(n uint16, cut func() error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -188,15 +185,13 @@ func (a *Applier) Drop(n uint16, cut func() error) error {
 	return nil
 }
 
-// SetIdentityFunc changes the identity of an endpoint in the kernel together with
-// its tables, by one store. Its epoch is not 0 if they are changed, whatever the
-// error.
+// SetIdentityFunc changes the identity of an endpoint in the kernel together with its tables, by
+// one store. Its epoch is not 0 if they are changed, even with an error.
 type SetIdentityFunc func(egress, ingress nodetable.ID) (epoch uint32, err error)
 
-// SetIdentity has an endpoint evaluated as another identity by calling set with
-// the tables of that. It waits for them as Await does, even without Config.Wait:
-// until then the endpoint keeps its identity and its tables. ErrNoEndpoint if
-// nobody has the slot.
+// SetIdentity changes the identity of an endpoint by calling set with the tables of the new
+// identity. It waits for the tables as Await does, even without Config.Wait; until then the
+// endpoint keeps its identity and its tables. ErrNoEndpoint if no endpoint has the ID.
 func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,10 +202,10 @@ func (a *Applier) SetIdentity(ctx context.Context, n uint16, identity uint32, se
 	return a.setIdentity(n, identity, s.egress, s.ingress, set)
 }
 
-// SetIdentityOrIsolate is SetIdentity for a change that the endpoint may not be spared:
-// if the tables of the identity do not fit, or policies are not taken over, the endpoint
-// gets the identity with tables that are closed in the directions that lack one. It gets
-// the missing tables as soon as they are there. reason is empty if nothing is missing.
+// SetIdentityOrIsolate is SetIdentity for a change that must not be delayed: if the tables of the
+// identity do not fit, or policies are not adopted, the endpoint gets the identity and is isolated
+// in each direction without a table. It gets the missing tables as soon as they exist. reason is
+// empty if nothing is missing.
 func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity uint32, set SetIdentityFunc,
 ) (reason string, err error) {
 	a.mu.Lock()
@@ -220,7 +215,7 @@ func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity u
 		reason = ""
 		err = a.await(ctx, identity, true)
 		s = a.subject(identity)
-		if s.refusal != "" { // it came while this waited
+		if s.refusal != "" { // set while this call waited
 			reason, err = s.refusal, nil
 		}
 	}
@@ -262,8 +257,8 @@ func (a *Applier) setIdentity(n uint16, identity uint32, egress, ingress nodetab
 	return after
 }
 
-// Prepare returns when the tables of an identity are in the kernel, as Await
-// does, even without Config.Wait.
+// Prepare returns when the kernel has the tables of an identity, as Await does, even without
+// Config.Wait.
 func (a *Applier) Prepare(ctx context.Context, identity uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

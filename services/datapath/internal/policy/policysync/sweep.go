@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// used is the tables that evaluate an endpoint, with the indices of those endpoints.
+// used returns the tables that evaluate an endpoint, with the IDs of these endpoints.
 func (a *Applier) used() map[*kernelTable][]uint16 {
 	out := map[*kernelTable][]uint16{}
 	for t, slots := range a.endpoints.used() {
@@ -23,7 +23,7 @@ func (a *Applier) used() map[*kernelTable][]uint16 {
 	return out
 }
 
-// affect adds the slots that a table evaluates to those that have to look again.
+// affect marks the connections of all endpoints that a table evaluates for another evaluation.
 func (a *Applier) affect(w *work, k *kernelTable) {
 	for _, n := range a.endpoints.evaluatedBy(k.id) {
 		w.bump[n] = struct{}{}
@@ -41,15 +41,14 @@ func (a *Applier) bumpAffected(w *work) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("have connections evaluated again: %w", err)
+		return fmt.Errorf("bump epochs: %w", err)
 	}
 	a.bumpAll = false
 	clear(w.bump)
 	return faultBump.Hit(w.ctx)
 }
 
-// sweep retires tables that evaluate nobody and that the service has given up,
-// and the identity classes that nothing names.
+// sweep retires tables without endpoints and without an owner, and unused identity classes.
 func (a *Applier) sweep(w *work) error {
 	used := a.used()
 	var tables []nodetable.ID
@@ -61,7 +60,7 @@ func (a *Applier) sweep(w *work) error {
 	if len(tables) > 0 {
 		slices.Sort(tables)
 		if err := a.cfg.Kernel.RetireTables(tables...); err != nil {
-			// It costs room and nothing else; the next sweep tries again.
+			// It only costs space; the next sweep tries again.
 			a.log.Error("tables not retired", "tables", len(tables), log.Err(err))
 			return nil
 		}
@@ -97,7 +96,7 @@ func (a *Applier) sweep(w *work) error {
 	return faultRetire.Hit(w.ctx)
 }
 
-// draining has the grace period waited for that frees what was retired.
+// draining requests a grace period that frees the retired tables and classes.
 func (a *Applier) draining() {
 	select {
 	case a.drain <- struct{}{}:

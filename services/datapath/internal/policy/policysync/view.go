@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
 )
 
-// summary is what others ask of the applier while it works.
+// summary is the part of the state that can be read while the applier works.
 type summary struct {
 	mu       sync.Mutex
 	revision uint64   // guarded by mu
@@ -19,11 +19,11 @@ type summary struct {
 	held     string   // guarded by mu; why an earlier state stays enforced
 }
 
-// Of is what evaluates the endpoint in a slot.
+// Of returns the policy of an endpoint.
 func (a *Applier) Of(slot uint16) (policyhistory.Policy, bool) {
 	p, ok := a.History.Last(slot)
 	if p.Revision != 0 && p.Refusal == "" {
-		// what was not changed by later revisions is theirs too
+		// later revisions that did not change its policy include it
 		a.view.mu.Lock()
 		defer a.view.mu.Unlock()
 		p.Revision = max(p.Revision, a.view.revision)
@@ -31,28 +31,27 @@ func (a *Applier) Of(slot uint16) (policyhistory.Policy, bool) {
 	return p, ok
 }
 
-// Status is a summary.
+// Status is a summary of the applier's state.
 type Status struct {
-	// Revision that is in force for every endpoint.
+	// Revision that is enforced for every endpoint.
 	Revision uint64
-	// Refusals are what has no room, one line per subject.
+	// Refusals describes what exceeds the capacity, one line per subject.
 	Refusals []string
-	// Waiting is how many identities are kept unknown because a table has no
-	// room for them.
+	// Waiting is the number of identities kept unknown because the kernel has no capacity for them.
 	Waiting int
-	// Connected says whether a subscription is open, and Err why not.
+	// Connected reports whether a subscription is open, and Err why not.
 	Connected bool
-	// Held says why the kernel goes on enforcing an earlier state than that of the
-	// service; empty: it does not.
+	// Held is why the kernel keeps enforcing an earlier state than the service's; empty if it does
+	// not.
 	Held string
-	// Unsaved says why the enforced revision is not on stable storage.
+	// Unsaved is why the enforced revision is not on stable storage.
 	Unsaved string
 	Err     error
-	// Synced says whether the service has said everything at least once.
+	// Synced reports whether the service has sent a complete state at least once.
 	Synced bool
 }
 
-// Status gives the summary.
+// Status returns the summary.
 func (a *Applier) Status() Status {
 	st := Status{}
 	st.Connected, st.Err = a.session.State()

@@ -8,18 +8,17 @@ import (
 	"log/slog"
 )
 
-// watermark is the highest policy revision that was carried out. A service keeps its revision
-// over restarts, so one with a lower revision has lost what it kept, and what it says now may
-// be that there are no policies: that is carried out like any other revision, but not in
-// silence.
+// watermark is the highest policy revision that was applied. A service keeps its revision over
+// restarts. So a service with a lower revision has lost state, and its state may now have no
+// policies. It is applied like any other revision, but logged.
 type watermark struct {
 	revision uint64
 	lost     bool // the service is behind it
 }
 
-// reach notes that a revision was carried out. It returns what is lost, if the service is
-// behind, and logs when that begins. named says that the service names its state: then decide
-// has compared it with what was enforced before.
+// reach records an applied revision. If the service is behind, it returns what is lost, and logs
+// the first time. named: the service sends the name of its state, so decide has already compared it
+// with the enforced state.
 func (m *watermark) reach(revision uint64, named bool, l *slog.Logger) string {
 	if named {
 		m.lost, m.revision = false, revision

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// flushEntries brings the words of the collected identities in line.
+// flushEntries writes the entries of the collected identities.
 func (a *Applier) flushEntries(w *work) error {
 	if len(w.entries) == 0 {
 		return nil
@@ -25,8 +25,8 @@ func (a *Applier) flushEntries(w *work) error {
 	return a.storeEntries(w, want)
 }
 
-// storeEntries changes words, and before that the tables that the service has
-// given up, but that still evaluate endpoints: to them an identity stays what it was.
+// storeEntries changes entries. Before, it adjusts the tables without an owner that still evaluate
+// endpoints: they keep evaluating the identities as before.
 func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) error {
 	if err := a.alignFor(w, want); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) erro
 			seen[p] = to
 			a.pendingCapacity = a.pendingCapacity || to != p.new
 			for k, slots := range used {
-				// what was unknown met every deny and no allow
+				// as unknown, it matched every deny and no allow
 				if p.old.Known && !k.content.EvaluatesAlike(p.old, to) {
 					for _, s := range slots {
 						w.bump[s] = struct{}{}
@@ -74,8 +74,8 @@ func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) erro
 	return a.identities.publish(changes)
 }
 
-// cover adds rows to tables without an owner, so that they evaluate the new entry
-// as the old one. The endpoints of a table without room for the row are isolated.
+// cover adds rows to tables without an owner, so that they evaluate the new entry as the old one.
+// Endpoints of a table without capacity for the row are isolated.
 func (a *Applier) cover(used map[*kernelTable][]uint16, old, to nodetable.Identity) (nodetable.Identity, error) {
 	if !to.Known {
 		return to, nil
@@ -100,7 +100,7 @@ func (a *Applier) cover(used map[*kernelTable][]uint16, old, to nodetable.Identi
 	return to, nil
 }
 
-// left counts what is kept back, after everything has changed.
+// left counts the identities that are still unknown.
 func (a *Applier) left() {
 	a.waiting = 0
 	if a.model == nil {

@@ -19,16 +19,15 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// A world is a small policy service: identities with properties, rules that
-// select them, and the steps that say so. It is written for tests and shares no
-// code with the real one.
+// A world is a small policy service: identities with properties, rules that select them, and the
+// steps that describe them. It is written for tests and shares no code with the real one.
 
-// props are bits.
+// props are property bits.
 type props uint8
 
-// testRule allows or denies ports to whoever has a property, or has it not.
+// testRule allows or denies ports to peers that have a property, or lack it.
 type testRule struct {
-	bit      uint8 // property; 8: everybody
+	bit      uint8 // property; 8: any peer
 	not      bool
 	action   policytable.Action
 	from, to uint32 // points
@@ -42,12 +41,12 @@ func (r testRule) matches(p props) bool { return r.bit == 8 || p>>r.bit&1 == 1 !
 type testPolicy struct {
 	enforce  bool
 	rules    []testRule
-	prefixes map[netip.Prefix]policytable.Action // action for everybody there, after the rules
+	prefixes map[netip.Prefix]policytable.Action // action for all addresses in the prefix, after the rules
 }
 
 func (p testPolicy) text() string { return fmt.Sprintf("%v %v %v", p.enforce, p.rules, p.prefixes) }
 
-// testPolicies are those of a subject.
+// testPolicies are the policies of a subject.
 type testPolicies struct{ egress, ingress testPolicy }
 
 // of returns the policy of a direction.
@@ -58,7 +57,7 @@ func (p testPolicies) of(d policytable.Direction) testPolicy {
 	return p.ingress
 }
 
-// sides are the policies by direction.
+// sides returns the policies by direction.
 func (p testPolicies) sides() [policytable.Directions]testPolicy {
 	return [...]testPolicy{policytable.Egress: p.egress, policytable.Ingress: p.ingress}
 }
@@ -68,7 +67,7 @@ type state struct {
 	policies   map[uint32]testPolicies // by subject
 }
 
-// allows is the truth, asked without tables.
+// allows is the expected verdict, computed without tables.
 func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr netip.Addr, point uint32) bool {
 	p := s.policies[subject].of(d)
 	if !p.enforce {
@@ -92,7 +91,7 @@ func (s state) allows(subject uint32, d policytable.Direction, peer uint32, addr
 	return best >= 0 && action == policytable.Allow
 }
 
-// selectors in use, sorted.
+// selectors returns the selectors in use.
 func (s state) selectors() map[string]testRule {
 	out := map[string]testRule{}
 	for _, list := range s.policies {
@@ -107,7 +106,7 @@ func (s state) selectors() map[string]testRule {
 	return out
 }
 
-// matched are the selectors that select somebody.
+// matched returns the selectors that match.
 func matched(p props, selectors map[string]testRule) (out []string) {
 	for text, r := range selectors {
 		if r.matches(p) {
@@ -123,7 +122,7 @@ func classKey(p props, selectors map[string]testRule) policytable.ClassKey {
 	return policytable.ClassKey(sum[:16])
 }
 
-// service numbers things at random, as one that began anew does.
+// service uses random numbers, as a restarted service does.
 type service struct {
 	rng       *rand.Rand
 	run       string
@@ -132,7 +131,7 @@ type service struct {
 	numbers   map[policytable.ClassKey]policytable.IdentityClass
 	members   map[policytable.ClassKey][]string // selectors that the class matches
 	nextClass policytable.IdentityClass
-	tables    map[string]policytable.ID // text of the policy → table
+	tables    map[string]policytable.ID // by the text of the policy
 	contents  map[policytable.ID]*builder
 	nextTable policytable.ID
 	state     state
@@ -155,10 +154,10 @@ type builder struct {
 	content nodetable.Content
 	classes map[string]uint16
 	peers   map[policytable.ClassKey]uint16
-	sent    int // classes that the reader has
+	sent    int // classes that the subscriber has
 }
 
-// class is the class of what matches.
+// class returns the class of a peer, given the rules that match it.
 func (b *builder) class(matches func(testRule) bool) uint16 {
 	cuts := map[uint32]struct{}{lastTop: {}}
 	for _, r := range b.policy.rules {
@@ -200,7 +199,7 @@ func (b *builder) add(list policytable.Ranges) uint16 {
 	return c
 }
 
-// everywhere is one rule at all ports.
+// everywhere is one rule for all ports.
 func everywhere(rule uint16) policytable.Ranges {
 	return policytable.Ranges{{Last: policytable.LastPoint, Rest: rule}}
 }
@@ -237,7 +236,7 @@ func (s *service) build(p testPolicy) *builder {
 	return b
 }
 
-// row is the class of an identity class, and whether it needs a row.
+// row returns the class of an identity class, and whether it needs a row.
 func (b *builder) row(key policytable.ClassKey, who []string) (uint16, bool) {
 	c := b.class(func(r testRule) bool { return r.bit == 8 || slices.Contains(who, r.selector()) })
 	if c == b.content.DefaultClasses[0] {
@@ -279,7 +278,7 @@ func (s *service) message(steps []policytable.Step) policytable.Message {
 	return policytable.Message{Incarnation: s.run, Seq: s.seq, Steps: steps}
 }
 
-// snapshot says everything there is in a state.
+// snapshot returns a message with a complete state.
 func (s *service) snapshot(st state) policytable.Message {
 	s.state, s.selectors = st, st.selectors()
 	var steps []policytable.Step
@@ -321,9 +320,9 @@ func (s *service) bindAll(st state) []policytable.Step {
 	return append(steps, binds...)
 }
 
-// change leads from the last state to the next as the real service does:
-// classes are split, identities come, tables come, endpoints are bound, tables
-// go, identities go.
+// change leads from the last state to the next, in the order of the real service: classes are
+// split, identities are added, tables are defined, subjects are bound, tables are retired,
+// identities are removed.
 func (s *service) change(st state) policytable.Message {
 	old := s.state
 	s.state = st
@@ -348,7 +347,7 @@ func (s *service) change(st state) policytable.Message {
 			place(id, who)
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(st.identities)) { // come
+	for _, id := range slices.Sorted(maps.Keys(st.identities)) { // add
 		if _, ok := old.identities[id]; !ok {
 			place(id, st.identities[id])
 		}
@@ -365,7 +364,7 @@ func (s *service) change(st state) policytable.Message {
 		delete(s.contents, s.tables[text])
 		delete(s.tables, text)
 	}
-	for _, id := range ids { // go
+	for _, id := range ids { // remove
 		if _, ok := st.identities[id]; !ok {
 			steps = append(steps, policytable.SetIdentity{Identity: identity.Numeric(id)})
 		}

@@ -19,11 +19,11 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// maxRequest is the size of a request's manifests at most.
+// maxRequest is the largest size of a request's manifests in bytes.
 const maxRequest = 3 << 20
 
-// requests are JSON lists of services with so many backends each, of at most
-// maxRequest bytes.
+// requests returns JSON lists of services with that many backends each, of at most maxRequest
+// bytes.
 func requests(services, backends int) [][]byte {
 	var out [][]byte
 	var list bytes.Buffer
@@ -84,7 +84,7 @@ func requests(services, backends int) [][]byte {
 	return out
 }
 
-// resident is the memory of a process: all of it, and what is its own.
+// resident returns the memory of a process: all of it, and the anonymous part.
 func resident(t testing.TB, pid int) (rss, anonymous float64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -102,17 +102,16 @@ func resident(t testing.TB, pid int) (rss, anonymous float64) {
 	return of("VmRSS"), of("RssAnon")
 }
 
-// settled is the memory of a process that does nothing any more.
+// settled returns the memory of a process that has become idle.
 func settled(t testing.TB, pid int) (rss, anonymous float64) {
 	t.Helper()
-	time.Sleep(5 * time.Second) // what is measured is what the process has when it was idle for so long
+	time.Sleep(5 * time.Second) // measure the memory after that much idle time
 	return resident(t, pid)
 }
 
-// BenchmarkBurst applies 10,000 services to a process with a subscriber, waits
-// until that has all frontends and measures single changes and memory after it. It
-// measures the binary of `make build` in SLUICE_BIN, if there is one: that of a test
-// is larger.
+// BenchmarkBurst applies 10,000 services to a process with a subscriber, waits until the subscriber
+// has all frontends, and then measures single changes and memory. It measures the binary of `make
+// build` in SLUICE_BIN, if it is set: a test binary is larger.
 func BenchmarkBurst(b *testing.B) {
 	for _, c := range []struct{ services, backends int }{{10_000, 2}, {10_000, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", c.services, c.backends), func(b *testing.B) {

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Config is this service's own part of the configuration.
+// Config is the service's own part of the configuration.
 type Config struct {
 	StateDir     string             `config:"stateDir" help:"directory of the file that survives a restart"`
 	Sources      SourcesConfig      `config:"sources"`
@@ -36,51 +36,51 @@ type Config struct {
 	Subscribers  SubscribersConfig  `config:"subscribers"`
 
 	external []netip.Prefix     // set by Validate
-	reserved []compile.Reserved // likewise
+	reserved []compile.Reserved // set by Validate
 }
 
-// SourcesConfig says where services come from, beside calls.
+// SourcesConfig configures the sources of services other than API calls.
 type SourcesConfig struct {
 	Directory string `config:"directory" help:"directory of manifests, which is watched; empty for none"`
 }
 
-// NodeConfig is about the node that the frontends are for.
+// NodeConfig describes the node that the frontends are for.
 type NodeConfig struct {
 	Name string `config:"name" help:"name of the node in endpoint slices; empty: no endpoint is local"`
-	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: that of its Node in Kubernetes"`
+	Zone string `config:"zone" help:"zone of the node, for topology hints; empty: the zone of its Node in Kubernetes"`
 }
 
-// ExternalIPsConfig says which addresses a service may claim: whoever may write a
-// service takes over the traffic to them.
+// ExternalIPsConfig lists the addresses that services may claim. Anyone who may write a Service can
+// take over the traffic to these addresses.
 type ExternalIPsConfig struct {
 	Allow []string `config:"allow" help:"prefixes of the addresses that services may have as external IPs"`
 }
 
-// BackendsConfig says which addresses cannot be backends. The ports of tunnels are
-// among them: a packet that the node sends there counts as one of the node.
+// BackendsConfig lists endpoints that cannot be backends. Tunnel ports belong there: a packet that
+// the node sends to a tunnel port would count as one of the node's own.
 type BackendsConfig struct {
 	Reserved []string `config:"reserved" help:"ports that no backend may have, as protocol/port or protocol/prefix:port"`
 }
 
-// HealthChecksConfig is about the health check ports of services.
+// HealthChecksConfig configures the health check ports of services.
 type HealthChecksConfig struct {
-	Address string `config:"address" help:"address that their ports are served on; empty: every one; off: none is"`
+	Address string `config:"address" help:"address on which health check ports are served; empty: all addresses; off: do not serve them"`
 }
 
-// LimitsConfig bounds what is kept. Of frontends and backends the smaller of these limits
-// and of what the datapath can hold counts.
+// LimitsConfig bounds what is stored. For frontends and backends, the smaller of this limit and the
+// datapath's capacity applies.
 type LimitsConfig struct {
 	Services           int             `config:"services" help:"services that are kept"`
 	EndpointSlices     int             `config:"endpointSlices" help:"endpoint slices that are kept"`
 	Frontends          int             `config:"frontends" help:"frontends of all services together, which tenants share"`
 	Backends           int             `config:"backends" help:"addresses and ports of all endpoints, which tenants share"`
-	BackendsPerService int             `config:"backendsPerService" help:"those of the endpoints of one service"`
+	BackendsPerService int             `config:"backendsPerService" help:"addresses and ports of the endpoints of one service"`
 	Manifests          config.ByteSize `config:"manifests" help:"size of all files together"`
 }
 
-// SubscribersConfig is about datapaths.
+// SubscribersConfig configures subscribers, which are datapaths.
 type SubscribersConfig struct {
-	Linger time.Duration `config:"linger" help:"how long a subscriber that has gone is known, and may resume"`
+	Linger time.Duration `config:"linger" help:"how long a disconnected subscriber is remembered and may resume"`
 }
 
 func defaults(p instance.Paths) Config {
@@ -97,10 +97,10 @@ func defaults(p instance.Paths) Config {
 	}
 }
 
-// healthChecksOff is the address that says that health check ports are not served.
+// healthChecksOff is the value of healthChecks.address that disables health check ports.
 const healthChecksOff = "off"
 
-// Validate implements the check of kit/config.
+// Validate checks the configuration, as kit/config requires.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if !filepath.IsAbs(c.StateDir) {
@@ -113,7 +113,7 @@ func (c *Config) Validate() error {
 	for i, text := range c.ExternalIPs.Allow {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			p.Addf(fmt.Sprintf("externalIPs.allow[%d]", i), "%q is no prefix", text)
+			p.Addf(fmt.Sprintf("externalIPs.allow[%d]", i), "%q is not a prefix", text)
 			continue
 		}
 		c.external = append(c.external, prefix.Masked())
@@ -128,7 +128,7 @@ func (c *Config) Validate() error {
 	}
 	if a := c.HealthChecks.Address; a != "" && a != healthChecksOff {
 		if _, err := netip.ParseAddr(a); err != nil {
-			p.Addf("healthChecks.address", "%q is no address", a)
+			p.Addf("healthChecks.address", "%q is not an address", a)
 		}
 	}
 	l := c.Limits
@@ -155,7 +155,7 @@ func (c *Config) Validate() error {
 	return p.Err()
 }
 
-// parseReserved reads "udp/4789" and "udp/10.0.0.0/8:4789".
+// parseReserved parses "udp/4789" and "udp/10.0.0.0/8:4789".
 func parseReserved(text string) (compile.Reserved, error) {
 	protocol, rest, _ := strings.Cut(text, "/")
 	out := compile.Reserved{Protocol: service.ProtocolOf(strings.ToUpper(protocol))}
@@ -166,20 +166,20 @@ func parseReserved(text string) (compile.Reserved, error) {
 	if at := strings.LastIndexByte(rest, ':'); at >= 0 {
 		prefix, err := netip.ParsePrefix(strings.Trim(rest[:at], "[]"))
 		if err != nil {
-			return out, fmt.Errorf("%q is no prefix", rest[:at])
+			return out, fmt.Errorf("%q is not a prefix", rest[:at])
 		}
 		out.Prefix, port = prefix.Masked(), rest[at+1:]
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return out, fmt.Errorf("%q is no port", port)
+		return out, fmt.Errorf("%q is not a port", port)
 	}
 	out.Port = uint16(n)
 	return out, nil
 }
 
-// Calls says what the service asks the kernel for beside what every service does:
-// health check ports come and go with services.
+// Calls returns the system calls needed beyond those of every service: health check ports are
+// opened and closed as services change.
 func (c *Config) Calls() sandbox.Calls {
 	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff || c.Kubernetes.Enabled()}
 }
@@ -195,8 +195,8 @@ func (c *Config) owner(l *slog.Logger) owner.Config {
 	}
 }
 
-// files are what the service opens after its start: its state and the manifests,
-// whose directory may be a link that is exchanged, or come later.
+// files returns the files that the service opens after its start: its state and the manifests. The
+// directory of manifests may be a link that is exchanged, or be created later.
 func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if dir := c.Sources.Directory; dir != "" {

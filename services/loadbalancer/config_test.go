@@ -24,7 +24,7 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What every service takes is documented once, elsewhere.
+	// Settings common to all services are documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
 		t.Errorf("docs/reference/loadbalancer.md does not have these rows:\n%s", own)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-loadbalancer turns the services of a cluster into the frontends of one
-// node: addresses with the backends that connections to them lead to. See
-// docs/loadbalancer.md.
+// sluice-loadbalancer turns the services of a cluster into the frontends of one node: addresses
+// with the backends that serve their connections. See docs/loadbalancer.md.
 package main
 
 import (
@@ -27,8 +26,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/kubernetes"
 )
 
-// systemInterval is how often the process looks whether the cluster's own services are in
-// force, without which it is not ready.
+// systemInterval is how often the process checks whether the cluster's own services are enforced,
+// without which it is not ready.
 const systemInterval = 5 * time.Second
 
 func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
@@ -61,7 +60,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	p.OnExit(o.Close)
-	debug.FreeOSMemory() // what loading took
+	debug.FreeOSMemory() // free the garbage of loading
 
 	if err := p.Metrics.Register(server.Collector{Owner: o}); err != nil {
 		return err

@@ -78,7 +78,7 @@ func (p *proc) status() *lbv1.GetStatusResponse {
 	return st
 }
 
-// web is a service with that many backends.
+// web returns a service with that many backends.
 func web(name, ip string, backends int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: "+
@@ -92,12 +92,12 @@ func web(name, ip string, backends int) string {
 	return b.String()
 }
 
-// subscription is a datapath as the service sees one.
+// subscription is a datapath, from the service's view.
 type subscription struct {
 	t      testing.TB
 	conn   lbv1.LoadBalancerService_WatchFrontendsClient
 	cancel context.CancelFunc
-	// has are the frontends by their keys as of the last barrier.
+	// has holds the frontends by key, as of the last barrier.
 	has     map[string]*lbv1.Frontend
 	barrier *lbv1.Barrier
 }
@@ -133,7 +133,7 @@ func (s *subscription) ack(enforced, ended uint64) {
 	}}})
 }
 
-// until carries out steps up to the barrier of a revision.
+// until applies steps up to the barrier of a revision.
 func (s *subscription) until(revision uint64) {
 	s.t.Helper()
 	for {
@@ -157,7 +157,7 @@ func (s *subscription) until(revision uint64) {
 	}
 }
 
-// text are the frontends on one line each.
+// text formats the frontends, one per line.
 func (s *subscription) text() []string {
 	var out []string
 	for _, f := range s.has {
@@ -237,14 +237,14 @@ func TestServiceReachesASubscriberAndOutlivesAKill(t *testing.T) {
 	s.want("without the service")
 	if _, err := p.GetService(servicetest.Context(t),
 		&lbv1.GetServiceRequest{Name: "web"}); status.Code(err) != codes.NotFound {
-		t.Errorf("of a service that is gone: %v", err)
+		t.Errorf("of a deleted service: %v", err)
 	}
 	if code := p.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-// many are services that one change brings, so that half of it would be seen.
+// many returns the services of one change, so that a half-applied change is visible.
 func many(port int) string {
 	var b strings.Builder
 	for i := range 40 {
@@ -254,8 +254,8 @@ func many(port int) string {
 	return b.String()
 }
 
-// TestKilledChangeIsWholeOrAbsent: a process that is killed at any point of a change has all of it
-// afterwards, or nothing; and it has what it answered.
+// TestKilledChangeIsWholeOrAbsent: if the process is killed at any point of a change, all or
+// nothing of the change remains; if it has answered, all remains.
 func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -295,7 +295,7 @@ func TestKilledChangeIsWholeOrAbsent(t *testing.T) {
 			p.Kill()
 		})
 	}
-	// A write that fails changes nothing, and the next one works.
+	// A failed write changes nothing, and the next one succeeds.
 	p := b.start()
 	p.Serving()
 	before := p.apply(many(80)).GetRevision()
@@ -342,7 +342,8 @@ func TestDamagedStateIsRefusedAndLeft(t *testing.T) {
 	}
 }
 
-// TestFilesAndHealthChecksInTheSandbox: the process opens health check ports and reads files within its sandbox.
+// TestFilesAndHealthChecksInTheSandbox: the process opens health check ports and reads files within
+// its sandbox.
 func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 	b := newBench(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -350,7 +351,7 @@ func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	port := l.Addr().(*net.TCPAddr).Port
-	l.Close() //nolint:errcheck // the process is to have the port
+	l.Close() //nolint:errcheck // free the port for the process
 	files := filepath.Join(b.Dir, "files")
 	text := strings.Replace(web("web", "10.96.0.1", 2), "clusterIP: 10.96.0.1",
 		fmt.Sprintf("clusterIP: 10.96.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: %d",
@@ -386,14 +387,15 @@ func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 		!strings.Contains(st.GetService().GetProblems()[0].GetText(), "bad.yaml") {
 		t.Errorf("%v", st)
 	}
-	// The kernel leads on while the datapath is away and while this process restarts.
+	// The kernel keeps forwarding while the datapath is disconnected and while this process
+	// restarts.
 	s.cancel()
-	servicetest.Eventually(t, "the subscriber is gone", func() bool {
+	servicetest.Eventually(t, "the subscriber is disconnected", func() bool {
 		subscribers := p.status().GetSubscribers()
 		return len(subscribers) == 1 && !subscribers[0].GetConnected()
 	})
 	if got := code(); got != http.StatusOK {
-		t.Errorf("%d while the datapath is away", got)
+		t.Errorf("%d while the datapath is disconnected", got)
 	}
 	if code := p.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)

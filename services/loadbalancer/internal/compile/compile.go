@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package compile computes which frontends a service has on a node, and the backends of
-// each, by the rules that kube-proxy follows.
+// Package compile computes the frontends that a service has on a node, and the backends of each, by
+// the rules that kube-proxy follows.
 //
-// It has no state and does no I/O. Equal objects give equal frontends, in whatever order
-// they arrived.
+// It has no state and does no I/O. Equal objects give equal frontends, in whatever order they
+// arrived.
 package compile
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// CompareKeys orders keys as frontends are listed and sent: node ports first, by port,
-// protocol and family, then the others, by address, port and protocol.
+// CompareKeys orders keys as frontends are listed and sent: node ports first, by port, protocol and
+// family, then the others, by address, port and protocol.
 func CompareKeys(a, b frontend.Key) int {
 	switch {
 	case a.Node && b.Node:
@@ -38,7 +38,7 @@ func compare(a, b *frontend.Frontend) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), CompareKeys(a.Key, b.Key))
 }
 
-// KeyText is a key in a message: "10.96.0.1:53/UDP".
+// KeyText formats a key for messages: "10.96.0.1:53/UDP".
 func KeyText(k frontend.Key) string {
 	protocol := service.Protocol(k.Protocol)
 	switch {
@@ -50,23 +50,23 @@ func KeyText(k frontend.Key) string {
 	return fmt.Sprintf("port %d/%s of the IPv6 node addresses", k.Port, protocol)
 }
 
-// Node is what frontends depend on beside the objects.
+// Node is the node's part of the input.
 type Node struct {
 	Name, Zone string
-	// ExternalIPs are the prefixes whose addresses services may have as external
-	// IPs: whoever may write a service could take over any other address.
+	// ExternalIPs are the prefixes whose addresses services may have as external IPs: anyone who
+	// may write a Service could take over any other address.
 	ExternalIPs []netip.Prefix
-	// Reserved are ports that no backend may have: a packet that the node sends
-	// there on behalf of a client would be taken for one of the node's own.
+	// Reserved are ports that backends may not have: a packet that the node sends there for a
+	// client would count as one of the node's own.
 	Reserved []Reserved
-	// CountElements: shares count elements of the maps of a datapath, which has said how
-	// many it has, instead of frontends.
+	// CountElements: shares count elements of a datapath's maps, whose capacity the datapath has
+	// reported, instead of frontends.
 	CountElements bool
 }
 
 // Reserved is a port that backends may not have.
 type Reserved struct {
-	Prefix   netip.Prefix // of the addresses; not valid: all
+	Prefix   netip.Prefix // of the addresses; invalid: all
 	Protocol service.Protocol
 	Port     uint16
 }
@@ -80,10 +80,10 @@ type View struct {
 // maxNotes bounds the notes of one service.
 const maxNotes = 1000
 
-// notesAtMost is how many endpoints notes name one by one.
+// notesAtMost bounds the endpoints that notes name one by one.
 const notesAtMost = 10
 
-// Notes are what the author of a service should know.
+// Notes are messages to the author of a service.
 type Notes []string
 
 func (n *Notes) addf(format string, args ...any) {
@@ -92,12 +92,12 @@ func (n *Notes) addf(format string, args ...any) {
 	}
 }
 
-// Keys are those of the frontends that the service wants, sorted.
+// Keys returns the keys of the frontends that the service asks for, sorted.
 func (n *Node) Keys(s *service.Service) []frontend.Key { return n.KeysWithin(s, nil) }
 
-// KeysWithin are those of the frontends that the service has within a share, as Needs
-// counts it, and of those that refuse connections because they exceed it, sorted. share is
-// nil if nothing bounds the service.
+// KeysWithin returns the keys of the frontends that the service has within a share, counted as in
+// Needs, and of those that refuse connections because they exceed it, sorted. share is nil if
+// nothing bounds the service.
 func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
 	var out []frontend.Key
 	for _, f := range n.plain(s, share, nil) {
@@ -107,13 +107,13 @@ func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
 	return slices.Compact(out)
 }
 
-// Of returns the frontends of a service for the node, sorted, each key once.
-// Notes, unless nil, gets what its author should know.
+// Of returns the frontends of a service for the node, sorted, each key once. If notes is not nil,
+// messages to the author are added.
 func (n *Node) Of(v View, notes *Notes) []*frontend.Frontend { return n.Within(v, nil, notes) }
 
-// Within returns the frontends that a service has within a share, as Needs counts it, and
-// those that refuse connections because they exceed it, as Of does. share is nil if nothing
-// bounds the service.
+// Within returns the frontends that a service has within a share, counted as in Needs, and those
+// that refuse connections because they exceed it, as Of does. share is nil if nothing bounds the
+// service.
 func (n *Node) Within(v View, share *int, notes *Notes) []*frontend.Frontend {
 	if v.Service == nil {
 		return nil
@@ -172,13 +172,13 @@ func (v View) servicePort(i int) string {
 // planned is a frontend without its lists and without the name of its service.
 type planned struct {
 	frontend.Frontend
-	port  int  // of the service
-	proxy bool // inside does not use it
+	port  int  // index of the port in the service
+	proxy bool // not used by inside clients
 }
 
-// plain are the planned frontends of a service, in the order of its ports and
-// then of its addresses. Of a service that exceeds its share they are the first ones that
-// fit, and behind them those that refuse connections.
+// plain returns the planned frontends of a service, in the order of its ports and then of its
+// addresses. If the service exceeds its share, these are the first ones that fit, followed by those
+// that refuse connections.
 func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return nil
@@ -246,14 +246,14 @@ func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 	return out
 }
 
-// refuse makes a frontend one that refuses connections.
+// refuse makes a frontend refuse connections.
 func (f *planned) refuse(yes bool) {
 	if yes {
 		f.ExceedsShare, f.SourceRanges, f.Affinity = true, nil, 0
 	}
 }
 
-// explain notes what a service says without effect.
+// explain adds notes about settings of a service without effect.
 func (n *Node) explain(s *service.Service, notes *Notes) {
 	for _, a := range s.ExternalIPs {
 		if !n.allows(a) {
@@ -274,9 +274,9 @@ func (n *Node) allows(external netip.Addr) bool {
 	return slices.ContainsFunc(n.ExternalIPs, func(p netip.Prefix) bool { return p.Contains(external) })
 }
 
-// sourceRanges are those of one family. Where ranges are given and none is of the
-// family, no client may use the address: the unspecified address alone, which
-// none has. The sockets of a node are in no range but that of every address.
+// sourceRanges returns the ranges of one family. If ranges are given but none of this family, no
+// client may use the address: the result is only the unspecified address, which no client has. The
+// sockets of a node are only in the range of all addresses.
 func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {
@@ -300,7 +300,7 @@ type candidate struct {
 	service.About
 }
 
-// portID is what ports of services and slices have in common.
+// portID matches ports of services with ports of slices.
 type portID struct {
 	name     string
 	protocol service.Protocol
@@ -313,7 +313,7 @@ type source struct {
 	port  uint16
 }
 
-// index finds the ports of the slices by what ports of services say.
+// index maps portIDs to the ports of the slices.
 func (v View) index() map[portID][]source {
 	out := make(map[portID][]source)
 	for _, s := range v.Slices {
@@ -325,9 +325,9 @@ func (v View) index() map[portID][]source {
 	return out
 }
 
-// merge returns the endpoints of a port of a service in one family, sorted, each
-// address and port once: where several slices have it, a ready one is taken
-// first, then one that is draining, then that of the first slice.
+// merge returns the endpoints of a service port in one family, sorted, without duplicates. If
+// several slices have an endpoint, a ready one takes precedence, then a draining one, then the one
+// of the first slice.
 func (n *Node) merge(ends map[portID][]source, p service.Port, ipv6 bool, notes *Notes) []candidate {
 	var out []candidate
 	refused := 0
@@ -352,7 +352,7 @@ func (n *Node) merge(ends map[portID][]source, p service.Port, ipv6 bool, notes 
 	return slices.CompactFunc(out, func(a, b candidate) bool { return a.at == b.at })
 }
 
-// rank orders what several slices say of one endpoint.
+// rank orders the states of one endpoint in several slices.
 func rank(s service.State) int {
 	switch {
 	case s.Ready():
@@ -363,7 +363,7 @@ func rank(s service.State) int {
 	return 2
 }
 
-// Usable says why an address cannot be a backend.
+// Usable returns why an address cannot be a backend, or nil.
 func (n *Node) Usable(at netip.AddrPort, protocol service.Protocol, ipv6 bool) error {
 	if err := CheckAddr(at.Addr()); err != nil {
 		return err
@@ -382,11 +382,11 @@ func (n *Node) Usable(at netip.AddrPort, protocol service.Protocol, ipv6 bool) e
 	return nil
 }
 
-// CheckAddr says why an address can be that of no endpoint, whatever its port.
+// CheckAddr returns why an address cannot be an endpoint's, whatever its port, or nil.
 func CheckAddr(a netip.Addr) error {
 	switch {
 	case !a.IsValid():
-		return fmt.Errorf("there is no address")
+		return fmt.Errorf("the address is missing")
 	case a.Zone() != "":
 		return fmt.Errorf("the address has a zone")
 	case a.Is4In6():
@@ -405,11 +405,11 @@ func CheckAddr(a netip.Addr) error {
 	return nil
 }
 
-// lists are those of one port of a service in one family.
+// lists are the lists of one service port in one family.
 type lists struct {
 	internal *frontend.List // for cluster IPs
-	cluster  *frontend.List // for inside callers of the other kinds
-	external *frontend.List // for outside callers of the other kinds; nil: as cluster
+	cluster  *frontend.List // for inside clients of other frontends
+	external *frontend.List // for outside clients of other frontends; nil: as cluster
 }
 
 func newLists(n *Node, s *service.Service, protocol service.Protocol, all []candidate) *lists {
@@ -446,16 +446,16 @@ func (l *lists) give(f *planned) {
 	}
 }
 
-// Categories are the endpoints of a service port that new connections may lead to.
+// Categories are the endpoints of a service port that may get new connections.
 type Categories struct {
-	// Cluster are those under the traffic policy Cluster, Local those under Local.
+	// Cluster are the endpoints under traffic policy Cluster, Local those under Local.
 	Cluster, Local []candidate
-	// Any: there are endpoints for new connections, on whatever node.
+	// Any: some node has endpoints for new connections.
 	Any bool
 }
 
-// Categorize chooses among the endpoints of a service port. Under both policies
-// those that are ready come first; if none is, those that are draining.
+// Categorize selects among the endpoints of a service port. Under both policies it selects the
+// ready endpoints; if there are none, the draining ones.
 func (n *Node) Categorize(all []candidate) Categories {
 	var out Categories
 	allows := n.topology(all)
@@ -475,16 +475,15 @@ func (n *Node) Categorize(all []candidate) Categories {
 	if len(out.Local) == 0 {
 		out.Local = pick(func(c candidate) bool { return c.State.Draining() && n.local(c) })
 	}
-	// Topology leaves at least one if any is ready.
+	// The topology hints leave at least one endpoint if any is ready.
 	out.Any = len(out.Cluster) > 0
 	return out
 }
 
 func (n *Node) local(c candidate) bool { return n.Name != "" && c.Node == n.Name }
 
-// topology says which ready endpoints the hints leave to this node: those that are
-// for this node, if every ready endpoint is for some nodes; else likewise for the
-// zone; else all.
+// topology returns which ready endpoints the hints leave to this node: those hinted for this node,
+// if every ready endpoint has node hints; otherwise likewise for the zone; otherwise all.
 func (n *Node) topology(all []candidate) func(candidate) bool {
 	hints := []struct {
 		of   func(service.About) string
@@ -509,9 +508,10 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-// list returns the list of the chosen endpoints. Other endpoints that serve or terminate drain. An
-// endpoint that terminates and does not serve drains UDP only if no endpoint is chosen: a UDP flow
-// has no end that the endpoint could finish, and would be refused while others serve.
+// list returns the list of the selected endpoints. Other endpoints that serve or terminate drain.
+// An endpoint that terminates and does not serve drains UDP only if no endpoint is selected: such
+// an endpoint cannot finish a UDP flow, and the flow would be refused although other endpoints
+// serve.
 func (c *Categories) list(protocol service.Protocol, of, all []candidate) *frontend.List {
 	out := &frontend.List{Drop: c.Any}
 	if len(of) > 0 {
@@ -535,8 +535,8 @@ func (c *Categories) list(protocol service.Protocol, of, all []candidate) *front
 	return out
 }
 
-// Backends are the distinct addresses and ports that the frontends of a service may
-// lead to on any node, or drain, sorted.
+// Backends returns the distinct addresses and ports that may be backends of the service on any
+// node, or drain, sorted.
 func (n *Node) Backends(v View) []netip.AddrPort {
 	if v.Service == nil || !v.Service.HasFrontends() || v.Service.Closed {
 		return nil
@@ -556,8 +556,8 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	return slices.Compact(out)
 }
 
-// Named is how many frontends the service names, and how many backends its slices do,
-// each counted as often as it is named. It makes none of them.
+// Named returns an upper bound of the frontends of the service and of the backends in its slices,
+// with duplicates, without computing them.
 func (v View) Named() (frontends, backends int) {
 	s := v.Service
 	if s == nil || !s.HasFrontends() {
@@ -571,11 +571,11 @@ func (v View) Named() (frontends, backends int) {
 			}
 		}
 	}
-	const nodePorts = 2 // of one port, one in each family
+	const nodePorts = 2 // of one port, one for each family
 	return len(s.Ports) * (len(s.ClusterIPs) + nodePorts + len(s.ExternalIPs) + len(s.Ingress)), backends
 }
 
-// LocalReady are the addresses of this node that are ready for the service, sorted.
+// LocalReady returns the ready addresses of the service on this node, sorted.
 func (n *Node) LocalReady(v View) []netip.Addr {
 	var addrs []netip.Addr
 	for _, s := range v.Slices {
@@ -589,8 +589,7 @@ func (n *Node) LocalReady(v View) []netip.Addr {
 	return slices.Compact(addrs)
 }
 
-// Count returns how many addresses the endpoints of a service have, and how many
-// of them are ready.
+// Count returns how many addresses the endpoints of a service have, and how many of them are ready.
 func Count(slices []*service.Slice) (all, ready int) {
 	addrs := make(map[netip.Addr]bool)
 	for _, s := range slices {

@@ -20,7 +20,7 @@ const (
 	ready    = service.Ready | service.Serving
 	draining = service.Serving | service.Terminating
 	down     = service.State(0)
-	ending   = service.Terminating // and does not answer any more
+	ending   = service.Terminating // and no longer answers
 )
 
 // ep is an endpoint "address node zone[; forNodes[; forZones]]".
@@ -68,7 +68,7 @@ func slice(name string, endpoints ...service.Endpoint) *service.Slice {
 	}
 }
 
-// short is where a list leads, with the last part of each address.
+// short formats the backends of a list by the last part of each address.
 func short(l *frontend.List) string {
 	if l == nil {
 		return "-"
@@ -88,8 +88,9 @@ func short(l *frontend.List) string {
 	return strings.Join(out, " ")
 }
 
-// TestEndpointsAreChosenByCategory has the categories of endpoints that kube-proxy knows, with the lists that
-// they come to: of cluster IPs, of the other frontends from inside, and from outside.
+// TestEndpointsAreChosenByCategory has the categories of endpoints that kube-proxy distinguishes,
+// with the resulting lists: of cluster IPs, and of the other frontends for inside and outside
+// clients.
 func TestEndpointsAreChosenByCategory(t *testing.T) {
 	local := func(s *service.Service) { s.InternalLocal, s.ExternalLocal = true, true }
 	external := func(s *service.Service) { s.ExternalLocal = true }
@@ -103,8 +104,8 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		change    func(*service.Service)
 		endpoints []e
 		cluster   string // of cluster IPs
-		inside    string // of the others
-		outside   string // of the others; "-": as inside
+		inside    string // of the other frontends
+		outside   string // of the other frontends; "-": as inside
 	}{
 		{"none", nil, nil, "reject", "reject", "-"},
 		{"none, local", local, nil, "reject", "reject", "reject"},
@@ -113,7 +114,7 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		{"all ready, external local", external, []e{{"10.0.0.1 here", ready}, {"10.0.0.2 there", ready}}, "1 2", "1 2", "1"},
 		{"all ready, internal local", internal, []e{{"10.0.0.1 here", ready}, {"10.0.0.2 there", ready}}, "1", "1 2", "-"},
 		{"ready elsewhere only, local", local, []e{{"10.0.0.2 there", ready}}, "drop", "2", "drop"},
-		{"not ready are left out", nil, []e{{"10.0.0.1 here", down}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
+		{"endpoints that are not ready are left out", nil, []e{{"10.0.0.1 here", down}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
 		{"none ready", nil, []e{{"10.0.0.1 here", down}, {"10.0.0.2 there", down}}, "reject", "reject", "-"},
 		{"none ready, local", local, []e{{"10.0.0.1 here", down}}, "reject", "reject", "reject"},
 		{"draining beside ready", nil, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
@@ -128,7 +129,7 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		{"draining there only, local", local, []e{{"10.0.0.2 there", draining}}, "drop", "2t", "drop"},
 		{"ended", nil, []e{{"10.0.0.1 here", ending}}, "reject", "reject", "-"},
 		{"ended beside draining", nil, []e{{"10.0.0.1 here", ending}, {"10.0.0.2 there", draining}}, "2t", "2t", "-"},
-		// A pod that is being removed and that publishes not ready addresses.
+		// A pod that is being removed and that publishes not-ready addresses.
 		{
 			"ready and terminating", nil,
 			[]e{{"10.0.0.1 here", ready | service.Terminating}, {"10.0.0.2 there", draining}},
@@ -146,7 +147,7 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 			"1 2", "-",
 		},
 		{
-			"a hint is missing of one that is not ready", nil,
+			"an endpoint that is not ready has no hint", nil,
 			[]e{{"10.0.0.1 here; ;east", ready}, {"10.0.0.2 there", down}, {"10.0.0.3 there; ;west", ready}},
 			"1", "1", "-",
 		},
@@ -154,18 +155,18 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 			{"10.0.0.1 here; ;west", ready},
 			{"10.0.0.2 there; ;east", ready},
 		}, "1", "2", "1"},
-		{"hints do not bind what drains", nil, []e{
+		{"hints do not apply to draining endpoints", nil, []e{
 			{"10.0.0.1 here; ;east", draining},
 			{"10.0.0.2 there; ;west", draining},
 		}, "1t 2t", "1t 2t", "-"},
 		{"hints of the node", nil, []e{{"10.0.0.1 a;here;east", ready}, {"10.0.0.2 b;there;east", ready}}, "1", "1", "-"},
 		{
-			"no hint is for this node, so those of the zone", nil,
+			"no hint is for this node, so zone hints apply", nil,
 			[]e{{"10.0.0.1 a;there;east", ready}, {"10.0.0.2 b;there;west", ready}},
 			"1", "1", "-",
 		},
 		{
-			"one hint of a node is missing, so those of the zone", nil,
+			"one node hint is missing, so zone hints apply", nil,
 			[]e{{"10.0.0.1 a;here;west", ready}, {"10.0.0.2 b; ;east", ready}},
 			"2", "2", "-",
 		},
@@ -184,15 +185,15 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 				inside, outside = c.cluster, "-"
 			}
 			if short(f.Inside) != inside || short(f.Outside) != outside {
-				t.Errorf("%s: %s leads to %s, outside to %s; want %s, %s", c.name, f.Key, short(f.Inside), short(f.Outside),
+				t.Errorf("%s: %s has backends %s, outside %s; want %s, %s", c.name, f.Key, short(f.Inside), short(f.Outside),
 					inside, outside)
 			}
 		}
 	}
 }
 
-// TestEndpointsThatServeOrTerminateDrain where no new connections lead to them: each is in
-// a list as a backend, or drains, or is neither ready to serve nor about to end.
+// TestEndpointsThatServeOrTerminateDrain when they get no new connections: each endpoint is a
+// backend in a list, or drains, or neither serves nor terminates.
 func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	v := View{balanced(func(s *service.Service) { s.ExternalLocal = true }), []*service.Slice{slice("a",
 		ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 there", ready), ep(t, "10.0.0.3 here", draining),
@@ -231,8 +232,8 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	}
 }
 
-// TestUDPLeavesEndpointsThatDoNotServe where others do: an endpoint that terminates and does not
-// serve keeps TCP connections, and UDP flows only if nothing else is there.
+// TestUDPLeavesEndpointsThatDoNotServe if others do: an endpoint that terminates and does not serve
+// keeps TCP connections, but UDP flows only if there is no other endpoint.
 func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 	two, same := []string{"10.0.0.1 here", "10.0.0.2 there"}, []string{"10.0.0.1 here", "10.0.0.2 here"}
 	for _, c := range []struct {
@@ -241,13 +242,13 @@ func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 		local     bool
 		endpoints []string // "10.0.0.N node"
 		states    []service.State
-		drains    string // for callers outside
+		drains    string // for outside clients
 	}{
 		{"TCP", service.TCP, false, two, []service.State{ending, ready}, "1t"},
 		{"UDP", service.UDP, false, two, []service.State{ending, ready}, ""},
 		{"UDP, serving", service.UDP, false, two, []service.State{draining, ready}, "1t"},
 		{"UDP, alone", service.UDP, false, []string{"10.0.0.1 here"}, []service.State{ending}, "1t"},
-		{"UDP, beside one that drains", service.UDP, false, two, []service.State{ending, draining}, ""},
+		{"UDP, with a draining one", service.UDP, false, two, []service.State{ending, draining}, ""},
 		{"UDP, local, ready here", service.UDP, true, same, []service.State{ending, ready}, ""},
 		{"UDP, local, ready there", service.UDP, true, two, []service.State{ending, ready}, "1t 2"},
 	} {
@@ -296,7 +297,7 @@ func TestNodeWithoutNameOrZoneHasNoLocalEndpoint(t *testing.T) {
 	}
 }
 
-// lines are the frontends as text.
+// lines formats frontends.
 func lines(all []*frontend.Frontend) string {
 	var out []string
 	for _, f := range all {
@@ -349,7 +350,7 @@ func TestServiceHasTheFrontendsOfItsKind(t *testing.T) {
 		for _, f := range here.Of(View{s, slices}, nil) {
 			got = append(got, KeyText(f.Key))
 			if f.Key.Addr.Is6() && short(f.Inside) != "reject" {
-				t.Errorf("%s: an IPv6 frontend leads to IPv4 backends: %s", c.name, f)
+				t.Errorf("%s: an IPv6 frontend has IPv4 backends: %s", c.name, f)
 			}
 		}
 		if strings.Join(got, ", ") != strings.Join(c.want, ", ") {
@@ -379,7 +380,7 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	if !slices.Equal(f.SourceRanges, prefix("192.0.2.0/24")) {
 		t.Errorf("source ranges %v", f.SourceRanges)
 	}
-	// Ranges of the other family alone let nobody in.
+	// Only ranges of the other family: no client may use the address.
 	f, notes := of(func(s *service.Service) { s.SourceRanges = prefix("fd00::/8") })
 	if !slices.Equal(f.SourceRanges, prefix("0.0.0.0/32")) || len(notes) != 1 ||
 		!strings.Contains(notes[0], "203.0.113.1") {
@@ -393,7 +394,7 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	if f.Inside != nil || short(f.Outside) != "1" {
 		t.Errorf("ipMode Proxy, external policy Local: %s", f)
 	}
-	// An address that is an external IP too keeps its ranges.
+	// An address that is also an external IP keeps its ranges.
 	got := here.Of(View{balanced(func(s *service.Service) {
 		s.Ingress[0].Addr, s.SourceRanges = s.ExternalIPs[0], prefix("192.0.2.0/24")
 	}), all}, nil)
@@ -478,14 +479,14 @@ func TestAddressesThatCannotBeBackends(t *testing.T) {
 	if err := n.Usable(netip.MustParseAddrPort("10.0.0.1:80"), service.TCP, true); err == nil {
 		t.Error("an IPv4 address in a slice of IPv6 is usable")
 	}
-	// They are in no list, and do not count as endpoints either.
+	// They are in no list, and do not count as endpoints.
 	var notes Notes
 	s := balanced(func(s *service.Service) { s.Ports[0].Protocol = service.UDP })
 	x := slice("a", ep(t, "10.0.0.1 here", ready), ep(t, "127.0.0.1 here", ready))
 	x.Ports[0] = service.SlicePort{Protocol: service.UDP, Port: 4789}
 	for _, f := range n.Of(View{s, []*service.Slice{x}}, &notes) {
 		if short(f.Inside) != "reject" {
-			t.Errorf("%s leads to a backend that is refused", f)
+			t.Errorf("%s has a refused backend", f)
 		}
 	}
 	if len(notes) != 2 || !strings.Contains(notes[0]+notes[1], "loopback") ||
@@ -506,8 +507,8 @@ func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 	}
 }
 
-// TestEveryListOfAServiceAsksForItsTable: those for inside and for outside, and a frontend
-// whose service asks for one is another than before.
+// TestEveryListOfAServiceAsksForItsTable: the lists for inside and outside. A frontend with tables
+// differs from one without.
 func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
 	of := func(table bool) []*frontend.Frontend {
 		s := balanced(func(s *service.Service) { s.Table, s.ExternalLocal, s.InternalLocal = table, true, true })
@@ -520,7 +521,7 @@ func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
 	for i, f := range tables {
 		for _, l := range []*frontend.List{f.Inside, f.Outside} {
 			if l != nil && !l.Table {
-				t.Errorf("%v asks for no table in all its lists", f)
+				t.Errorf("%v does not have a table in each of its lists", f)
 			}
 		}
 		if f.Equal(plain[i]) {
@@ -529,7 +530,8 @@ func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
 	}
 }
 
-// TestOrderDoesNotMatter: frontends do not depend on the order in which slices and endpoints arrive.
+// TestOrderDoesNotMatter: frontends do not depend on the order in which slices and endpoints
+// arrive.
 func TestOrderDoesNotMatter(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	states := []service.State{ready, draining, down, ending, ready | service.Terminating}
@@ -542,7 +544,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 					[]string{"", "here", "there"}[r.IntN(3)], []string{"", "east", "west"}[r.IntN(3)])
 				x.Endpoints = append(x.Endpoints, ep(t, text, states[r.IntN(len(states))]))
 			}
-			// Within one slice an address is given once.
+			// Within one slice, an address occurs once.
 			slices.SortFunc(x.Endpoints, func(a, b service.Endpoint) int { return a.Addr().Compare(b.Addr()) })
 			x.Endpoints = slices.CompactFunc(x.Endpoints, func(a, b service.Endpoint) bool { return a.Addr() == b.Addr() })
 			all = append(all, x)
@@ -558,8 +560,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// TestKeysAreOrderedWithNodePortsFirst: a datapath whose maps are nearly full takes frontends
-// in this order.
+// TestKeysAreOrderedWithNodePortsFirst: a datapath whose maps are nearly full takes frontends in
+// this order.
 func TestKeysAreOrderedWithNodePortsFirst(t *testing.T) {
 	key := func(addr string, port uint16, p frontend.Protocol) frontend.Key {
 		a := netip.MustParseAddr(addr)

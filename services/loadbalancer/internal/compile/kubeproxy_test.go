@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// kubeProxyCases is testdata/kubeproxy.json; tools/fixtures/kubeproxycases writes it, and
-// says what the texts are.
+// kubeProxyCases is testdata/kubeproxy.json; tools/fixtures/kubeproxycases writes it, and describes
+// its texts.
 type kubeProxyCases struct {
 	Kubernetes string
 	Policies   []string
@@ -30,13 +30,13 @@ type kubeProxyCase struct {
 	Verdicts   []string
 }
 
-// String is the case without its verdicts.
+// String formats the case without its verdicts.
 func (c kubeProxyCase) String() string {
 	return fmt.Sprintf("%q on node %q in zone %q", c.Endpoints, c.Node, c.Zone)
 }
 
-// TestFrontendsLeadWhereThoseOfKubeProxyDo: manifests of every case and each policy come to
-// the lists that kube-proxy has for them.
+// TestFrontendsLeadWhereThoseOfKubeProxyDo: the manifests of each case and policy result in
+// kube-proxy's lists.
 func TestFrontendsLeadWhereThoseOfKubeProxyDo(t *testing.T) {
 	data, err := os.ReadFile("testdata/kubeproxy.json")
 	if err != nil {
@@ -69,7 +69,7 @@ func TestFrontendsLeadWhereThoseOfKubeProxyDo(t *testing.T) {
 	}
 }
 
-// read decodes one manifest in JSON.
+// read decodes one JSON manifest.
 func read(t *testing.T, text string) manifest.Object {
 	t.Helper()
 	objects, err := manifest.Options{}.Decode([]byte(text))
@@ -115,7 +115,7 @@ func sliceText(c kubeProxyCase) string {
 		"ports": [{"name": "http", "port": 8080}], "endpoints": [` + strings.Join(endpoints, ", ") + `]}`
 }
 
-// serviceText is a service with the policies "TYPE INTERNAL [EXTERNAL]".
+// serviceText returns a service with the policies "TYPE INTERNAL [EXTERNAL]".
 func serviceText(policy string) string {
 	words := strings.Fields(policy)
 	external, nodePort := "", ""
@@ -127,8 +127,8 @@ func serviceText(policy string) string {
 		"ports": [{"name": "http", "port": 80%s}]}}`, words[0], words[1], external, nodePort)
 }
 
-// listsOf are the lists of the frontends of a service: of its cluster IP, and of its node
-// port inside and outside.
+// listsOf returns the lists of the frontends of a service: of its cluster IP, and of its node port
+// inside and outside.
 func listsOf(t *testing.T, c kubeProxyCase, policy string, slice *service.Slice) string {
 	t.Helper()
 	node := compile.Node{Name: c.Node, Zone: c.Zone}
@@ -159,9 +159,9 @@ func listText(l *frontend.List) string {
 	return strings.Join(out, " ")
 }
 
-// wantedLists are what listsOf should be: cluster IPs go by the internal policy; node
-// ports by Cluster inside and by the external policy outside. Without an endpoint,
-// connections are refused if there is none on any node, and else dropped.
+// wantedLists returns the expected result of listsOf: cluster IPs follow the internal policy; node
+// ports follow Cluster inside and the external policy outside. Without a selected endpoint,
+// connections are refused if no node has one, otherwise dropped.
 func wantedLists(verdict, policy string) string {
 	parts := strings.Split(verdict, ";")
 	list := func(policy string) string {

@@ -12,14 +12,14 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// units are what frontends need of the limit of frontends: one each, or the elements of a
-// datapath's maps.
+// units count what frontends need of the limit of frontends: one each, or elements of a datapath's
+// maps.
 //
-// A frontend uses elements of two kinds of maps: fronts, which both families share, and
-// keys, of which each family has a map. In addition to the keys of its frontends, each address
-// that only services use has one key, by which its other ports refuse connections. The maps
-// have the same size, so a service needs the largest of the three sums. If the total of all
-// services fits, each map has room for its part.
+// A frontend uses elements of two kinds of maps: fronts, which both families share, and keys, of
+// which each family has a map. In addition to the keys of its frontends, each address that only
+// services use has one key, by which its other ports refuse connections. The maps have the same
+// size, so a service needs the largest of the three sums. If the total of all services fits, each
+// map has capacity for its part.
 type units struct {
 	elements bool
 	fronts   int
@@ -58,7 +58,7 @@ func (u *units) standing(k need, ipv6 bool) {
 	u.frontends(k, 1, ipv6)
 }
 
-// need is how many fronts a frontend has.
+// need is the kind of a frontend, which determines its number of fronts.
 type need int
 
 const (
@@ -77,9 +77,9 @@ func (n need) fronts() int {
 	return 2 // one for inside, one for outside
 }
 
-// reserved reports whether the address keeps an element whatever the share is. The frontend
-// of the first port keeps it: if that frontend exceeds the share, it refuses connections, and
-// so does every other port of the address.
+// reserved reports whether the address keeps an element whatever the share is. The frontend of the
+// first port keeps it: if that frontend exceeds the share, it refuses connections, and so does
+// every other port of the address.
 func (n need) reserved() bool { return n == alone || n == alone2 }
 
 // hasNodePorts reports whether the type of the service has node ports.
@@ -87,7 +87,7 @@ func hasNodePorts(s *service.Service) bool {
 	return s.Type == service.NodePort || s.Type == service.LoadBalancer
 }
 
-// external are the external addresses that the configuration allows.
+// external returns the external addresses that the configuration allows.
 func (n *Node) external(s *service.Service) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range s.ExternalIPs {
@@ -123,10 +123,10 @@ func addresses(s *service.Service) []standing {
 // Needs are the units of the limit of frontends that a service asks for.
 type Needs struct {
 	All int
-	// Addresses is how many of them its addresses need to refuse connections at every port.
+	// Addresses are the units that its addresses need to refuse connections at every port; part of
+	// All.
 	Addresses int
-	// NodePorts is how many elements its node ports need if they are refused. They are not
-	// among All.
+	// NodePorts are the elements that its node ports need if they are refused; not part of All.
 	NodePorts int
 }
 
@@ -162,7 +162,7 @@ func (n *Node) Needs(s *service.Service) (out Needs) {
 				if p.NodePort != 0 && (ipv6 && s.IPv6 || !ipv6 && s.IPv4) {
 					e.frontends(ofNode, 1, ipv6)
 					out.NodePorts++
-					if n.CountElements { // it keeps both of its fronts
+					if n.CountElements { // it keeps both fronts
 						out.NodePorts++
 					}
 				}
@@ -184,7 +184,7 @@ func (n *Node) Count(s *service.Service) int {
 type budget struct {
 	share    *int // nil: all fit
 	used     units
-	standing int  // addresses that have an element whatever comes
+	standing int  // addresses that have an element in any case
 	full     bool // nothing fits any more
 }
 
@@ -206,8 +206,8 @@ func (n *Node) budget(s *service.Service, share *int) *budget {
 	return b
 }
 
-// next decides on the next frontend: it is taken, refuses connections, or does not exist.
-// first says that it is one of the first port.
+// next decides on the next frontend: it is taken, refuses connections, or does not exist. first
+// reports that it is a frontend of the first port.
 func (b *budget) next(k need, ipv6, first bool) (take, refuse bool) {
 	if b.share == nil {
 		return true, false
@@ -264,7 +264,7 @@ func counts(s *service.Slice, e service.Endpoint) bool {
 	return (st.Ready() || st.Keeps()) && e.Addr().Is6() == s.IPv6 && CheckAddr(e.Addr()) == nil
 }
 
-// Count returns how many backends a slice names for the ports of a service.
+// Count returns how many backends a slice has for the ports of a service.
 func (p Ports) Count(s *service.Slice) int {
 	ports, endpoints := 0, 0
 	for _, x := range s.Ports {
@@ -317,11 +317,11 @@ func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
 	return out
 }
 
-// Charge counts the units of the limit of backends that the slices of a service need, one after
-// the other.
+// Charge counts the units of the limit of backends that the slices of a service need, one after the
+// other.
 type Charge struct {
 	ports  Ports
-	tables int            // of each port and family
+	tables int            // for each port and family
 	has    map[portID]int // backends
 }
 
@@ -337,7 +337,7 @@ func ChargeOf(s *service.Service) *Charge {
 	return c
 }
 
-// each calls f for the ports of a slice, with how many of its first n backends each has.
+// each calls f for the ports of a slice, with how many of its first n backends each port has.
 func (c *Charge) each(s *service.Slice, n int, f func(p portID, backends int)) {
 	var ports []portID
 	for _, x := range s.Ports {
@@ -362,7 +362,7 @@ func (c *Charge) Units(s *service.Slice, n int) (units int) {
 	return units
 }
 
-// Within returns how many of the first n backends of a slice need no more than so many units.
+// Within returns how many of the first n backends of a slice fit into that many units.
 func (c *Charge) Within(s *service.Slice, n, units int) int {
 	return sort.Search(n, func(i int) bool { return c.Units(s, i+1) > units })
 }

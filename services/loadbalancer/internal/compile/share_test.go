@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// someService is a service of any type with some ports and addresses.
+// someService is a random service of any type with some ports and addresses.
 func someService(r *rand.Rand) *service.Service {
 	s := &service.Service{
 		Name: service.Name{Namespace: "shop", Name: "web"}, Type: service.Type(r.IntN(3)),
@@ -44,13 +44,13 @@ func someService(r *rand.Rand) *service.Service {
 	return s
 }
 
-// usedBy counts what frontends use of the limit of frontends, the slow way.
+// usedBy counts the units of the limit of frontends that frontends use, in the slow way.
 func usedBy(fs []*frontend.Frontend, elements bool) int {
 	fronts, keys := 0, map[bool]int{}
 	alone := make(map[netip.Addr]bool)
 	for _, f := range fs {
 		if f.ExceedsShare && f.Kind == frontend.NodePort {
-			continue // set aside
+			continue // reserved separately
 		}
 		switch {
 		case !elements:
@@ -72,8 +72,8 @@ func usedBy(fs []*frontend.Frontend, elements bool) int {
 	return max(fronts, keys[false], keys[true])
 }
 
-// TestServicesUseNoMoreThanTheirShare: whatever the share is, what a service has fits into
-// it. With all that it needs it has everything, and with more it has no less.
+// TestServicesUseNoMoreThanTheirShare: for any share, the service's frontends fit into it. With all
+// units that it needs, it has all frontends; a larger share never results in fewer.
 func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -85,7 +85,7 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 		all := n.Of(View{Service: s}, nil)
 		needs := n.Needs(s)
 		if got := usedBy(all, n.CountElements); got != needs.All || n.Count(s) != len(all) {
-			t.Fatalf("%+v: it needs %+v, and uses %d for %d of %d", s, needs, got, len(all), n.Count(s))
+			t.Fatalf("%+v: it needs %+v, but uses %d for %d of %d", s, needs, got, len(all), n.Count(s))
 		}
 		within := 0
 		for share := range needs.All + 2 {
@@ -101,7 +101,7 @@ func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 				} else if f.Inside == nil || len(f.Inside.Backends) > 0 || f.Inside.Drop || f.Outside != nil ||
 					f.Kind == frontend.ExternalIP || f.Kind == frontend.LoadBalancer &&
 					slices.Contains(s.Ingress, service.Ingress{Addr: f.Key.Addr, Proxy: true}) {
-					t.Fatalf("%+v: %s is no frontend that refuses connections", s, f)
+					t.Fatalf("%+v: %s does not refuse connections", s, f)
 				}
 				if !f.Key.Node {
 					refuses[f.Key.Addr] = true

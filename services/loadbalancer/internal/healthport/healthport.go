@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package healthport serves the health check ports of services: a load balancer
-// in front of the cluster asks them which nodes have endpoints of a service whose
-// external traffic policy is Local.
+// Package healthport serves the health check ports of services. Load balancers in front of the
+// cluster use them to find the nodes with endpoints of a service whose external traffic policy is
+// Local.
 //
-// A port answers 200 while the node has a ready endpoint of the service that the
-// datapath leads to, else 503. While the datapath, or this process, starts again, that is
-// what it was before: the kernel leads on meanwhile.
+// A port answers 200 while the node has a ready endpoint of the service that the datapath enforces,
+// otherwise 503. While the datapath or this process restarts, it keeps its previous answer, because
+// the kernel keeps forwarding.
 package healthport
 
 import (
@@ -28,21 +28,21 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Services are those with health check ports.
+// Services are the services with health check ports.
 type Services interface {
 	Locals(ctx context.Context) ([]owner.Local, error)
-	// LocalsChanged has a token when Locals may be others.
+	// LocalsChanged has a token when Locals may have changed.
 	LocalsChanged() <-chan struct{}
-	// Report notes a problem; nil takes it back.
+	// Report reports a problem; nil clears it.
 	Report(ctx context.Context, what string, why error) error
 }
 
 const (
-	// retry is how long a port that could not be opened is left alone.
+	// retry is the pause before another attempt to open a port.
 	retry = 5 * time.Second
-	// timeout is how long a request may take; an answer is short.
+	// timeout bounds a request; answers are short.
 	timeout = 5 * time.Second
-	// maxConns is how many connections a port has at once. Anyone may connect.
+	// maxConns bounds the concurrent connections of a port. Anyone may connect.
 	maxConns = 64
 )
 
@@ -52,10 +52,10 @@ type Ports struct {
 	address  string
 	log      *slog.Logger
 	memory   *memory
-	unsaved  string // why the memory is not on the disk, as it was logged
+	unsaved  string // last logged error of saving the memory
 	open     map[uint16]*port
-	retry    time.Duration     // after which ports are tried again
-	failed   map[uint16]string // what was reported, of ports that are not open
+	retry    time.Duration     // pause between attempts
+	failed   map[uint16]string // reported problems of ports that are not open
 	count    atomic.Int64
 }
 
@@ -66,15 +66,15 @@ type port struct {
 	state  atomic.Pointer[state]
 }
 
-// state is what a port answers.
+// state determines what a port answers.
 type state struct {
 	name  service.Name
-	ready int  // addresses of this node
-	led   bool // the datapath leads to one of them
+	ready int  // number of addresses on this node
+	led   bool // the datapath enforces one of them
 }
 
-// New returns ports on an address of this machine; empty: on every one. The file at path
-// keeps over a restart what they answer; "": nothing does.
+// New returns ports on an address of this machine; empty: on all addresses. The file at path keeps
+// their answers over a restart; "": they are not kept.
 func New(services Services, address, path string, l *slog.Logger) *Ports {
 	m, err := openMemory(path)
 	if err != nil {
@@ -86,7 +86,7 @@ func New(services Services, address, path string, l *slog.Logger) *Ports {
 	}
 }
 
-// Open is how many ports are served.
+// Open returns the number of open ports.
 func (p *Ports) Open() int { return int(p.count.Load()) }
 
 // Run serves the ports until the context ends.
@@ -117,7 +117,7 @@ func (p *Ports) Run(ctx context.Context) error {
 	}
 }
 
-// serve opens, changes and closes ports, so that they are those of the services.
+// serve opens, changes and closes ports to match the services.
 func (p *Ports) serve(ctx context.Context) error {
 	all, err := p.services.Locals(ctx)
 	if err != nil {
@@ -126,7 +126,7 @@ func (p *Ports) serve(ctx context.Context) error {
 	want := make(map[uint16]owner.Local, len(all))
 	taken := make(map[uint16]service.Name)
 	problems := make(map[uint16]error)
-	for _, l := range all { // by name: the first keeps a port
+	for _, l := range all { // sorted by name: the first service keeps a port
 		if first, ok := taken[l.Port]; ok {
 			problems[l.Port] = fmt.Errorf("service %s has the health check port %d of service %s", l.Name, l.Port, first)
 			continue
@@ -154,20 +154,20 @@ func (p *Ports) serve(ctx context.Context) error {
 	return p.report(ctx, problems)
 }
 
-// learn keeps what is known for the next process. Without it a port answers 503 for a moment
-// after a restart.
+// learn saves the answers for the next process. Without them, a port answers 503 for a moment after
+// a restart.
 func (p *Ports) learn(all []owner.Local) {
 	why := ""
 	if err := p.memory.learn(all); err != nil {
 		why = err.Error()
 	}
 	if why != "" && why != p.unsaved {
-		p.log.Error("what health check ports answer is not kept over a restart", "error", why)
+		p.log.Error("cannot save the state of health check ports for a restart", "error", why)
 	}
 	p.unsaved = why
 }
 
-// report notes what is wrong with ports, and takes back what was.
+// report reports problems of ports, and clears resolved ones.
 func (p *Ports) report(ctx context.Context, problems map[uint16]error) error {
 	what := func(n uint16) string { return fmt.Sprintf("health check port %d", n) }
 	for n := range p.failed {
@@ -206,7 +206,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 		defer close(at.done)
 		err := at.server.Serve(&bounded{Listener: l, slots: make(chan struct{}, maxConns)})
 		if !errors.Is(err, http.ErrServerClosed) {
-			p.log.Error("a health check port is not served any more", "port", n, log.Err(err))
+			p.log.Error("health check port stopped unexpectedly", "port", n, log.Err(err))
 		}
 	}()
 	return at, nil
@@ -220,7 +220,7 @@ func (p *Ports) close(n uint16) {
 	<-at.done
 }
 
-// answer has the form of kube-proxy's, which load balancers read.
+// answer has kube-proxy's format, which load balancers read.
 func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 	now := at.state.Load()
 	type name struct {
@@ -247,7 +247,7 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
 }
 
-// bounded is a listener with so many connections at once; a further one is closed.
+// bounded is a listener with a limited number of connections; it closes further ones at once.
 type bounded struct {
 	net.Listener
 	slots chan struct{}
@@ -263,7 +263,7 @@ func (b *bounded) Accept() (net.Conn, error) {
 	case b.slots <- struct{}{}:
 		return &boundedConn{Conn: c, give: b.slots}, nil
 	default:
-		c.Close() //nolint:errcheck // it got nothing
+		c.Close() //nolint:errcheck // rejected
 		return &boundedConn{Conn: c}, nil
 	}
 }

@@ -198,8 +198,8 @@ func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
 	servicetest.Eventually(t, "no problem", func() bool { return s.problem() == "map[]" && p.Open() == 2 })
 }
 
-// TestAnswerStaysWhileNothingIsKnown: the datapath subscribes again, or this process has
-// started, and the kernel leads to the addresses that it led to, and to no other.
+// TestAnswerStaysWhileNothingIsKnown: while the datapath subscribes again, or after this process
+// has started, the kernel forwards to its previous addresses and no others.
 func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "health-checks.json")
 	s, _, stop := runWith(t, path)
@@ -217,9 +217,9 @@ func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 	}
 	a := addresses(3)
 	want(s, "enforced", owner.Enforced, "200", a[0], a[1])
-	want(s, "the datapath is away", owner.EnforcementUnknown, "200", a[0], a[1])
-	want(s, "a pod comes meanwhile", owner.EnforcementUnknown, "200", a[1], a[2])
-	want(s, "those that the kernel leads to go", owner.EnforcementUnknown, "503", a[2])
+	want(s, "the datapath is disconnected", owner.EnforcementUnknown, "200", a[0], a[1])
+	want(s, "a pod is added meanwhile", owner.EnforcementUnknown, "200", a[1], a[2])
+	want(s, "the addresses in the kernel are removed", owner.EnforcementUnknown, "503", a[2])
 	want(s, "one comes back", owner.EnforcementUnknown, "200", a[0])
 	want(s, "the datapath is behind", owner.NotEnforced, "503", a[0])
 	want(s, "it is away again", owner.EnforcementUnknown, "503", a[0])

@@ -15,23 +15,23 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// memory has the addresses of each service that the datapath was last known to lead to. The
-// kernel goes on with them while the datapath or this process restarts. The file is worth
-// one boot: afterwards the kernel leads to nothing.
+// memory stores the addresses of each service that the datapath last enforced. The kernel keeps
+// forwarding to them while the datapath or this process restarts. The file is valid for one boot,
+// because afterwards the kernel has none.
 type memory struct {
-	path string // "": nothing is kept over a restart
+	path string // "": not kept over a restart
 	boot string
 
 	led map[service.Name][]netip.Addr
-	// unlisted are the services of led that an earlier process knew, and this one has not
-	// been told of yet.
+	// unlisted are the services in led that an earlier process knew and that this one has not
+	// listed yet.
 	unlisted map[service.Name]bool
 }
 
 var memorySchema = durable.Schema{Name: "sluice.loadbalancer.healthchecks", Version: 1}
 
-// maxMemory bounds the file: 65,536 services with an address of 39 characters each need
-// less.
+// maxMemory is the maximum size of the file; 65,536 services with an address of 39 characters each
+// need less.
 const maxMemory = 64 << 20
 
 type memoryFile struct {
@@ -45,8 +45,8 @@ type memoryEntry struct {
 	Addresses []netip.Addr `json:"addresses"`
 }
 
-// openMemory reads what an earlier process of this boot has left. A file that cannot be read
-// is an error, and the memory is empty then.
+// openMemory reads the file of an earlier process of this boot. If the file is unreadable, it
+// returns an error and an empty memory.
 func openMemory(path string) (*memory, error) {
 	m := &memory{path: path, led: make(map[service.Name][]netip.Addr), unlisted: make(map[service.Name]bool)}
 	if path == "" {
@@ -62,7 +62,7 @@ func openMemory(path string) (*memory, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return m, nil
 	case err != nil:
-		return m, fmt.Errorf("what health check ports answered before the restart: %w", err)
+		return m, fmt.Errorf("read the state of health check ports before the restart: %w", err)
 	case f.Boot != m.boot:
 		return m, nil
 	}
@@ -73,8 +73,8 @@ func openMemory(path string) (*memory, error) {
 	return m, nil
 }
 
-// leads says whether the datapath leads to a ready address of the service on this node.
-// While that is not known, it is what it was before, for the addresses of that time.
+// leads reports whether the datapath forwards to a ready address of the service on this node. While
+// that is unknown, the last known addresses count.
 func (m *memory) leads(l owner.Local) bool {
 	switch {
 	case len(l.Ready) == 0 || l.Enforced == owner.NotEnforced:
@@ -85,7 +85,7 @@ func (m *memory) leads(l owner.Local) bool {
 	return slices.ContainsFunc(m.led[l.Name], func(a netip.Addr) bool { return slices.Contains(l.Ready, a) })
 }
 
-// learn notes what is known of all services, and forgets those that are no more. Those of an
+// learn stores the current state of all services, and removes other services. Services of an
 // earlier process stay until they were listed once.
 func (m *memory) learn(all []owner.Local) error {
 	led, changed := make(map[service.Name][]netip.Addr, len(all)), false

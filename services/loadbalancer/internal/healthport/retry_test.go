@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// counting counts the problems that are reported, and the listings.
+// counting counts reported problems and listings.
 type counting struct {
 	*services
 	listed, reported atomic.Int32

@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-net/sluice/kit/yamlstream"
 )
 
-// nodeError says where a document of YAML has no form in JSON.
+// nodeError describes a YAML value that cannot be written as JSON.
 type nodeError struct{ path, text string }
 
-// toJSON writes a document of YAML as JSON, with its aliases expanded.
+// toJSON converts a YAML document to JSON, with its aliases expanded.
 func toJSON(root *yaml.Node) ([]byte, *nodeError) {
 	w := &writer{}
 	w.value(root, "", 0)
@@ -48,7 +48,7 @@ func (w *writer) value(n *yaml.Node, path string, depth int) {
 		w.fail(path, "the document has more than %d values", maxNodes)
 	case depth > maxDepth:
 		w.fail(path, "is nested more than %d deep", maxDepth)
-	case w.out.Len() > maxBytes: // texts that aliases repeat
+	case w.out.Len() > maxBytes: // texts repeated by aliases
 		w.fail(path, "the document is larger than %d bytes with its aliases", maxBytes)
 	case n.Kind == yaml.AliasNode:
 		w.value(n.Alias, path, depth+1)
@@ -66,7 +66,7 @@ func (w *writer) value(n *yaml.Node, path string, depth int) {
 	case n.Kind == yaml.ScalarNode:
 		w.scalar(n, path)
 	default:
-		w.fail(path, "is no value")
+		w.fail(path, "is not a value")
 	}
 }
 
@@ -80,7 +80,7 @@ func (w *writer) mapping(n *yaml.Node, path string, depth int) {
 		}
 		switch {
 		case k.Kind != yaml.ScalarNode:
-			w.fail(path, "has a key that is no text")
+			w.fail(path, "has a key that is not a text")
 			return
 		case k.ShortTag() == "!!merge":
 			w.fail(path, "uses a merge key, which is not supported")
@@ -114,7 +114,7 @@ func (w *writer) text(s string) {
 }
 
 func (w *writer) scalar(n *yaml.Node, path string) {
-	if is, ok := yamlstream.Word(n); ok { // kubectl would send it so, too
+	if is, ok := yamlstream.Word(n); ok { // kubectl sends it like this, too
 		w.out.WriteString(strconv.FormatBool(is))
 		return
 	}
@@ -133,14 +133,14 @@ func (w *writer) scalar(n *yaml.Node, path string) {
 	case "!!int":
 		var i int64
 		if n.Decode(&i) != nil {
-			w.fail(path, "%q is no whole number of 64 bits", shorten(n.Value))
+			w.fail(path, "%q is not a 64-bit integer", shorten(n.Value))
 			return
 		}
 		w.out.WriteString(strconv.FormatInt(i, 10))
 	case "!!float":
 		var f float64
 		if n.Decode(&f) != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-			w.fail(path, "%q is no number", shorten(n.Value))
+			w.fail(path, "%q is not a number", shorten(n.Value))
 			return
 		}
 		w.out.WriteString(strconv.FormatFloat(f, 'g', -1, 64))

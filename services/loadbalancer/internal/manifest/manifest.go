@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package manifest reads Services and EndpointSlices from YAML and JSON, and says
-// where something is wrong.
+// Package manifest reads Services and EndpointSlices from YAML and JSON, and reports where
+// something is invalid.
 //
-// Texts are read strictly: an unknown field, a field that is given twice, a value of
-// another type and a value that makes no sense are refused with the document and the
-// path of the field. A field that is known and has no effect here is a note. A document
-// may be a list of objects.
+// Texts are read strictly: unknown fields, duplicate fields, values of the wrong type and invalid
+// values are rejected with the document and the path of the field. A known field without effect
+// here is a note. A document may be a list of objects.
 //
-// Objects of an API server (OfService, OfSlice) are facts: the API server has accepted
-// them. A part that Sluice does not support is left out with a note, and the rest of the
-// object is used. Only an object without a name is refused.
+// Objects of an API server (OfService, OfSlice) were already accepted by it. Parts that Sluice does
+// not support are left out with a note, and the rest of the object is used. Only an object without
+// a name is rejected.
 package manifest
 
 import (
@@ -29,11 +28,11 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Limits on what is read. They bound the memory that hostile input can take.
+// Limits on the input. They bound the memory that hostile input can take.
 const (
 	maxBytes = 3 << 20 // of one document
-	maxMarks = 120_000 // signs that can begin a value, in one object of JSON or one document of YAML
-	maxNodes = 200_000 // values of one document of YAML, aliases expanded
+	maxMarks = 120_000 // characters that can begin a value, in one JSON object or one YAML document
+	maxNodes = 200_000 // values of one YAML document, aliases expanded
 	maxDepth = 64
 
 	maxViolations = 50
@@ -42,11 +41,11 @@ const (
 	maxText       = 300 // bytes of a text in a message
 )
 
-// Options say how manifests are read.
+// Options configure the decoding of manifests.
 type Options struct {
-	// Namespace of objects that name none; empty: "default".
+	// Namespace of objects without one; empty: "default".
 	Namespace string
-	// AllowUnknown drops fields that a kind does not have, instead of refusing them.
+	// AllowUnknown drops unknown fields instead of rejecting them.
 	AllowUnknown bool
 }
 
@@ -56,11 +55,11 @@ type Object struct {
 	Document int              // from 0; empty documents are not counted
 	Service  *service.Service // of a Service
 	Slice    *service.Slice   // of an EndpointSlice
-	Dropped  []string         // fields that the kind does not have
-	Notes    []string         // what its author should know
+	Dropped  []string         // unknown fields that were dropped
+	Notes    []string         // messages to its author
 }
 
-// name sets the key of an object that is read.
+// name sets the key of a decoded object.
 func (o *Object) name(kind service.Kind) {
 	o.Key.Kind = kind
 	if o.Service != nil {
@@ -70,7 +69,7 @@ func (o *Object) name(kind service.Kind) {
 	}
 }
 
-// Violation is one thing that is wrong.
+// Violation is one mistake in a manifest.
 type Violation struct {
 	Document int    // from 0
 	Path     string // such as spec.ports[0].port; empty for the whole document
@@ -80,15 +79,14 @@ type Violation struct {
 // Where implements rpcerr.Violation.
 func (v Violation) Where() (document int, path, mistake string) { return v.Document, v.Path, v.Text }
 
-// Error says what is wrong with a manifest.
+// Error describes the mistakes in a manifest.
 type Error struct {
-	// Whole is why the text could not be divided into documents; then there are no
-	// violations.
+	// Whole is why the text could not be split into documents; then there are no violations.
 	Whole      error
 	Violations []Violation
 }
 
-// Error names the violations.
+// Error lists the violations.
 func (e *Error) Error() string {
 	if e.Whole != nil {
 		return e.Whole.Error()
@@ -104,26 +102,24 @@ func (e *Error) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// Unreadable is an object, or a document, that cannot be read.
+// Unreadable is an object or document that cannot be read.
 type Unreadable struct {
-	// Key names the object. It is the zero value if the document does not say which object
-	// it is.
+	// Key names the object. It is the zero value if the document does not identify the object.
 	Key service.ObjectKey
-	// Service is what could be read of a Service.
+	// Service contains the readable parts of a Service.
 	Service *service.Service
-	// Why names the document, its line in the stream and what is wrong.
+	// Why contains the document, its line in the stream and the mistakes.
 	Why string
 }
 
-// DecodeEach reads the objects of a stream one by one: those that cannot be read are returned
-// apart from the others.
+// DecodeEach reads the objects of a stream one by one. Objects that cannot be read are returned
+// separately.
 func (o Options) DecodeEach(data []byte) ([]Object, []Unreadable) {
 	d := o.decode(data)
 	return d.objects, d.unreadable
 }
 
-// Decode reads all objects of a stream of YAML or JSON documents. Its error is an
-// *Error.
+// Decode reads all objects of a stream of YAML or JSON documents. Its error is an *Error.
 func (o Options) Decode(data []byte) ([]Object, error) {
 	d := o.decode(data)
 	if len(d.violations) > 0 {
@@ -160,8 +156,8 @@ func (o Options) decode(data []byte) *decoder {
 	return d
 }
 
-// jsonDocuments are the documents of a stream that is JSON alone, which is read
-// without building trees; false for any other stream.
+// jsonDocuments returns the documents of a pure JSON stream, which are read without building trees;
+// false for any other stream.
 func jsonDocuments(data []byte) (texts [][]byte, ok bool) {
 	for _, chunk := range yamlstream.Chunks(data) {
 		chunk = bytes.TrimSpace(bytes.TrimPrefix(bytes.TrimSpace(chunk), []byte("---")))
@@ -176,7 +172,7 @@ func jsonDocuments(data []byte) (texts [][]byte, ok bool) {
 	return texts, len(texts) > 0
 }
 
-// check says why a text is too much to be read at once.
+// check rejects a text that is too large to be decoded.
 func check(text []byte) error {
 	if len(text) > maxBytes {
 		return fmt.Errorf("document of %d bytes is larger than %d: divide it", len(text), maxBytes)
@@ -192,21 +188,21 @@ type decoder struct {
 	objects    []Object
 	violations []Violation
 	unreadable []Unreadable
-	failed     []string // what is wrong with the object, for unreadable; the first of them
+	failed     []string // first mistakes of the object, for unreadable
 
-	// lenient: the object is one of an API server.
+	// lenient: the object comes from an API server.
 	lenient bool
 
-	// Of the object that is read.
+	// State of the current object.
 	number  int
-	line    int    // of the stream at which the document begins; 0: it is not known
-	remarks int    // of remark
-	path    string // in the document, such as "items[3]."
+	line    int    // line of the stream at which the document begins; 0: unknown
+	remarks int    // number of calls of remark
+	path    string // prefix of paths in the document, such as "items[3]."
 	dropped []string
 	notes   []string
 }
 
-// fail notes that something is wrong at a path of the object.
+// fail records a mistake at a path of the object.
 func (d *decoder) fail(path, format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); len(d.failed) < maxFailed {
 		if at := strings.TrimSuffix(d.path+path, "."); at != "" {
@@ -225,10 +221,10 @@ func (d *decoder) fail(path, format string, args ...any) {
 	d.violations = append(d.violations, Violation{d.number, shorten(strings.TrimSuffix(d.path+path, ".")), shorten(text)})
 }
 
-// maxFailed is how many of the things that are wrong with one object Unreadable.Why names.
+// maxFailed bounds the mistakes of one object in Unreadable.Why.
 const maxFailed = 3
 
-// leaveOut adds an object to the unreadable ones if something is wrong with it.
+// leaveOut adds an object with mistakes to the unreadable ones.
 func (d *decoder) leaveOut(key service.ObjectKey, s *service.Service) (bad bool) {
 	if len(d.failed) == 0 {
 		return false
@@ -245,15 +241,14 @@ func (d *decoder) leaveOut(key service.ObjectKey, s *service.Service) (bad bool)
 	return true
 }
 
-// failWhole notes that a document says not even which object it is.
+// failWhole records a document that does not identify its object.
 func (d *decoder) failWhole(path, format string, args ...any) {
 	d.fail(path, format, args...)
 	d.leaveOut(service.ObjectKey{}, nil)
 }
 
-// part reports a part of an object that cannot be used: of a text it is a violation. Of
-// an object of an API server the part is left out with a note, and the caller goes on
-// without it.
+// part reports an unusable part of an object. In a text it is a violation. In an object of an API
+// server, the part is left out with a note, and the caller continues without it.
 func (d *decoder) part(path, format string, args ...any) {
 	if !d.lenient {
 		d.fail(path, format, args...)
@@ -269,8 +264,8 @@ func (d *decoder) remark(path, text string) {
 	}
 }
 
-// odd reports what contradicts another part: of a text it is a violation, of an object of
-// an API server a note.
+// odd reports a contradiction between parts: a violation in a text, a note for an object of an API
+// server.
 func (d *decoder) odd(path, format string, args ...any) {
 	if d.lenient {
 		d.remark(path, fmt.Sprintf(format, args...))
@@ -283,7 +278,7 @@ func (d *decoder) notef(format string, args ...any) {
 	d.notes = append(d.notes, shorten(fmt.Sprintf(format, args...)))
 }
 
-// shorten cuts a text that came from a manifest.
+// shorten limits a text from a manifest.
 func shorten(s string) string {
 	if len(s) <= maxText {
 		return s
@@ -298,7 +293,7 @@ type list struct {
 	Items    []json.RawMessage `json:"items"`
 }
 
-// kinds by their versions.
+// kinds by API version and kind.
 var kinds = map[wire.Head]service.Kind{
 	{APIVersion: "v1", Kind: "Service"}:                        service.KindService,
 	{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}: service.KindSlice,
@@ -332,7 +327,7 @@ func (d *decoder) document(number int, text []byte) {
 			d.leaveOut(service.ObjectKey{}, nil)
 			continue
 		}
-		if of != "" && ih == (wire.Head{}) { // the items of a list of one kind need not repeat it
+		if of != "" && ih == (wire.Head{}) { // items of a typed list need not repeat the kind
 			ih = wire.Head{APIVersion: l.APIVersion, Kind: of}
 		}
 		d.object(ih, item)
@@ -387,8 +382,8 @@ func (d *decoder) object(h wire.Head, text []byte) {
 	d.objects = append(d.objects, out)
 }
 
-// lenientOf reads what can be read of an object that is wrong: its key, which is the zero
-// value if the object has no valid name, and of a Service what is left of it.
+// lenientOf reads the usable parts of an invalid object: its key, which is the zero value if the
+// object has no valid name, and the readable parts of a Service.
 func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, *service.Service) {
 	l := &decoder{lenient: true}
 	var meta *wire.Metadata
@@ -396,7 +391,7 @@ func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, 
 	check := checkSubdomain
 	if kind == service.KindService {
 		var in wire.Service
-		// What is wrong with the text is known; the other fields are set.
+		// The mistakes are recorded already; the other fields are set.
 		_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &in)
 		meta, s, check = &in.Metadata, l.serviceOf(&in), checkLabel
 	} else {
@@ -419,20 +414,20 @@ func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, 
 	return key, s
 }
 
-// OfService reads a Service of an API server. Parts that Sluice does not support are left
-// out with notes. The error is an *Error: the Service has no name or no namespace.
+// OfService converts a Service of an API server. Parts that Sluice does not support are left out
+// with notes. The error is an *Error: the Service has no name or no namespace.
 func OfService(s *wire.Service) (Object, error) {
 	d := &decoder{lenient: true}
 	return d.one(service.KindService, d.serviceOf(s), nil)
 }
 
-// OfSlice reads an EndpointSlice of an API server, as OfService reads a Service.
+// OfSlice converts an EndpointSlice of an API server, as OfService does a Service.
 func OfSlice(s *wire.Slice) (Object, error) {
 	d := &decoder{lenient: true}
 	return d.one(service.KindSlice, nil, d.sliceOf(s))
 }
 
-// one is the only object that was read.
+// one returns the only object that was converted.
 func (d *decoder) one(kind service.Kind, s *service.Service, slice *service.Slice) (Object, error) {
 	if len(d.violations) > 0 {
 		return Object{}, &Error{Violations: d.violations}
@@ -445,7 +440,7 @@ func (d *decoder) one(kind service.Kind, s *service.Service, slice *service.Slic
 	return out, nil
 }
 
-// strict fills into, and reports whether nothing was wrong with the text.
+// strict decodes text into a value, and reports whether there were no mistakes.
 func (d *decoder) strict(text []byte, into any) bool {
 	before := len(d.violations)
 	problems, err := kjson.UnmarshalStrict(text, into)
@@ -474,7 +469,7 @@ func (d *decoder) strict(text []byte, into any) bool {
 	return len(d.violations) == before
 }
 
-// typeError notes a value of a wrong type.
+// typeError records a value of a wrong type.
 func (d *decoder) typeError(err error) {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {

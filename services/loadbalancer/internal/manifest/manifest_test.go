@@ -144,7 +144,7 @@ func TestListsAndJSON(t *testing.T) {
 	}
 }
 
-// manifests is the text of an object in which one line is another.
+// manifests returns the text of an object with one line replaced.
 func manifests(kind, line string) string {
 	service := []string{
 		"apiVersion: v1", "kind: Service", "metadata: {name: a}", "spec:", "  type: NodePort", "  clusterIP: " +
@@ -185,7 +185,7 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"Service", "metadata: {name: a, namespace: A}", "metadata.namespace", "lowercase"},
 		{"Service", "metadata: {name: a, name: b}", "metadata.name", "is given twice"},
 		{"Service", "  type: Nodeport", "spec.type", "is not ClusterIP"},
-		{"Service", "  clusterIP: 10.96.0", "spec.clusterIPs[0]", "is no address"},
+		{"Service", "  clusterIP: 10.96.0", "spec.clusterIPs[0]", "is not an address"},
 		{"Service", "  clusterIP: 127.0.0.1", "spec.clusterIPs[0]", "loopback"},
 		{"Service", "  clusterIP: None", "spec.clusterIP", "needs spec.type ClusterIP"},
 		{"Service", "  clusterIPs: [10.96.0.2]", "spec.clusterIPs[0]", "is not spec.clusterIP"},
@@ -198,7 +198,7 @@ func TestMistakesNameTheField(t *testing.T) {
 			"Service", "  loadBalancerSourceRanges: [10.0.0.0/8]", "spec.loadBalancerSourceRanges",
 			"needs spec.type LoadBalancer",
 		},
-		{"Service", "  loadBalancerSourceRanges: [10.0.0.0]", "spec.loadBalancerSourceRanges[0]", "is no prefix"},
+		{"Service", "  loadBalancerSourceRanges: [10.0.0.0]", "spec.loadBalancerSourceRanges[0]", "is not a prefix"},
 		{"Service", "  sessionAffinity: Cookie", "spec.sessionAffinity", "is not None or ClientIP"},
 		{
 			"Service", "metadata: {name: a, annotations: {sluice.io/load-balancing-algorithm: maglev}}",
@@ -247,7 +247,7 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"EndpointSlice", "endpoints: [{addresses: [0.0.0.0]}]", "endpoints[0].addresses[0]", "unspecified"},
 		{
 			"EndpointSlice", "endpoints: [{addresses: [10.0.0.1], hints: {forZones: [{name: 'a,b'}]}}]",
-			"endpoints[0].hints.forZones[0].name", "is no name",
+			"endpoints[0].hints.forZones[0].name", "is not a name",
 		},
 		{"EndpointSlice", "endpoints: [{address: 10.0.0.1}]", "endpoints[0].address", "no such field"},
 		{
@@ -289,14 +289,14 @@ func TestUnknownFieldsMayBeDropped(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if _, err := (Options{AllowUnknown: true}).Decode([]byte(manifests("Service", "  type: X"))); err == nil {
-		t.Error("a value that makes no sense is dropped too")
+		t.Error("an invalid value is dropped, too")
 	}
 }
 
 func TestFieldsWithoutEffectAreNotes(t *testing.T) {
 	for _, c := range []struct{ kind, line, want string }{
-		{"Service", "  clusterIP: ''", "gives out no cluster IPs"},
-		{"Service", "  ports: [{port: 80}]", "gives out no node ports"},
+		{"Service", "  clusterIP: ''", "assigns no cluster IPs"},
+		{"Service", "  ports: [{port: 80}]", "assigns no node ports"},
 		{"Service", "metadata: {name: a, labels: {service.kubernetes.io/service-proxy-name: x}}", "serves this service"},
 		{"Service", "metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: " +
 			"10.0.0.0/8}}", "write spec.loadBalancerSourceRanges"},

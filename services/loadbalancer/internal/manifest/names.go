@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// The labels and values that have a meaning here.
+// Labels and values with a meaning to Sluice.
 const (
 	labelServiceName = "kubernetes.io/service-name"
 	labelOtherProxy  = "service.kubernetes.io/service-proxy-name"
 	annotationRanges = "service.beta.kubernetes.io/load-balancer-source-ranges"
 	none             = "None" // spec.clusterIP of a headless service
 
-	// annotationAlgorithm says how one of the service's backends is chosen: "table". Without
-	// it, as the datapath chooses by default.
+	// annotationAlgorithm selects how a backend of the service is chosen: "table". Without it, the
+	// datapath's default applies.
 	annotationAlgorithm = "sluice.io/load-balancing-algorithm"
 	algorithmTable      = "table"
 )
 
-// checkLabel says why a text is no label of DNS, as names of services are.
+// checkLabel returns why a text is not a DNS label, as names of services must be, or nil.
 func checkLabel(s string) error {
 	if len(s) > 63 {
 		return fmt.Errorf("has %d characters, more than 63", len(s))
@@ -37,7 +37,7 @@ func checkLabel(s string) error {
 	return nil
 }
 
-// checkSubdomain says why a text is no name of DNS, as names of slices are.
+// checkSubdomain returns why a text is not a DNS subdomain, as names of slices must be, or nil.
 func checkSubdomain(s string) error {
 	if len(s) > 253 {
 		return fmt.Errorf("has %d characters, more than 253", len(s))

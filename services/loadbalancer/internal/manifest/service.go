@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Limits of the API server, which an object from a file has to keep too. The number of a
-// Service's ports is bounded by the size of the object alone.
+// Limits of the API server, which also apply to objects from files. The number of a Service's ports
+// is bounded only by the size of the object.
 const (
 	maxAffinity     = 86_400 // seconds
 	defaultAffinity = 10_800
@@ -49,7 +49,7 @@ func (d *decoder) name(m *wire.Metadata, check func(string) error) service.Name 
 	return out
 }
 
-// created returns when an object was created, in nanoseconds since 1970; 0: it does not say.
+// created returns when an object was created, in nanoseconds since 1970; 0 if unknown.
 func (d *decoder) created(m *wire.Metadata) int64 {
 	if m.CreationTimestamp == nil {
 		return 0
@@ -57,7 +57,7 @@ func (d *decoder) created(m *wire.Metadata) int64 {
 	at, err := time.Parse(time.RFC3339, *m.CreationTimestamp)
 	switch {
 	case err != nil:
-		d.part("metadata.creationTimestamp", "%q is no time of RFC 3339", shorten(*m.CreationTimestamp))
+		d.part("metadata.creationTimestamp", "%q is not an RFC 3339 time", shorten(*m.CreationTimestamp))
 	case !at.IsZero():
 		return at.UnixNano()
 	}
@@ -93,11 +93,11 @@ func (d *decoder) serviceOf(in *wire.Service) *service.Service {
 	return out
 }
 
-// parseAddress reads an address that a frontend or a backend may have.
+// parseAddress parses an address that a frontend or a backend may have.
 func parseAddress(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil {
-		return a, errors.New("is no address")
+		return a, errors.New("is not an address")
 	}
 	return a, compile.CheckAddr(a)
 }
@@ -150,7 +150,7 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 	for i, x := range ingress {
 		switch {
 		case x.IP == "":
-			continue // a name, which is for DNS
+			continue // a host name, which is for DNS
 		case x.IPMode == nil, *x.IPMode == "VIP", *x.IPMode == "Proxy":
 		default:
 			d.part(fmt.Sprintf("status.loadBalancer.ingress[%d].ipMode", i), "%q is not VIP or Proxy", shorten(*x.IPMode))
@@ -167,7 +167,7 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		switch {
 		case err != nil:
-			d.part(path, "%q is no prefix", shorten(text))
+			d.part(path, "%q is not a prefix", shorten(text))
 		case p.Addr().Is4In6():
 			d.part(path, "%q is an IPv4 prefix in IPv6 form", shorten(text))
 		default:
@@ -175,8 +175,8 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 		}
 	}
 	if len(in.Spec.LoadBalancerSourceRanges) > 0 && len(out.SourceRanges) == 0 && d.lenient {
-		// No range means all clients. Here none of the ranges can be read, so that no
-		// client may use the addresses.
+		// Without ranges, all clients may use the addresses. None of the given ranges is readable,
+		// so no client may use them.
 		out.SourceRanges = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 32)}
 		d.notef("spec.loadBalancerSourceRanges: none can be read: no client may use the load balancer addresses")
 	}
@@ -187,7 +187,7 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 	out.SourceRanges = slices.Compact(out.SourceRanges)
 }
 
-// distinct reads a list of addresses and passes each once.
+// distinct parses a list of addresses and passes each once.
 func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, int)) {
 	seen := make(map[netip.Addr]bool, len(texts))
 	for i, text := range texts {
@@ -198,7 +198,7 @@ func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, in
 	}
 }
 
-// families are those that the service names, or those of its addresses.
+// families sets the families that the service lists, or those of its addresses.
 func (d *decoder) families(in *wire.Service, out *service.Service) {
 	for i, f := range in.Spec.IPFamilies {
 		switch f {
@@ -246,7 +246,7 @@ func (d *decoder) ports(in *wire.Service, out *service.Service) {
 		port, inRange := d.port(path, "port", p.Port, 1)
 		node, _ := d.port(path, "nodePort", p.NodePort, 0)
 		if d.lenient && !(known && inRange) {
-			continue // nothing can be sent to it
+			continue // it is not reachable
 		}
 		if ports[socket{protocol, port}] {
 			d.part(path("port"), "%d/%s is given twice", port, protocol)
@@ -267,7 +267,7 @@ func (d *decoder) ports(in *wire.Service, out *service.Service) {
 	}
 }
 
-// portName checks the name of a port. names are those of the ports before it.
+// portName checks the name of a port. names are the names of the preceding ports.
 func (d *decoder) portName(path func(string) string, name string, ports int, names map[string]bool) {
 	switch {
 	case name == "" && ports > 1:
@@ -280,7 +280,7 @@ func (d *decoder) portName(path func(string) string, name string, ports int, nam
 	names[name] = true
 }
 
-// protocol reads the protocol of a port; false: it is not supported.
+// protocol parses the protocol of a port; false if it is not supported.
 func (d *decoder) protocol(path func(string) string, p string) (service.Protocol, bool) {
 	if p == "" {
 		return service.TCP, true
@@ -292,7 +292,7 @@ func (d *decoder) protocol(path func(string) string, p string) (service.Protocol
 	return out, out != 0
 }
 
-// port reads the number of a port; false: it is none.
+// port checks the number of a port; false if it is invalid.
 func (d *decoder) port(path func(string) string, field string, p, least int32) (uint16, bool) {
 	if p < least || p > 65_535 {
 		d.part(path(field), "%d is not between %d and 65535", p, least)
@@ -346,7 +346,7 @@ func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 	}
 }
 
-// notesOf notes what the author may take for having an effect.
+// notesOf adds notes about settings that have no effect.
 func (d *decoder) notesOf(in *wire.Service, out *service.Service) {
 	switch {
 	case out.OtherProxy != "":
@@ -359,11 +359,11 @@ func (d *decoder) notesOf(in *wire.Service, out *service.Service) {
 		return
 	}
 	if len(out.ClusterIPs) == 0 {
-		d.notef("spec.clusterIPs: is empty, and Sluice gives out no cluster IPs: the service has none")
+		d.notef("spec.clusterIPs: is empty, and Sluice assigns no cluster IPs: the service has none")
 	}
 	for i, p := range out.Ports {
 		if p.NodePort == 0 && (out.Type == service.NodePort || out.Type == service.LoadBalancer && allocates(in)) {
-			d.notef("spec.ports[%d].nodePort: is 0, and Sluice gives out no node ports: the port has none", i)
+			d.notef("spec.ports[%d].nodePort: is 0, and Sluice assigns no node ports: the port has none", i)
 		}
 	}
 	if in.Metadata.Annotations[annotationRanges] != "" {

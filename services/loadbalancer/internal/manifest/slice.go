@@ -92,7 +92,7 @@ func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
 		}
 		number, known := d.protocol(path, protocol)
 		if p.Port == nil {
-			d.notef("%s: is missing: a port that stands for all is not supported, and leads nowhere", path("port"))
+			d.notef("%s: is missing: ports that mean all ports are not supported, so the port is ignored", path("port"))
 			continue
 		}
 		port, inRange := d.port(path, "port", *p.Port, 1)
@@ -104,7 +104,7 @@ func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
 }
 
 func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
-	path := func(below string, of ...any) string { // what is right pays for none
+	path := func(below string, of ...any) string { // formatted only for mistakes
 		return fmt.Sprintf("endpoints[%d].", i) + fmt.Sprintf(below, of...)
 	}
 	if n := len(e.Addresses); n == 0 || n > maxAddresses && !d.lenient {
@@ -128,8 +128,8 @@ func (d *decoder) endpoint(i int, e *wire.Endpoint, out *service.Slice) {
 	}
 }
 
-// state gives the conditions the defaults of the API: an endpoint that does not say
-// whether it is ready, or whether it serves, does both.
+// state applies the API's defaults of conditions: an endpoint without the condition ready or
+// serving has it.
 func state(c wire.EndpointConditions) service.State {
 	var s service.State
 	if c.Ready == nil || *c.Ready {
@@ -173,7 +173,7 @@ func (d *decoder) hints(path string, names []string) string {
 	usable := names[:0]
 	for i, name := range names {
 		if name == "" || strings.Contains(name, ",") || len(name) > 253 {
-			d.part(fmt.Sprintf("%s[%d].name", path, i), "%q is no name", shorten(name))
+			d.part(fmt.Sprintf("%s[%d].name", path, i), "%q is not a name", shorten(name))
 			continue
 		}
 		usable = append(usable, name)

@@ -12,18 +12,18 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Changed is what became of one object.
+// Changed is the result of a change for one object.
 type Changed = managed.Changed[service.ObjectKey, []string]
 
-// Outcome is the answer of a change.
+// Outcome is the result of a change.
 type Outcome = managed.Outcome[service.ObjectKey, []string]
 
-// Request is a change as a caller asks for it.
+// Request is a change that a caller requests.
 type Request struct {
 	managed.Caller
 	Manifests    []byte
-	Namespace    string // of documents that name none; empty: default
-	AllowUnknown bool   // drop fields that a kind does not have, instead of refusing them
+	Namespace    string // of documents without one; empty: default
+	AllowUnknown bool   // drop unknown fields instead of rejecting them
 }
 
 // Upsert adds or replaces objects of a manager.
@@ -61,13 +61,13 @@ func (o *Owner) Upsert(ctx context.Context, r Request) (Outcome, error) {
 	})
 }
 
-// distinct refuses an object that a manifest has twice.
+// distinct rejects an object that a manifest contains twice.
 func distinct(docs []manifest.Object) error {
 	seen := make(map[service.ObjectKey]int, len(docs))
 	for _, d := range docs {
 		if first, ok := seen[d.Key]; ok {
 			return &manifest.Error{Violations: []manifest.Violation{{
-				Document: d.Document, Path: "metadata.name", Text: fmt.Sprintf("%s is in document %d already", d.Key, first+1),
+				Document: d.Document, Path: "metadata.name", Text: fmt.Sprintf("%s is already in document %d", d.Key, first+1),
 			}}}
 		}
 		seen[d.Key] = d.Document
@@ -88,8 +88,8 @@ func (o *Owner) Delete(ctx context.Context, c managed.Caller, keys []service.Obj
 	})
 }
 
-// Complete deletes the objects that a manager has not named in this run. The
-// incarnation is the run that took the listing.
+// Complete deletes the objects that a manager has not named in this run. incarnation is the run
+// that received the listing.
 func (o *Owner) Complete(ctx context.Context, c managed.Caller, incarnation [16]byte) (Outcome, error) {
 	return o.change(ctx, c, func() (*edit, error) {
 		if err := c.CheckRun(incarnation, o.incarnation); err != nil {
@@ -123,7 +123,7 @@ func (o *Owner) managed() *managed.Objects[service.ObjectKey] {
 	}
 }
 
-// change makes a change of the source "grpc", or says what would become of it.
+// change makes a change of source "grpc"; with ValidateOnly it only returns its outcome.
 func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit, error)) (Outcome, error) {
 	out, err := o.revise(ctx, func() (*edit, error) {
 		if err := c.Check(o.state.Revision); err != nil {
@@ -146,8 +146,8 @@ func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit
 	return out, err
 }
 
-// annotate adds to the changes what only the state tells: endpoints that are left
-// out, and frontends that other services have.
+// annotate adds notes to the changes that depend on the state: endpoints that are left out, and
+// frontends that other services have.
 func (o *Owner) annotate(e *edit) {
 	for i := range e.Changes {
 		c := &e.Changes[i]

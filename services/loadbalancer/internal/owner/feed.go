@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Feed is a source that lists all its files, again and again. It belongs to one
-// goroutine.
+// Feed is a source that repeatedly lists all its files. It belongs to one goroutine.
 type Feed struct {
 	owner   *Owner
 	name    string
@@ -31,18 +30,18 @@ type file struct {
 	docs []manifest.Object
 	bad  []manifest.Unreadable
 	err  error
-	keep bool // what was in force of it stays
+	keep bool // the file's objects in force stay
 }
 
-// stays reports whether what was in force of a file stays, whatever it says.
+// stays reports whether the file's objects in force stay, whatever its content.
 func (f *file) stays() bool { return f.keep || f.err != nil }
 
-// Feed returns the feed of a source that New was told of.
+// Feed returns the feed of a source that New was given.
 func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
-// Held is how many objects of the source are in force.
+// Held returns how many objects of the source are in force.
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
@@ -54,11 +53,10 @@ func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	return held, err
 }
 
-// Set says that these are all files of the source. Objects of files that are not listed any
-// more are deleted. An object that cannot be read is left out by itself: a Service refuses
-// connections, and a slice is not used. Objects that a file had stay while it has a document
-// that does not say which object it is. A file without room, and one that cannot be read,
-// keep what was in force of them.
+// Set replaces the files of the source. Objects of files that are no longer listed are deleted. An
+// unreadable object is left out individually: a Service refuses connections, and a slice is not
+// used. A file's objects stay while one of its documents does not identify its object. Objects also
+// stay of files that exceed a limit, and of unreadable files.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	current := make(map[string]*file, len(files))
 	l := &listing{source: f.name, files: current, without: make(map[string]string)}
@@ -67,7 +65,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 		d := &file{sum: sha256.Sum256(in.Data), err: in.Err, keep: in.Keep}
 		switch {
 		case in.Same && old == nil:
-			return fmt.Errorf("%s %s: it is listed as the same, and the listing before did not have it", f.name, in.Origin)
+			return fmt.Errorf("%s %s: it is listed as unchanged, but the previous listing did not have it", f.name, in.Origin)
 		case in.Same:
 			d = old
 		case in.Keep:
@@ -93,21 +91,21 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	return nil
 }
 
-// listing is what a source has, and what was found out about it.
+// listing is the files of a source, and the result of checking them.
 type listing struct {
 	source  string
 	order   []string // origins
 	files   map[string]*file
-	without map[string]string // files that have no room, and why
+	without map[string]string // files that exceed a limit, and why
 	partial bool              // a file was never read, and will be soon
 
 	refused map[string]Refused // by origin
 }
 
-// maxTries is how many files of a listing without room are tried one by one.
+// maxTries bounds the files that are tried one by one when a listing exceeds a limit.
 const maxTries = 1000
 
-// takeOver makes the objects of a source those of its files.
+// takeOver applies the files of a source.
 func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 	release, err := o.revising.Hold(ctx)
 	if err != nil {
@@ -125,10 +123,10 @@ func (o *Owner) takeOver(ctx context.Context, l *listing) error {
 	return err
 }
 
-// fit finds the files of a listing without room that have some: those of which
-// nothing changes stay, and the others are tried one after the other.
+// fit finds which files of a listing fit when the whole listing exceeds a limit: unchanged files
+// stay, and the others are tried one after the other.
 func (o *Owner) fit(ctx context.Context, l *listing) error {
-	// Without any of them, so that what is gone makes room first.
+	// Start without the changed files, so that deletions free space first.
 	all := l.files
 	trial := func(origin string) *listing {
 		some := &listing{
@@ -149,7 +147,7 @@ func (o *Owner) fit(ctx context.Context, l *listing) error {
 			continue
 		}
 		if tries++; tries > maxTries {
-			l.without[origin] = fmt.Sprintf("%v: not tried, after %d other files", failure.ErrLimit, maxTries)
+			l.without[origin] = fmt.Sprintf("%v: not tried, because %d other files were tried before", failure.ErrLimit, maxTries)
 			continue
 		}
 		some := trial(origin)
@@ -164,7 +162,7 @@ func (o *Owner) fit(ctx context.Context, l *listing) error {
 	return nil
 }
 
-// compare finds out what a listing changes.
+// compare computes the changes of a listing.
 func (o *Owner) compare(l *listing) *edit {
 	e := &edit{completes: true}
 	l.refused = make(map[string]Refused)
@@ -176,7 +174,7 @@ func (o *Owner) compare(l *listing) *edit {
 		_, bad := l.refused[origin]
 		return bad || f != nil && f.stays()
 	}
-	has := make(map[service.ObjectKey]map[string]bool) // files that have an object
+	has := make(map[service.ObjectKey]map[string]bool) // the files that contain an object
 	for _, origin := range l.order {
 		f := l.files[origin]
 		if f.err != nil {
@@ -194,7 +192,7 @@ func (o *Owner) compare(l *listing) *edit {
 	// A file that has an object keeps it; the object of a second file is left out.
 	taken := make(map[service.ObjectKey]string)
 	shadowed := make(map[service.ObjectKey]map[string]bool) // by origin
-	wrong := make(map[string][]string)                      // what is left out, by origin
+	wrong := make(map[string][]string)                      // why objects are left out, by origin
 	for _, origin := range l.order {
 		if stays(origin) {
 			continue
@@ -203,12 +201,12 @@ func (o *Owner) compare(l *listing) *edit {
 			x, why := o.object(d.Key), ""
 			switch other, ok := taken[d.Key]; {
 			case ok:
-				why = fmt.Sprintf("%s is in %s already", d.Key, other)
+				why = fmt.Sprintf("%s is already in %s", d.Key, other)
 			case x == nil:
 			case x.by.Source != l.source && (x.by.Source == managed.SourceGRPC || o.sources[x.by.Source] != nil):
 				why = fmt.Sprintf("%s belongs to the source %s", d.Key, x.by.Source)
 			case x.by.Source == l.source && x.by.Origin != origin && (has[d.Key][x.by.Origin] || stays(x.by.Origin)):
-				why = fmt.Sprintf("%s is in %s already", d.Key, x.by.Origin)
+				why = fmt.Sprintf("%s is already in %s", d.Key, x.by.Origin)
 			}
 			if why == "" {
 				taken[d.Key] = origin
@@ -221,7 +219,7 @@ func (o *Owner) compare(l *listing) *edit {
 			wrong[origin] = append(wrong[origin], fmt.Sprintf("document %d: %s", d.Document+1, why))
 		}
 	}
-	unnamed := make(map[string]bool) // files with documents that do not say which object they are
+	unnamed := make(map[string]bool) // files with documents that do not identify their object
 	for _, origin := range l.order {
 		if stays(origin) {
 			continue
@@ -234,7 +232,7 @@ func (o *Owner) compare(l *listing) *edit {
 			case b.Key.Name.Name == "":
 				unnamed[origin] = true
 			case ok, x != nil && (x.by.Source != l.source || x.by.Origin != origin && stays(x.by.Origin)):
-				// another has it
+				// another source or file has it
 			case b.Key.Kind == service.KindService:
 				if y := closedOf(b, x, &managed.By{Source: l.source, Origin: origin}); y != nil {
 					taken[b.Key] = origin
@@ -258,7 +256,7 @@ func (o *Owner) compare(l *listing) *edit {
 			y := newObject(&docs[i], by)
 			x := o.object(y.key())
 			if x != nil && x.same(y) {
-				docs[i].Service, docs[i].Slice = x.service, x.slice // kept once
+				docs[i].Service, docs[i].Slice = x.service, x.slice // keep one copy
 				continue
 			}
 			e.puts = append(e.puts, y)
@@ -280,13 +278,13 @@ func (o *Owner) compare(l *listing) *edit {
 	return e
 }
 
-// distinct leaves out all but the first of the objects of a file that have the same name.
+// distinct leaves out all but the first of a file's objects with equal names.
 func (f *file) distinct() {
 	first := make(map[service.ObjectKey]int, len(f.docs))
 	f.docs = slices.DeleteFunc(f.docs, func(d manifest.Object) bool {
 		n, again := first[d.Key]
 		if again {
-			why := fmt.Sprintf("document %d: %s is in document %d already", d.Document+1, d.Key, n+1)
+			why := fmt.Sprintf("document %d: %s is already in document %d", d.Document+1, d.Key, n+1)
 			f.bad = append(f.bad, manifest.Unreadable{Key: d.Key, Why: why})
 		} else {
 			first[d.Key] = d.Document
@@ -295,13 +293,13 @@ func (f *file) distinct() {
 	})
 }
 
-// named reports whether a document of a file that cannot be read is of an object.
+// named reports whether an unreadable document of the file belongs to an object.
 func (f *file) named(k service.ObjectKey) bool {
 	return f != nil && slices.ContainsFunc(f.bad, func(b manifest.Unreadable) bool { return b.Key == k })
 }
 
-// closedOf returns a Service of a file that cannot be read: its addresses, or those of its
-// last form if it has none that can be read, refuse connections. nil: there are none.
+// closedOf returns a Service for an unreadable one, whose addresses refuse connections; if it has
+// no readable addresses, those of its last readable version. nil if there are none.
 func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 	s := b.Service
 	if last != nil && last.service != nil && (s == nil || len(s.ClusterIPs) == 0 && s.HasFrontends()) {
@@ -312,7 +310,7 @@ func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 	}
 	s = s.Clone()
 	s.Closed, s.HealthCheckNodePort = true, 0
-	if len(s.Ports) == 0 { // an address refuses connections if a frontend has it
+	if len(s.Ports) == 0 { // an address refuses connections only if it has a frontend
 		s.Ports = []service.Port{{Protocol: service.TCP, Port: 1}}
 		if last != nil && last.service != nil && len(last.service.Ports) > 0 {
 			s.Ports = last.service.Clone().Ports
@@ -321,7 +319,7 @@ func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 	return &object{by: by, remarks: newRemarks([]string{b.Why + ": connections are refused"}, nil), service: s}
 }
 
-// took notes what became of a listing that is taken over.
+// took records the result of a listing that was applied.
 func (o *Owner) took(l *listing) {
 	src := o.sources[l.source]
 	for origin := range src.refused {

@@ -17,24 +17,23 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Given is an object as a source that watches gives it.
+// Given is an object from a source that watches.
 type Given struct {
 	Object manifest.Object
-	Err    error // it cannot be read; what was in force of it goes
+	Err    error // the object is unreadable, and its version in force is removed
 }
 
-// Objects takes the objects of a source that says what changes, one object at a
-// time and of both kinds in any order, and when it has said everything: a
-// watch.Sink, such as kit/source fills. An object that has no room, or that belongs
-// to another source, is refused by itself, and tried again by a call of Apply
-// without changes. It belongs to one goroutine.
+// Objects is the watch.Sink of a source that reports changes one object at a time, of both kinds in
+// any order, and then that the listing is complete. An object that exceeds a limit, or that belongs
+// to another source, is refused individually and retried by a call of Apply without changes. It
+// belongs to one goroutine.
 type Objects struct {
 	owner   *Owner
 	name    string
 	refused map[service.ObjectKey]Given
 }
 
-// Objects returns the sink of a source that New was told of.
+// Objects returns the sink of a source that New was given.
 func (o *Owner) Objects(name string) *Objects {
 	return &Objects{owner: o, name: name, refused: make(map[service.ObjectKey]Given)}
 }
@@ -52,8 +51,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, 
 	if !errors.Is(err, failure.ErrLimit) {
 		return err
 	}
-	// What has room goes in, one after the other, once there is what the deletions
-	// leave.
+	// Apply the objects that fit one after the other, after the deletions have freed space.
 	if err := f.take(ctx, nil, c.Deletes); err != nil {
 		return err
 	}
@@ -70,7 +68,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, 
 	return nil
 }
 
-// take sets and deletes objects, those that are the source's to have.
+// take sets and deletes objects, except those of other sources.
 func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	deletes map[service.ObjectKey]struct{},
 ) error {
@@ -85,12 +83,12 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 			x := o.object(k)
 			unreadable := g.Err
 			if unreadable == nil && g.Object.Key != k {
-				unreadable = fmt.Errorf("is %s, and the source calls it %s", g.Object.Key, k)
+				unreadable = fmt.Errorf("is %s, but the source calls it %s", g.Object.Key, k)
 			}
 			switch {
 			case unreadable != nil:
 				refused[k] = unreadable.Error()
-				delete(o.places.waiting, k) // it says something else now
+				delete(o.places.waiting, k) // its content has changed
 				if x != nil && x.by.Source == f.name {
 					e.close(x, unreadable)
 				}
@@ -114,7 +112,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		}
 		for k := range deletes {
 			if o.object(k) == nil {
-				o.places.uncount(k) // it waited
+				o.places.uncount(k) // it was waiting
 			}
 			if x := o.object(k); x != nil && x.by.Source == f.name {
 				e.gone = append(e.gone, k)
@@ -139,15 +137,14 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	for k, g := range upserts {
 		delete(f.refused, k)
 		if _, bad := refused[k]; bad && g.Err == nil {
-			f.refused[k] = g // to be tried again: its place, or its name, may become free
+			f.refused[k] = g // retry it later: a limit or the name may become available
 		}
 	}
 	return nil
 }
 
-// close ends what is in force of an object whose source has replaced it by one that cannot
-// be read: endpoints may have gone. A slice is deleted. A Service keeps its addresses, which
-// refuse connections.
+// close replaces an object whose new version is unreadable, because its endpoints may no longer
+// exist. A slice is deleted. A Service keeps its addresses, which refuse connections.
 func (e *edit) close(x *object, why error) {
 	if x.slice != nil {
 		e.gone = append(e.gone, x.key())
@@ -158,12 +155,12 @@ func (e *edit) close(x *object, why error) {
 	}
 	closed := x.service.Clone()
 	closed.Closed, closed.HealthCheckNodePort = true, 0
-	note := fmt.Sprintf("the API server has another Service of this name, which cannot be read: %v: "+
+	note := fmt.Sprintf("the API server has a newer version of this Service, which cannot be read: %v: "+
 		"connections are refused", why)
 	e.puts = append(e.puts, &object{by: x.by, remarks: newRemarks([]string{note}, nil), service: closed})
 }
 
-// refuse notes that there is no room for an object.
+// refuse records that an object exceeds a limit.
 func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why error) error {
 	f.refused[k] = g
 	return f.owner.loop.Do(ctx, opOther, func() {
@@ -171,17 +168,17 @@ func (f *Objects) refuse(ctx context.Context, k service.ObjectKey, g Given, why 
 	})
 }
 
-// noteRefused notes that an object or a file is refused, and logs it if that is news.
+// noteRefused records that an object or file is refused, and logs it if it is new.
 func (o *Owner) noteRefused(r Refused) {
 	src := o.sources[r.Source]
 	if before, ok := src.refused[r.Origin]; !ok || before != r {
-		o.config.Log.Warn("an object or a file is refused", "source", r.Source, "origin", r.Origin,
+		o.config.Log.Warn("object or file refused", "source", r.Source, "origin", r.Origin,
 			"reason", r.Err)
 	}
 	src.refused[r.Origin] = r
 }
 
-// Held are the objects that the source brought, in earlier runs too.
+// Held returns the objects of the source, including those of earlier runs.
 func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {
@@ -230,14 +227,14 @@ func (f *Objects) Failed(ctx context.Context, why error) error {
 	return f.owner.SourceFailed(ctx, f.name, why)
 }
 
-// synced notes that a source was listed completely.
+// synced records that a source was listed completely.
 func (o *Owner) synced(src *source) {
 	src.synced, src.err = true, ""
 	if src.listed {
 		return
 	}
 	src.listed = true
-	o.mark(nil) // a barrier says so
+	o.mark(nil) // a barrier reports it
 	o.checkReady()
 	o.wakeLevels(o.config.Now())
 }

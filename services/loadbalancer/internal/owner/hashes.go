@@ -3,22 +3,22 @@
 
 package owner
 
-// hashes is a set of hashes of 64 bits. There may be a hundred thousand, and a map of
-// them takes 9 bytes for each of up to two and a half times as many places; here it is 8
-// bytes, and at most twice as many right after it has grown. The zero value is empty.
+// hashes is a set of 64-bit hashes. There may be a hundred thousand. A Go map takes 9 bytes for
+// each of up to two and a half times as many slots; this set takes 8 bytes for at most twice as
+// many right after it has grown. The zero value is empty.
 type hashes struct {
-	places []uint64 // a power of two, with free ones; 0: free
+	places []uint64 // length is a power of two, with free slots; 0: free
 	n      int
 }
 
-// hashesFull says whether n hashes are too many for a number of places: searches become
+// hashesFull reports whether n hashes are too many for a number of slots, so that searches become
 // long.
 func hashesFull(n, places int) bool { return n > places/5*4 }
 
-// someHash is the form of a hash in the set, in which none is 0: that one counts as 1.
+// someHash maps a hash to the set's values: 0 means free, so hash 0 counts as 1.
 func someHash(h uint64) uint64 { return max(h, 1) }
 
-// find returns where a hash is, or the free place where it would be.
+// find returns the index of a hash, or the free slot where it would be.
 func (s *hashes) find(h uint64) int {
 	mask := len(s.places) - 1
 	i := int(h) & mask
@@ -28,12 +28,11 @@ func (s *hashes) find(h uint64) int {
 	return i
 }
 
-// has says whether a hash is in the set.
+// has reports whether a hash is in the set.
 func (s *hashes) has(h uint64) bool {
 	return s.n > 0 && s.places[s.find(someHash(h))] != 0
 }
 
-// add adds a hash.
 func (s *hashes) add(h uint64) {
 	if s.has(h) {
 		return
@@ -46,7 +45,7 @@ func (s *hashes) add(h uint64) {
 	s.n++
 }
 
-// resize moves the hashes to another number of places.
+// resize moves the hashes to another number of slots.
 func (s *hashes) resize(places int) {
 	old := s.places
 	s.places = make([]uint64, places)
@@ -57,8 +56,8 @@ func (s *hashes) resize(places int) {
 	}
 }
 
-// remove removes a hash. Those behind it move up, so that a search for them ends at no
-// free place.
+// remove removes a hash and moves later ones forward, so that a search for them does not end at a
+// free slot.
 func (s *hashes) remove(h uint64) {
 	if !s.has(h) {
 		return
@@ -67,7 +66,7 @@ func (s *hashes) remove(h uint64) {
 	free := s.find(someHash(h))
 	s.places[free] = 0
 	for i := (free + 1) & mask; s.places[i] != 0; i = (i + 1) & mask {
-		// The one at i may be found from free on, if its search begins no later.
+		// The hash at i may move to free if its search begins no later than there.
 		if start := int(s.places[i]) & mask; (i-start)&mask >= (i-free)&mask {
 			s.places[free], s.places[i] = s.places[i], 0
 			free = i

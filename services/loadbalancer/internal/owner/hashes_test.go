@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestHashesAreASet is a comparison with a map, of hashes that want the same places and of
-// others, while the set grows and shrinks.
+// TestHashesAreASet compares with a map, for colliding and other hashes, while the set grows and
+// shrinks.
 func TestHashesAreASet(t *testing.T) {
 	for _, domain := range []uint64{40, 5000, 1 << 40} {
 		r := rand.New(rand.NewPCG(domain, 1))
@@ -19,7 +19,7 @@ func TestHashesAreASet(t *testing.T) {
 		pick := func() uint64 {
 			h := 1 + r.Uint64N(domain) // 0 counts as 1
 			if r.IntN(4) == 0 {
-				h <<= 32 // its first places are those of 0
+				h <<= 32 // its first slots are those of 0
 			}
 			return h
 		}

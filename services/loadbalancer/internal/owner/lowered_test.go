@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestObjectsOfASourceThatIsGoneBelongToEveryCaller: a source that is not configured any more
-// does not come back for them.
+// TestObjectsOfASourceThatIsGoneBelongToEveryCaller: a source that is no longer configured will not
+// manage them any more.
 func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	dir := t.TempDir()
@@ -41,11 +41,11 @@ func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	o.stop()
 	o = start(t, config, dir)
 	if replace, remove := change(); replace != nil || remove != nil {
-		t.Errorf("objects of a source that is gone: %v, %v", replace, remove)
+		t.Errorf("objects of a source that is no longer configured: %v, %v", replace, remove)
 	}
 }
 
-// TestCallsMayShrinkWhatIsAboveALoweredLimit, and not enlarge it.
+// TestCallsMayShrinkWhatIsAboveALoweredLimit, but not enlarge it.
 func TestCallsMayShrinkWhatIsAboveALoweredLimit(t *testing.T) {
 	for _, c := range []struct {
 		what  string

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// object is a service or a slice in force. It is not changed but for named. There
-// may be a hundred thousand.
+// object is a service or slice in force. It is immutable except for named, share and cut. There may
+// be a hundred thousand.
 type object struct {
 	by       *managed.By
 	remarks  *remarks // nil: there are none
@@ -32,13 +32,13 @@ type object struct {
 	slice    *service.Slice
 
 	named bool // by its manager in this run
-	// share is how many of the slice's backends are within the share of its tenant;
-	// meaningful with cut.
+	// share is the number of the slice's backends within the share of its tenant; only valid with
+	// cut.
 	share int
-	cut   bool // some of them exceed it
+	cut   bool // some backends exceed the share
 }
 
-// remarks are what an author should know.
+// remarks are messages to the author of an object.
 type remarks struct {
 	notes   []string
 	dropped []string
@@ -58,7 +58,7 @@ func (r *remarks) get() remarks {
 	return *r
 }
 
-// key names the object.
+// key returns the object's key.
 func (x *object) key() service.ObjectKey {
 	if x.slice != nil {
 		return service.ObjectKey{Kind: service.KindSlice, Name: x.slice.Name}
@@ -66,7 +66,7 @@ func (x *object) key() service.ObjectKey {
 	return service.ObjectKey{Kind: service.KindService, Name: x.service.Name}
 }
 
-// of is the service that the object is, or belongs to.
+// of returns the service that the object is, or belongs to.
 func (x *object) of() service.Name {
 	if x.slice != nil {
 		return x.slice.Of()
@@ -74,8 +74,7 @@ func (x *object) of() service.Name {
 	return x.service.Name
 }
 
-// createdByAuthor returns what the object says of its creation, in nanoseconds since 1970; 0:
-// it does not say.
+// createdByAuthor returns the creation time in the object, in nanoseconds since 1970; 0: none.
 func (x *object) createdByAuthor() int64 {
 	if x.slice != nil {
 		return x.slice.Created
@@ -83,7 +82,7 @@ func (x *object) createdByAuthor() int64 {
 	return x.service.Created
 }
 
-// says reports whether two objects say the same.
+// says reports whether two objects have the same content.
 func (x *object) says(y *object) bool {
 	switch {
 	case x.service != nil && y.service != nil:
@@ -107,13 +106,13 @@ type joined struct {
 	name     service.Name
 	object   *object   // nil: the slices wait
 	slices   []*object // sorted by name
-	revision uint64    // at which it, or one of its slices, last changed
+	revision uint64    // of its last change, or of one of its slices
 	updated  int64
-	// localSince is the revision from which on the node has ready endpoints of it; 0:
-	// it has none. Only of a service with a health check port.
+	// localSince is the revision since which the node has ready endpoints of the service; 0: it has
+	// none. Only for services with a health check port.
 	localSince uint64
-	// share bounds the service's frontends, because some exceed the share of its tenant;
-	// nil: all are within it.
+	// share bounds the service's frontends, because some exceed the share of its tenant; nil: all
+	// are within it.
 	share *int
 }
 
@@ -122,7 +121,7 @@ func (j *joined) checked() bool {
 	return j.object != nil && j.object.service.HasFrontends() && j.object.service.HealthCheckNodePort != 0
 }
 
-// whole is the service with all that its slices say.
+// whole returns the service with all its slices.
 func (j *joined) whole() compile.View {
 	v := compile.View{}
 	if j.object == nil {
@@ -136,7 +135,7 @@ func (j *joined) whole() compile.View {
 	return v
 }
 
-// view is the service with those backends of its slices that are within the share.
+// view returns the service with the backends that are within the share.
 func (j *joined) view() compile.View {
 	v := j.whole()
 	if !slices.ContainsFunc(j.slices, func(x *object) bool { return x.cut }) || v.Service == nil {
@@ -154,7 +153,7 @@ func (j *joined) view() compile.View {
 	return v
 }
 
-// keys are those of the frontends that the kernel has to have.
+// keys returns the keys of the frontends that the kernel needs.
 func (o *Owner) keys(j *joined) []frontend.Key {
 	if j.object == nil {
 		return nil
@@ -162,7 +161,7 @@ func (o *Owner) keys(j *joined) []frontend.Key {
 	return o.config.Node.KeysWithin(j.object.service, j.share)
 }
 
-// frontends are the frontends that the kernel has to have, if no older service has them.
+// frontends returns the frontends that the kernel needs, unless an older service has them.
 func (o *Owner) frontends(j *joined, notes *compile.Notes) []*frontend.Frontend {
 	fs := o.config.Node.Within(j.view(), j.share, notes)
 	tenant := o.places.tenant(j.name)
@@ -172,18 +171,18 @@ func (o *Owner) frontends(j *joined, notes *compile.Notes) []*frontend.Frontend 
 	return fs
 }
 
-// older orders services that want one frontend: the first has it.
+// older orders services that want the same frontend: the first one gets it.
 func older(a, b *joined) int {
 	return cmp.Or(cmp.Compare(a.object.created, b.object.created), a.name.Compare(b.name))
 }
 
-// backends counts the services that lead to each address and port. It knows them by
-// a hash of 64 bits alone, which takes a third of the memory: the count of distinct
-// ones could be too low by a few in the age of the universe.
+// backends counts the services of each address and port. It stores only 64-bit hashes, which takes
+// a third of the memory. A collision, which would make the count of distinct backends too low, is
+// extremely unlikely.
 type backends struct {
 	seed maphash.Seed
-	once hashes            // that one service leads to, or several
-	more map[uint64]uint32 // the others of these, where there are several
+	once hashes            // hashes with at least one service
+	more map[uint64]uint32 // the number of further services, where there are several
 }
 
 func newBackends() backends {
@@ -198,7 +197,7 @@ func (b *backends) hash(at netip.AddrPort) uint64 {
 	return maphash.Bytes(b.seed, text[:])
 }
 
-// of is how many services lead to one.
+// of returns the number of services of a hash.
 func (b *backends) of(h uint64) int {
 	if !b.once.has(h) {
 		return 0
@@ -227,7 +226,7 @@ func (b *backends) remove(at netip.AddrPort) {
 	}
 }
 
-// object with that key; nil: there is none.
+// object returns the object with a key, or nil.
 func (o *Owner) object(k service.ObjectKey) *object {
 	if k.Kind == service.KindSlice {
 		return o.slices[k.Name]
@@ -252,7 +251,7 @@ func (o *Owner) objects(f func(*object)) {
 
 func byName(a, b *object) int { return a.slice.Name.Compare(b.slice.Name) }
 
-// joinedOf is the service of that name, made if it is missing.
+// joinedOf returns the service of that name, and creates it if it is missing.
 func (o *Owner) joinedOf(name service.Name) *joined {
 	j := o.services[name]
 	if j == nil {
@@ -280,7 +279,7 @@ func (o *Owner) put(x *object) {
 	}
 }
 
-// drop removes an object that is there. What is empty then stays until collect.
+// drop removes an existing object. Empty services stay until dropEmpty.
 func (o *Owner) drop(x *object) {
 	j := o.services[x.of()]
 	if x.service != nil {
@@ -296,19 +295,19 @@ func (o *Owner) drop(x *object) {
 // edit is a change of objects.
 type edit struct {
 	Outcome
-	puts  []*object // new, or others than before
+	puts  []*object // new or changed
 	gone  []service.ObjectKey
-	named []service.ObjectKey // that the caller named, changed or not
-	dry   bool                // it is not made
-	// completes says that the manager, or the source, has named everything.
+	named []service.ObjectKey // named by the caller, changed or not
+	dry   bool                // only validated
+	// completes: the manager or the source has named everything.
 	completes bool
-	listed    []string // sources to note as listed in this state
-	zone      *string  // of the node; nil: it stays where it is
-	levels    *levels  // of the shares; nil: they stay as they are
-	// waits are objects of the API server among gone that lose their place, and wait.
+	listed    []string // sources to record as listed in this state
+	zone      *string  // of the node; nil: unchanged
+	levels    *levels  // of the shares; nil: unchanged
+	// waits are API server objects in gone that no longer fit their share, and wait.
 	waits []waiting
 
-	content bool // what objects say changes, and the revision with it
+	content bool // the content of objects changes, and with it the revision
 	touched map[service.Name]struct{}
 }
 
@@ -331,7 +330,7 @@ func (e *edit) record() record.Change {
 	return c
 }
 
-// changed are the services of an edit as they will be.
+// changed returns the services of an edit as they will be.
 func (o *Owner) changed(e *edit) map[service.Name]*joined {
 	out := make(map[service.Name]*joined)
 	of := func(name service.Name) *joined {
@@ -372,7 +371,7 @@ func (o *Owner) changed(e *edit) map[service.Name]*joined {
 	return out
 }
 
-// plan numbers what an edit changes, and looks whether there is room for it.
+// plan assigns revisions to what an edit changes, and checks the limits.
 func (o *Owner) plan(e *edit) error {
 	now := o.config.Now().UnixNano()
 	services, count := o.count, len(o.slices)
@@ -402,7 +401,7 @@ func (o *Owner) plan(e *edit) error {
 			x.created = at
 		}
 		if old != nil && old.says(x) {
-			x.revision, x.updated = old.revision, old.updated // only its owner or its notes are others
+			x.revision, x.updated = old.revision, old.updated // only its source or its notes have changed
 			continue
 		}
 		e.content = true
@@ -422,7 +421,7 @@ func (o *Owner) plan(e *edit) error {
 		o.hinted(e)
 	}
 	if len(e.puts) == 0 || e.puts[0].by.Source == managed.SourceKubernetes {
-		return nil // what of an API server exceeds a share is left out
+		return nil // objects of an API server that exceed a share are left out instead
 	}
 	l := o.config.Limits
 	switch {
@@ -442,7 +441,7 @@ func (o *Owner) plan(e *edit) error {
 	return o.findShare(after)
 }
 
-// last is the last object of a kind that an edit adds, for a message.
+// last returns the last object of a kind that an edit adds, for a message.
 func last(e *edit, kind service.Kind) service.ObjectKey {
 	for _, x := range slices.Backward(e.puts) {
 		if k := x.key(); k.Kind == kind {
@@ -452,7 +451,7 @@ func last(e *edit, kind service.Kind) service.ObjectKey {
 	return service.ObjectKey{}
 }
 
-// enter adds what a service wants to the frontends and the backends.
+// enter adds the frontends and backends of a service.
 func (o *Owner) enter(j *joined) {
 	for _, k := range o.keys(j) {
 		first := o.winners[k]
@@ -473,7 +472,7 @@ func (o *Owner) enter(j *joined) {
 	}
 }
 
-// leave is the opposite of enter.
+// leave is the inverse of enter.
 func (o *Owner) leave(j *joined) {
 	for _, k := range o.keys(j) {
 		all := o.contested[k]
@@ -495,10 +494,10 @@ func (o *Owner) leave(j *joined) {
 // held is a frontend as subscribers know it.
 type held struct {
 	by       service.Name
-	frontend *frontend.Frontend // of a service that is touched
+	frontend *frontend.Frontend // only of a touched service
 }
 
-// held says who has each of the keys, and with what if that is a touched service.
+// held returns which service has each of the keys, with its frontend if the service is touched.
 func (o *Owner) held(keys map[frontend.Key]struct{}, touched []service.Name) map[frontend.Key]held {
 	of := make(map[frontend.Key]*frontend.Frontend, len(keys))
 	for _, name := range touched {
@@ -521,7 +520,7 @@ func (o *Owner) held(keys map[frontend.Key]struct{}, touched []service.Name) map
 	return out
 }
 
-// same reports whether the kernel would be told the same of both.
+// same reports whether the kernel would get the same frontend for both.
 func (h held) same(o held) bool {
 	if h.by != o.by || (h.frontend == nil) != (o.frontend == nil) {
 		return false
@@ -529,7 +528,7 @@ func (h held) same(o held) bool {
 	return h.frontend == nil || h.frontend.Equal(o.frontend)
 }
 
-// apply makes an edit, and marks the frontends that it changes for the subscribers.
+// apply applies an edit, and marks the changed frontends for the subscribers.
 func (o *Owner) apply(e *edit) {
 	touched := sorted(e.touched, service.Name.Compare)
 	keys := make(map[frontend.Key]struct{})
@@ -541,8 +540,8 @@ func (o *Owner) apply(e *edit) {
 		}
 	}
 	before := o.held(keys, touched)
-	// The services leave by the keys with which they have entered: an admission may change
-	// what their shares count, and so the keys.
+	// Services leave with the keys with which they entered, because an admission may change their
+	// shares, and so their keys.
 	for _, name := range touched {
 		if j := o.services[name]; j != nil {
 			o.leave(j)
@@ -587,7 +586,7 @@ func (o *Owner) apply(e *edit) {
 		j.revision, j.updated = o.state.Revision, now
 	}
 	for _, x := range e.puts {
-		if old := o.object(x.key()); old != nil && old.of() != x.of() { // a slice of another service now
+		if old := o.object(x.key()); old != nil && old.of() != x.of() { // a slice that moved to another service
 			j := o.services[old.of()]
 			j.revision, j.updated = o.state.Revision, now
 		}
@@ -615,7 +614,7 @@ func (o *Owner) apply(e *edit) {
 	}
 }
 
-// dropEmpty drops services of which nothing is left, and tells the watchers.
+// dropEmpty drops empty services, and notifies the watchers.
 func (o *Owner) dropEmpty(touched []service.Name) {
 	for _, name := range touched {
 		j := o.services[name]
@@ -636,7 +635,7 @@ func (o *Owner) dropEmpty(touched []service.Name) {
 	o.localChanged()
 }
 
-// tally counts a service for the limits and the status, or takes it out.
+// tally adds a service to the counts of limits and status, or subtracts it.
 func (o *Owner) tally(j *joined, by int) {
 	if j.object != nil {
 		if j.object.refuses() {
@@ -661,7 +660,7 @@ func (o *Owner) tally(j *joined, by int) {
 	}
 }
 
-// newObject is an object of a manifest.
+// newObject returns the object of a decoded manifest.
 func newObject(m *manifest.Object, by *managed.By) *object {
 	x := &object{by: by, remarks: newRemarks(m.Notes, m.Dropped)}
 	if m.Service != nil {
@@ -672,19 +671,19 @@ func newObject(m *manifest.Object, by *managed.By) *object {
 	return x
 }
 
-// refusing returns a service without a place in limits.services.
+// refusing returns the object as it is when it exceeds limits.services.
 func (x *object) refusing() *object {
-	why := ExceedsShare + ": it has no place in limits.services: cluster IPs, load balancer addresses and node ports " +
+	why := ExceedsShare + ": it exceeds limits.services: cluster IPs, load balancer addresses and node ports " +
 		"refuse connections; external addresses are not served"
 	r := x.remarks.get()
 	notes := append(slices.Clone(r.notes), why)
 	return &object{by: x.by, remarks: newRemarks(notes, r.dropped), service: x.service.Refusing()}
 }
 
-// refuses reports whether the object is a service without a place in limits.services.
+// refuses reports whether the object is a service that exceeds limits.services.
 func (x *object) refuses() bool { return x.service != nil && x.service.ExceedsShare }
 
-// same reports whether nothing would change if y replaced x.
+// same reports whether replacing x by y would change nothing.
 func (x *object) same(y *object) bool {
 	a, b := x.remarks.get(), y.remarks.get()
 	return x.says(y) && *x.by == *y.by && slices.Equal(a.notes, b.notes) && slices.Equal(a.dropped, b.dropped)

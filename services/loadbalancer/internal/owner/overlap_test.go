@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestOverlappingServicesNameEachOther: the notes of the one that comes second say whose
-// the frontend is, of whatever kind the two are.
+// TestOverlappingServicesNameEachOther: the notes of the later service name the owner of the
+// frontend, whatever the kinds of both.
 func TestOverlappingServicesNameEachOther(t *testing.T) {
 	cluster := func(port string) string { return `spec: {clusterIP: 10.96.0.1, ports: [{port: ` + port + `}]}` }
 	node := func(ip, port string) string {

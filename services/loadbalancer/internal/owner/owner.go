@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package owner has the services of one node: which objects there are and who
-// brought them, the frontends that they come to, and the subscribers that get
-// these.
+// Package owner holds the services of one node: the objects and their sources, the frontends
+// computed from them, and the subscribers of frontends.
 //
-// All of it belongs to the one goroutine that Run is. Calls from elsewhere are
-// handed to it and wait for their turn; a caller whose context ends stops waiting.
-// A change is decided in one turn, written to stable storage beside the owner, and
-// made in another turn: only one change at a time is on its way, so that what was
-// decided is still right.
+// All state belongs to the goroutine of Run. Calls are executed there, one at a time; a caller
+// whose context ends stops waiting. A change is decided in one call to the loop, written to stable
+// storage outside of it, and applied in another call. Only one change is in progress at a time, so
+// the decision is still valid when it is applied.
 package owner
 
 import (
@@ -42,13 +40,13 @@ var (
 	beforeAnswer = fault.Register("loadbalancer/change/before-answer")
 )
 
-// Limits bound what is kept.
+// Limits bound what is stored.
 type Limits struct {
 	Services  int
 	Slices    int
 	Frontends int
 	Backends  int // distinct addresses and ports
-	// BackendsPerService are the addresses and ports of one service.
+	// BackendsPerService bounds the addresses and ports of one service.
 	BackendsPerService int
 }
 
@@ -56,31 +54,29 @@ type Limits struct {
 type Config struct {
 	Node   compile.Node
 	Limits Limits
-	// Shares and Tenants say who shares the limits; without Tenants each namespace is a
-	// tenant.
+	// Shares and Tenants define who shares the limits; without Tenants each namespace is a tenant.
 	Shares  shares.Settings
 	Tenants Tenants
-	// Linger is how long a subscriber that has gone may resume its stream.
+	// Linger is how long a disconnected subscriber may resume its stream.
 	Linger time.Duration
 	Log    *slog.Logger
 	Now    func() time.Time
 }
 
-// Tenants knows the tenants of namespaces.
+// Tenants maps namespaces to tenants.
 type Tenants interface {
 	Of(namespace string) shares.Tenant
-	// Complete reports whether all Namespaces were listed once. Until then no levels are
-	// computed.
+	// Complete reports whether all Namespaces were listed once. Until then no levels are computed.
 	Complete() bool
 }
 
-// everyNamespace is the Tenants of a node without an API server.
+// everyNamespace implements Tenants for a node without an API server.
 type everyNamespace struct{ *shares.Tenants }
 
 // Complete implements Tenants.
 func (everyNamespace) Complete() bool { return true }
 
-// Operations that the owner's time is counted by.
+// Operations by which the owner's time is counted.
 const (
 	opDecide = "decide on a change"
 	opApply  = "apply a change"
@@ -91,7 +87,7 @@ const (
 	opOther  = "other"
 )
 
-// source is what the owner knows of one that is configured.
+// source is the state of a configured source.
 type source struct {
 	synced  bool
 	listed  bool // in this state, by this run or an earlier one
@@ -99,7 +95,7 @@ type source struct {
 	refused map[string]Refused // by origin
 }
 
-// Refused is a file or an object that is not in force as it was last given.
+// Refused is a file or object whose last version is not in force.
 type Refused struct {
 	Key    service.ObjectKey // zero: a file as a whole
 	Source string
@@ -107,54 +103,53 @@ type Refused struct {
 	Err    string
 }
 
-// Owner is the one owner of all state.
+// Owner owns all state.
 type Owner struct {
 	config      Config
 	incarnation [16]byte
 	journal     *record.Journal
 	loop        *loop.Loop
-	// revising is held for the change that is under way. Its holder alone uses the
-	// journal.
+	// revising is held during a change. Only its holder uses the journal.
 	revising *loop.Lock
 
 	state    record.State
 	services map[service.Name]*joined
 	slices   map[service.Name]*object
-	refusing int                      // services without a place in limits.services; they are not in count
-	count    int                      // of services that have their object
+	refusing int                      // services that exceed limits.services; not in count
+	count    int                      // services that have their object
 	orphans  int                      // slices whose service is missing
-	checked  map[service.Name]*joined // those with health check ports
+	checked  map[service.Name]*joined // services with health check ports
 
-	winners   map[frontend.Key]*joined   // who has a frontend
-	contested map[frontend.Key][]*joined // everyone who wants it, where there are several
-	backends  backends                   // that services lead to
-	places    *places                    // that services and slices have
+	winners   map[frontend.Key]*joined   // which service has a frontend
+	contested map[frontend.Key][]*joined // all services that want a frontend, if there are several
+	backends  backends                   // of all services
+	places    *places                    // of services and slices in the shares
 
-	sources  map[string]*source // that are configured
-	managers map[string]bool    // those of managed.SourceGRPC that completed in this run
+	sources  map[string]*source // configured sources
+	managers map[string]bool    // managers of managed.SourceGRPC that completed in this run
 
 	subscribers map[string]*stream.Subscriber
-	sessions    map[string]*Session // of those that are connected
+	sessions    map[string]*Session // of connected subscribers
 	session     uint64
 	seq         uint64        // of the last barrier
-	progress    chan struct{} // closed when a subscriber comes further
+	progress    chan struct{} // closed when a subscriber makes progress
 
 	watch    *watch.Hub[service.Name, uint64] // of revisions
-	unsettle map[service.Name]struct{}        // that were watched as not enforced
+	unsettle map[service.Name]struct{}        // services last reported as not enforced
 	problems map[string]error
 	fatal    error
 	level    chan struct{} // has a token when levels are due
-	local    chan struct{} // has a token when Locals may be others
-	changes  int           // ticks since the last change, from 1; 0: there was none, or it is noted
-	garbage  chan struct{} // has a token when much of what was in memory is gone
+	local    chan struct{} // has a token when Locals may have changed
+	changes  int           // ticks since the last change, from 1; 0: no change since Garbage
+	garbage  chan struct{} // has a token when much memory may be freed
 
 	ready   bool
 	readied chan struct{} // closed once ready
 	swept   time.Time     // when sweep ran last
 }
 
-// New takes the state of dir. The sources are those of the configuration; each has
-// to say everything once.
+// New loads the state in dir. sources are the configured sources; each has to be listed completely
+// once.
 func New(config Config, dir string, sources []string) (*Owner, error) {
 	if config.Now == nil {
 		config.Now = time.Now
@@ -228,20 +223,19 @@ func (o *Owner) restore(dir string) error {
 	return nil
 }
 
-// Close gives the state directory back. Run must have returned.
+// Close unlocks the state directory. Run must have returned.
 func (o *Owner) Close() error {
 	o.watch.Close()
 	return o.journal.Close()
 }
 
-// Incarnation is this run.
+// Incarnation identifies this run.
 func (o *Owner) Incarnation() [16]byte { return o.incarnation }
 
-// StateName is the name of the state that is kept on stable storage.
+// StateName returns the name of the state on stable storage.
 func (o *Owner) StateName() [16]byte { return o.state.Name }
 
-// pause is between two looks at what no call begins: a disk that took no write,
-// and subscribers that did not come back.
+// pause is the interval of sweep.
 const pause = time.Second
 
 // Run owns the state until the context ends.
@@ -263,8 +257,7 @@ func (o *Owner) Run(ctx context.Context) error {
 	})
 }
 
-// sweep forgets subscribers that did not come back, and tries a disk that took no
-// write.
+// sweep drops subscribers whose time to resume has passed, and retries failed writes.
 func (o *Owner) sweep() {
 	o.swept = time.Now()
 	now := o.config.Now()
@@ -288,16 +281,16 @@ func (o *Owner) sweep() {
 	if o.problems[partStorage] == nil {
 		return
 	}
-	if release, held := o.revising.TryHold(); held { // else a change is being written, which will tell
+	if release, held := o.revising.TryHold(); held { // otherwise a change is being written, which updates the problem
 		o.stored(o.journal.Flush())
 		release()
 	}
 }
 
-// partStorage is the part of a problem that is the disk's.
+// partStorage is the part of storage problems.
 const partStorage = "storage"
 
-// stored notes how a write of the state went.
+// stored records the result of a write of the state.
 func (o *Owner) stored(err error) {
 	if p := o.journal.Problem(); p != nil {
 		err = p
@@ -308,8 +301,7 @@ func (o *Owner) stored(err error) {
 	}
 }
 
-// problem notes what is wrong, for the status and, when it is news, the log; nil
-// takes it back.
+// problem records a problem for the status, and logs it if it is new; nil clears it.
 func (o *Owner) problem(what string, err error) {
 	before := o.problems[what]
 	if err == nil {
@@ -318,11 +310,11 @@ func (o *Owner) problem(what string, err error) {
 	}
 	o.problems[what] = err
 	if before == nil || before.Error() != err.Error() {
-		o.config.Log.Error("services are not as they should be", "part", what, log.Err(err))
+		o.config.Log.Error("problem with services", "part", what, log.Err(err))
 	}
 }
 
-// checkReady says once that the owner may be relied upon.
+// checkReady closes readied once every source was listed.
 func (o *Owner) checkReady() {
 	if o.ready || !o.complete() {
 		return
@@ -341,11 +333,10 @@ func (o *Owner) complete() bool {
 	return true
 }
 
-// Ready is closed when every source was listed completely, by this run or an
-// earlier one.
+// Ready is closed when every source was listed completely, by this run or an earlier one.
 func (o *Owner) Ready() <-chan struct{} { return o.readied }
 
-// SourceFailed notes why a source cannot say anything; nil takes it back.
+// SourceFailed records the error of a source; nil clears it.
 func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error {
 	return o.loop.Do(ctx, opOther, func() {
 		s := o.sources[name]
@@ -356,21 +347,21 @@ func (o *Owner) SourceFailed(ctx context.Context, name string, why error) error 
 	})
 }
 
-// Garbage has a token once nothing has changed for some time after changes, or after
-// a subscriber got everything: much of what is in memory then is not used any more.
+// Garbage has a token some time after changes, or after a subscriber got all frontends: much memory
+// is unused then.
 func (o *Owner) Garbage() <-chan struct{} { return o.garbage }
 
-// quiet is for how many looks nothing has to change until Garbage says so.
+// quiet is the number of sweeps without changes before Garbage gets a token.
 const quiet = 2
 
-// manyFrontends is from how many on sending all of them leaves much garbage.
+// manyFrontends is the number from which on sending all frontends leaves much garbage.
 const manyFrontends = 256
 
-// Figures are for how long the owner was busy with each operation.
+// Figures returns for how long the owner was busy with each operation.
 func (o *Owner) Figures() []loop.Figures { return o.loop.Figures() }
 
-// moved tells those that wait that a subscriber came further, or that there is
-// another set of them, and the watchers which services are enforced now.
+// moved wakes callers of Wait after the progress or the set of subscribers has changed, and
+// notifies the watchers about services that are enforced now.
 func (o *Owner) moved() {
 	close(o.progress)
 	o.progress = make(chan struct{})
@@ -391,8 +382,7 @@ func (o *Owner) moved() {
 	}
 }
 
-// revise makes a change, all of it or nothing. Decide and done run in turns of the
-// owner.
+// revise makes a change atomically. decide and done run in the owner's goroutine.
 func (o *Owner) revise(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
 	release, err := o.revising.Hold(ctx)
 	if err != nil {
@@ -402,7 +392,7 @@ func (o *Owner) revise(ctx context.Context, decide func() (*edit, error), done f
 	return o.reviseHeld(ctx, decide, done)
 }
 
-// reviseHeld is revise for who has held Owner.revising.
+// reviseHeld is revise for a caller that holds Owner.revising.
 func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), done func(*edit)) (Outcome, error) {
 	ended := false
 	e, err := loop.Ask(ctx, o.loop, opDecide, func() (*edit, error) {
@@ -432,7 +422,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		return Outcome{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
 	stopped := beforeApply.Hit(ctx)
-	// Also without a caller that waits: it is on stable storage.
+	// Apply it even if the caller has stopped waiting: it is on stable storage.
 	if err := o.loop.Do(context.WithoutCancel(ctx), opApply, func() {
 		o.stored(nil)
 		o.apply(e)
@@ -444,7 +434,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 	return e.Outcome, errors.Join(stopped, beforeAnswer.Hit(ctx))
 }
 
-// sorted are the keys of a set in order.
+// sorted returns the sorted keys of a set.
 func sorted[K comparable](m map[K]struct{}, compare func(a, b K) int) []K {
 	out := make([]K, 0, len(m))
 	for k := range m {

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// clock goes on by a second with each look.
+// clock advances by a second with each reading.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -43,7 +43,7 @@ func (c *clock) Now() time.Time {
 	return c.now
 }
 
-// running is an owner that runs.
+// running is an owner whose Run is running.
 type running struct {
 	*Owner
 	t    testing.TB
@@ -87,13 +87,13 @@ func (r *running) apply(text string) Outcome {
 	return out
 }
 
-// reader is a subscriber that keeps what it gets.
+// reader is a subscriber that stores its frontends.
 type reader struct {
 	*Session
 	t       testing.TB
 	has     map[frontend.Key]string
 	barrier frontend.Barrier
-	message int // the largest, in steps
+	message int // size of the largest, in steps
 }
 
 func (r *running) subscribe(name string, in [16]byte, seq uint64) *reader {
@@ -105,7 +105,7 @@ func (r *running) subscribe(name string, in [16]byte, seq uint64) *reader {
 	return &reader{Session: s, t: r.t, has: make(map[frontend.Key]string)}
 }
 
-// until carries out steps up to the barrier of a revision.
+// until applies steps up to the barrier of a revision.
 func (x *reader) until(revision uint64) {
 	x.t.Helper()
 	for {
@@ -136,7 +136,7 @@ func (x *reader) until(revision uint64) {
 	}
 }
 
-// world is what was applied, as a test knows it.
+// world is what a test has applied.
 type world struct {
 	services map[string]string // manifests
 	slices   map[string]string
@@ -144,7 +144,7 @@ type world struct {
 	births   int
 }
 
-// frontends are those of the world, found the slow and obvious way.
+// frontends computes the frontends of the world in the slow, obvious way.
 func (w *world) frontends(t testing.TB, n compile.Node) (map[frontend.Key]string, int) {
 	t.Helper()
 	decode := func(text string) manifest.Object {
@@ -214,8 +214,9 @@ func randomSlice(r *rand.Rand, name, of string) string {
 	return b.String()
 }
 
-// TestChangesComeToTheSameAsFromScratch: what subscribers have after any sequence of changes is what the
-// objects come to when they are read from scratch, through slow readers, resumed streams and restarts.
+// TestChangesComeToTheSameAsFromScratch: after any sequence of changes, subscribers have the
+// frontends that a new owner computes from the objects, also with slow readers, resumed streams and
+// restarts.
 func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -240,7 +241,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 				text := randomService(r, name)
 				if w.services[name] == "" {
 					w.births++
-					w.born[name] = w.births*10 + int(name[1]-'0') // of one change, by name
+					w.born[name] = w.births*10 + int(name[1]-'0') // services of one change are ordered by name
 				}
 				w.services[name] = text
 			case 2, 3, 4:
@@ -269,7 +270,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 		for _, text := range w.slices {
 			texts = append(texts, text)
 		}
-		// One service after the other, so that none is as old as another.
+		// One service after the other, so that no two are equally old.
 		for _, text := range texts {
 			out := o.apply(text)
 			if out.Revision < revision || out.Revision > revision+1 {
@@ -277,7 +278,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 			}
 			revision = out.Revision
 		}
-		if r.IntN(5) == 0 { // the node turns out to be in another zone
+		if r.IntN(5) == 0 { // the node is found to be in another zone
 			node.Zone = []string{"", "east", "west"}[r.IntN(3)]
 			if err := o.SetZone(t.Context(), node.Zone); err != nil {
 				t.Fatal(err)
@@ -352,9 +353,9 @@ func serviceKey(name string) service.ObjectKey {
 func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	o.apply(web)
-	out := o.apply(api) // before web by its name
+	out := o.apply(api) // before web by name
 	if n := out.Changes[0].Notes; len(n) != 1 || !strings.Contains(n[0],
-		"is that of service default/web, which is older") {
+		"belongs to service default/web, which is older") {
 		t.Errorf("notes %q", n)
 	}
 	x := o.subscribe("a", [16]byte{}, 0)
@@ -362,7 +363,7 @@ func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	if got := show(x.has); got != "10.96.0.1:80/tcp of default/web inside reject" {
 		t.Errorf("the subscriber has %s", got)
 	}
-	// One that says that it is older takes it, and gives it back.
+	// A service with an older creation time gets the frontend, and loses it again.
 	o.apply(strings.Replace(api, "name: api", "name: api, creationTimestamp: 1999-01-01T00:00:00Z", 1))
 	x.until(3)
 	if got := show(x.has); got != "10.96.0.1:80/tcp of default/api inside reject" {
@@ -434,13 +435,13 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 		{"a manager replaces a file's", upsert("a", api), failure.ErrOwned},
 		{"another manager deletes", remove("b", "web"), failure.ErrForeign},
 		{"a manager deletes a file's", remove("a", "api"), failure.ErrForeign},
-		{"deletes what is not there", remove("b", "none"), nil},
+		{"deletes a missing object", remove("b", "none"), nil},
 	} {
 		if !errors.Is(c.err, c.want) || c.want == nil && c.err != nil {
 			t.Errorf("%s: %v, want %v", c.what, c.err, c.want)
 		}
 	}
-	// An object of a manager stays the manager's; the rest of the file is taken over.
+	// An object of a manager stays the manager's; the rest of the file is applied.
 	if err := f.Set(t.Context(), []directory.File{
 		{Origin: "api.yaml", Data: []byte(api)},
 		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)},
@@ -517,7 +518,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	}
 	set(directory.File{Origin: "c.yaml", Same: true})
 	o.stop()
-	// Files were listed in this state: another run need not wait.
+	// The files were listed in this state: another run need not wait.
 	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
 	<-o.Ready()
 	f = o.Feed(managed.SourceFile)
@@ -575,7 +576,7 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	if _, err := o.Complete(t.Context(), mine, o.Incarnation()); !errors.Is(err, failure.ErrEmpty) {
 		t.Errorf("without a listing: %v", err)
 	}
-	upsert(web) // unchanged, and named
+	upsert(web) // unchanged, but named
 	dry := mine
 	dry.ValidateOnly = true
 	for _, c := range []managed.Caller{dry, mine, mine} {
@@ -601,12 +602,12 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	empty := mine
 	empty.AllowEmpty = true
 	if out, err := o.Complete(t.Context(), empty, o.Incarnation()); err != nil || len(out.Changes) != 1 {
-		t.Errorf("an empty listing that is meant: %+v, %v", out, err)
+		t.Errorf("an intended empty listing: %+v, %v", out, err)
 	}
 }
 
-// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing of one manager or source is about its own objects, and so is
-// what a source says is gone.
+// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing or deletion of one manager or source
+// affects only its own objects.
 func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
@@ -647,7 +648,7 @@ func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	apply(watch.Changes[service.ObjectKey, Given]{
 		Deletes: map[service.ObjectKey]struct{}{serviceKey("web"): {}, slices[0].Key: {}},
 	})
-	all("after a source has said that objects of managers are gone")
+	all("after a source has deleted objects of managers")
 	if err := f.Complete(t.Context(), map[service.ObjectKey]struct{}{own: {}}); err != nil {
 		t.Fatal(err)
 	}
@@ -732,7 +733,7 @@ func TestLimitsNameTheService(t *testing.T) {
 		}
 	}
 	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 1 {
-		t.Errorf("what has no room changed something: %+v, %v", st, err)
+		t.Errorf("a change beyond a limit had an effect: %+v, %v", st, err)
 	}
 	o.apply(many("b", "10.96.0.2", 3, 3))
 }
@@ -761,7 +762,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 	}
 	enforced, ended := waits(false), waits(true)
 	if err := x.Ack(t.Context(), x.barrier.Seq+1, 0); !errors.Is(err, failure.ErrAck) {
-		t.Errorf("an acknowledgement of what was not sent: %v", err)
+		t.Errorf("an acknowledgement of a barrier that was not sent: %v", err)
 	}
 	select {
 	case <-enforced:
@@ -786,7 +787,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-ended
-	// A refusal fails those that wait for the service.
+	// A refusal fails calls that wait for the service.
 	o.apply(end)
 	x.until(2)
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: frontend.TCP}
@@ -838,7 +839,7 @@ func TestNewerConnectionReplacesASubscriber(t *testing.T) {
 	if err := x.Ack(t.Context(), x.barrier.Seq, 0); !errors.Is(err, failure.ErrReplaced) {
 		t.Errorf("%v", err)
 	}
-	x.Close() // which must not end the other
+	x.Close() // which must not end the other session
 	y.has = x.has
 	o.apply(end)
 	y.until(2)
@@ -870,7 +871,7 @@ func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
 	}
 	want("acknowledged", 1, Enforced)
 	o.apply(strings.Replace(end, "endpoints: [", "endpoints: [{addresses: [10.0.0.9], nodeName: here}, ", 1))
-	want("one more, while that is not acknowledged", 2, Enforced)
+	want("one more, not acknowledged yet", 2, Enforced)
 	o.apply(strings.Replace(end, "nodeName: here", "nodeName: there", 1))
 	want("none here", 0, NotEnforced)
 	o.apply(end)
@@ -881,9 +882,9 @@ func TestLocalsFollowEndpointsAndAcknowledgements(t *testing.T) {
 	}
 	want("acknowledged again", 1, Enforced)
 	x.Close()
-	want("the datapath is away", 1, EnforcementUnknown)
+	want("the datapath is disconnected", 1, EnforcementUnknown)
 	x = o.subscribe("datapath", [16]byte{}, 0)
-	want("a datapath that begins anew", 1, EnforcementUnknown)
+	want("a datapath with a new stream", 1, EnforcementUnknown)
 	x.until(5)
 	if err := x.Ack(t.Context(), x.barrier.Seq, 0); err != nil {
 		t.Fatal(err)
@@ -951,7 +952,7 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-o.Ready()
-	// What has the room, and the name, goes; a call without changes tries again.
+	// A call without changes retries the objects: the limit, or the name, has become available.
 	if _, err := o.Delete(t.Context(), managed.Caller{}, []service.ObjectKey{serviceKey("web")}); err != nil {
 		t.Fatal(err)
 	}

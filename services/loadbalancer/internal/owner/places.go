@@ -30,18 +30,18 @@ const (
 	LimitSlices    = "endpointSlices"
 )
 
-// ExceedsShare is the reason of what a tenant asks for beyond its share.
+// ExceedsShare is the reason for requests beyond a tenant's share.
 const ExceedsShare = "ExceedsShare"
 
-// waiting is an object of the API server that waits for its place.
+// waiting is an object of the API server that waits for space in its share.
 type waiting struct {
 	manifest.Object
-	created int64 // when it was first given, if its author does not say when it was created
+	created int64 // when it was first given, if its author does not set a creation time
 }
 
-// place is a request of a service for units of the limit of frontends. A service requests the
-// units of its addresses apart from the others: all addresses of a tenant come before any
-// other frontend, because packets to an address without an element leave the node.
+// place is a request of a service for units of the limit of frontends. A service requests the units
+// of its addresses separately: all addresses of a tenant come before any other frontend, because
+// packets to an address without an element leave the node.
 type place struct {
 	of        service.Name
 	addresses bool
@@ -57,16 +57,16 @@ type places struct {
 	backends  *shares.Parts[service.Name] // by slice
 	elements  bool                        // frontends counts elements of maps
 
-	// objects divides limits.services and limits.endpointSlices. Objects of the API server
-	// that are not admitted wait.
+	// objects divides limits.services and limits.endpointSlices. Objects of the API server that are
+	// not admitted wait.
 	objects  *shares.Ledger[service.ObjectKey]
 	waiting  map[service.ObjectKey]waiting
-	levelled bool // objects was, once
+	levelled bool // the levels of objects were computed once
 
 	reported map[string]frontend.Capacity // by subscriber
-	moved    bool                         // namespaces may have other tenants
+	moved    bool                         // tenants of namespaces may have changed
 	counting bool                         // elements has to change
-	asked    int                          // perService by which backends are asked for
+	asked    int                          // the value of perService used in requests for backends
 }
 
 func newPlaces(o *Owner) *places {
@@ -83,8 +83,8 @@ func newPlaces(o *Owner) *places {
 	return p
 }
 
-// connected notes the capacity of a subscriber. A subscriber that reports none can hold what
-// the configuration says.
+// connected records the capacity of a subscriber. A subscriber that reports none can hold what the
+// configuration allows.
 func (p *places) connected(s Subscription) {
 	if !s.Enforces || s.Capacity == nil {
 		p.forget(s.Name)
@@ -94,7 +94,7 @@ func (p *places) connected(s Subscription) {
 	p.resize()
 }
 
-// forget forgets what a subscriber can hold.
+// forget removes the capacity of a subscriber.
 func (p *places) forget(name string) {
 	if _, ok := p.reported[name]; ok {
 		delete(p.reported, name)
@@ -102,8 +102,8 @@ func (p *places) forget(name string) {
 	}
 }
 
-// resize sets the limits to the smallest of what the configuration and the subscribers say.
-// The next levels divide them.
+// resize sets the limits to the smallest capacity of the configuration and the subscribers. The
+// next levels divide them.
 func (p *places) resize() {
 	f, b := p.limits.Frontends, p.limits.Backends
 	for _, c := range p.reported {
@@ -117,7 +117,7 @@ func (p *places) resize() {
 	p.counting = p.elements != (len(p.reported) > 0)
 }
 
-// perService is how many backends one service can have.
+// perService is the largest number of backends of one service.
 func (p *places) perService() int {
 	n := p.limits.BackendsPerService
 	for _, c := range p.reported {
@@ -126,7 +126,7 @@ func (p *places) perService() int {
 	return n
 }
 
-// tenant is the tenant of a service or a slice.
+// tenant returns the tenant of a service or a slice.
 func (p *places) tenant(n service.Name) shares.Tenant {
 	if n == (service.Name{Namespace: "default", Name: "kubernetes"}) {
 		return shares.System
@@ -145,7 +145,7 @@ func (p *places) part(x *object, n service.Name, units, reserved int) shares.Par
 	}
 }
 
-// counted is what an object is for the limits of services and slices.
+// counted returns the object's entry in the limits of services and slices.
 func (p *places) counted(x *object, created int64) shares.Object {
 	k := x.key()
 	o := shares.Object{
@@ -158,7 +158,7 @@ func (p *places) counted(x *object, created int64) shares.Object {
 	return o
 }
 
-// count admits an object of the API server that is new, or says why it has to wait.
+// count admits a new object of the API server, or returns why it has to wait.
 func (p *places) count(m *manifest.Object, x *object, now time.Time) (why string) {
 	k := x.key()
 	created := cmp.Or(x.createdByAuthor(), p.waiting[k].created, now.UnixNano())
@@ -175,13 +175,13 @@ func (p *places) whyWaiting(k service.ObjectKey) string {
 		limit.Name, share.Admitted)
 }
 
-// uncount forgets an object.
+// uncount removes an object from the counts.
 func (p *places) uncount(k service.ObjectKey) {
 	p.objects.Delete(k)
 	delete(p.waiting, k)
 }
 
-// tryCount reports whether objects of a file or a call are within the share of their tenant.
+// tryCount checks that objects of a file or a call are within the share of their tenant.
 func (o *Owner) tryCount(e *edit) error {
 	p := o.places
 	var tried []service.ObjectKey
@@ -210,8 +210,8 @@ func (o *Owner) tryCount(e *edit) error {
 	return nil
 }
 
-// levelObjects computes the levels of services and slices, and adds to an edit what loses its
-// place and what gains one. undo takes that back.
+// levelObjects computes the levels of services and slices, and adds the objects that lose or get
+// space to an edit. undo reverts the levels.
 func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 	p := o.places
 	if p.levelled && len(p.waiting) == 0 {
@@ -246,7 +246,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 		}
 		x := newObject(&m.Object, by)
 		if other := o.object(k); other != nil && (!other.refuses() || other.by.Source != managed.SourceKubernetes) {
-			continue // it is another source's by now
+			continue // another source has it by now
 		}
 		e.puts = append(e.puts, x)
 		counted := p.counted(x, m.created)
@@ -261,7 +261,7 @@ func (o *Owner) levelObjects(e *edit, now time.Time) (undo func()) {
 	}
 }
 
-// recount notes what an edit did to the objects that are counted. It is made.
+// recount updates the counts after an edit was applied.
 func (o *Owner) recount(e *edit) {
 	p := o.places
 	for _, k := range e.gone {
@@ -289,13 +289,13 @@ func (o *Owner) recount(e *edit) {
 	}
 }
 
-// shared is what of a service is within the share of its tenant.
+// shared is the part of a service within the share of its tenant.
 type shared struct {
 	share  *int // of joined
 	slices map[*object]int
 }
 
-// ask asks for the places of a service and its slices.
+// ask requests space for a service and its slices.
 func (p *places) ask(n *compile.Node, j *joined) shared {
 	out := shared{slices: make(map[*object]int)}
 	if j.object == nil || !j.object.service.HasFrontends() {
@@ -312,8 +312,7 @@ func (p *places) ask(n *compile.Node, j *joined) shared {
 	return out
 }
 
-// askBackends asks for the backends of a service, and notes which slices do not get all of
-// theirs.
+// askBackends requests the backends of a service, and records slices that do not get all of them.
 func (p *places) askBackends(j *joined, cut map[*object]int) {
 	ports, charge := compile.PortsOf(j.object.service), compile.ChargeOf(j.object.service)
 	left := p.asked
@@ -339,8 +338,8 @@ func (p *places) askBackends(j *joined, cut map[*object]int) {
 	}
 }
 
-// askAgain asks for the backends of the services that are bound by the number of backends of
-// one service, or were, and notes them.
+// askAgain requests the backends again for services that the number of backends per service bounds,
+// or bounded before, and adds these services to touched.
 func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 	p := o.places
 	least := min(p.asked, p.perService())
@@ -360,10 +359,10 @@ func (o *Owner) askAgain(touched map[service.Name]struct{}) {
 	}
 }
 
-// century puts the addresses of all services before everything else of a tenant.
+// century orders the addresses of all services before all other requests of a tenant.
 const century = 100
 
-// askFrontends asks for the frontends of a service, and returns how many units it gets.
+// askFrontends requests the frontends of a service, and returns how many units it gets.
 func (p *places) askFrontends(ledger *shares.Parts[place], n *compile.Node, j *joined) (got, all int) {
 	needs := n.Needs(j.object.service)
 	if needs.All == 0 {
@@ -390,14 +389,14 @@ func (p *places) deleteFrontends(of service.Name) {
 	p.frontends.Delete(place{of, false})
 }
 
-// byAge are the slices of a service, the oldest first.
+// byAge returns the slices of a service, the oldest first.
 func byAge(all []*object) []*object {
 	out := slices.Clone(all)
 	slices.SortFunc(out, func(a, b *object) int { return cmp.Or(cmp.Compare(a.created, b.created), byName(a, b)) })
 	return out
 }
 
-// set notes what is within the share.
+// set records the part of a service that is within the share.
 func (s shared) set(j *joined) {
 	j.share = s.share
 	for _, x := range j.slices {
@@ -405,13 +404,13 @@ func (s shared) set(j *joined) {
 	}
 }
 
-// admission is what an edit changes of what is within shares.
+// admission is the effect of an edit on shares.
 type admission struct {
-	after map[service.Name]*joined // services that are touched, as they will be
+	after map[service.Name]*joined // touched services as they will be
 	got   map[service.Name]shared
 }
 
-// admit finds out what of the services of an edit is within shares when the edit is made.
+// admit determines which parts of an edit's services are within shares when the edit is applied.
 func (o *Owner) admit(e *edit) *admission {
 	a := &admission{after: o.changed(e), got: make(map[service.Name]shared)}
 	if e.levels != nil {
@@ -438,8 +437,8 @@ func (o *Owner) admit(e *edit) *admission {
 	return a
 }
 
-// byOrder returns services in the order in which they get places: the cluster's own services
-// first, then the oldest.
+// byOrder returns services in the order in which they get space: the cluster's own services first,
+// then the oldest.
 func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 	out := make([]*joined, 0, len(all))
 	for _, j := range all {
@@ -463,7 +462,7 @@ func (o *Owner) byOrder(all map[service.Name]*joined) []*joined {
 	return out
 }
 
-// set makes the services what the admission says. The edit is made.
+// set applies the admission to the services, after the edit was applied.
 func (a *admission) set(o *Owner) {
 	for name, got := range a.got {
 		if j := o.services[name]; j != nil {
@@ -472,8 +471,8 @@ func (a *admission) set(o *Owner) {
 	}
 }
 
-// admitAll requests the places of all services at the start. If an earlier run listed every
-// source, it computes the levels, which depend on the objects alone.
+// admitAll requests the space of all services at the start. If an earlier run listed every source,
+// it also computes the levels, which depend on the objects alone.
 func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	all := make(map[service.Name]*joined, len(names))
 	for name := range names {
@@ -495,16 +494,16 @@ func (o *Owner) admitAll(names map[service.Name]struct{}) {
 	}
 }
 
-// levels are levels that are computed and not in force yet.
+// levels are computed levels that are not in force yet.
 type levels struct {
-	touched   map[service.Name]struct{} // services of which something changes
+	touched   map[service.Name]struct{} // services that change
 	frontends *shares.Plan[place]
 	backends  *shares.Plan[service.Name]
-	counted   *shares.Parts[place] // frontends by another unit; nil: by the same
+	counted   *shares.Parts[place] // frontends counted in the other unit; nil: in the same
 }
 
-// levelled reports whether levels can be computed: every source was complete once, and so
-// was the list of Namespaces.
+// levelled reports whether levels can be computed: every source and the Namespaces were listed
+// once.
 func (o *Owner) levelled() bool { return o.complete() && o.config.Tenants.Complete() }
 
 // planLevels computes the levels.
@@ -570,10 +569,10 @@ func (l *levels) enforce(o *Owner) {
 	}
 	o.places.frontends.Enforce(l.frontends)
 	o.places.backends.Enforce(l.backends)
-	o.places.resize() // a subscriber may have come since
+	o.places.resize() // a subscriber may have connected since
 }
 
-// wakeLevels wakes who computes the levels if they are due.
+// wakeLevels wakes runLevels if levels are due.
 func (o *Owner) wakeLevels(now time.Time) {
 	p := o.places
 	if !o.levelled() || !p.frontends.Due(now) && !p.backends.Due(now) &&
@@ -600,12 +599,12 @@ func (o *Owner) runLevels(ctx context.Context) {
 		}
 		err := o.computeLevels(ctx)
 		if err != nil && ctx.Err() == nil {
-			o.config.Log.Warn("levels of the shares are not in force, and are computed again", "error", err)
+			o.config.Log.Warn("levels of the shares not applied, trying again", "error", err)
 		}
 	}
 }
 
-// computeLevels computes the levels and changes the frontends by them.
+// computeLevels computes the levels and changes the frontends accordingly.
 func (o *Owner) computeLevels(ctx context.Context) error {
 	undo := func() {}
 	_, err := o.revise(ctx, func() (*edit, error) {
@@ -630,7 +629,7 @@ func (o *Owner) computeLevels(ctx context.Context) error {
 	return err
 }
 
-// TenantsChanged says that namespaces may have other tenants, or that all Namespaces are
+// TenantsChanged reports that tenants of namespaces may have changed, or that all Namespaces are
 // listed now.
 func (o *Owner) TenantsChanged(ctx context.Context) error {
 	return o.loop.Do(ctx, opOther, func() {
@@ -639,7 +638,7 @@ func (o *Owner) TenantsChanged(ctx context.Context) error {
 	})
 }
 
-// findShare refuses a call whose services would not be within the share of their tenant.
+// findShare rejects a call whose services would exceed the share of their tenant.
 func (o *Owner) findShare(after map[service.Name]*joined) error {
 	p := o.places
 	var services, parts []service.Name
@@ -698,13 +697,13 @@ func (o *Owner) findShare(after map[service.Name]*joined) error {
 	return err
 }
 
-// exceeding is what of a service exceeds the share of its tenant.
+// exceeding is the part of a service that exceeds the share of its tenant.
 type exceeding struct {
 	frontends, backends int
 	notes               []string
 }
 
-// exceeding finds what of a service exceeds the share of its tenant.
+// exceeding computes the part of a service that exceeds the share of its tenant.
 func (o *Owner) exceeding(j *joined) (out exceeding) {
 	if j.share != nil {
 		tenant, share, _, _ := o.places.frontends.Of(place{j.name, false})
@@ -740,7 +739,7 @@ func (o *Owner) exceeding(j *joined) (out exceeding) {
 	return out
 }
 
-// Usage returns what the tenants have of the limits that they share.
+// Usage returns the tenants' use of the limits that they share.
 func (o *Owner) Usage(ctx context.Context) ([]shares.Usage, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() ([]shares.Usage, error) {
 		return o.usage(), nil
@@ -774,8 +773,8 @@ func (o *Owner) sharedLimits() []SharedLimit {
 	return out
 }
 
-// systemRefused says why frontends of the cluster's own services are not in force; empty:
-// all are.
+// systemRefused returns why frontends of the cluster's own services are not in force; empty if all
+// are.
 func (o *Owner) systemRefused() string {
 	for _, l := range o.sharedLimits() {
 		if l.System {
@@ -797,7 +796,7 @@ func (o *Owner) systemRefused() string {
 	return ""
 }
 
-// SystemRefused says why frontends of the cluster's own services are not in force; nil: all
+// SystemRefused returns why frontends of the cluster's own services are not in force; nil if all
 // are.
 func (o *Owner) SystemRefused(ctx context.Context) error {
 	text, err := loop.Ask(ctx, o.loop, opRead, func() (string, error) { return o.systemRefused(), nil })

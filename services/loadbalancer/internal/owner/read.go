@@ -28,18 +28,18 @@ type Listed struct {
 	Source    string
 	Origin    string
 	Manager   string
-	Ready     int // endpoints
+	Ready     int // number of endpoints
 	Endpoints int
 	Revision  uint64
 	Updated   time.Time
 	Notes     []string
 	Enforced  bool
-	Frontends []*frontend.Frontend // if asked for; only those that the service has
+	Frontends []*frontend.Frontend // if requested; only those that the service has
 	// Frontends and backends that exceed the share of the service's tenant.
 	ExceedingFrontends, ExceedingBackends int
 }
 
-// Filter says which services to list. Empty fields take all.
+// Filter selects services. Empty fields match all.
 type Filter struct {
 	Namespace, Name string
 	Manager         *string    // of managed.SourceGRPC
@@ -56,8 +56,8 @@ func (f *Filter) takes(j *joined, n *compile.Node) bool {
 	return !f.Address.IsValid() || n.HasAddress(x.service, f.Address)
 }
 
-// List gives the services that the filter takes, sorted, and what is not in force
-// as it was given.
+// List returns the services that match the filter, sorted, and the objects whose last version is
+// not in force.
 func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Refused, revision uint64, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
 		var found []*joined
@@ -75,7 +75,7 @@ func (o *Owner) List(ctx context.Context, f Filter) (list []Listed, refused []Re
 	return list, refused, revision, err
 }
 
-// Get gives one service with its frontends.
+// Get returns one service with its frontends.
 func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revision uint64, err error) {
 	out, err = loop.Ask(ctx, o.loop, opRead, func() (Listed, error) {
 		j := o.services[name]
@@ -88,7 +88,7 @@ func (o *Owner) Get(ctx context.Context, name service.Name) (out Listed, revisio
 	return out, revision, err
 }
 
-// Find is Get without frontends, for services that may have gone.
+// Find is Get without frontends, for services that may have been removed.
 func (o *Owner) Find(ctx context.Context, name service.Name) (out Listed, found bool, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
 		if j := o.services[name]; j != nil && j.object != nil {
@@ -98,7 +98,7 @@ func (o *Owner) Find(ctx context.Context, name service.Name) (out Listed, found 
 	return out, found, err
 }
 
-// Watch are the services, of which readers ask Find.
+// Watch returns the hub of services; readers call Find for their content.
 func (o *Owner) Watch() *watch.Hub[service.Name, uint64] { return o.watch }
 
 func (o *Owner) listed(j *joined, frontends bool) Listed {
@@ -122,17 +122,17 @@ func (o *Owner) listed(j *joined, frontends bool) Listed {
 	return out
 }
 
-// maxNotes is how many notes a service has at most in an answer.
+// maxNotes bounds the notes of a service in an answer.
 const maxNotes = 50
 
-// notes are what the author of a service should know.
+// notes returns the messages to the author of a service.
 func (o *Owner) notes(j *joined) []string {
 	notes := compile.Notes(slices.Clone(j.object.remarks.get().notes))
 	o.frontends(j, &notes)
 	notes = append(notes, o.exceeding(j).notes...)
 	for _, k := range o.keys(j) {
 		if w := o.winners[k]; w != j {
-			notes = append(notes, fmt.Sprintf("%s is that of service %s, which is older", compile.KeyText(k), w.name))
+			notes = append(notes, fmt.Sprintf("%s belongs to service %s, which is older", compile.KeyText(k), w.name))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.subscribers)) {
@@ -158,8 +158,8 @@ func (o *Owner) notes(j *joined) []string {
 	return notes
 }
 
-// refused are the objects and files that are not in force as they were given, and
-// the slices that wait for their service.
+// refused returns the objects and files whose last version is not in force, and the slices that
+// wait for their service.
 func (o *Owner) refused(f Filter) []Refused {
 	if f.Name != "" || f.Manager != nil || f.Address.IsValid() {
 		return nil
@@ -179,7 +179,7 @@ func (o *Owner) refused(f Filter) []Refused {
 		for _, x := range j.slices {
 			why := fmt.Sprintf("its service %s is missing", j.name)
 			if j.name.Name == "" {
-				why = "it names no service"
+				why = "it has no service name"
 			}
 			out = append(out, Refused{Key: x.key(), Source: x.by.Source, Origin: x.by.Origin, Err: why})
 		}
@@ -196,10 +196,10 @@ func (o *Owner) refused(f Filter) []Refused {
 	return out
 }
 
-// MaxProblems is how many problems a status lists.
+// MaxProblems bounds the problems in a status.
 const MaxProblems = 100
 
-// ProblemKind says what has to be looked at.
+// ProblemKind is the area of a problem.
 type ProblemKind uint8
 
 // The kinds.
@@ -208,7 +208,7 @@ const (
 	ProblemStorage
 )
 
-// Problem is one thing that is not as it should be.
+// Problem is one problem in a status.
 type Problem struct {
 	Kind ProblemKind
 	Text string
@@ -227,12 +227,12 @@ type Status struct {
 	Subscribers  []SubscriberStatus
 	Problems     []Problem // at most MaxProblems
 	ProblemCount int
-	Journal      int64 // bytes
+	Journal      int64 // size in bytes
 	Contested    int   // frontends that several services want
 	HealthChecks int   // health check ports that services ask for
 	Limits       []SharedLimit
-	// SystemRefused says why frontends of the cluster's own services are not in force; empty:
-	// all are.
+	// SystemRefused is why frontends of the cluster's own services are not in force; empty if all
+	// are.
 	SystemRefused string
 }
 
@@ -254,7 +254,7 @@ type SubscriberStatus struct {
 	Waiting             int // keys that changed and are not sent
 }
 
-// Status is a summary of everything.
+// Status returns a summary of the state.
 func (o *Owner) Status(ctx context.Context) (Status, error) {
 	return loop.Ask(ctx, o.loop, opRead, func() (Status, error) { return o.status(), nil })
 }
@@ -352,31 +352,30 @@ func subscriberStatus(s *stream.Subscriber) SubscriberStatus {
 	return out
 }
 
-// Local is a service with a health check port, as this node has it.
+// Local is a service with a health check port, and its state on this node.
 type Local struct {
 	Name service.Name
 	Port uint16
-	// Ready are the addresses of this node that are ready, sorted.
+	// Ready are the ready addresses on this node, sorted.
 	Ready []netip.Addr
-	// Enforced says whether subscribers have the revision from which on there are such
-	// addresses.
+	// Enforced reports whether subscribers have the revision since which there are such addresses.
 	Enforced Enforcement
 }
 
-// Enforcement is what subscribers that enforce say of a service.
+// Enforcement is the state of a service in the enforcing subscribers.
 type Enforcement uint8
 
 const (
-	// EnforcementUnknown: none is connected, or one has not said yet what it enforces. The
-	// kernel does meanwhile what it did.
+	// EnforcementUnknown: no enforcing subscriber is connected, or one has not acknowledged
+	// anything yet. The kernel keeps its state meanwhile.
 	EnforcementUnknown Enforcement = iota
-	// NotEnforced: one is behind, or has refused a frontend of the service.
+	// NotEnforced: a subscriber is behind, or has refused a frontend of the service.
 	NotEnforced
-	// Enforced: all do, and there is one.
+	// Enforced: all enforcing subscribers have it, and there is at least one.
 	Enforced
 )
 
-// Locals are the services with health check ports, by name.
+// Locals returns the services with health check ports, sorted by name.
 func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 	err = o.loop.Do(ctx, opRead, func() {
 		for _, j := range o.checked {
@@ -394,7 +393,7 @@ func (o *Owner) Locals(ctx context.Context) (out []Local, err error) {
 	return out, err
 }
 
-// LocalsChanged has a token when Locals may be others.
+// LocalsChanged has a token when Locals may have changed.
 func (o *Owner) LocalsChanged() <-chan struct{} { return o.local }
 
 func (o *Owner) localChanged() {
@@ -404,7 +403,7 @@ func (o *Owner) localChanged() {
 	}
 }
 
-// Report notes a problem that another part of the process has; nil takes it back.
+// Report records a problem of another part of the process; nil clears it.
 func (o *Owner) Report(ctx context.Context, what string, why error) error {
 	return o.loop.Do(ctx, opOther, func() { o.problem(what, why) })
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestServicesBeyondTheShareRefuseConnections takes more Services than limits.services has places for. Their
-// cluster IPs, load balancer addresses and node ports refuse connections instead of being unknown, after a
-// restart and a change, too. External addresses are not served.
+// TestServicesBeyondTheShareRefuseConnections takes more Services than limits.services allows.
+// Their cluster IPs, load balancer addresses and node ports refuse connections instead of being
+// unknown, also after a restart and a change. External addresses are not served.
 func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config, dir := testConfig(c), t.TempDir()
@@ -81,6 +81,6 @@ func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	o.remove(keyOf(service.KindService, "evil", "s0"))
 	o.level()
 	if got := at("10.96.2.1", 81); !strings.Contains(got, "inside 10.244.9.1") {
-		t.Errorf("with a place again: %q", got)
+		t.Errorf("within the share again: %q", got)
 	}
 }

@@ -14,19 +14,18 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// maxRepeats is how often, on average, the objects of a service may name one frontend or
-// backend while it has as many as the limits let it have. A megabyte of slices that have
-// a hundred ports each names millions of backends, which must not all be made to be
-// counted.
+// maxRepeats bounds how often, on average, the objects of a service may name each frontend or
+// backend when it has as many as the limits allow. A megabyte of slices with a hundred ports each
+// names millions of backends, which must not all be computed only to be counted.
 const maxRepeats = 4
 
 // room counts the frontends and backends that services will want.
 type room struct {
 	*Owner
-	keys     map[frontend.Key]int // how many more services want one
-	places   map[uint64]int       // likewise, of backends
-	winners  int                  // frontends then
-	distinct int                  // backends then
+	keys     map[frontend.Key]int // how many more services want a frontend
+	places   map[uint64]int       // likewise, for backends
+	winners  int                  // number of frontends then
+	distinct int                  // number of backends then
 }
 
 // grown is how much one service adds.
@@ -35,9 +34,8 @@ type grown struct {
 	by   int
 }
 
-// findRoom looks whether the kernel has room for the frontends and backends of
-// services as they will be. Its errors name a service, and it stops at the first that
-// is too much.
+// findRoom checks that the frontends and backends of changed services are within the limits. Its
+// errors name a service, and it stops at the first that exceeds a limit.
 func (o *Owner) findRoom(after map[service.Name]*joined) error {
 	l := o.config.Limits
 	r := room{o, make(map[frontend.Key]int), make(map[uint64]int), len(o.winners), o.backends.once.n}
@@ -78,8 +76,8 @@ func (o *Owner) findRoom(after map[service.Name]*joined) error {
 	return nil
 }
 
-// countNamed refuses a service that names more than it can have, before what it names is
-// made.
+// countNamed rejects a service that names more than it can have, before its frontends and backends
+// are computed.
 func (o *Owner) countNamed(name service.Name, before, then compile.View) error {
 	l := o.config.Limits
 	f0, b0 := before.Named()
@@ -95,7 +93,7 @@ func (o *Owner) countNamed(name service.Name, before, then compile.View) error {
 	return nil
 }
 
-// add counts what a service wants, or with -1 what it does not want any more.
+// add counts what a service wants; with by -1 it subtracts that.
 func (r *room) add(v compile.View, by int) (keys, backends int) {
 	for _, k := range r.config.Node.Keys(v.Service) {
 		had := len(r.contested[k])
@@ -113,8 +111,8 @@ func (r *room) add(v compile.View, by int) (keys, backends int) {
 	return keys, backends
 }
 
-// change counts one that wants k more, and says by how much that changes the number of
-// those that anybody wants.
+// change adds by to the number of services that want k, and returns how that changes the number of
+// wanted keys.
 func change[K comparable](more map[K]int, k K, had, by int) int {
 	was := present(had + more[k])
 	more[k] += by

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/failure"
 )
 
-// joinedItems are JSON objects of a list, made of their numbers.
+// joinedItems returns n JSON objects of a list, formatted from their numbers.
 func joinedItems(n int, format func(int) string) string {
 	all := make([]string, n)
 	for i := range all {
@@ -23,13 +23,13 @@ func joinedItems(n int, format func(int) string) string {
 	return strings.Join(all, ",")
 }
 
-// portsOf are as many ports with names.
+// portsOf returns n named ports.
 func portsOf(n int) string {
 	return joinedItems(n, func(i int) string { return fmt.Sprintf(`{"name":"p%d","port":%d}`, i, i+1) })
 }
 
-// vast is the Service a with some ports and load balancer addresses, and slices of it, each
-// with endpoints of its own on a hundred ports.
+// vast is Service a with some ports and load balancer addresses, and its slices, each with its own
+// endpoints on a hundred ports.
 func vast(ports, ingress, parts, endpoints int) (web, ends string) {
 	web = fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"type":"LoadBalancer",`+
 		`"clusterIP":"10.96.0.1","ports":[%s]},"status":{"loadBalancer":{"ingress":[%s]}}}`, portsOf(ports),
@@ -45,9 +45,8 @@ func vast(ports, ingress, parts, endpoints int) (web, ends string) {
 	return "---\n" + web + "\n", ends
 }
 
-// TestVastServicesAreRefusedByName: a few hundred kilobytes name millions of frontends
-// or backends. They are refused with the name of the service, before they are made, and
-// whatever comes first.
+// TestVastServicesAreRefusedByName: a few hundred kilobytes name millions of frontends or backends.
+// They are rejected with the name of the service before they are computed, in any order.
 func TestVastServicesAreRefusedByName(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits = Limits{
@@ -73,18 +72,19 @@ func TestVastServicesAreRefusedByName(t *testing.T) {
 	refused("2,000,000 backends", web+ends, "service default/a would have up to 2000000 backends, the limit is 65536")
 	o.apply(ends)
 	refused("their service alone", web, "service default/a would have up to 2000000 backends, the limit is 65536")
-	// Of a protocol that its slices do not have it has none, and then they may not come.
+	// With a protocol that its slices do not have, the service has no backends; then a change to
+	// their protocol is rejected.
 	o.apply(strings.ReplaceAll(web, `"port":`, `"protocol":"UDP","port":`))
 	refused("the protocol of its slices", web, "service default/a would have up to 2000000 backends")
 	frontends, _ := vast(1000, 2000, 0, 0)
 	refused("2,003,000 frontends", frontends,
 		"service default/a would have up to 2003000 frontends, the limit of all is 65536")
 	if st, err := o.Status(t.Context()); err != nil || st.Services != 1 || st.Revision != 2 {
-		t.Errorf("what has no room changed something: %+v, %v", st, err)
+		t.Errorf("a change beyond a limit had an effect: %+v, %v", st, err)
 	}
 }
 
-// TestSlicesMayRepeatEndpoints: what is named several times counts once, up to a bound.
+// TestSlicesMayRepeatEndpoints: duplicates count once, up to a bound.
 func TestSlicesMayRepeatEndpoints(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits.BackendsPerService = 100

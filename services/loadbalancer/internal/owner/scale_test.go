@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// many are services in 400 namespaces, and slices of them.
+// many returns services in 400 namespaces, and their slices.
 func many(services, parts int) []manifest.Object {
 	var out []manifest.Object
 	addr := func(net byte, n int) netip.Addr {
@@ -45,7 +45,7 @@ func many(services, parts int) []manifest.Object {
 	return out
 }
 
-// listAll gives objects in batches, as a source does, and says that they are all.
+// listAll passes objects in batches, as a source does, and completes the listing.
 func listAll(b *testing.B, o *running, objects []manifest.Object) {
 	b.Helper()
 	f := o.Objects(managed.SourceKubernetes)
@@ -67,8 +67,8 @@ func listAll(b *testing.B, o *running, objects []manifest.Object) {
 	}
 }
 
-// BenchmarkListing takes a first listing of services and slices of which a third has no
-// place. The time of each service must not grow with their number.
+// BenchmarkListing takes a first listing of services and slices of which a third exceeds the
+// limits. The time of each service must not grow with their number.
 func BenchmarkListing(b *testing.B) {
 	for _, services := range []int{10_000, 20_000, 40_000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
@@ -91,7 +91,7 @@ func BenchmarkListing(b *testing.B) {
 	}
 }
 
-// BenchmarkLevel computes the levels of services and slices that are there, with one change.
+// BenchmarkLevel computes the levels of existing services and slices, with one change.
 func BenchmarkLevel(b *testing.B) {
 	for _, services := range []int{10_000, 20_000, 40_000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// givenOf are the objects of texts, as a source gives them.
+// givenOf returns the objects of texts, as a source provides them.
 func givenOf(t testing.TB, texts ...string) map[service.ObjectKey]Given {
 	t.Helper()
 	out := make(map[service.ObjectKey]Given)
@@ -38,7 +38,7 @@ func givenOf(t testing.TB, texts ...string) map[service.ObjectKey]Given {
 	return out
 }
 
-// serviceText is a Service with ports from 80 on.
+// serviceText returns a Service with ports from 80 on.
 func serviceText(namespace, name, ip string, ports int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: %s}\n"+
@@ -49,7 +49,7 @@ func serviceText(namespace, name, ip string, ports int) string {
 	return b.String()
 }
 
-// sliceText is a slice of a Service, with ports from 8080 on.
+// sliceText returns a slice of a Service, with ports from 8080 on.
 func sliceText(namespace, name string, ports int, addresses ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"+
@@ -64,7 +64,7 @@ func sliceText(namespace, name string, ports int, addresses ...string) string {
 	return b.String()
 }
 
-// servedAt is what the node has at port 80 of a cluster IP.
+// servedAt returns the frontend at port 80 of a cluster IP.
 func (r *running) servedAt(ip string) string {
 	r.t.Helper()
 	x := r.subscribe("servedAt", [16]byte{}, 0)
@@ -78,7 +78,7 @@ func (r *running) servedAt(ip string) string {
 	return x.has[frontend.Key{Addr: addr, Port: 80, Protocol: frontend.TCP}]
 }
 
-// apiSource gives objects to an owner of few places.
+// apiSource passes objects to an owner with small limits.
 type apiSource struct {
 	*running
 	*Objects
@@ -113,7 +113,7 @@ func (s *apiSource) remove(keys ...service.ObjectKey) {
 	}
 }
 
-// complete says that everything is listed, and computes the levels.
+// complete completes the listing, and computes the levels.
 func (s *apiSource) complete() {
 	s.t.Helper()
 	held, err := s.Held(s.t.Context())
@@ -137,7 +137,7 @@ func (s *apiSource) level() {
 	}
 }
 
-// allFrontends are what the kernel gets, by key.
+// allFrontends returns what the kernel gets, by key.
 func (r *running) allFrontends() map[frontend.Key]string {
 	r.t.Helper()
 	x := r.subscribe("allFrontends", [16]byte{}, 0)
@@ -150,8 +150,8 @@ func (r *running) allFrontends() map[frontend.Key]string {
 	return x.has
 }
 
-// count says how many frontends of a service lead somewhere or are within the share, and how
-// many refuse connections because they exceed it.
+// count returns how many frontends of a service are within the share, and how many refuse
+// connections because they exceed it.
 func count(all map[frontend.Key]string, of string) (within, exceed int) {
 	for _, text := range all {
 		switch {
@@ -169,10 +169,10 @@ func keyOf(kind service.Kind, namespace, name string) service.ObjectKey {
 	return service.ObjectKey{Kind: kind, Name: service.Name{Namespace: namespace, Name: name}}
 }
 
-// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace asks for more frontends than
-// there are. The services of others have all of theirs, before and after the first levels. The
-// flood loses its newest ones, whose addresses refuse connections, and gets places again when
-// there are some.
+// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace asks for more frontends than the
+// limit. The services of others have all of theirs, before and after the first levels. The flooding
+// namespace loses its newest ones, whose addresses refuse connections, and gets them back when
+// others leave.
 func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	for i := range 10 {
@@ -194,13 +194,14 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	if within, exceed := count(all, "evil/"); within != 89 || exceed != 0 {
 		t.Errorf("the flood has %d frontends, and %d that refuse", within, exceed)
 	}
-	// The address of each comes first, and then the oldest.
+	// The address of each service comes first, and then the oldest services.
 	for name, want := range map[string]int{"s0": 10, "s7": 10, "s8": 8, "s9": 1} {
 		if within, _ := count(all, "evil/"+name); within != want {
 			t.Errorf("the service %s of the flood has %d frontends of 10, want %d", name, within, want)
 		}
 	}
-	// More of it: the newest services have an address that refuses, as far as there are places.
+	// With more services, the newest ones have an address that refuses connections, as far as the
+	// share allows.
 	for i := range 4 {
 		o.give(serviceText("evil", fmt.Sprint("t", i), fmt.Sprint("10.96.2.", i+1), 10))
 	}
@@ -230,9 +231,9 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 }
 
-// TestFrontendsBeyondTheShareRefuseConnections: an address keeps one frontend, by which it
-// refuses connections at all ports. Node ports refuse each. External addresses pass as
-// before.
+// TestFrontendsBeyondTheShareRefuseConnections: an address keeps one frontend, by which it refuses
+// connections at all ports. Each node port refuses connections. External addresses are passed
+// through.
 func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 20, Backends: 1000, BackendsPerService: 500}
 	o := startShared(t, limits)
@@ -263,8 +264,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 		a := netip.MustParseAddr(addr)
 		return all[frontend.Key{Addr: a, Port: port, Protocol: frontend.TCP, Node: a.IsUnspecified()}]
 	}
-	// Its 50 frontends get 9 places: two addresses stand, and the first frontends by port are
-	// in force.
+	// Its 50 frontends get 9 units: two for the addresses, and the first frontends by port are in
+	// force.
 	for _, c := range []struct {
 		addr string
 		port uint16
@@ -287,9 +288,9 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	}
 }
 
-// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing come in batches
-// in any order. Which of them have places does not depend on it, nor on a restart, and the
-// services of the cluster itself have theirs.
+// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing arrive in batches in
+// any order. Which of them fit depends neither on that order nor on a restart, and the services of
+// the cluster itself always fit.
 func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 60, BackendsPerService: 500}
 	var texts []string
@@ -312,7 +313,7 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 		o.Objects = o.running.Objects(managed.SourceKubernetes)
 		order := rand.Perm(len(texts))
 		for i, n := range order {
-			// They are all as old: the order of names decides.
+			// They are equally old, so the order of names decides.
 			text := strings.Replace(texts[n], "metadata: {", "metadata: {creationTimestamp: '2026-01-01T00:00:00Z', ", 1)
 			o.give(text)
 			if i == len(order)/2 {
@@ -346,9 +347,9 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	}
 }
 
-// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that has
-// its share. The pods that the API server has no more must not stay backends: their addresses
-// are given to other pods, of other namespaces too.
+// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that uses all
+// of its share. Pods that the API server has removed must not stay backends: their addresses are
+// reused by other pods, also of other namespaces.
 func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})
 	o.give(
@@ -366,7 +367,7 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 		}
 	}
 	is(" 10.244.0.5:8080 10.244.0.6:8080 10.244.0.7:8080")
-	// Six replace three, and the nine places are used.
+	// Six replace three, and the nine units are used.
 	o.give(sliceText("shop", "web", 1,
 		"10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080")
@@ -382,9 +383,9 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080 10.244.0.18:8080 10.244.0.19:8080 10.244.0.20:8080")
 }
 
-// TestLimitsAreThoseOfTheDatapath: what its kernel can hold is divided, in elements of its
-// maps, if that is less than the configuration says. A datapath that does not say so counts as
-// one that can hold what the configuration says.
+// TestLimitsAreThoseOfTheDatapath: if the capacity of its kernel is smaller than the configured
+// limit, that capacity is divided, in elements of its maps. For a datapath that does not report its
+// capacity, the configured limit applies.
 func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	for i := range 5 {
@@ -419,8 +420,8 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 		}
 	}
 	is("without a datapath", 50, 50)
-	// 36 of 40 elements: two for each address with its first port, and one for each other
-	// frontend. 18 of 20 backends: two members for each.
+	// 36 of 40 elements: two for each address with its first port, and one for each other frontend.
+	// 18 of 20 backends: two members for each.
 	x := connect(&frontend.Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
 	is("with a small datapath", 31, 18)
 	st, err := o.Status(t.Context())
@@ -429,7 +430,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 		st.Limits[1].Size != 20 || st.Limits[0].Exceeding != 1 || st.Limits[0].System || st.ProblemCount != 2 {
 		t.Errorf("the status has %+v, %+v, %v", st.Limits, st.Problems, err)
 	}
-	// A new service of another tenant has what it needs.
+	// A new service of another tenant gets everything it needs.
 	o.give(serviceText("shop", "web", "10.96.0.1", 2), sliceText("shop", "web", 2, "10.244.0.5"))
 	o.level()
 	if within, exceed := count(o.allFrontends(), "shop/"); within != 2 || exceed != 0 {
@@ -441,7 +442,7 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	is("with lists of four backends", 50, 20)
 	x.Close()
 	connect(nil)
-	is("with a datapath that does not say what it holds", 50, 50)
+	is("with a datapath that does not report its capacity", 50, 50)
 }
 
 // TestServicesOfTheClusterThatHaveNoPlaceAreNamed: the node is not ready without them.
@@ -467,7 +468,7 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	o.level()
 	err := o.SystemRefused(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "exceed their share of the limit of frontends, 10") {
-		t.Errorf("more than there is: %v", err)
+		t.Errorf("more than the limit: %v", err)
 	}
 	st, serr := o.Status(t.Context())
 	if serr != nil || st.SystemRefused != err.Error() {
@@ -475,8 +476,8 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	}
 }
 
-// TestCallsBeyondTheShareAreRefused: objects of calls share what objects of the API server
-// leave, and lose it to them.
+// TestCallsBeyondTheShareAreRefused: objects of calls share what objects of the API server leave,
+// and lose it to them.
 func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	o.give(serviceText("a", "web", "10.96.0.1", 40))
@@ -497,15 +498,15 @@ func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 		t.Errorf("a later service of the API server has %d frontends, %d refuse", within, exceed)
 	}
 	if within, _ := count(all, "b/mine"); within != 30 {
-		t.Errorf("the service of the call has %d frontends, want what is left: 30", within)
+		t.Errorf("the service of the call has %d frontends, want the remaining 30", within)
 	}
 	// It may shrink.
 	o.apply(serviceText("b", "mine", "10.96.0.2", 35))
 	o.apply(serviceText("b", "mine", "10.96.0.2", 10))
 }
 
-// TestNamespacesOfOneTenantShare: with the label several namespaces are one tenant, and levels
-// wait for the list of Namespaces.
+// TestNamespacesOfOneTenantShare: namespaces with the same label are one tenant, and levels wait
+// for the list of Namespaces.
 func TestNamespacesOfOneTenantShare(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config := testConfig(c)
@@ -524,7 +525,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	}
 	st, err := o.Status(t.Context())
 	if err != nil || !strings.Contains(fmt.Sprint(st.Problems), "the Namespaces are not listed: forbidden") {
-		t.Errorf("the status does not say why no shares are computed: %+v, %v", st.Problems, err)
+		t.Errorf("the status does not report why no shares are computed: %+v, %v", st.Problems, err)
 	}
 	if err := o.loop.Do(t.Context(), opOther, func() {
 		for i := range 8 {
@@ -542,7 +543,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	if within, exceed := count(o.allFrontends(), "shop/web"); within != 40 || exceed != 0 {
 		t.Errorf("the other tenant has %d frontends of 40, %d refuse", within, exceed)
 	}
-	// the datapath counts numbers that rest for the tenant
+	// the datapath counts quarantined numbers for the tenant
 	if err := o.loop.Do(t.Context(), opOther, func() {
 		for _, f := range o.frontends(o.services[service.Name{Namespace: "evil0", Name: "s"}], nil) {
 			if f.Tenant != shares.Labelled("evil") {
@@ -554,7 +555,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	}
 }
 
-// listedTenants are tenants whose Namespaces are listed later.
+// listedTenants is a Tenants whose Namespaces are listed later.
 type listedTenants struct {
 	*shares.Tenants
 	complete bool
@@ -564,8 +565,9 @@ func (l *listedTenants) Complete() bool { return l.complete }
 
 func (l *listedTenants) Failure() error { return errors.New("forbidden") }
 
-// TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than
-// are kept. The objects of others are kept, and those of the flood again once there are fewer.
+// TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than the
+// limits. The objects of others are stored, and the flooding namespace's again once there are
+// fewer.
 func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o := startShared(t, Limits{Services: 20, Slices: 20, Frontends: 1000, Backends: 1000, BackendsPerService: 500})
 	for i := range 30 {
@@ -600,7 +602,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 		t.Errorf("%d services and %d slices are kept, %d are refused, want 18, 18 and 26", services, slices, waiting)
 	}
 	if got := o.servedAt("10.96.1.17"); got == "" {
-		t.Error("the seventeenth of the flood is not kept, and there is a place")
+		t.Error("the seventeenth of the flood is not stored, although it fits")
 	}
 	o.give(serviceText("shop", "more", "10.96.0.2", 1), serviceText("kube-system", "kube-dns", "10.96.0.10", 1))
 	o.level()
@@ -617,7 +619,8 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 			fmt.Sprintf("s%02d-x", i)))
 	}
 	o.level()
-	// 18 of each are left of the flood, two services and a slice of shop, one service of system.
+	// The flooding namespace has 18 of each left; in addition there are two services and a slice of
+	// shop, and one service of system.
 	if services, slices, waiting := kept(); services != 19 || slices != 18 || waiting != 3 {
 		t.Errorf("%d services and %d slices are kept, %d are refused, want 19, 18 and 3", services, slices, waiting)
 	}
@@ -626,9 +629,9 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 }
 
-// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services that exceed a share have frontends
-// when a datapath subscribes, from which moment on shares count elements of its maps. Their
-// removal then leaves nothing.
+// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services that exceed a share have frontends when
+// a datapath subscribes; from then on shares count elements of its maps. Removing the services
+// leaves nothing.
 func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 1000, BackendsPerService: 500})
 	var keys []service.ObjectKey
@@ -651,13 +654,13 @@ func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 		o.level()
 	}
 	if all := o.allFrontends(); len(all) > 0 || len(o.winners) > 0 || len(o.contested) > 0 {
-		t.Errorf("without services there are the frontends %v, %d winners, %d contested",
+		t.Errorf("without services: frontends %v, %d winners, %d contested",
 			all, len(o.winners), len(o.contested))
 	}
 }
 
-// TestTablesCountForTheirTenant: a tenant asks for more rendezvous tables than the datapath has
-// places for. Its newest tables have fewer backends, or none, and another tenant keeps its own.
+// TestTablesCountForTheirTenant: a tenant asks for more rendezvous tables than the datapath can
+// hold. Its newest tables have fewer backends, or none, and another tenant keeps its own.
 func TestTablesCountForTheirTenant(t *testing.T) {
 	const endpoints, limit = 20, 20000 // units
 	o := startShared(t, Limits{
@@ -690,7 +693,7 @@ func TestTablesCountForTheirTenant(t *testing.T) {
 		t.Errorf("the other tenant has %d backends, want %d", backends, endpoints)
 	}
 	if most := limit * 9 / 10 / (68 * 17); tables == 0 || tables > most {
-		t.Errorf("there are %d tables, want some and at most %d", tables, most)
+		t.Errorf("%d tables, want some and at most %d", tables, most)
 	}
 	st, err := o.Status(t.Context())
 	if err != nil || st.Limits[1].Exceeding != 1 || st.Limits[1].Used > limit {

@@ -17,33 +17,31 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
 
-// maxSubscribers is how many are known, connected or not.
+// maxSubscribers bounds the subscribers that are known, connected or not.
 const maxSubscribers = 32
 
-// Subscription is how a subscriber connects.
+// Subscription is a subscriber's request to connect.
 type Subscription struct {
 	Name     string
 	Enforces bool
-	// The last barrier that it carried out; zero: none.
+	// The last barrier that it applied; zero: none.
 	Incarnation [16]byte
 	Seq         uint64
-	// Capacity is what the subscriber's kernel can hold; nil: the subscriber does not say.
+	// Capacity is what the subscriber's kernel can hold; nil: not reported.
 	Capacity *frontend.Capacity
 }
 
-// Session is one connection of a subscriber. Its methods may be called from any
-// goroutine.
+// Session is one connection of a subscriber. Its methods may be called concurrently.
 type Session struct {
 	owner  *Owner
 	name   string
 	number uint64
 	wake   <-chan struct{}
-	ended  chan struct{} // closed when the session ends before its caller
+	ended  chan struct{} // closed when the owner ends the session
 	err    error         // why; set before ended is closed
 }
 
-// view is what subscribers take frontends from. It computes those of a service
-// once.
+// view is the stream.Source of subscribers. It computes the frontends of each service once.
 type view struct {
 	*Owner
 	of map[*joined]map[frontend.Key]*frontend.Frontend
@@ -83,7 +81,7 @@ func (v view) NextSeq() uint64 {
 	return v.seq
 }
 
-// Subscribe connects a subscriber. The caller must call Close of the session.
+// Subscribe connects a subscriber. The caller must close the session.
 func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, error) {
 	return loop.Ask(ctx, o.loop, opStream, func() (*Session, error) {
 		s := o.subscribers[want.Name]
@@ -113,7 +111,7 @@ func (o *Owner) Subscribe(ctx context.Context, want Subscription) (*Session, err
 	})
 }
 
-// forgetOne forgets the subscriber that has been gone for longest.
+// forgetOne drops the subscriber that has been disconnected for longest.
 func (o *Owner) forgetOne() bool {
 	var oldest *stream.Subscriber
 	for _, s := range o.subscribers {
@@ -128,7 +126,7 @@ func (o *Owner) forgetOne() bool {
 	return oldest != nil
 }
 
-// end ends the session of a subscriber, from this side.
+// end ends the session of a subscriber from the owner's side.
 func (o *Owner) end(name string, why error) {
 	x := o.sessions[name]
 	if x == nil {
@@ -139,7 +137,7 @@ func (o *Owner) end(name string, why error) {
 	close(x.ended)
 }
 
-// mark says that frontends have changed, or the revision.
+// mark marks frontends as changed for all subscribers; without keys, only a barrier is due.
 func (o *Owner) mark(keys []frontend.Key) {
 	for name, s := range o.subscribers {
 		if err := s.Mark(keys); err != nil {
@@ -148,7 +146,7 @@ func (o *Owner) mark(keys []frontend.Key) {
 	}
 }
 
-// subscriber of the session; it may have been replaced.
+// subscriber returns the subscriber of the session, or ErrReplaced.
 func (x *Session) subscriber() (*stream.Subscriber, error) {
 	s := x.owner.subscribers[x.name]
 	if s == nil || s.Session != x.number {
@@ -182,13 +180,13 @@ func (x *Session) Next(ctx context.Context) ([]frontend.Step, error) {
 	}
 }
 
-// Ended is closed when the session ends from this side; Err says why.
+// Ended is closed when the owner ends the session; Err returns why.
 func (x *Session) Ended() <-chan struct{} { return x.ended }
 
-// Err is why the session ended, once Ended is closed.
+// Err returns why the session ended, once Ended is closed.
 func (x *Session) Err() error { return x.err }
 
-// Ack notes how far the subscriber is.
+// Ack records the subscriber's progress.
 func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
 	_, err := loop.Ask(ctx, x.owner.loop, opStream, func() (struct{}, error) {
 		s, err := x.subscriber()
@@ -203,8 +201,8 @@ func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
 	return err
 }
 
-// Refuse notes that the subscriber did not take a frontend. One that is gone by
-// now does not matter.
+// Refuse records that the subscriber rejected a frontend. It ignores a frontend that was removed
+// meanwhile.
 func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) error {
 	_, err := loop.Ask(ctx, x.owner.loop, opStream, func() (struct{}, error) {
 		s, err := x.subscriber()
@@ -215,7 +213,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 		if w == nil {
 			return struct{}{}, nil
 		}
-		x.owner.config.Log.Error("a subscriber refused a frontend, and only removes backends from it",
+		x.owner.config.Log.Error("subscriber refused a frontend and will only remove backends from it",
 			"subscriber", x.name, "frontend", compile.KeyText(k), "service", w.name.String(), "reason", reason)
 		s.Refuse(k, w.name, reason)
 		x.owner.unsettle[w.name] = struct{}{}
@@ -226,10 +224,10 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 	return err
 }
 
-// Close gives the session back. The subscriber may come back and resume.
+// Close ends the session. The subscriber may connect again and resume.
 func (x *Session) Close() {
 	o := x.owner
-	// The owner answers soon, or is gone, and then nothing matters.
+	// The error does not matter: the owner answers soon, or has stopped.
 	_ = o.loop.Do(context.Background(), opStream, func() {
 		s := o.subscribers[x.name]
 		if s == nil || s.Session != x.number {
@@ -237,22 +235,22 @@ func (x *Session) Close() {
 		}
 		delete(o.sessions, x.name)
 		if s.Disconnect(o.config.Now().Add(o.config.Linger)); !s.Enforces {
-			delete(o.subscribers, x.name) // it looks, and is not missed
+			delete(o.subscribers, x.name) // it only reads, and need not resume
 			o.places.forget(x.name)
 		}
 		o.moved()
 	})
 }
 
-// Waited is the answer of Wait.
+// Waited is the result of Wait.
 type Waited struct {
 	Revision                uint64
 	Disconnected, Enforcing []string
 }
 
-// Wait returns when every connected subscriber that enforces has acknowledged a
-// revision; with ended, also as ended. ErrRefused: one has refused a frontend of
-// one of the services, or of any if there are none.
+// Wait returns when every connected enforcing subscriber has acknowledged a revision; with ended,
+// also as ended. ErrRefused if one has refused a frontend of one of the services, or of any service
+// if of is empty.
 func (o *Owner) Wait(ctx context.Context, revision uint64, of []service.Name, ended bool) (Waited, error) {
 	for {
 		type answer struct {
@@ -307,8 +305,8 @@ func (o *Owner) reached(revision uint64, of []service.Name, ended bool) (Waited,
 	return out, !waiting, nil
 }
 
-// enforced reports whether every connected subscriber that enforces has a revision
-// with all frontends of a service, and there is one.
+// enforced reports whether every connected enforcing subscriber has a revision with all frontends
+// of a service, and there is at least one.
 func (o *Owner) enforced(of service.Name, revision uint64) bool {
 	some := false
 	for _, s := range o.subscribers {
@@ -323,9 +321,9 @@ func (o *Owner) enforced(of service.Name, revision uint64) bool {
 	return some
 }
 
-// enforcement says whether the subscribers that enforce have a revision with all frontends
-// of a service. A subscriber that has begun anew says nothing before its first
-// acknowledgement: it has its frontends, and is sent all of them again.
+// enforcement returns the state of a revision of a service in the enforcing subscribers. For a
+// subscriber that began a new stream, it is unknown until the first acknowledgement: the kernel
+// still has its frontends, and all of them are sent again.
 func (o *Owner) enforcement(of service.Name, revision uint64) Enforcement {
 	some, unknown := false, false
 	for _, s := range o.subscribers {

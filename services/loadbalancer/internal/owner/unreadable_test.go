@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestObjectThatCannotBeReadClosesWhatWasInForce: the API server has the object of before no
-// more, so its pods may be gone and their addresses another pod's.
+// TestObjectThatCannotBeReadClosesWhatWasInForce: the API server no longer has the previous version
+// of the object, so its pods may be deleted and their addresses reused.
 func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	limits := Limits{Services: 100, Slices: 100, Frontends: 100, Backends: 100, BackendsPerService: 50}
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
@@ -65,9 +65,10 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	}
 }
 
-// TestUnreadableDocumentsOfAFileLeaveTheOthersInForce takes a file with documents that cannot be read beside
-// good ones. A Service refuses connections, a slice is not used, and each is named with file, document and line.
-// While a document does not say which object it is, the objects that the file had stay.
+// TestUnreadableDocumentsOfAFileLeaveTheOthersInForce takes a file with readable and unreadable
+// documents. An unreadable Service refuses connections, an unreadable slice is not used, and each
+// is reported with file, document and line. While a document does not identify its object, the
+// file's previous objects stay.
 func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	dir := t.TempDir()
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
@@ -152,11 +153,11 @@ func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("a file with a Service of another file", webLed, dbLed,
-		"more.yaml: document 1: Service shop/db is in all.yaml already")
+		"more.yaml: document 1: Service shop/db is already in all.yaml")
 }
 
-// TestUnreadableServiceOfANewFileRefuses takes a Service that was never in force and cannot be read: connections
-// to its address are refused instead of leaving the node.
+// TestUnreadableServiceOfANewFileRefuses takes an unreadable Service that was never in force:
+// connections to its address are refused instead of leaving the node.
 func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), managed.SourceFile)
 	text := strings.Replace(serviceText("shop", "web", "10.96.0.1", 1), "spec:\n",

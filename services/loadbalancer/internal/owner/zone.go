@@ -9,9 +9,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// SetZone says in which zone the node is, for topology hints. A state remembers it for
-// the next run with managed.SourceKubernetes. It is not for an owner whose configuration says
-// the zone.
+// SetZone sets the zone of the node, for topology hints. With managed.SourceKubernetes, the state
+// stores it for the next run. It must not be called if the configuration sets the zone.
 func (o *Owner) SetZone(ctx context.Context, zone string) error {
 	_, err := o.revise(ctx, func() (*edit, error) {
 		e := &edit{}
@@ -23,7 +22,7 @@ func (o *Owner) SetZone(ctx context.Context, zone string) error {
 	return err
 }
 
-// hinted adds to an edit the services whose frontends depend on the zone.
+// hinted adds the services to an edit whose frontends depend on the zone.
 func (o *Owner) hinted(e *edit) {
 	for name, j := range o.services {
 		if j.object == nil || !j.hasZoneHints() {
@@ -36,7 +35,7 @@ func (o *Owner) hinted(e *edit) {
 
 func (j *joined) hasZoneHints() bool {
 	for _, x := range j.slices {
-		var last service.About // of most endpoints it is the same
+		var last service.About // most endpoints have the same
 		for _, e := range x.slice.Endpoints {
 			if a := e.About(); a != last {
 				if last = a; a.ForZones != "" {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/kit/store"
 )
 
-// dump returns the records of the state file in a directory that is closed, one on a line, but for the
+// dump returns the records of the state file in a closed directory, one per line, except for the
 // name of the state, which is random.
 func dump(t *testing.T, dir string) string {
 	t.Helper()
@@ -50,7 +50,7 @@ func dump(t *testing.T, dir string) string {
 }
 
 // TestFormOfTheFileStays compares the records with those that version b7deab4c wrote for the same
-// changes: it has to read them after a return to it.
+// changes: after a downgrade, that version has to read them.
 func TestFormOfTheFileStays(t *testing.T) {
 	dir := t.TempDir()
 	j, _, _ := open(t, dir)

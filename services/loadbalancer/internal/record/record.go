@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package record is the form of what the load balancer keeps in its state
-// directory: Services and EndpointSlices with the revision that they are in.
+// Package record defines the format of the load balancer's state file: Services and EndpointSlices
+// with their revision.
 //
-// It knows how an object is written and read, and nothing of what it means.
+// It encodes and decodes objects and does not interpret them.
 package record
 
 import (
@@ -33,12 +33,11 @@ const (
 const (
 	keyName = "name"
 	keyZone = "zone"
-	// keyComplete begins the keys of the sources that were listed completely in this
-	// state.
+	// keyComplete is the prefix of keys of sources that were listed completely in this state.
 	keyComplete = "complete\x00"
 )
 
-// Record is an object as it is kept.
+// Record is a stored object.
 type Record struct {
 	Key      service.ObjectKey
 	Source   string
@@ -53,23 +52,23 @@ type Record struct {
 	Slice    *service.Slice   // of an EndpointSlice
 }
 
-// Journal keeps the records.
+// Journal stores the records.
 type Journal = journal.Journal[Record]
 
 // Change is a change of objects.
 type Change = journal.Change[Record]
 
-// State is what Open found beside the objects.
+// State is the state that Open found in addition to the objects.
 type State struct {
-	// Name of the state, made with it.
+	// Name of the state, created with it.
 	Name     [16]byte
 	Revision uint64
 	Complete []string // sources that were listed completely
-	Zone     string   // of the node, as a source said last
+	Zone     string   // of the node, as a source last reported it
 }
 
-// StateRecords are the records of the state that say that sources were listed
-// completely, and the zone of the node; nil: as before.
+// StateRecords returns the records of sources that were listed completely, and of the zone of the
+// node; nil: unchanged.
 func StateRecords(complete []string, zone *string) map[string][]byte {
 	out := make(map[string][]byte)
 	if zone != nil {
@@ -81,7 +80,7 @@ func StateRecords(complete []string, zone *string) map[string][]byte {
 	return out
 }
 
-// take takes a record of the state.
+// take decodes one record of the state.
 func (st *State) take(key string, value []byte) error {
 	switch source, complete := strings.CutPrefix(key, keyComplete); {
 	case complete:
@@ -93,11 +92,10 @@ func (st *State) take(key string, value []byte) error {
 	case key == keyName:
 		copy(st.Name[:], value)
 	}
-	return nil // any other is a later version's
+	return nil // ignore records of a later version
 }
 
-// reserve is the address space for the file: 10,000 services with 10 endpoints
-// each take 20 MB.
+// reserve is the address space for the file: 10,000 services with 10 endpoints each take 20 MB.
 const reserve = 128 << 20
 
 // options describe the file.
@@ -123,8 +121,8 @@ var options = journal.Options[Record]{
 	Objects: bucketObjects, State: bucketState,
 }
 
-// Open takes the directory for this process and gives every object in it to
-// replay. The error of a damaged file ends with what to do.
+// Open locks the directory for this process and passes every stored object to replay. The error
+// about a corrupt file ends with what to do.
 func Open(dir string, replay func(Record) error) (*Journal, State, error) {
 	d, err := store.OpenDir(dir, journal.DirMode)
 	if err != nil {
@@ -145,13 +143,13 @@ func Open(dir string, replay func(Record) error) (*Journal, State, error) {
 	return j, st, nil
 }
 
-// Key is the key of an object in the file. It has no part with a zero byte: names of
-// Kubernetes have none.
+// Key is the key of an object in the file. The parts are separated by zero bytes, which Kubernetes
+// names do not contain.
 func Key(k service.ObjectKey) string {
 	return k.Kind.String() + "\x00" + k.Namespace + "\x00" + k.Name.Name
 }
 
-// The form of a record. A field never gets another meaning.
+// The format of a record. The meaning of a field never changes.
 type (
 	record struct {
 		Source   string   `json:"source"`
@@ -259,7 +257,7 @@ func encode(r Record) []byte {
 	}
 	b, err := json.Marshal(out)
 	if err != nil {
-		panic(fmt.Sprintf("record: encode %s: %v", r.Key, err)) // the types have nothing that JSON cannot say
+		panic(fmt.Sprintf("record: encode %s: %v", r.Key, err)) // the types have no value that JSON cannot encode
 	}
 	return b
 }
@@ -294,7 +292,7 @@ func decode(b []byte) (Record, error) {
 	return out, nil
 }
 
-// shared is the one copy of a text that many records have.
+// shared returns a canonical copy of a text that many records have.
 func shared(s string) string { return unique.Make(s).Value() }
 
 func (x *serviceRecord) service(name service.Name) (*service.Service, error) {

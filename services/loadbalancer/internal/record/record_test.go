@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
-// records are one of each kind, with every field set.
+// records has one record of each kind, with every field set.
 func records() []Record {
 	name := service.Name{Namespace: "shop", Name: "web"}
 	slice := service.Name{Namespace: "shop", Name: "web-1"}
@@ -72,7 +72,7 @@ func open(t *testing.T, dir string) (*Journal, State, []Record) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { j.Close() }) //nolint:errcheck // it may be closed
+	t.Cleanup(func() { j.Close() }) //nolint:errcheck // it may be closed already
 	return j, st, got
 }
 
@@ -82,7 +82,7 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 			if x := reflect.ValueOf(v); !x.IsNil() {
 				for i := range x.Elem().NumField() {
 					if x.Elem().Field(i).IsZero() {
-						t.Errorf("%s has no %s: a field that is not kept would not be noticed", r.Key, x.Elem().Type().Field(i).Name)
+						t.Errorf("%s has no %s, so the test would not notice if the field were lost", r.Key, x.Elem().Type().Field(i).Name)
 					}
 				}
 			}
@@ -113,7 +113,8 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestRecordsThatCannotBeReadAreRefused: one stops the start, with the file and what to do.
+// TestRecordsThatCannotBeReadAreRefused: one unreadable record stops the start, with the file and
+// what to do.
 func TestRecordsThatCannotBeReadAreRefused(t *testing.T) {
 	for _, record := range []string{
 		"{", "{}", `{"service":{"type":"Other"}}`, `{"service":{"type":"ClusterIP"},"slice":{}}`,

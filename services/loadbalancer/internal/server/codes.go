@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/stream"
 )
 
-// answers has code and reason of each error of the core.
+// answers maps errors of the core to codes and reasons.
 var answers = answer.Reasons{
 	NotFound: lbv1.ErrorReason_ERROR_REASON_SERVICE_NOT_FOUND,
 	Owned:    lbv1.ErrorReason_ERROR_REASON_OBJECT_OWNED,
@@ -38,5 +38,5 @@ var answers = answer.Reasons{
 		rpcerr.OfQuota("frontends"), rpcerr.Retries(0)),
 )
 
-// statusOf is the answer to a call that ended with err.
+// statusOf returns the status of a call that ended with err.
 func statusOf(err error) error { return answers.Status(err) }

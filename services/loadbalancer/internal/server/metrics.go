@@ -22,7 +22,7 @@ func newMetric(name, help string, value func(owner.Status) float64) metric {
 	return metric{prometheus.NewDesc("sluice_loadbalancer_"+name, help, nil, nil), value}
 }
 
-// ofSubscribers is a figure of all subscribers.
+// ofSubscribers aggregates a value over all subscribers.
 func ofSubscribers(add func(sum uint64, s owner.SubscriberStatus) uint64) func(owner.Status) float64 {
 	return func(st owner.Status) float64 {
 		sum := uint64(0)
@@ -34,7 +34,7 @@ func ofSubscribers(add func(sum uint64, s owner.SubscriberStatus) uint64) func(o
 }
 
 var metrics = []metric{
-	newMetric("services", "Services in force, those without frontends included.",
+	newMetric("services", "Services in force, including services without frontends.",
 		func(st owner.Status) float64 { return float64(st.Services) }),
 	newMetric("endpoint_slices", "Endpoint slices in force.", func(st owner.Status) float64 { return float64(st.Slices) }),
 	newMetric("orphaned_slices", "Endpoint slices whose service is missing.",
@@ -76,7 +76,7 @@ var metrics = []metric{
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 { return sum + uint64(len(s.Refusals)+s.Omitted) })),
 	newMetric("health_check_services", "Services that ask for a health check port.",
 		func(st owner.Status) float64 { return float64(st.HealthChecks) }),
-	newMetric("unsynced_sources", "Sources that have not said everything since the start.", func(st owner.Status) float64 {
+	newMetric("unsynced_sources", "Sources that were not listed completely since the start.", func(st owner.Status) float64 {
 		n := 0
 		for _, s := range st.Sources {
 			if !s.Synced && s.Manager == "" { // a manager need not list what it has
@@ -100,10 +100,10 @@ var (
 		"Units that tenants ask for beyond their share of the limit; they are not in force.", []string{"limit"}, nil)
 )
 
-// turns show the owner's time; the label operation is one of those that package owner lists.
+// turns are the metrics of the owner's loop; the label operation is an operation of package owner.
 var turns = loopmetrics.New("sluice_loadbalancer_", "the services")
 
-// Collector gives the owner's figures to Prometheus.
+// Collector exports the owner's metrics.
 type Collector struct{ Owner *owner.Owner }
 
 // Describe implements prometheus.Collector.
@@ -117,11 +117,11 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	turns.Describe(ch)
 }
 
-// collectTimeout is how long a scrape waits for the owner's turn.
+// collectTimeout bounds the wait of a scrape for the owner.
 const collectTimeout = 5 * time.Second
 
-// Collect implements prometheus.Collector. Without an answer there are no figures,
-// rather than old ones.
+// Collect implements prometheus.Collector. If the owner does not answer in time, it exports nothing
+// instead of old values.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// elsewhere are the reasons that TestServerGivesEveryReason cannot provoke.
+// elsewhere lists the reasons that TestServerGivesEveryReason cannot provoke.
 var elsewhere = map[lbv1.ErrorReason]string{
 	lbv1.ErrorReason_ERROR_REASON_UNSPECIFIED:    "never sent",
 	lbv1.ErrorReason_ERROR_REASON_TOKEN_EXPIRED:  "never sent",
@@ -23,8 +23,8 @@ var elsewhere = map[lbv1.ErrorReason]string{
 	lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED: "main_linux_test.go fills the disk of a process",
 }
 
-// TestServerGivesEveryReason provokes each reason of the API by calls: what the core returns may
-// wrap more than one error, so that a test of single errors does not show which one is answered.
+// TestServerGivesEveryReason provokes each reason of the API by calls: an error of the core may
+// wrap several errors, so a test of single errors does not show which one determines the reason.
 func TestServerGivesEveryReason(t *testing.T) {
 	seen := map[lbv1.ErrorReason]bool{}
 	dir := stateDir(t)
@@ -79,7 +79,7 @@ func TestServerGivesEveryReason(t *testing.T) {
 			}
 			return w
 		}
-		// key returns the first frontend that is sent.
+		// key returns the key of the first frontend sent.
 		key := func(w lbv1.LoadBalancerService_WatchFrontendsClient) *lbv1.FrontendKey {
 			t.Helper()
 			for {
@@ -121,7 +121,7 @@ func TestServerGivesEveryReason(t *testing.T) {
 		r := serveIn(t, dir)
 		const service = "apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: b}\n" +
 			"spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n"
-		out := r.apply(service) // of no manager; the answer names this run
+		out := r.apply(service) // without a manager; the answer has the incarnation of this run
 		_, err := r.CompleteSource(r.ctx(), &lbv1.CompleteSourceRequest{Manager: "a", Incarnation: out.GetIncarnation()})
 		want(t, err, codes.FailedPrecondition, lbv1.ErrorReason_ERROR_REASON_SET_EMPTY)
 		r.stop()

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers sluice.loadbalancer.v1 from the owner of services.
+// Package server implements the API sluice.loadbalancer.v1 for the owner of services.
 //
-// It translates and decides nothing: requests into the core's words, the core's
-// errors into status codes, in one function.
+// It only translates: requests to the core's types, and the core's errors to status codes, in one
+// function.
 package server
 
 import (
@@ -38,21 +38,21 @@ type Server struct {
 	Owner   *owner.Owner
 	Version string
 	Started time.Time
-	// HealthPorts is how many health check ports are served.
+	// HealthPorts returns how many health check ports are open.
 	HealthPorts func() int
-	// Process says what this process runs with.
+	// Process describes the running process.
 	Process words.Process
 }
 
-// Register adds the service.
+// Register registers the services.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	lbv1.RegisterLoadBalancerServiceServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 	sharesv1.RegisterSharesServiceServer(r, s)
 }
 
-// Methods says who may call what. Root changes services, the datapath's user gets
-// the frontends to enforce, the group reads.
+// Methods returns the access rules: root changes services, the datapath's user subscribes to
+// frontends, the group reads.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	return rpc.Methods{
@@ -291,10 +291,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *lbv1.GetStatusRequest) (*lbv1
 	return out, nil
 }
 
-// clamp is the largest number that the field can say, at most n.
+// clamp limits n to the maximum of the field.
 func clamp(n int) uint32 { return uint32(min(n, math.MaxUint32)) }
 
-// problems have the reasons of the API.
+// problems converts problems to the reasons of the API.
 func problems(all []owner.Problem) []*statusv1.Problem {
 	out := make([]*statusv1.Problem, 0, len(all))
 	for _, p := range all {

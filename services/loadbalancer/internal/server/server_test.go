@@ -62,7 +62,7 @@ func stateDir(t *testing.T) string {
 	return dir
 }
 
-// serveIn serves until the end of the test, with the state that an earlier one left.
+// serveIn serves until the end of the test, with an existing state.
 func serveIn(t *testing.T, dir string) *running {
 	t.Helper()
 	o, err := owner.New(owner.Config{
@@ -181,8 +181,8 @@ func TestServiceIsShownWithItsFrontends(t *testing.T) {
 	}
 }
 
-// TestServiceAsksForATableByAnAnnotation: applying it replaces the service, and each list
-// of each frontend has the algorithm.
+// TestServiceAsksForATableByAnAnnotation: applying the annotation replaces the service, and each
+// list of each frontend has the algorithm.
 func TestServiceAsksForATableByAnAnnotation(t *testing.T) {
 	r := serve(t)
 	r.apply(web)
@@ -399,7 +399,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 			t.Errorf("%v is %v, want %s %s", c.err, err, c.code, c.reason)
 		}
 	}
-	// What kit/watch answers.
+	// Reasons that kit/watch returns.
 	seen[lbv1.ErrorReason_ERROR_REASON_TOKEN_EXPIRED], seen[lbv1.ErrorReason_ERROR_REASON_UNSPECIFIED] = true, true
 	for n, name := range lbv1.ErrorReason_name {
 		if !seen[lbv1.ErrorReason(n)] {

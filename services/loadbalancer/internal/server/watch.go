@@ -67,7 +67,7 @@ func (s *Server) WatchFrontends(conn frontends) error {
 	}, &answers)
 }
 
-// take takes a message of a subscriber.
+// take handles a message of a subscriber.
 func take(ctx context.Context, session *owner.Session, m *lbv1.WatchFrontendsRequest) error {
 	switch x := m.GetMessage().(type) {
 	case *lbv1.WatchFrontendsRequest_Ack:

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package service has the objects that the load balancer works on: services and
-// endpoint slices, reduced to what decides where connections go.
+// Package service defines the load balancer's objects: services and endpoint slices, reduced to
+// what decides where connections go.
 //
-// The types are values without behaviour of their own. They know neither
-// manifests nor where an object came from. An object is never changed once it is
-// made, so that it may be shared.
+// The types are plain values. They do not depend on manifests or on the source of an object. An
+// object is immutable, so that it may be shared.
 package service
 
 import (
@@ -26,7 +25,7 @@ const (
 	KindSlice
 )
 
-// String is the kind as Kubernetes spells it.
+// String returns the kind as Kubernetes spells it.
 func (k Kind) String() string {
 	switch k {
 	case KindService:
@@ -37,7 +36,7 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// KindOf reads what String writes; 0 for anything else.
+// KindOf is the inverse of String; 0 for any other text.
 func KindOf(text string) Kind {
 	switch text {
 	case "Service":
@@ -53,7 +52,7 @@ type Name struct {
 	Namespace, Name string
 }
 
-// String is "namespace/name".
+// String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
 
 // Compare orders names by namespace, then by name.
@@ -67,7 +66,7 @@ type ObjectKey struct {
 	Name
 }
 
-// String is "Kind namespace/name".
+// String returns "Kind namespace/name".
 func (k ObjectKey) String() string { return k.Kind.String() + " " + k.Name.String() }
 
 // Compare orders keys by kind, as Kubernetes spells it, namespace and name.
@@ -85,7 +84,7 @@ const (
 	SCTP Protocol = 132
 )
 
-// String is the protocol as Kubernetes spells it.
+// String returns the protocol as Kubernetes spells it.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:
@@ -98,7 +97,7 @@ func (p Protocol) String() string {
 	return "unknown"
 }
 
-// ProtocolOf reads what String writes; 0 for anything else.
+// ProtocolOf is the inverse of String; 0 for any other text.
 func ProtocolOf(text string) Protocol {
 	for _, p := range []Protocol{TCP, UDP, SCTP} {
 		if p.String() == text {
@@ -119,7 +118,7 @@ const (
 	ExternalName
 )
 
-// String is the type as Kubernetes spells it.
+// String returns the type as Kubernetes spells it.
 func (t Type) String() string {
 	switch t {
 	case ClusterIP:
@@ -134,24 +133,23 @@ func (t Type) String() string {
 	return "unknown"
 }
 
-// Service is what a Service says. There may be tens of thousands: small fields lie side
-// by side.
+// Service is the content of a Service. There may be tens of thousands, so small fields are adjacent
+// to avoid padding.
 type Service struct {
 	Name Name
-	// Created is when the service was created, in nanoseconds since 1970; 0: its
-	// author does not say.
+	// Created is when the service was created, in nanoseconds since 1970; 0: unknown.
 	Created int64
 	Type    Type
 	// Headless: spec.clusterIP is None.
 	Headless bool
 	// IPv4 and IPv6 are the families of the service, for its node ports.
 	IPv4, IPv6 bool
-	// InternalLocal and ExternalLocal are the traffic policies Local.
+	// InternalLocal and ExternalLocal: the traffic policy is Local.
 	InternalLocal, ExternalLocal bool
-	// HealthCheckNodePort is set with ExternalLocal alone; 0: none.
+	// HealthCheckNodePort is set only with ExternalLocal; 0: none.
 	HealthCheckNodePort uint16
-	// OtherProxy is the label service.kubernetes.io/service-proxy-name: another
-	// program serves the service.
+	// OtherProxy is the label service.kubernetes.io/service-proxy-name: another program serves the
+	// service.
 	OtherProxy string
 
 	ClusterIPs   []netip.Addr
@@ -160,23 +158,23 @@ type Service struct {
 	SourceRanges []netip.Prefix
 
 	Ports []Port
-	// AffinitySeconds is the time of the session affinity ClientIP; 0: none.
+	// AffinitySeconds is the timeout of session affinity ClientIP; 0: none.
 	AffinitySeconds uint32
-	// Table: its lists ask for a rendezvous table.
+	// Table: its lists use a rendezvous table.
 	Table bool
-	// Closed: its source has replaced the service by one that cannot be read. Its
-	// frontends refuse connections.
+	// Closed: its source has replaced the service by one that cannot be read. Its frontends refuse
+	// connections.
 	Closed bool
-	// ExceedsShare: it has no place in limits.services. It is Closed, too, and has only what
-	// keeps its addresses and node ports from being another's.
+	// ExceedsShare: it exceeds limits.services. It is Closed, too, and keeps only what prevents
+	// others from using its addresses and node ports.
 	ExceedsShare bool
 }
 
 // Ingress is an address of a load balancer in front of the cluster.
 type Ingress struct {
 	Addr netip.Addr
-	// Proxy: the load balancer ends connections itself (ipMode Proxy), so pods reach
-	// it as any other address.
+	// Proxy: the load balancer terminates connections itself (ipMode Proxy), so pods reach it like
+	// any other address.
 	Proxy bool
 }
 
@@ -188,14 +186,14 @@ type Port struct {
 	NodePort uint16 // 0: none
 }
 
-// HasFrontends reports whether this program serves the service at all.
+// HasFrontends reports whether Sluice serves the service at all.
 func (s *Service) HasFrontends() bool {
 	return s.Type != ExternalName && !s.Headless && s.OtherProxy == ""
 }
 
-// Refusing returns a service without a place in limits.services: connections to its addresses
-// and node ports are refused, and it has no external addresses. An address that only services
-// use refuses every port without a frontend, so that the first port of the service and those
+// Refusing returns the service as it is when it exceeds limits.services: connections to its
+// addresses and node ports are refused, and it has no external addresses. An address that only
+// services use refuses every port without a frontend, so the first port of the service and those
 // with node ports are enough.
 func (s *Service) Refusing() *Service {
 	out := s.Clone()
@@ -211,7 +209,7 @@ func (s *Service) Refusing() *Service {
 	return out
 }
 
-// Equal reports whether two services say the same.
+// Equal reports whether two services have the same content.
 func (s *Service) Equal(o *Service) bool {
 	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type && s.Headless == o.Headless &&
 		s.OtherProxy == o.OtherProxy &&
@@ -224,9 +222,8 @@ func (s *Service) Equal(o *Service) bool {
 		s.ExceedsShare == o.ExceedsShare
 }
 
-// Clone returns a copy that shares nothing with what the service was decoded from.
-// Copies that are made together lie together in memory: what they were decoded from
-// can be given back as a whole.
+// Clone returns a copy that shares no memory with the input of the decoder. Copies made together
+// are adjacent in memory, so the decoder's memory can be freed as a whole.
 func (s *Service) Clone() *Service {
 	out := *s
 	out.Name, out.OtherProxy = s.Name.clone(), shared(s.OtherProxy)
@@ -240,25 +237,23 @@ func (s *Service) Clone() *Service {
 
 func (n Name) clone() Name { return Name{shared(n.Namespace), strings.Clone(n.Name)} }
 
-// shared is the one copy of a text that many objects have.
+// shared returns a canonical copy of a text that many objects have.
 func shared(s string) string { return unique.Make(s).Value() }
 
-// Slice is what an EndpointSlice says.
+// Slice is the content of an EndpointSlice.
 type Slice struct {
 	Name Name
-	// Created is when the slice was created, in nanoseconds since 1970; 0: its author
-	// does not say.
+	// Created is when the slice was created, in nanoseconds since 1970; 0: unknown.
 	Created int64
-	// Service is the label kubernetes.io/service-name; empty: it belongs to none.
+	// Service is the label kubernetes.io/service-name; empty: it belongs to no service.
 	Service string
-	// IPv6 is the family of its addresses. A slice of domain names has no endpoints
-	// here.
+	// IPv6 is the family of its addresses. A slice of domain names has no endpoints here.
 	IPv6      bool
 	Ports     []SlicePort
 	Endpoints []Endpoint
 }
 
-// Clone is as Clone of a Service.
+// Clone is like Service.Clone.
 func (s *Slice) Clone() *Slice {
 	out := *s
 	out.Name, out.Service = s.Name.clone(), strings.Clone(s.Service)
@@ -269,18 +264,17 @@ func (s *Slice) Clone() *Slice {
 	return &out
 }
 
-// SlicePort is the port of all endpoints of a slice for the port of that name of
-// the service.
+// SlicePort is the port of all endpoints of a slice for the service port of that name.
 type SlicePort struct {
 	Name     string
 	Protocol Protocol
 	Port     uint16
 }
 
-// Of is the name of the service that the slice belongs to.
+// Of returns the name of the service that the slice belongs to.
 func (s *Slice) Of() Name { return Name{s.Name.Namespace, s.Service} }
 
-// Equal reports whether two slices say the same.
+// Equal reports whether two slices have the same content.
 func (s *Slice) Equal(o *Slice) bool {
 	return s.Name == o.Name && s.Created == o.Created && s.Service == o.Service && s.IPv6 == o.IPv6 &&
 		slices.Equal(s.Ports, o.Ports) && slices.Equal(s.Endpoints, o.Endpoints)
@@ -302,47 +296,46 @@ func (s State) Ready() bool { return s&Ready != 0 }
 // Draining reports whether the endpoint is being removed and still answers.
 func (s State) Draining() bool { return s&(Serving|Terminating) == Serving|Terminating }
 
-// Keeps reports whether the endpoint keeps the connections that it has: it still
-// answers, or may still finish them.
+// Keeps reports whether the endpoint keeps its connections: it still answers, or may still finish
+// them.
 func (s State) Keeps() bool { return s&(Serving|Terminating) != 0 }
 
-// Endpoint is an endpoint of a slice. There may be a hundred thousand, so that it
-// is small: endpoints that differ in nothing but their address share the rest.
+// Endpoint is an endpoint of a slice. There may be a hundred thousand, so it is small: endpoints
+// share everything except the address if it is equal.
 type Endpoint struct {
 	addr  [16]byte
 	about unique.Handle[About]
 }
 
-// About is what endpoints may have in common.
+// About is the part of endpoints that they may share.
 type About struct {
 	State State
-	// Node and Zone say where the endpoint is.
+	// Node and Zone are the location of the endpoint.
 	Node, Zone string
 	// ForNodes and ForZones are hints: names, sorted and joined by ",".
 	ForNodes, ForZones string
 }
 
-// NewEndpoint returns an endpoint. The address is no IPv4 address in IPv6 form.
+// NewEndpoint returns an endpoint. The address must not be an IPv4 address in IPv6 form.
 func NewEndpoint(addr netip.Addr, about About) Endpoint {
 	return Endpoint{addr.As16(), unique.Make(about)}
 }
 
-// Addr is the address.
+// Addr returns the address.
 func (e Endpoint) Addr() netip.Addr { return netip.AddrFrom16(e.addr).Unmap() }
 
-// About is the rest.
+// About returns everything except the address.
 func (e Endpoint) About() About { return e.about.Value() }
 
-// State are the conditions.
+// State returns the conditions.
 func (e Endpoint) State() State { return e.about.Value().State }
 
-// JoinHints is the form of the hints of Where.
+// JoinHints formats names for ForNodes and ForZones.
 func JoinHints(names []string) string {
 	return strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ",")
 }
 
-// Hinted reports whether the hints name what is asked for. No name is hinted if
-// what is asked for has none.
+// Hinted reports whether the hints contain name. It is false for an empty name.
 func Hinted(hints, name string) bool {
 	for hint := range strings.SplitSeq(hints, ",") {
 		if hint == name && name != "" {

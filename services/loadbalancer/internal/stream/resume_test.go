@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// TestUnfinishedSnapshotBeginsAgain: the subscriber does not have what was sent of it, and
-// what the rest would not name it would remove.
+// TestUnfinishedSnapshotBeginsAgain: the subscriber does not have the part that was sent, and would
+// remove frontends that the rest does not contain.
 func TestUnfinishedSnapshotBeginsAgain(t *testing.T) {
 	src := newTable(3 * MaxSteps)
 	s := New("a")
@@ -20,32 +20,32 @@ func TestUnfinishedSnapshotBeginsAgain(t *testing.T) {
 	seq := k.barrier.Seq
 	src.change(t, s, 2, key(1))
 	s.Disconnect(s.Until)
-	// Another run of the subscriber knows nothing, and is cut in the middle of everything.
+	// Another run of the subscriber starts without state, and is disconnected during its snapshot.
 	s.Connect(2, 0, src)
 	s.Next(src)
-	if err := s.Ack(seq, 0); err != nil { // of the stream before
+	if err := s.Ack(seq, 0); err != nil { // of the previous stream
 		t.Fatal(err)
 	}
 	s.Disconnect(s.Until)
-	// The run of before comes back.
+	// The previous run connects again.
 	if s.Connect(3, seq, src) {
-		t.Error("a stream goes on behind a barrier of before an unfinished snapshot")
+		t.Error("a stream resumes after a barrier from before an unfinished snapshot")
 	}
 	k = newKernel()
 	k.all(s, src)
 	k.same(t, src)
 	if !k.barrier.SnapshotComplete {
-		t.Error("the stream has not begun with everything")
+		t.Error("the stream has not begun with all frontends")
 	}
-	// A finished one goes on.
+	// A finished snapshot can be resumed.
 	seq = k.barrier.Seq
 	s.Disconnect(s.Until)
 	if !s.Connect(4, seq, src) {
-		t.Error("a stream does not go on behind its last barrier")
+		t.Error("a stream does not resume after its last barrier")
 	}
 }
 
-// TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce: what is sent is the latest.
+// TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce: the latest value is sent.
 func TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce(t *testing.T) {
 	src := newTable(2 * MaxSteps)
 	s := New("a")
@@ -57,12 +57,12 @@ func TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce(t *testing.T) {
 	k.all(s, src)
 	k.same(t, src)
 	if k.upserts != 2*MaxSteps {
-		t.Errorf("%d frontends are sent %d times", 2*MaxSteps, k.upserts)
+		t.Errorf("%d frontends are sent in %d upserts", 2*MaxSteps, k.upserts)
 	}
 }
 
-// TestBarriersOfTheOlderHalfAreThinned: an acknowledgement of one that is not known counts as
-// one of the last known before it, and those of the newer half are known exactly.
+// TestBarriersOfTheOlderHalfAreThinned: the acknowledgement of an unknown barrier counts for the
+// last known one before it, and barriers of the newer half are known exactly.
 func TestBarriersOfTheOlderHalfAreThinned(t *testing.T) {
 	src := newTable(1)
 	s := New("a")
@@ -83,8 +83,8 @@ func TestBarriersOfTheOlderHalfAreThinned(t *testing.T) {
 	}
 }
 
-// TestKeysThatAreSentAndNotAcknowledgedAreBounded: a stream cannot resume behind barriers of
-// which it is not known any more what came after.
+// TestKeysThatAreSentAndNotAcknowledgedAreBounded: a stream cannot resume after a barrier if the
+// later keys are no longer known.
 func TestKeysThatAreSentAndNotAcknowledgedAreBounded(t *testing.T) {
 	src := newTable(0)
 	s := New("a")
@@ -96,7 +96,7 @@ func TestKeysThatAreSentAndNotAcknowledgedAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := 0; i < maxKeys+10; i += 1000 {
-		clear(src.has) // only so that there are few; the subscriber is not told
+		clear(src.has) // only to reduce their number; the subscriber is not notified
 		var keys []frontend.Key
 		for n := range 1000 {
 			keys = append(keys, key(i+n))
@@ -110,6 +110,6 @@ func TestKeysThatAreSentAndNotAcknowledgedAreBounded(t *testing.T) {
 	}
 	s.Disconnect(s.Until)
 	if s.Connect(2, first, src) {
-		t.Error("the stream goes on behind a barrier of which it is not known what came after")
+		t.Error("the stream resumes after a barrier whose later keys are not known any more")
 	}
 }

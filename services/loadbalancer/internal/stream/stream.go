@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package stream has what one subscriber of frontends still has to get, and how
-// far it says it is.
+// Package stream tracks what one subscriber of frontends still has to get, and its
+// acknowledgements.
 //
-// A frontend is sent whole, so what a subscriber has not taken is a set of keys:
-// a key that changes again while it waits is sent once, with its latest value. The
-// set has no more keys than there are frontends, and those that are gone.
+// A frontend is always sent whole, so the pending changes of a subscriber are a set of keys: a key
+// that changes again while it waits is sent once, with its latest value. The set is bounded by the
+// frontends that exist and those that were removed.
 //
-// Keys are sent in batches. Each ends with a barrier, so that a subscriber gets
-// barriers however fast keys change. A Subscriber belongs to one goroutine.
+// Keys are sent in batches. Each batch ends with a barrier, so that a subscriber gets barriers
+// however fast keys change. A Subscriber is not safe for concurrent use.
 package stream
 
 import (
@@ -32,75 +32,74 @@ const (
 )
 
 const (
-	// maxKeys is how many keys may wait for a subscriber, or for its
-	// acknowledgement. There are never so many frontends; only keys that come and go
-	// without end, while it takes nothing, reach it.
+	// maxKeys bounds the keys that wait for a subscriber, or for its acknowledgement. There are
+	// never that many frontends; only keys that are added and removed continuously, while the
+	// subscriber takes nothing, reach the bound.
 	maxKeys = 4 << 16
-	// maxBarriers is of how many barriers the revisions are known. What an
-	// acknowledgement of another one says is that of the last known before it.
+	// maxBarriers bounds the barriers whose revisions are known. The acknowledgement of another one
+	// counts for the last known one before it.
 	maxBarriers = 1024
-	// MaxRefusals is how many refusals are kept.
+	// MaxRefusals bounds the refusals that are stored.
 	MaxRefusals = 4096
 )
 
 // Sentinels.
 var (
-	// ErrOverflow: more keys changed than may wait; the stream begins again with
-	// every frontend.
-	ErrOverflow = errors.New("too many frontends came and went without being taken")
+	// ErrOverflow: more keys changed than may wait; the stream restarts with all frontends.
+	ErrOverflow = errors.New("subscriber fell too far behind: too many frontends changed without being taken")
 )
 
-// Source is what a subscriber takes frontends from.
+// Source provides the frontends that a subscriber gets.
 type Source interface {
-	// Frontend is the present one of a key; nil: there is none.
+	// Frontend returns the current frontend of a key, or nil.
 	Frontend(frontend.Key) *frontend.Frontend
-	// Keys are those of all frontends.
+	// Keys returns the keys of all frontends.
 	Keys() []frontend.Key
-	// Revision of the frontends, and whether every source was listed.
+	// Revision returns the revision of the frontends, and whether every source was listed.
 	Revision() (revision uint64, complete bool)
-	// NextSeq is the number of a new barrier.
+	// NextSeq returns the number of a new barrier.
 	NextSeq() uint64
 }
 
-// Refusal is a frontend that a subscriber did not take.
+// Refusal is a frontend that a subscriber rejected.
 type Refusal struct {
 	Service service.Name
 	Reason  string
-	// The frontend was sent again before the subscriber said so; with the barrier
-	// that ended that.
+	// until is set if the frontend was sent again before the refusal arrived: the barrier after
+	// which the new one counts.
 	until uint64
-	old   bool // the subscriber acknowledged an earlier barrier since
+	old   bool // the subscriber has acknowledged an earlier barrier since
 }
 
 // Subscriber is one subscriber, connected or not.
 type Subscriber struct {
 	Name     string
 	Enforces bool
-	// Session counts connections; 0: it is not connected.
+	// Session is the number of the connection; 0: not connected.
 	Session uint64
-	// Until is when it is forgotten, while it is not connected.
+	// Until is when a disconnected subscriber is dropped.
 	Until time.Time
-	// Wake has a token when Next may have something.
+	// Wake has a token when Next may return steps.
 	Wake chan struct{}
 
 	dirty    map[frontend.Key]struct{} // not in a batch
 	batch    []frontend.Key            // still to be sent
 	open     bool                      // a batch is being sent
 	seq      uint64                    // of the barrier that will end the batch
-	revision uint64                    // when the batch began
+	revision uint64                    // at the start of the batch
 	complete bool                      // likewise
 	snapshot bool                      // the batch has every frontend
-	due      bool                      // a barrier is, even if no key is dirty
+	due      bool                      // a barrier is due, even if no key is dirty
 
-	sent     map[frontend.Key]uint64 // that are not acknowledged, with the barrier behind them
-	barriers []frontend.Barrier      // that were sent and are not acknowledged as ended
-	floor    uint64                  // the lowest barrier that the stream can resume behind
-	last     uint64                  // barrier that was sent
+	sent     map[frontend.Key]uint64 // unacknowledged keys, with the barrier after them
+	barriers []frontend.Barrier      // sent and not acknowledged as ended
+	floor    uint64                  // the lowest barrier after which the stream can resume
+	last     uint64                  // last barrier sent
 
 	enforced, ended                 uint64 // barriers
 	enforcedRevision, endedRevision uint64
 	refusals                        map[frontend.Key]Refusal
-	refused                         map[service.Name]int // refusals by service
+	refused                         map[service.Name]int // number of refusals by service
 	omitted                         int
 }
 
@@ -119,8 +118,8 @@ func (s *Subscriber) wake() {
 	}
 }
 
-// Connect begins a stream: behind the barrier seq, if it is one of this run that
-// the stream can resume behind; else with every frontend.
+// Connect begins a stream. It resumes after barrier seq, if that belongs to this run and the stream
+// can resume there; otherwise it begins with all frontends.
 func (s *Subscriber) Connect(session, seq uint64, src Source) (resumed bool) {
 	s.Session, s.Until, s.due = session, time.Time{}, true
 	s.Wake = make(chan struct{}, 1)
@@ -153,16 +152,16 @@ func (s *Subscriber) Connect(session, seq uint64, src Source) (resumed bool) {
 	return true
 }
 
-// Disconnect notes that the subscriber is gone.
+// Disconnect records that the subscriber is not connected. It may resume until then.
 func (s *Subscriber) Disconnect(until time.Time) {
 	s.Session, s.Until = 0, until
 }
 
-// Mark says that frontends have changed, or what a barrier says.
+// Mark marks frontends as changed; without keys, only a barrier is due.
 func (s *Subscriber) Mark(keys []frontend.Key) error {
 	s.due = true
 	if s.Session == 0 && s.floor == ^uint64(0) {
-		return nil // it begins with every frontend
+		return nil // it begins with all frontends
 	}
 	for _, k := range keys {
 		s.dirty[k] = struct{}{}
@@ -187,7 +186,7 @@ func (s *Subscriber) Next(src Source) []frontend.Step {
 	}
 	var steps []frontend.Step
 	size := 0
-	for len(s.batch) > 0 && len(steps) < MaxSteps-1 { // one is left for the barrier
+	for len(s.batch) > 0 && len(steps) < MaxSteps-1 { // one step is left for the barrier
 		k := s.batch[0]
 		f := src.Frontend(k)
 		weight := Weight(f)
@@ -196,7 +195,7 @@ func (s *Subscriber) Next(src Source) []frontend.Step {
 		}
 		size += weight
 		s.batch = s.batch[1:]
-		delete(s.dirty, k) // what is sent is the latest
+		delete(s.dirty, k) // the latest value is sent
 		s.accept(k)
 		if f == nil && s.snapshot {
 			continue // it was never sent
@@ -221,21 +220,21 @@ func (s *Subscriber) Next(src Source) []frontend.Step {
 	return steps
 }
 
-// begin makes a batch of what waits.
+// begin starts a batch with the waiting keys.
 func (s *Subscriber) begin(src Source) bool {
 	if len(s.dirty) == 0 && !s.due {
 		return false
 	}
 	s.batch = slices.SortedFunc(maps.Keys(s.dirty), compile.CompareKeys)
-	s.dirty = make(map[frontend.Key]struct{}) // a large one is given back
+	s.dirty = make(map[frontend.Key]struct{}) // free a large map
 	s.open, s.due, s.seq = true, false, src.NextSeq()
 	s.revision, s.complete = src.Revision()
 	return true
 }
 
-// end is the barrier of the batch.
+// end returns the barrier of the batch.
 func (s *Subscriber) end(src Source) *frontend.Barrier {
-	if len(s.dirty) == 0 { // all that changed while it was sent is in it
+	if len(s.dirty) == 0 { // the batch contains all changes made while it was sent
 		s.revision, s.complete = src.Revision()
 		s.due = false
 	}
@@ -244,7 +243,7 @@ func (s *Subscriber) end(src Source) *frontend.Barrier {
 		s.snapshot, s.floor = false, s.seq
 	}
 	s.open, s.batch, s.last = false, nil, s.seq
-	if len(s.barriers) == maxBarriers { // every second one of the older half goes
+	if len(s.barriers) == maxBarriers { // drop every second one of the older half
 		kept := s.barriers[:0]
 		for i, x := range s.barriers {
 			if i >= maxBarriers/2 || i%2 == 1 {
@@ -257,13 +256,13 @@ func (s *Subscriber) end(src Source) *frontend.Barrier {
 	return &b
 }
 
-// Ack notes how far the subscriber is.
+// Ack records the subscriber's progress.
 func (s *Subscriber) Ack(enforced, ended uint64) error {
 	switch {
 	case enforced > s.last || ended > s.last:
 		return fmt.Errorf("%w: %d and %d are acknowledged, the last one is %d", failure.ErrAck, enforced, ended, s.last)
 	case ended > max(enforced, s.enforced):
-		return fmt.Errorf("%w: %d has ended before it is enforced", failure.ErrAck, ended)
+		return fmt.Errorf("%w: %d is acknowledged as ended before it is enforced", failure.ErrAck, ended)
 	}
 	s.acknowledge(enforced)
 	if ended > s.ended {
@@ -295,7 +294,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 		case enforced < r.until:
 			r.old = true
 			s.refusals[k] = r
-		case r.old: // it was said of the frontend before, and of this one it was not
+		case r.old: // the refusal was of the earlier frontend, and this one was not refused
 			s.accept(k)
 		default:
 			r.until = 0
@@ -304,7 +303,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 	}
 }
 
-// revisionAt is the revision of the last barrier up to seq that is known.
+// revisionAt returns the revision of the last known barrier up to seq.
 func (s *Subscriber) revisionAt(seq uint64) uint64 {
 	at, found := slices.BinarySearchFunc(s.barriers, seq, func(b frontend.Barrier, seq uint64) int {
 		switch {
@@ -324,21 +323,20 @@ func (s *Subscriber) revisionAt(seq uint64) uint64 {
 	return s.barriers[at].Revision
 }
 
-// prune forgets barriers that nothing is asked about any more.
+// prune drops barriers that are no longer needed.
 func (s *Subscriber) prune() {
 	s.barriers = slices.DeleteFunc(s.barriers, func(b frontend.Barrier) bool { return b.Seq <= s.ended })
 }
 
-// Refuse notes that the subscriber did not take a frontend, which is one of the
-// service.
+// Refuse records that the subscriber rejected a frontend of the service.
 func (s *Subscriber) Refuse(k frontend.Key, of service.Name, reason string) {
 	if _, known := s.refusals[k]; !known && len(s.refusals) >= MaxRefusals {
 		s.omitted++
 		return
 	}
 	r := Refusal{Service: of, Reason: reason}
-	// The subscriber works on the first barrier that it has not acknowledged. What
-	// was sent behind that one it may not have seen.
+	// The subscriber works on the first barrier that it has not acknowledged, so it may not have
+	// seen frontends sent after that.
 	first := s.seq
 	for _, b := range s.barriers {
 		if b.Seq > s.enforced {
@@ -354,7 +352,7 @@ func (s *Subscriber) Refuse(k frontend.Key, of service.Name, reason string) {
 	s.refused[of]++
 }
 
-// accept forgets a refusal, if there is one.
+// accept removes a refusal, if there is one.
 func (s *Subscriber) accept(k frontend.Key) {
 	r, ok := s.refusals[k]
 	if !ok {
@@ -366,25 +364,25 @@ func (s *Subscriber) accept(k frontend.Key) {
 	}
 }
 
-// Refuses reports whether the subscriber did not take a frontend of a service.
+// Refuses reports whether the subscriber rejected a frontend of a service.
 func (s *Subscriber) Refuses(of service.Name) bool { return s.refused[of] > 0 }
 
-// Progress is how far a subscriber is.
+// Progress is the progress of a subscriber.
 type Progress struct {
 	Enforced, Ended uint64 // revisions
 	Refusals        map[frontend.Key]Refusal
-	Omitted         int // refusals
+	Omitted         int // number of refusals that are not stored
 }
 
-// Progress is how far the subscriber is. The map is its own.
+// Progress returns the progress. The map is the subscriber's and must not be changed.
 func (s *Subscriber) Progress() Progress {
 	return Progress{s.enforcedRevision, s.endedRevision, s.refusals, s.omitted}
 }
 
-// Waiting is how many keys have changed and are not sent.
+// Waiting returns how many keys have changed and are not sent.
 func (s *Subscriber) Waiting() int { return len(s.dirty) + len(s.batch) }
 
-// Weight is at least the size of a frontend in a message.
+// Weight is an upper bound of the size of a frontend in a message.
 func Weight(f *frontend.Frontend) int {
 	if f == nil {
 		return 80

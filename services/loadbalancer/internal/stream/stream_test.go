@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// table is a Source whose frontends have a version each.
+// table is a Source in which each frontend has a version.
 type table struct {
 	has      map[frontend.Key]int
 	backends int // of each frontend
@@ -64,7 +64,7 @@ func (t *table) Keys() (out []frontend.Key) {
 func (t *table) Revision() (uint64, bool) { return t.revision, t.complete }
 func (t *table) NextSeq() uint64          { t.seq++; return t.seq }
 
-// change sets or, with version 0, removes keys, and tells the subscribers.
+// change sets or, with version 0, removes keys, and notifies the subscriber.
 func (t *table) change(tb testing.TB, s *Subscriber, version int, keys ...frontend.Key) {
 	tb.Helper()
 	t.revision++
@@ -80,7 +80,7 @@ func (t *table) change(tb testing.TB, s *Subscriber, version int, keys ...fronte
 	}
 }
 
-// kernel is what a subscriber makes of the steps.
+// kernel is the state that a subscriber builds from the steps.
 type kernel struct {
 	has     map[frontend.Key]string
 	barrier frontend.Barrier
@@ -164,7 +164,8 @@ func TestMessagesKeepTheirBounds(t *testing.T) {
 	}
 }
 
-// TestChangesAreMergedByKey: a frontend that changes while it waits is sent once, with its latest value.
+// TestChangesAreMergedByKey: a frontend that changes while it waits is sent once, with its latest
+// value.
 func TestChangesAreMergedByKey(t *testing.T) {
 	src, s, k := newTable(10), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -183,7 +184,7 @@ func TestChangesAreMergedByKey(t *testing.T) {
 	if steps := s.Next(src); steps != nil {
 		t.Errorf("without a change: %+v", steps)
 	}
-	src.revision++ // which changes no frontend
+	src.revision++ // changes no frontend
 	if err := s.Mark(nil); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +193,7 @@ func TestChangesAreMergedByKey(t *testing.T) {
 	}
 }
 
-// TestBarriersComeWhileEverythingChanges: a batch is what waited when it began.
+// TestBarriersComeWhileEverythingChanges: a batch contains only the keys that waited when it began.
 func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	src, s, k := newTable(5000), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -213,8 +214,8 @@ func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	k.same(t, src)
 }
 
-// TestFlappingLeavesMemoryFlat: 10,000 endpoints that flap leave the memory of a subscriber that takes nothing,
-// and of one that acknowledges nothing, as it is.
+// TestFlappingLeavesMemoryFlat: 10,000 flapping endpoints do not grow the memory of a subscriber
+// that takes nothing, or of one that acknowledges nothing.
 func TestFlappingLeavesMemoryFlat(t *testing.T) {
 	const n = 10_000
 	src, stuck, silent, k := newTable(n), New("stuck"), New("silent"), newKernel()
@@ -265,17 +266,18 @@ func TestStreamResumesBehindABarrier(t *testing.T) {
 	s.Next(src)
 	src.change(t, s, 4, key(3)) // not sent
 	s.Disconnect(time.Time{})
-	src.change(t, s, 5, key(4)) // while it is away
+	src.change(t, s, 5, key(4)) // while it is disconnected
 	k.upserts = 0
 	if !s.Connect(2, carried, src) {
-		t.Fatal("the stream begins anew")
+		t.Fatal("the stream does not resume")
 	}
 	k.all(s, src)
 	k.same(t, src)
 	if k.upserts != 3 || k.barrier.SnapshotComplete {
 		t.Errorf("%d upserts, the barrier %+v", k.upserts, k.barrier)
 	}
-	// Behind a barrier that it has acknowledged already, and one that was never sent.
+	// Try to resume after a barrier that it has acknowledged before, and after one that was never
+	// sent.
 	if err := s.Ack(k.barrier.Seq, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -298,15 +300,15 @@ func TestStreamResumesBehindABarrier(t *testing.T) {
 	}
 }
 
-// TestAnyConnectionComesToTheSame: any mix of changes, lost connections and late acknowledgements leaves the
-// subscriber with what there is.
+// TestAnyConnectionComesToTheSame: after any mix of changes, lost connections and late
+// acknowledgements, the subscriber has the current frontends.
 func TestAnyConnectionComesToTheSame(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 2))
 	src, s, k := newTable(50), New("a"), newKernel()
 	s.Connect(1, 0, src)
-	stable := newKernel() // as of the last barrier, as a kernel that is adopted has it
+	stable := newKernel() // as of the last barrier, like the state of an adopted kernel
 	copyTo := func(to, from *kernel) {
 		clear(to.has)
 		for key, v := range from.has {
@@ -370,7 +372,8 @@ func TestAcknowledgementsAreChecked(t *testing.T) {
 	}
 }
 
-// TestManyBarriersWithoutAcknowledgement: their revisions are known about, never too high.
+// TestManyBarriersWithoutAcknowledgement: their revisions are known approximately, and never too
+// high.
 func TestManyBarriersWithoutAcknowledgement(t *testing.T) {
 	src, s, k := newTable(1), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -417,10 +420,10 @@ func TestRefusalHoldsUntilTheFrontendIsSentAgain(t *testing.T) {
 	src.change(t, s, 3, key(0))
 	k.all(s, src)
 	if refused() != 0 {
-		t.Error("the frontend was sent again, and is refused still")
+		t.Error("the frontend was sent again, but is still refused")
 	}
-	// It is refused after it was sent again, for what it was before: the next
-	// acknowledgements tell.
+	// The refusal of the earlier frontend arrives after it was sent again; the next
+	// acknowledgements decide.
 	first := k.barrier.Seq
 	src.change(t, s, 4, key(0))
 	k.all(s, src)
@@ -429,15 +432,15 @@ func TestRefusalHoldsUntilTheFrontendIsSentAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if refused() != 1 {
-		t.Error("the refusal is forgotten before the next frontend is acknowledged")
+		t.Error("the refusal is dropped before the next frontend is acknowledged")
 	}
 	if err := s.Ack(k.barrier.Seq, 0); err != nil {
 		t.Fatal(err)
 	}
 	if refused() != 0 {
-		t.Error("the refusal of the frontend before holds")
+		t.Error("the refusal of the earlier frontend still counts")
 	}
-	// And once more, for both: one acknowledgement of all leaves it refused.
+	// Again, for both frontends: one acknowledgement of all leaves it refused.
 	src.change(t, s, 5, key(0))
 	k.all(s, src)
 	src.change(t, s, 6, key(0))
@@ -447,7 +450,7 @@ func TestRefusalHoldsUntilTheFrontendIsSentAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if refused() != 1 {
-		t.Error("a refusal that may be about the last frontend is forgotten")
+		t.Error("a refusal that may concern the last frontend is dropped")
 	}
 }
 
@@ -464,7 +467,7 @@ func TestKeysThatComeAndGoWithoutEndAreBounded(t *testing.T) {
 	if s.Connect(2, 1, src) {
 		t.Error("the stream resumes")
 	}
-	// One that is away is not told, and begins anew.
+	// A disconnected subscriber is not notified, and begins a new stream.
 	k := newKernel()
 	k.all(s, src)
 	s.Disconnect(time.Time{})

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire has the objects that are read as Kubernetes writes them, with every field
-// that their kinds have: a test compares them with the types of k8s.io/api. What a field
-// means, and what it may be, is said there.
+// Package wire defines the Kubernetes objects that are read, with every field of their kinds: a
+// test compares them with the types of k8s.io/api. For the meaning and valid values of a field, see
+// there.
 package wire
 
-// Head is what every object has.
+// Head holds version and kind of any object.
 type Head struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 }
 
 type (
-	// Opaque is a part that has no effect here, and may be anything.
+	// Opaque is a field without effect here. It accepts any value.
 	Opaque struct{}
 
-	// Metadata is that of any object.
+	// Metadata is the metadata of any object.
 	Metadata struct {
 		Name              string            `json:"name"`
 		Namespace         string            `json:"namespace"`
@@ -36,14 +36,14 @@ type (
 		ManagedFields              Opaque `json:"managedFields"`
 	}
 
-	// Service is one of v1.
+	// Service is a v1 Service.
 	Service struct {
 		Head
 		Metadata Metadata      `json:"metadata"`
 		Spec     ServiceSpec   `json:"spec"`
 		Status   ServiceStatus `json:"status"`
 	}
-	// ServiceSpec is what a Service shall be.
+	// ServiceSpec is the spec of a Service.
 	ServiceSpec struct {
 		Ports                         []ServicePort   `json:"ports"`
 		Selector                      Opaque          `json:"selector"`
@@ -64,7 +64,7 @@ type (
 		AllocateLoadBalancerNodePorts *bool           `json:"allocateLoadBalancerNodePorts"`
 		LoadBalancerClass             Opaque          `json:"loadBalancerClass"`
 		InternalTrafficPolicy         *string         `json:"internalTrafficPolicy"`
-		TrafficDistribution           Opaque          `json:"trafficDistribution"` // it is in the hints of the slices
+		TrafficDistribution           Opaque          `json:"trafficDistribution"` // its result is in the hints of the slices
 	}
 	// ServicePort is a port of a Service.
 	ServicePort struct {
@@ -72,27 +72,27 @@ type (
 		Protocol    string `json:"protocol"`
 		AppProtocol Opaque `json:"appProtocol"`
 		Port        int32  `json:"port"`
-		TargetPort  Opaque `json:"targetPort"` // it is in the ports of the slices
+		TargetPort  Opaque `json:"targetPort"` // the ports of the slices contain it
 		NodePort    int32  `json:"nodePort"`
 	}
-	// AffinityConfig goes with a session affinity.
+	// AffinityConfig is the configuration of session affinity.
 	AffinityConfig struct {
 		ClientIP *ClientIPConfig `json:"clientIP"`
 	}
-	// ClientIPConfig is that of the affinity ClientIP.
+	// ClientIPConfig is the configuration of affinity ClientIP.
 	ClientIPConfig struct {
 		TimeoutSeconds *int32 `json:"timeoutSeconds"`
 	}
-	// ServiceStatus is what became of a Service.
+	// ServiceStatus is the status of a Service.
 	ServiceStatus struct {
 		LoadBalancer LoadBalancerStatus `json:"loadBalancer"`
 		Conditions   Opaque             `json:"conditions"`
 	}
-	// LoadBalancerStatus is what a load balancer in front of the cluster says.
+	// LoadBalancerStatus is the status of a load balancer in front of the cluster.
 	LoadBalancerStatus struct {
 		Ingress []Ingress `json:"ingress"`
 	}
-	// Ingress is an address of such a load balancer.
+	// Ingress is an address of a load balancer.
 	Ingress struct {
 		IP       string  `json:"ip"`
 		Hostname Opaque  `json:"hostname"`
@@ -108,7 +108,7 @@ type (
 		Endpoints   []Endpoint     `json:"endpoints"`
 		Ports       []EndpointPort `json:"ports"`
 	}
-	// Endpoint is one of a Slice.
+	// Endpoint is an endpoint of a Slice.
 	Endpoint struct {
 		Addresses          []string           `json:"addresses"`
 		Conditions         EndpointConditions `json:"conditions"`
@@ -119,13 +119,13 @@ type (
 		Zone               *string            `json:"zone"`
 		Hints              *EndpointHints     `json:"hints"`
 	}
-	// EndpointConditions are those of an Endpoint; nil: not said.
+	// EndpointConditions are the conditions of an Endpoint; nil: unset.
 	EndpointConditions struct {
 		Ready       *bool `json:"ready"`
 		Serving     *bool `json:"serving"`
 		Terminating *bool `json:"terminating"`
 	}
-	// EndpointHints say for which clients an Endpoint is.
+	// EndpointHints restrict the clients of an Endpoint.
 	EndpointHints struct {
 		ForZones []Hint `json:"forZones"`
 		ForNodes []Hint `json:"forNodes"`
@@ -143,5 +143,5 @@ type (
 	}
 )
 
-// UnmarshalJSON takes anything.
+// UnmarshalJSON accepts any value.
 func (*Opaque) UnmarshalJSON([]byte) error { return nil }

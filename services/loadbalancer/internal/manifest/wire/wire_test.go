@@ -12,8 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// fields are the fields of a struct by their names in JSON, those of embedded
-// structs included.
+// fields returns the fields of a struct by their JSON names, including fields of embedded structs.
 func fields(t reflect.Type) map[string]reflect.Type {
 	out := make(map[string]reflect.Type)
 	for f := range t.Fields() {
@@ -29,7 +28,7 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	return out
 }
 
-// below is the struct that a field is, or has; nil if there is none.
+// below returns the struct type of a field or of its elements; nil if there is none.
 func below(t reflect.Type) reflect.Type {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -40,7 +39,7 @@ func below(t reflect.Type) reflect.Type {
 	return t
 }
 
-// TestTypesHaveTheFieldsOfKubernetes: those that Kubernetes' own types have, and no others.
+// TestTypesHaveTheFieldsOfKubernetes: exactly the fields of Kubernetes' own types.
 func TestTypesHaveTheFieldsOfKubernetes(t *testing.T) {
 	compared := 0
 	var compare func(path string, ours, theirs reflect.Type)

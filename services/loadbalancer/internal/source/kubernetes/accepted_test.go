@@ -35,9 +35,9 @@ func webService() *corev1.Service {
 	}
 }
 
-// TestUnusablePartOfAServiceLeavesTheRest: the API server accepts each of these Services,
-// or did so in an earlier version, and kube-proxy serves the cluster IP of each. A part
-// that Sluice does not support costs that part, with a note.
+// TestUnusablePartOfAServiceLeavesTheRest: the API server accepts each of these Services, or did so
+// in an earlier version, and kube-proxy serves the cluster IP of each. Only the part that Sluice
+// does not support is left out, with a note.
 func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 	ingress := func(text string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
@@ -129,14 +129,14 @@ func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 		}
 		for _, k := range node.Keys(o.Service) {
 			if !k.Node && compile.CheckAddr(k.Addr) != nil || k.Port == 0 || k.Protocol == 0 {
-				t.Errorf("%s: the frontend %s cannot be", what, k)
+				t.Errorf("%s: the frontend %s must not exist", what, k)
 			}
 		}
 	}
 }
 
-// TestUnreadableSourceRangeOpensNothing: a range that cannot be read allows no client. It
-// must not make the address one without ranges, which allows every client.
+// TestUnreadableSourceRangeOpensNothing: an unreadable range allows no client. It must not turn the
+// address into one without ranges, which allows every client.
 func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		"010.0.0.0/8":                         "[0.0.0.0/32]",
@@ -144,7 +144,7 @@ func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 		"fe80::1%eth0/64":                     "[0.0.0.0/32]",
 		"":                                    "[0.0.0.0/32]",
 		"10.0.0.0/8 192.0.2.0/33":             "[10.0.0.0/8]",
-		"2001:db8::/32 010.0.0.0/8":           "[0.0.0.0/32]", // none of the family of the address
+		"2001:db8::/32 010.0.0.0/8":           "[0.0.0.0/32]", // no range of the address's family
 		"10.0.0.0/8 010.0.0.0/8 192.0.2.1/32": "[10.0.0.0/8 192.0.2.1/32]",
 	} {
 		s := webService()
@@ -170,8 +170,8 @@ func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 	}
 }
 
-// TestServiceHasAsManyPortsAsItsObjectCanHold: the API server bounds the size of an object
-// alone, and a slice may have 20,000 ports.
+// TestServiceHasAsManyPortsAsItsObjectCanHold: the API server only bounds the size of an object,
+// and a slice may have 20,000 ports.
 func TestServiceHasAsManyPortsAsItsObjectCanHold(t *testing.T) {
 	const ports = 20_000
 	s := webService()
@@ -204,8 +204,8 @@ func webSlice(ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv
 	return s
 }
 
-// TestUnusablePartOfASliceLeavesTheRest: one endpoint or port that cannot be used must not
-// keep what the slice had before in force: the other endpoints of it may be gone.
+// TestUnusablePartOfASliceLeavesTheRest: one unusable endpoint or port must not keep the previous
+// version of the slice in force, because its other endpoints may no longer exist.
 func TestUnusablePartOfASliceLeavesTheRest(t *testing.T) {
 	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	http := discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port}
@@ -272,7 +272,7 @@ func TestUnusablePartOfASliceLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestObjectWithoutANameIsRefused: nothing else of an object of an API server is.
+// TestObjectWithoutANameIsRefused: it is the only reason to reject an object of an API server.
 func TestObjectWithoutANameIsRefused(t *testing.T) {
 	s, x := webService(), webSlice(nil)
 	s.Name, x.Namespace = "", ""

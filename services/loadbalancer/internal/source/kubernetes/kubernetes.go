@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kubernetes is a source of services: the Services and EndpointSlices of a
-// Kubernetes API server, and the zone of the node.
+// Package kubernetes is a source of services: the Services and EndpointSlices of a Kubernetes API
+// server, and the zone of the node.
 //
-// Both kinds are listed and watched by themselves, in any order, and none of their
-// objects is kept: who takes them keeps what it needs. What the API server had in
-// an earlier run and has no more is deleted when both kinds were listed.
+// Each kind is listed and watched separately, in any order, and the source keeps none of the
+// objects: the sink stores what it needs. Objects of an earlier run that the API server no longer
+// has are deleted once both kinds were listed.
 package kubernetes
 
 import (
@@ -28,26 +28,26 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// Names of the kinds in the paths of an API server.
+// Resource names in the paths of an API server.
 const (
 	kindServices = "services"
 	kindSlices   = "endpointslices"
 	kindNodes    = "nodes"
 )
 
-// ours selects what kube-proxy serves by default: the services of another proxy,
-// and the slices of services without an address, have a label.
+// ours selects what kube-proxy serves by default: services of another proxy, and slices of headless
+// services, have a label.
 const ours = "!service.kubernetes.io/service-proxy-name,!" + corev1.IsHeadlessService
 
-// Sink takes the objects.
+// Sink receives the objects.
 type Sink = watch.Sink[service.ObjectKey, owner.Given]
 
-// Source watches an API server. All but Node and SetZone are needed.
+// Source watches an API server. All fields except Node and SetZone are required.
 type Source struct {
 	Client *kube.Client
 	Sink   Sink
 	Log    *slog.Logger
-	// Node is the name of the Node whose zone SetZone is told of; empty: none.
+	// Node is the name of the Node whose zone is passed to SetZone; empty: none.
 	Node    string
 	SetZone func(context.Context, string) error
 }
@@ -96,12 +96,12 @@ func (s *Source) Run(ctx context.Context) error {
 	return all.Wait()
 }
 
-// retryMax is the longest pause after something failed here.
+// retryMax is the longest pause after a failure.
 const retryMax = 5 * time.Second
 
 func given(o manifest.Object, err error) owner.Given { return owner.Given{Object: o, Err: err} }
 
-// handler hands one kind to the joint.
+// handler passes one kind to the joint.
 type handler struct {
 	resource string
 	kind     service.Kind
@@ -124,15 +124,15 @@ func (h *handler) Complete() { h.joint.Complete(h.resource) }
 // Failed implements kube.Handler.
 func (h *handler) Failed(err error) { h.joint.Failed(h.resource, err) }
 
-// zone hands on the zone of the node. That of a Node that is deleted stays.
+// zone passes on the zone of the node. The zone of a deleted Node stays.
 type zone struct {
 	joint *source.Joint[service.ObjectKey, owner.Given]
 	set   func(string) error
 	done  <-chan struct{}
 }
 
-// Upsert implements kube.Handler. It waits until the zone is taken: there is nothing
-// else to tell of.
+// Upsert implements kube.Handler. It blocks until the zone is stored; there are no other events to
+// handle.
 func (z *zone) Upsert(_ types.NamespacedName, name string) {
 	for err := z.set(name); err != nil; err = z.set(name) {
 		z.joint.Failed(kindNodes, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// some are texts by the name of their field; another field has one of no meaning.
+// some are texts by the name of their field; other fields get arbitrary texts.
 var some = map[string][]string{
 	"Name": {"a", "web", "b-1"}, "Namespace": {"shop", "default"},
 	"Type":     {"ClusterIP", "NodePort", "LoadBalancer", "Wrong"},
@@ -33,7 +33,7 @@ var some = map[string][]string{
 	"Addresses":   {"10.1.0.1", "10.1.0.2", "fd01::1"}, "NodeName": {"node-a", "node-b"}, "Zone": {"zone-a"},
 }
 
-// fill makes a value up. Of a list, most have one element.
+// fill sets a random value. Most lists have one element.
 func fill(r *rand.Rand, v reflect.Value, field string) {
 	switch at := v.Addr().Interface().(type) {
 	case *metav1.Time:
@@ -82,8 +82,8 @@ func fill(r *rand.Rand, v reflect.Value, field string) {
 	}
 }
 
-// TestObjectsOfTheAPIAreThoseOfTheirTexts: an object whose text is accepted means the same
-// as its text. Of any other one only parts are left out.
+// TestObjectsOfTheAPIAreThoseOfTheirTexts: an object whose text is accepted has the same content as
+// its text. From any other object, only parts are left out.
 func TestObjectsOfTheAPIAreThoseOfTheirTexts(t *testing.T) {
 	const tries = 20_000
 	r := rand.New(rand.NewPCG(1, 2))

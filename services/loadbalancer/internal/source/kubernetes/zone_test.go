@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// failures is a sink that keeps what failed last.
+// failures is a sink that stores the last failure.
 type failures struct{ last atomic.Value }
 
 func (*failures) Apply(context.Context, watch.Changes[service.ObjectKey, owner.Given]) error {

@@ -64,7 +64,7 @@ type BackendsConfig struct {
 
 // HealthChecksConfig configures the health check ports of services.
 type HealthChecksConfig struct {
-	Address string `config:"address" help:"address on which health check ports are served; empty: all addresses; off: do not serve them"`
+	Address string `config:"address" help:"address of the health check ports; empty: all addresses; off: none"`
 }
 
 // LimitsConfig bounds what is stored. For frontends and backends, the smaller of this limit and the
@@ -74,7 +74,7 @@ type LimitsConfig struct {
 	EndpointSlices     int             `config:"endpointSlices" help:"endpoint slices that are kept"`
 	Frontends          int             `config:"frontends" help:"frontends of all services together, which tenants share"`
 	Backends           int             `config:"backends" help:"addresses and ports of all endpoints, which tenants share"`
-	BackendsPerService int             `config:"backendsPerService" help:"addresses and ports of the endpoints of one service"`
+	BackendsPerService int             `config:"backendsPerService" help:"addresses and ports of one service"`
 	Manifests          config.ByteSize `config:"manifests" help:"size of all files together"`
 }
 

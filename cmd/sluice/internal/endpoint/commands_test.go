@@ -55,7 +55,7 @@ func TestEndpointCheckNamesEveryDifference(t *testing.T) {
 func TestEndpointDeleteKeepsWhatIsInUse(t *testing.T) {
 	n := nodetest.New(t, Command)
 	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "delete", "0123")
-	if !strings.Contains(errOut, "/run/netns/x is there\n") || !strings.Contains(errOut, "--force") ||
+	if !strings.Contains(errOut, "/run/netns/x still exists\n") || !strings.Contains(errOut, "--force") ||
 		strings.Contains(errOut, "rpc error") {
 		t.Errorf("refusal: %q", errOut)
 	}

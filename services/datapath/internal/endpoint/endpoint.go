@@ -301,7 +301,7 @@ var (
 	// ErrInvalid: the request is invalid; a *FieldError names the field.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrForeign: another manager created the endpoint.
-	ErrForeign = errors.New("the endpoint is another manager's")
+	ErrForeign = errors.New("the endpoint belongs to another manager")
 	// ErrPoliciesHeld: the policy tables are missing because the policies of the policy service are
 	// not adopted yet. It always comes with ErrUnavailable.
 	ErrPoliciesHeld = errors.New("policies are held")
@@ -319,7 +319,7 @@ var (
 	// ErrLease: sluice-ipam reports that the owner has no lease, or a lease of other addresses.
 	ErrLease = errors.New("lease is gone")
 	// ErrSecond: the namespace already has an attachment, and the node does not allow a second one.
-	ErrSecond = errors.New("the network namespace has an attachment already")
+	ErrSecond = errors.New("the network namespace already has an attachment")
 	// ErrNameTaken: the namespace already has an interface of the requested name.
 	ErrNameTaken = errors.New("interface name is taken")
 	// ErrHostPort: another endpoint or a service uses a requested host port.
@@ -329,7 +329,7 @@ var (
 	// ErrAddressHeld: a live endpoint has the address.
 	ErrAddressHeld = errors.New("address belongs to a live endpoint")
 	// ErrFull: endpoint IDs or map space are used up.
-	ErrFull = errors.New("no room")
+	ErrFull = errors.New("no capacity")
 	// ErrStorage: the disk is full or not writable.
 	ErrStorage = errors.New("not written")
 	// ErrUnavailable: a required service does not answer.

@@ -18,7 +18,7 @@ func (r Record) InUse(links Links) error {
 	}
 	for _, d := range devices {
 		if d.Name == r.Device.HostName && (r.Device.HostIndex == 0 || r.Device.HostIndex == d.Index) {
-			return fmt.Errorf("endpoint of %s: %w: its device %s is there, so something keeps the network namespace",
+			return fmt.Errorf("endpoint of %s: %w: its device %s still exists, so its network namespace does, too",
 				o, ErrInUse, d.Name)
 		}
 	}
@@ -36,5 +36,5 @@ func (r Record) InUse(links Links) error {
 	if ns.ID() != r.Namespace {
 		return nil
 	}
-	return fmt.Errorf("endpoint of %s: %w: its network namespace %s is there", o, ErrInUse, r.Spec.Netns)
+	return fmt.Errorf("endpoint of %s: %w: its network namespace %s still exists", o, ErrInUse, r.Spec.Netns)
 }

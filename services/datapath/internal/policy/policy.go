@@ -57,7 +57,8 @@ type Policy struct {
 	wait    bool // new endpoints wait for their tables
 }
 
-// Open adopts the tables in the kernel and the audit modes that have not expired. Enforcement does not change before the tasks run.
+// Open adopts the tables in the kernel and the audit modes that have not expired. Enforcement does not change before
+// the tasks run.
 func Open(o Options) (*Policy, error) {
 	p := &Policy{wait: o.Wait, Applier: policysync.New(policysync.Config{
 		Name: o.Name, Kernel: o.Kernel, Addresses: o.Addresses, Service: o.Service, Memory: o.Memory, Timeout: o.Timeout,

@@ -114,7 +114,7 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 		{"all ready, external local", external, []e{{"10.0.0.1 here", ready}, {"10.0.0.2 there", ready}}, "1 2", "1 2", "1"},
 		{"all ready, internal local", internal, []e{{"10.0.0.1 here", ready}, {"10.0.0.2 there", ready}}, "1", "1 2", "-"},
 		{"ready elsewhere only, local", local, []e{{"10.0.0.2 there", ready}}, "drop", "2", "drop"},
-		{"endpoints that are not ready are left out", nil, []e{{"10.0.0.1 here", down}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
+		{"not-ready endpoints are left out", nil, []e{{"10.0.0.1 here", down}, {"10.0.0.2 there", ready}}, "2", "2", "-"},
 		{"none ready", nil, []e{{"10.0.0.1 here", down}, {"10.0.0.2 there", down}}, "reject", "reject", "-"},
 		{"none ready, local", local, []e{{"10.0.0.1 here", down}}, "reject", "reject", "reject"},
 		{"draining beside ready", nil, []e{{"10.0.0.1 here", draining}, {"10.0.0.2 there", ready}}, "2", "2", "-"},

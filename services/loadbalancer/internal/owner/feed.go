@@ -147,7 +147,7 @@ func (o *Owner) fit(ctx context.Context, l *listing) error {
 			continue
 		}
 		if tries++; tries > maxTries {
-			l.without[origin] = fmt.Sprintf("%v: not tried, because %d other files were tried before", failure.ErrLimit, maxTries)
+			l.without[origin] = fmt.Sprintf("%v: not tried, after trying %d other files", failure.ErrLimit, maxTries)
 			continue
 		}
 		some := trial(origin)

@@ -673,8 +673,8 @@ func newObject(m *manifest.Object, by *managed.By) *object {
 
 // refusing returns the object as it is when it exceeds limits.services.
 func (x *object) refusing() *object {
-	why := ExceedsShare + ": it exceeds limits.services: cluster IPs, load balancer addresses and node ports " +
-		"refuse connections; external addresses are not served"
+	why := ExceedsShare + ": it exceeds the tenant's share of limits.services: cluster IPs, load balancer addresses " +
+		"and node ports refuse connections; external addresses are not served"
 	r := x.remarks.get()
 	notes := append(slices.Clone(r.notes), why)
 	return &object{by: x.by, remarks: newRemarks(notes, r.dropped), service: x.service.Refusing()}

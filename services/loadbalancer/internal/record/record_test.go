@@ -82,7 +82,7 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 			if x := reflect.ValueOf(v); !x.IsNil() {
 				for i := range x.Elem().NumField() {
 					if x.Elem().Field(i).IsZero() {
-						t.Errorf("%s has no %s, so the test would not notice if the field were lost", r.Key, x.Elem().Type().Field(i).Name)
+						t.Errorf("%s has no %s, so the test would not notice its loss", r.Key, x.Elem().Type().Field(i).Name)
 					}
 				}
 			}

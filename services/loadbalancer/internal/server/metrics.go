@@ -76,7 +76,7 @@ var metrics = []metric{
 		ofSubscribers(func(sum uint64, s owner.SubscriberStatus) uint64 { return sum + uint64(len(s.Refusals)+s.Omitted) })),
 	newMetric("health_check_services", "Services that ask for a health check port.",
 		func(st owner.Status) float64 { return float64(st.HealthChecks) }),
-	newMetric("unsynced_sources", "Sources that were not listed completely since the start.", func(st owner.Status) float64 {
+	newMetric("unsynced_sources", "Sources not listed completely since the start.", func(st owner.Status) float64 {
 		n := 0
 		for _, s := range st.Sources {
 			if !s.Synced && s.Manager == "" { // a manager need not list what it has

@@ -165,7 +165,7 @@ type Service struct {
 	// Closed: its source has replaced the service by one that cannot be read. Its frontends refuse
 	// connections.
 	Closed bool
-	// ExceedsShare: it exceeds limits.services. It is Closed, too, and keeps only what prevents
+	// ExceedsShare: it exceeds its tenant's share of limits.services. It is Closed, too, and keeps only what prevents
 	// others from using its addresses and node ports.
 	ExceedsShare bool
 }

@@ -171,7 +171,7 @@ func (f *datapath) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpoin
 	switch id := r.GetOwner().GetContainerId(); {
 	case id == LongID && r.GetUnlessInUse():
 		return nil, rpcerr.New(codes.FailedPrecondition, rpcerr.Of(datapathv1.ErrorReason_ERROR_REASON_ENDPOINT_IN_USE),
-			errors.New("endpoint of x: it is in use: its network namespace /run/netns/x is there"))
+			errors.New("endpoint of x: it is in use: its network namespace /run/netns/x still exists"))
 	case id == "unreadable":
 		return &datapathv1.DeleteEndpointResponse{Existed: true}, nil
 	case id == "missing":

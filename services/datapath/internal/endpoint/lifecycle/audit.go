@@ -356,10 +356,10 @@ func (c *Core) auditRecord(
 		d := endpoint.Difference{Subject: "record", Key: o.String(), Want: "boot " + c.cfg.BootID, Have: "boot " + r.BootID}
 		return report(d, func() error { return c.markDeleted(r) })
 	case r.Phase == endpoint.PhaseCreating:
-		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "half-done creation"},
+		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "incomplete creation"},
 			func() error { return c.dispose(ctx, r) })
 	case c.disconnecting(o):
-		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "half-done deletion"},
+		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "incomplete deletion"},
 			func() error { return c.dispose(ctx, now) })
 	case !a.devices[r.HostDevice()] && c.orphaned(r):
 		return report(endpoint.Difference{Subject: "record", Key: o.String(), Have: "its network namespace is gone"},

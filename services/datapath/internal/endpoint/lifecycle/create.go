@@ -171,7 +171,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return nil
 		}, nil},
 
-		{"make the device", func(context.Context) (err error) {
+		{"create the device", func(context.Context) (err error) {
 			made, err := n.cfg.Links.Create(n.ns, n.r.Device)
 			if errors.Is(err, endpoint.ErrNameTaken) {
 				// A deleted endpoint's device that waits for its namespace to vanish may have the name.
@@ -230,7 +230,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 			return err
 		}, func() error { return n.cfg.Links.Deactivate(n.ns, n.r.Device) }, faultActivate},
 
-		{"lead the host ports to it", func(ctx context.Context) error {
+		{"forward the host ports", func(ctx context.Context) error {
 			return n.cfg.HostPorts.Lead(ctx, n.r.Spec.Owner)
 		}, func() error { return n.cfg.HostPorts.Release(n.r.Spec.Owner) }, faultHostPorts},
 

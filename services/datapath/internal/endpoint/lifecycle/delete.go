@@ -254,7 +254,7 @@ func (c *Core) Releases(ctx context.Context) error {
 			continue
 		}
 		if !c.releasing.Swap(true) {
-			c.log.Warn("release of deleted endpoints waits", "pending", len(c.tombstones()), log.Err(err))
+			c.log.Warn("release of deleted endpoints failed, trying again", "pending", len(c.tombstones()), log.Err(err))
 		}
 		if err := pause(ctx, delay); err != nil {
 			return err

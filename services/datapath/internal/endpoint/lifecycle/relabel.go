@@ -319,7 +319,7 @@ func (c *Core) pursue(ctx context.Context, o workload.Owner, places chan struct{
 			continue
 		}
 		if delay == c.cfg.RetryDelay {
-			c.log.WarnContext(ctx, "change of identity waits, the old one is enforced",
+			c.log.WarnContext(ctx, "identity not changed yet, the old one stays enforced",
 				"owner", o.String(), "identity", w.identity.Number, log.Err(err))
 		}
 		if pause(ctx, delay) != nil {

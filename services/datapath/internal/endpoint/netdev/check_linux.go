@@ -99,7 +99,7 @@ func (n *Netdev) checkHost(d endpoint.Device, replies []rtnl.Reply) ([]endpoint.
 	case found.Err != nil:
 		return nil, fmt.Errorf("find it: %w", found.Err)
 	case l.name != d.HostName:
-		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "that index is "+l.name)
+		ds.add(endpoint.SubjectDevice, d.HostName, fmt.Sprintf("index %d", d.HostIndex), "the index belongs to "+l.name)
 		return ds, nil
 	}
 	checkDevice(&ds, l, d.HostName, d.HostMAC, d.MTU)

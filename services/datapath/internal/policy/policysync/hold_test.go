@@ -113,7 +113,7 @@ func TestTablesStayWhileTheServiceIsBehind(t *testing.T) {
 		"a service without a state name":     {after: policytable.Barrier{PolicyRevision: 1, Incomplete: incomplete}},
 		"there were no policies":             {before: policytable.Barrier{PolicyRevision: 12, State: stateA}, after: policytable.Barrier{State: stateB, Incomplete: incomplete}},
 		"the enforced state is unreadable":   {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA, Incomplete: incomplete}, held: "cannot be read"},
-		"unreadable, but complete      ":     {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA}},
+		"unreadable, but complete":           {forget: true, restart: true, after: policytable.Barrier{PolicyRevision: 12, State: stateA}},
 		"the kernel enforced no named state": {before: policytable.Barrier{PolicyRevision: 12}, after: policytable.Barrier{PolicyRevision: 1, State: stateB, Incomplete: incomplete}},
 	} {
 		for _, restart := range []bool{false, true} {

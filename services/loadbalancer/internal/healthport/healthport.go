@@ -216,7 +216,7 @@ func (p *Ports) close(n uint16) {
 	at := p.open[n]
 	delete(p.open, n)
 	p.count.Store(int64(len(p.open)))
-	at.server.Close() //nolint:errcheck // what is left of it is of no use
+	at.server.Close() //nolint:errcheck // its error does not matter
 	<-at.done
 }
 

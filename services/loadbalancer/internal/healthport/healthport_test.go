@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// services are those of a test.
+// services is a fake of Services.
 type services struct {
 	changed chan struct{}
 
@@ -64,7 +64,7 @@ func (s *services) problem() string {
 	return fmt.Sprint(s.problems)
 }
 
-// freePort is one that nothing listens on, for the moment.
+// freePort returns a port on which nothing listens at the moment.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -81,7 +81,7 @@ func run(t *testing.T) (*services, *Ports) {
 	return s, p
 }
 
-// runWith runs ports with a file, until the end of the test or until stop.
+// runWith runs ports with a state file, until the end of the test or until stop.
 func runWith(t *testing.T, path string) (*services, *Ports, func()) {
 	t.Helper()
 	s := &services{changed: make(chan struct{}), problems: make(map[string]error)}
@@ -107,7 +107,7 @@ func addresses(n int) (all []netip.Addr) {
 	return all
 }
 
-// ask returns status, weight and body of a port.
+// ask returns status, weight and body of a port's answer.
 func ask(port uint16) (answer string, err error) {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := c.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", port))

@@ -301,7 +301,7 @@ func TestFieldsWithoutEffectAreNotes(t *testing.T) {
 		{"Service", "metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: " +
 			"10.0.0.0/8}}", "write spec.loadBalancerSourceRanges"},
 		{"EndpointSlice", "metadata: {name: a}", "belongs to no service"},
-		{"EndpointSlice", "ports: [{}]", "stands for all"},
+		{"EndpointSlice", "ports: [{}]", "mean all ports"},
 		{"EndpointSlice", "ports: []", "no backends"},
 		{"EndpointSlice", "endpoints: [{addresses: [10.0.0.1, 10.0.0.2]}]", "only the first is used"},
 	} {

@@ -247,8 +247,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	o.config.Node.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	o.give(serviceText("evil", "a", "10.96.1.9", 15), text, ends)
 	o.complete()
-	// The tenant has nine of the ten that are left when the 10 node ports are set aside. Three
-	// of them are for the addresses.
+	// The tenant gets nine of the ten units that remain after 10 are reserved for the node ports.
+	// Three of the nine are for the addresses.
 	all := o.allFrontends()
 	if within, exceed := count(all, "evil/a"); within != 7 || exceed != 0 {
 		t.Errorf("the older service has %d frontends, %d refuse", within, exceed)

@@ -61,7 +61,7 @@ type Config struct {
 	Identities endpoint.Identities
 	Records    endpoint.Records
 	// Published returns when other nodes can know the addresses of an endpoint whose identity was
-	// resolved, or when waiting longer is not worthwhile; nil: do not wait.
+	// resolved, or will not for a while; nil: do not wait.
 	Published func(ctx context.Context, o workload.Owner)
 	// HostPorts forwards ports of the node to endpoints.
 	HostPorts endpoint.HostPorts

@@ -18,7 +18,7 @@ import (
 // process wrote or found them. The lock of the Applier guards it.
 type identities struct {
 	kernel    Kernel
-	addresses Addresses // nil: there are none
+	addresses Addresses // nil: no node addresses wait
 
 	numbers map[policytable.ClassKey]nodetable.IdentityClass
 	entries map[uint32]nodetable.Identity   // no entry is zero

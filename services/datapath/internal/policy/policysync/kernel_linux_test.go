@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
-// watched calls after behind every write of the real maps, and fails from a number of writes on, as
-// if the process had been killed.
+// watched calls after following every write of the real maps, and fails from a number of writes on,
+// as if the process had been killed.
 type watched struct {
 	kernel.Policies
 	after  func()

@@ -87,7 +87,7 @@ func (r Record) Validate() error {
 		return nil
 	}
 	if r.Slot == 0 || r.Slot > 4095 {
-		return invalid("slot", "%d is not a slot of a container", r.Slot)
+		return invalid("slot", "%d is not the endpoint ID of a container", r.Slot)
 	}
 	if r.Device.HostIndex == 0 || !r.Device.MAC.unicast() || !r.Device.HostMAC.unicast() || r.Device.MTU == 0 {
 		return invalid("device", "index, hardware addresses or MTU are missing")

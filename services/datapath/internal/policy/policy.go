@@ -100,9 +100,9 @@ func Remove(k policysync.Kernel, records endpoint.Records) error {
 	return nil
 }
 
-// Wanted returns a function that a pass over the connections calls for the learned addresses to
-// look for, and for where to report the addresses it found; see conntrack.CollectorOptions. nil if
-// none are reported.
+// Wanted returns a function that a pass over the connections calls. That function returns the
+// learned addresses to look for, and the function that takes the addresses found; see
+// conntrack.CollectorOptions. Wanted returns nil if none are reported.
 func (p *Policy) Wanted() func() (addresses map[netip.Addr]struct{}, passed func(inUse []netip.Addr)) {
 	if p.learned == nil {
 		return nil

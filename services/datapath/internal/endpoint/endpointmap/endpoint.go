@@ -230,7 +230,7 @@ func (eps *Maps) slotRecord(s ID) *bpf.MapsSlEndpoint {
 // At reads an entry, also the host's, even if no device leads to it.
 func (eps *Maps) At(s ID) (Endpoint, error) {
 	if s > MaxEndpoints {
-		return Endpoint{}, fmt.Errorf("%w: no endpoint has slot %d", pin.ErrInvalid, s)
+		return Endpoint{}, fmt.Errorf("%w: %d is not an endpoint ID", pin.ErrInvalid, s)
 	}
 	if err := eps.gate.RLock(); err != nil {
 		return Endpoint{}, err
@@ -381,7 +381,7 @@ func (eps *Maps) takeID(ctx context.Context) (ID, error) {
 		waiting := len(eps.slots.draining) > 0
 		eps.gate.Unlock()
 		if !waiting {
-			return NoID, fmt.Errorf("%w: all %d endpoint slots are taken", pin.ErrFull, MaxEndpoints)
+			return NoID, fmt.Errorf("%w: all %d endpoint IDs are in use", pin.ErrFull, MaxEndpoints)
 		}
 		if err := eps.Barrier(ctx); err != nil {
 			return NoID, err
@@ -487,7 +487,7 @@ func (eps *Maps) Unpublish(s ID) error {
 // mustLead checks that s is a published endpoint and not the host.
 func (eps *Maps) mustLead(s ID) error {
 	if s == HostID || s > MaxEndpoints {
-		return fmt.Errorf("%w: slot %d does not belong to a pod", pin.ErrInvalid, s)
+		return fmt.Errorf("%w: endpoint ID %d does not belong to a pod", pin.ErrInvalid, s)
 	}
 	owner, err := lookupID(eps.devices, eps.slotRecord(s).Ifindex)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 // wayOut tells an operator what to do about an unreadable record.
 const wayOut = "repair or remove the file, or delete the container; " +
-	"until then its endpoint has no traffic and keeps its addresses and slot"
+	"until then its endpoint has no traffic and keeps its addresses and its endpoint ID"
 
 // unreadableOf returns the unreadable file with the owner's name.
 func (c *Core) unreadableOf(o workload.Owner) (endpoint.Unreadable, bool) {

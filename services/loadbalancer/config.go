@@ -178,7 +178,7 @@ func parseReserved(text string) (compile.Reserved, error) {
 	return out, nil
 }
 
-// Calls returns the system calls needed beyond those of every service: health check ports are
+// Calls returns the system calls needed beyond every service's: health check ports are
 // opened and closed as services change.
 func (c *Config) Calls() sandbox.Calls {
 	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff || c.Kubernetes.Enabled()}

@@ -61,7 +61,7 @@ func TestFrontendsLeadWhereThoseOfKubeProxyDo(t *testing.T) {
 		}
 	}
 	if wrong > 20 {
-		t.Errorf("%d verdicts differ from those of %s", wrong, all.Kubernetes)
+		t.Errorf("%d verdicts differ from %s's", wrong, all.Kubernetes)
 	}
 	const atLeast = 8000
 	if compared < atLeast {

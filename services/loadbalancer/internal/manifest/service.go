@@ -198,7 +198,7 @@ func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, in
 	}
 }
 
-// families sets the families that the service lists, or those of its addresses.
+// families sets the families that the service lists, or else its addresses' families.
 func (d *decoder) families(in *wire.Service, out *service.Service) {
 	for i, f := range in.Spec.IPFamilies {
 		switch f {

@@ -298,8 +298,9 @@ func (f *file) named(k service.ObjectKey) bool {
 	return f != nil && slices.ContainsFunc(f.bad, func(b manifest.Unreadable) bool { return b.Key == k })
 }
 
-// closedOf returns a Service for an unreadable one, whose addresses refuse connections; if it has
-// no readable addresses, those of its last readable version. nil if there are none.
+// closedOf returns the Service that takes the place of an unreadable one: its addresses refuse
+// connections. If none of its addresses is readable, it has the addresses of the last readable
+// version. nil if there is no address and no port.
 func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 	s := b.Service
 	if last != nil && last.service != nil && (s == nil || len(s.ClusterIPs) == 0 && s.HasFrontends()) {

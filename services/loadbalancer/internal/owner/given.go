@@ -68,7 +68,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, 
 	return nil
 }
 
-// take sets and deletes objects, except those of other sources.
+// take sets and deletes objects, except objects of other sources.
 func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	deletes map[service.ObjectKey]struct{},
 ) error {
@@ -178,7 +178,7 @@ func (o *Owner) noteRefused(r Refused) {
 	src.refused[r.Origin] = r
 }
 
-// Held returns the objects of the source, including those of earlier runs.
+// Held returns the objects of the source, including objects of earlier runs.
 func (f *Objects) Held(ctx context.Context) (out []service.ObjectKey, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.objects(func(x *object) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package swapped holds the programs compiled with the layouts of connections
-// exchanged: what is the previous one for package bpf is the current one here,
-// and the reverse. Tests of package kernel upgrade from one to the other and go
-// back. Everything but this file is generated.
+// Package swapped holds the programs compiled with the two layouts of connections exchanged: the
+// previous layout of package bpf is the current one here, and vice versa. Tests of package kernel
+// upgrade from one to the other and go back. Everything but this file is generated.
 package swapped
 
 //go:generate -command compile go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -go-package swapped -no-global-types -cflags "-DSL_SWAP_LAYOUTS -O2 -mcpu=v3 -std=gnu11 -fno-strict-aliasing -nostdinc -isystem ../../../../../bpf/third_party/libbpf -isystem ../../../../../bpf/third_party/linux -I ../../../../../bpf/include -Wall -Wextra -Werror"

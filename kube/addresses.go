@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// maxAddresses bounds what is believed of a listing or a file.
+// maxAddresses limits how many addresses are taken from the API or from the state file.
 const maxAddresses = 64
 
 var addressSchema = durable.Schema{Name: "sluice.kube.addresses.v1", Version: 1}
@@ -29,22 +29,22 @@ type addressRecord struct {
 	Addresses []string `json:"addresses"` // https://host:port, sorted
 }
 
-// addresses are those of the API's servers: what is configured, and then what
-// the API said last, also before the last start.
+// addresses is the list of API servers: the configured ones, then the ones that the API published most recently,
+// possibly before a restart.
 type addresses struct {
 	configured []string
 	file       string
 	log        *slog.Logger
 
 	mu      sync.Mutex
-	all     []string      // guarded by mu; never empty
+	all     []string      // guarded by mu; configured, then learned; never empty
 	learned []string      // guarded by mu; sorted
-	current string        // guarded by mu; one of all
+	current string        // guarded by mu; an element of all
 	changed chan struct{} // guarded by mu; closed when all changes
 }
 
-// newAddresses begins with any of those that are configured, so that the nodes of
-// a cluster do not all ask the first server.
+// newAddresses starts with a random configured address, so that the nodes of a cluster do not all use the first
+// server.
 func newAddresses(configured []string, file string, l *slog.Logger) *addresses {
 	a := &addresses{file: file, log: l, changed: make(chan struct{})}
 	for _, address := range configured {
@@ -53,7 +53,7 @@ func newAddresses(configured []string, file string, l *slog.Logger) *addresses {
 	a.current = a.configured[rand.IntN(len(a.configured))]
 	learned, err := readAddresses(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.Error("the last addresses of the Kubernetes API cannot be read; the configured ones are used", log.Err(err))
+		l.Error("cannot read the saved addresses of the Kubernetes API; only the configured ones are used", log.Err(err))
 	}
 	a.take(learned)
 	return a
@@ -76,7 +76,7 @@ func readAddresses(file string) ([]string, error) {
 	return r.Addresses, nil
 }
 
-// take makes all of what is configured and learned. Nobody else has a.
+// take rebuilds all from the configured and the learned addresses. Called with mu held, or before a is shared.
 func (a *addresses) take(learned []string) {
 	learned = learned[:min(len(learned), maxAddresses)]
 	a.learned, a.all = learned, slices.Clone(a.configured)
@@ -90,8 +90,7 @@ func (a *addresses) take(learned []string) {
 	}
 }
 
-// learn replaces what the API said of its addresses. None is no news: the API
-// that says so is there.
+// learn replaces the learned addresses. An empty list is ignored, because some server of the API has just answered.
 func (a *addresses) learn(all []string) {
 	slices.Sort(all)
 	a.mu.Lock()
@@ -107,12 +106,12 @@ func (a *addresses) learn(all []string) {
 		err = durable.WriteFile(a.file, content, 0o600, durable.SyncFile)
 	}
 	if err != nil {
-		a.log.Error("the addresses of the Kubernetes API were not written", log.Err(err))
+		a.log.Error("cannot save the addresses of the Kubernetes API", log.Err(err))
 	}
 }
 
-// hosts returns the addresses without names and ports, sorted, and a channel that
-// is closed when they may have changed.
+// hosts returns the IP addresses of all servers, sorted, and a channel that is closed when the list changes. Servers
+// that are configured by name are left out.
 func (a *addresses) hosts() ([]netip.Addr, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -130,14 +129,14 @@ func (a *addresses) hosts() ([]netip.Addr, <-chan struct{}) {
 	return slices.Compact(out), a.changed
 }
 
-// now returns the address to ask, and how many there are.
+// now returns the address to use and the number of known addresses.
 func (a *addresses) now() (current string, n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.current, len(a.all)
 }
 
-// failed goes on to the next address, unless another request has done so.
+// failed moves on to the next address, unless another request has already done so.
 func (a *addresses) failed(address string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -146,14 +145,13 @@ func (a *addresses) failed(address string) {
 	}
 }
 
-// silent goes on to the next address after one that stopped in the middle of an answer.
+// silent moves on to the next address after a response stopped half-way.
 func (a *addresses) silent(address, path string, err error) {
-	a.log.Warn("the Kubernetes API does not go on", "server", address, "path", path, log.Err(err))
+	a.log.Warn("the Kubernetes API stopped in the middle of a response", "server", address, "path", path, log.Err(err))
 	a.failed(address)
 }
 
-// failover sends requests to the address that answered last, and on to the next
-// one when it does not. An address that was asked stays until it fails.
+// failover sends requests to one address until it fails, and then to the next one.
 type failover struct {
 	patient   *patient
 	addresses *addresses
@@ -163,8 +161,8 @@ func newFailover(next http.RoundTripper, a *addresses) *failover {
 	return &failover{patient: &patient{next: next, streams: map[string]struct{}{}}, addresses: a}
 }
 
-// RoundTrip implements http.RoundTripper. A request without a body, which all
-// lists and watches are, is sent to each address before it fails.
+// RoundTrip implements http.RoundTripper. A request without a body, such as a list or a watch, is tried at every
+// address before it fails. A request with a body is sent once: the server may have executed it.
 func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 	address, n := f.addresses.now()
 	var failures []error
@@ -178,7 +176,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		resp, err := f.patient.roundTrip(r, func(err error) { f.addresses.silent(address, r.URL.Path, err) })
 		if err == nil {
 			if resp.StatusCode >= http.StatusInternalServerError {
-				f.addresses.failed(address) // the caller repeats it
+				f.addresses.failed(address) // for the caller's next attempt
 			}
 			return resp, nil
 		}
@@ -193,7 +191,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		address, _ = f.addresses.now()
 	}
 	if len(failures) == 1 {
-		return nil, failures[0] // client-go looks at its type
+		return nil, failures[0] // client-go depends on the type
 	}
 	return nil, errors.Join(failures...)
 }

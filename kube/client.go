@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kube is how services reach the Kubernetes API: an address that
-// works, credentials, and objects of a kind as they change.
+// Package kube connects services to the Kubernetes API: it chooses an API server that answers, loads credentials, and
+// delivers the objects of a kind and their changes.
 //
-// The API may be away at any time and for any time. That ends no process, and
-// deletes nothing: listed objects stay until the API deletes them. A server that was
-// restored from an older backup, or belongs to another cluster, sends no event to a
-// watch of the former state. Run compares revisions to notice it.
+// The API may be unreachable at any time and for any length of time. This neither ends a process nor deletes an
+// object: listed objects stay until the API deletes them. A server that was restored from an older backup, or that
+// belongs to another cluster, sends no events to a watch that was opened on the former state. Run compares revisions
+// to detect this.
 package kube
 
 import (
@@ -35,42 +35,40 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 )
 
-// dialTimeout is how long a server may take to accept a connection before the
-// next one is tried.
+// dialTimeout limits how long connecting to a server may take before the next server is tried.
 const dialTimeout = 5 * time.Second
 
-// silence are the variables by which client-go reads, in seconds, how long a
-// connection may bring nothing before the server is asked for a sign of life, and
-// how long that may take. With its own values, 30 and 15, a server that disappears
-// without closing its connections is noticed after 45 s.
+// silence sets the environment variables from which client-go reads, in seconds, after how much silence on a
+// connection it sends an HTTP/2 ping, and how long it waits for the reply. With its defaults, 30 and 15, a server
+// that disappears without closing its connections is detected after 45 s.
 var silence = map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "10", "HTTP2_PING_TIMEOUT_SECONDS": "10"}
 
-// protobuf is how the servers' own kinds are read; others have JSON only.
+// protobuf is used for built-in kinds; custom resources are served as JSON only.
 const protobuf = "application/vnd.kubernetes.protobuf"
 
-// Options of a Client. All are needed.
+// Options configures a Client. All fields are required.
 type Options struct {
-	Name string // of the service, for the servers' logs: "sluice-identity"
-	// StateFile keeps the addresses of the servers, in a directory that only the
-	// service writes to. Run keeps it up to date.
+	Name string // the User-Agent in the servers' logs: "sluice-identity"
+	// StateFile stores the addresses of the API servers. Its directory must be writable by this service only. Run
+	// updates the file.
 	StateFile string
 	Log       *slog.Logger
 }
 
-// Client reaches the API.
+// Client connects to the Kubernetes API.
 type Client struct {
 	// Config is for clients of the API. Copy it before changing it.
 	Config *rest.Config
-	// credentials says where they are from, and what to do if a server refuses them.
+	// credentials describes the source of the credentials, and what to do if a server rejects them.
 	credentials string
 	addresses   *addresses
 	monitor     *monitor
 	log         *slog.Logger
 }
 
-// New returns a client. It connects to nothing, but reads the credentials.
+// New returns a client. It reads the credentials, but opens no connection.
 func New(s Settings, o Options) (*Client, error) {
-	// What the library has to say of itself is said by Follow.
+	// Follow logs failures itself; client-go's own log is discarded.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	cfg, configured, err := s.load()
 	if err != nil {
@@ -99,7 +97,7 @@ func New(s Settings, o Options) (*Client, error) {
 	return c, nil
 }
 
-// load reads the credentials, and the addresses that are configured.
+// load reads the credentials and the configured addresses.
 func (s *Settings) load() (*rest.Config, []string, error) {
 	if s.Kubeconfig != "" {
 		rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: s.Kubeconfig}
@@ -117,7 +115,7 @@ func (s *Settings) load() (*rest.Config, []string, error) {
 		return cfg, []string{cfg.Host}, nil
 	}
 	if !s.Enabled() {
-		return nil, nil, errors.New("kubernetes.api: no address")
+		return nil, nil, errors.New("kubernetes.api: no address of an API server")
 	}
 	for key, file := range map[string]string{"token": s.Token, "ca": s.CA} {
 		if _, err := os.ReadFile(file); err != nil {
@@ -129,8 +127,7 @@ func (s *Settings) load() (*rest.Config, []string, error) {
 	}, s.API, nil
 }
 
-// credentials says where the credentials are from. client-go reads files again, and what is in
-// the kubeconfig itself only once.
+// credentials describes the source of the credentials. client-go rereads files, but never the kubeconfig itself.
 func (s *Settings) credentials(cfg *rest.Config) string {
 	switch {
 	case s.Kubeconfig == "":
@@ -142,7 +139,7 @@ func (s *Settings) credentials(cfg *rest.Config) string {
 		"changed, or name files there (tokenFile, client-certificate)"
 }
 
-// refused adds to an error of the API where the credentials are from, if a server refuses them.
+// refused adds the source of the credentials to an Unauthorized error.
 func (c *Client) refused(err error) error {
 	if apierrors.IsUnauthorized(err) {
 		return fmt.Errorf("%w: the credentials are refused (%s)", err, c.credentials)
@@ -150,8 +147,8 @@ func (c *Client) refused(err error) error {
 	return err
 }
 
-// Files are the directories that hold the credentials. New versions of them
-// appear there, so that the files alone would not do.
+// Files returns the directories that contain the credentials. Rotation replaces files in them, so granting access to
+// the files alone is not enough.
 func (c *Client) Files() (directories []string) {
 	t := c.Config.TLSClientConfig
 	for _, file := range []string{c.Config.BearerTokenFile, t.CAFile, t.CertFile, t.KeyFile} {
@@ -162,8 +159,8 @@ func (c *Client) Files() (directories []string) {
 	return directories
 }
 
-// REST returns a client of one group and version of the API, for the types that
-// add registers: far less than a client of everything.
+// REST returns a client for one group and version of the API. It knows only the types that add registers, and so
+// needs far less memory than a clientset.
 func (c *Client) REST(gv schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	if err := add(scheme); err != nil {
@@ -179,23 +176,22 @@ func (c *Client) REST(gv schema.GroupVersion, add func(*runtime.Scheme) error) (
 	return rest.RESTClientFor(cfg)
 }
 
-// Servers returns the IP addresses of the API's servers, sorted: those that are
-// configured, and those that the API named last, also before the last start. A
-// configured name is left out. The channel is closed when they may have changed,
-// which needs Run.
+// Servers returns the IP addresses of the API servers, sorted: the configured ones, and the ones that the API
+// published most recently, possibly before a restart. Configured host names are left out. The channel is closed when
+// the list changes, which happens only while Run runs.
 func (c *Client) Servers() (addresses []netip.Addr, changed <-chan struct{}) {
 	return c.addresses.hosts()
 }
 
-// Nodes returns the number of Nodes. While it is not known, which needs Run, the number
-// is one of a large cluster.
+// Nodes returns the number of Nodes in the cluster. Until Run has counted them, it returns the number of a large
+// cluster.
 func (c *Client) Nodes() int {
 	c.monitor.mu.Lock()
 	defer c.monitor.mu.Unlock()
 	return c.monitor.size()
 }
 
-// Cluster asks the API server for the UID of its cluster: that of the Namespace kube-system.
+// Cluster reads the cluster's UID, which is the UID of the Namespace kube-system.
 func (c *Client) Cluster(ctx context.Context) (string, error) {
 	o, err := c.monitor.prober.origin(ctx)
 	if err == nil && o.uid == "" {
@@ -204,9 +200,8 @@ func (c *Client) Cluster(ctx context.Context) (string, error) {
 	return string(o.uid), err
 }
 
-// Run keeps the addresses of the servers, and makes every Follow of the client list
-// again after a server was restored from an older backup, until ctx is done; it then
-// returns nil.
+// Run keeps the server addresses up to date, and makes every Follow of this client list again after a server was
+// restored from an older backup. It returns nil when ctx is done.
 func (c *Client) Run(ctx context.Context) error {
 	slices, err := c.apiServers()
 	if err != nil {

@@ -58,14 +58,14 @@ func TestBadSettingsAreRefusedByField(t *testing.T) {
 	}
 }
 
-// api is a server that counts what it is asked, and settings for it.
+// api starts a server that counts its requests, and returns settings for it.
 func api(t *testing.T, answer http.HandlerFunc) (s *httptest.Server, settings Settings, asked *atomic.Int32) {
 	t.Helper()
 	asked = new(atomic.Int32)
 	s = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		if got := r.Header.Get("Authorization"); got != "Bearer secret" {
-			t.Errorf("the server is asked with %q", got)
+			t.Errorf("the server got the credentials %q", got)
 		}
 		answer(w, r)
 	}))
@@ -133,34 +133,35 @@ func TestServersAreAskedInTurn(t *testing.T) {
 		}
 	}
 	if askedA.Load() != 3 || askedB.Load() != 0 {
-		t.Errorf("the servers were asked %d and %d times, want 3 and 0", askedA.Load(), askedB.Load())
+		t.Errorf("the servers got %d and %d requests, want 3 and 0", askedA.Load(), askedB.Load())
 	}
 	a.CloseClientConnections()
 	a.Close()
 	for range 3 {
 		if err := get(t, c); err != nil {
-			t.Errorf("the first server is away: %v", err)
+			t.Errorf("while the first server is down: %v", err)
 		}
 	}
 	if askedB.Load() != 3 {
-		t.Errorf("the second server was asked %d times, want 3", askedB.Load())
+		t.Errorf("the second server got %d requests, want 3", askedB.Load())
 	}
 	sick.Store(true)
 	if err := get(t, c); err == nil {
-		t.Error("the last server refuses, and the call succeeds")
+		t.Error("the last server rejects the request, but the call succeeds")
 	}
 	if current, _ := c.addresses.now(); current != a.URL {
-		t.Errorf("after a refusal %s is asked, want the next", current)
+		t.Errorf("after a server error the next request goes to %s, want the next server", current)
 	}
 	b.CloseClientConnections()
 	b.Close()
 	if err := get(t, c); err == nil || !strings.Contains(err.Error(), a.Listener.Addr().String()) ||
 		!strings.Contains(err.Error(), b.Listener.Addr().String()) {
-		t.Errorf("without any server: %v, want both addresses", err)
+		t.Errorf("with all servers down: %v, want both addresses", err)
 	}
 }
 
-// TestLateFailureLeavesTheCurrentServer: others have left the server already.
+// TestLateFailureLeavesTheCurrentServer: a request that fails late does not change the server, because other requests
+// have moved on already.
 func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	all := []string{"https://a:1", "https://b:1", "https://c:1"}
 	a := newAddresses(all, filepath.Join(t.TempDir(), "file"), log.Discard())
@@ -179,8 +180,8 @@ func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	}
 }
 
-// TestWriteWithoutAnAnswerIsSentToNoOtherServer: a write whose answer is lost may have been carried out: it is the
-// caller's to repeat.
+// TestWriteWithoutAnAnswerIsSentToNoOtherServer: a server may have executed a write whose answer is lost. Only the
+// caller may repeat it.
 func TestWriteWithoutAnAnswerIsSentToNoOtherServer(t *testing.T) {
 	a, settings, askedA := api(t, func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
@@ -200,15 +201,15 @@ func TestWriteWithoutAnAnswerIsSentToNoOtherServer(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p"}}
 	err = r.Post().Namespace("n").Resource("pods").Body(pod).MaxRetries(0).Do(t.Context()).Error()
 	if err == nil || askedA.Load() != 1 || askedB.Load() != 0 {
-		t.Errorf("the servers were asked %d and %d times, want 1 and 0: %v", askedA.Load(), askedB.Load(), err)
+		t.Errorf("the servers got %d and %d requests, want 1 and 0: %v", askedA.Load(), askedB.Load(), err)
 	}
 	if err := get(t, c); err != nil || askedB.Load() != 1 {
-		t.Errorf("the next request: %v; the second server was asked %d times", err, askedB.Load())
+		t.Errorf("the next request: %v; the second server got %d requests", err, askedB.Load())
 	}
 }
 
-// frozen is a way to a server that stops passing anything on without closing its
-// connections when freeze is called, and accepts no further ones.
+// frozen starts a proxy to a server. After freeze is called, the proxy forwards nothing and accepts no connections,
+// but keeps the existing ones open.
 func frozen(t *testing.T, to net.Addr) (address string, freeze func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -281,7 +282,7 @@ func TestSilentServerIsLeftForTheNext(t *testing.T) {
 		if got := os.Getenv(name); got != seconds {
 			t.Errorf("%s is %q in a service, want %q", name, got, seconds)
 		}
-		t.Setenv(name, "1") // what is set stays
+		t.Setenv(name, "1") // New keeps a value that is set
 	}
 	b, _, askedB := api(t, ok)
 	way, freeze := frozen(t, a.Listener.Addr())
@@ -289,11 +290,11 @@ func TestSilentServerIsLeftForTheNext(t *testing.T) {
 	c := newClient(t, settings, nil)
 	c.addresses.current = way
 	if err := get(t, c); err != nil || askedA.Load() != 1 {
-		t.Fatalf("the first server was asked %d times: %v", askedA.Load(), err)
+		t.Fatalf("the first server got %d requests: %v", askedA.Load(), err)
 	}
 	freeze()
 	if err := get(t, c); err != nil || askedA.Load() != 1 || askedB.Load() != 1 {
-		t.Errorf("when the first server is silent they were asked %d and %d times: %v", askedA.Load(), askedB.Load(), err)
+		t.Errorf("with a silent first server, the servers got %d and %d requests: %v", askedA.Load(), askedB.Load(), err)
 	}
 }
 
@@ -314,7 +315,7 @@ func TestUntrustedServerGetsNoToken(t *testing.T) {
 	}
 	err = get(t, newClient(t, settings, nil))
 	if unknown := new(x509.UnknownAuthorityError); !errors.As(err, unknown) || asked.Load() != 0 {
-		t.Errorf("error %v, and the server was asked %d times", err, asked.Load())
+		t.Errorf("error %v, and the server got %d requests", err, asked.Load())
 	}
 }
 
@@ -327,21 +328,21 @@ func TestLastAddressesSurviveARestart(t *testing.T) {
 	s.Upsert(types.NamespacedName{Name: "a"}, []string{"https://10.0.0.2:6443"})
 	s.Upsert(types.NamespacedName{Name: "b"}, []string{"https://[fd00::1]:6443"})
 	if _, err := os.Stat(file); err == nil {
-		t.Error("addresses were written before all were known")
+		t.Error("addresses were saved before the list was complete")
 	}
 	s.Complete()
 	want := []string{"https://api.example:6443", "https://10.0.0.2:6443", "https://[fd00::1]:6443"}
 	if again := newAddresses(configured, file, silent); !slices.Equal(again.all, want) || again.current != want[0] {
-		t.Errorf("after a restart %q, beginning with %s; want %q", again.all, again.current, want)
+		t.Errorf("after a restart: %q, starting with %s; want %q", again.all, again.current, want)
 	}
 	a.current = "https://[fd00::1]:6443"
 	s.Delete(types.NamespacedName{Name: "b"})
 	if again := newAddresses(configured, file, silent); !slices.Equal(again.all, want[:2]) || a.current != want[0] {
-		t.Errorf("after a server went %q, and %s is asked; want %q", again.all, a.current, want[:2])
+		t.Errorf("after a server was removed: %q, current %s; want %q", again.all, a.current, want[:2])
 	}
 	s.Delete(types.NamespacedName{Name: "a"})
 	if again := newAddresses(configured, file, silent); !slices.Equal(again.all, want[:2]) {
-		t.Errorf("an API without addresses made it %q", again.all)
+		t.Errorf("an empty list of the API changed the addresses to %q", again.all)
 	}
 }
 
@@ -352,7 +353,7 @@ func TestServersAreTheAddressesOfTheAPI(t *testing.T) {
 	c := &Client{addresses: newAddresses(configured, file, silent)}
 	first, changed := c.Servers()
 	if fmt.Sprint(first) != "[10.0.0.9]" {
-		t.Errorf("configured are %v, want the one address", first)
+		t.Errorf("configured addresses: %v, want only the IP address", first)
 	}
 	s := &servers{addresses: c.addresses}
 	s.Upsert(types.NamespacedName{Name: "a"},
@@ -361,7 +362,7 @@ func TestServersAreTheAddressesOfTheAPI(t *testing.T) {
 	select {
 	case <-changed:
 	default:
-		t.Error("the change was not told")
+		t.Error("the channel was not closed on a change")
 	}
 	const want = "[10.0.0.2 10.0.0.9 fd00::1]"
 	all, changed := c.Servers()
@@ -372,7 +373,7 @@ func TestServersAreTheAddressesOfTheAPI(t *testing.T) {
 	s.Complete()
 	select {
 	case <-changed:
-		t.Error("the same addresses are told as a change")
+		t.Error("the channel was closed although the addresses are the same")
 	default:
 	}
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Kind is what Follow lists and watches.
+// Kind selects the objects that Follow lists and watches.
 type Kind[V any] struct {
 	Client    cache.Getter // of the group and version
 	Resource  string       // "pods"
@@ -35,48 +35,44 @@ type Kind[V any] struct {
 	Fields    string       // field selector; "": all
 	Labels    string       // label selector; "": all
 	Type      runtime.Object
-	// Trim returns what is kept of an object of Type. Nothing else keeps it.
+	// Trim returns the part of an object that is kept. Follow keeps no reference to the object itself.
 	Trim func(runtime.Object) V
-	// First says that the kind is listed before the others when the API server was
-	// restored from an older backup.
+	// First makes the kind one of the first to be listed again after the API server was restored from an older
+	// backup.
 	First bool
-	// Last says that the kind may be listed later than the others then, within four times
-	// their time.
+	// Last allows the kind to be listed later than the others after a restore, within four times their delay.
 	Last bool
 }
 
-// Handler gets the objects of a kind. Its methods are called one after the other.
+// Handler receives the objects of a kind. Its methods are called one at a time, except Failed.
 type Handler[V any] interface {
-	// Upsert says that an object exists, and what it is now.
+	// Upsert reports a new or changed object.
 	Upsert(types.NamespacedName, V)
-	// Delete says that an object that was told of does not exist any more.
+	// Delete reports that an object, which Upsert reported before, was deleted.
 	Delete(types.NamespacedName)
-	// Complete says that every object that exists was told of, and that no other
-	// does. It may be called again.
+	// Complete reports that the handler now knows all existing objects and no others. It may be called again.
 	Complete()
-	// Failed says why the kind cannot be listed or watched, and with nil that it
-	// can again. It may run concurrently with the other methods. Objects stay. A
-	// RestoredError says that the API server has an earlier state or belongs to another
-	// cluster; Follow lists the kind again.
+	// Failed reports why the kind cannot be listed or watched, or nil once it works again. It may run concurrently
+	// with the other methods. The objects remain. A RestoredError means that the API server went back to an earlier
+	// state or belongs to another cluster; Follow then lists the kind again.
 	Failed(error)
 }
 
-// backoff is between two attempts, for each kind by itself. All nodes lose a
-// server at the same time, and must not come back so.
+// backoff is the delay between two attempts for one kind. All nodes lose a server at the same moment; the jitter
+// keeps them from reconnecting at the same moment.
 var backoff = wait.Backoff{
 	Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Cap: 10 * time.Second, Steps: math.MaxInt32,
 }
 
-// Follow tells h of every object of a kind, as a stream where the server has
-// that, and then of every change, until ctx is done; it then returns nil. After a
-// gap everything is listed again and h gets what differs, also when the server was
-// restored from an older backup, which the client notices while its Run runs.
+// Follow reports every object of a kind to h, streamed if the server supports it, and then every change, until ctx is
+// done; it then returns nil. After a gap, Follow lists everything again and reports the differences to h. It does the
+// same when the server was restored from an older backup, which the client detects while its Run runs.
 //
-// A kind that cannot be listed, because the API is away or forbids it, is tried
-// again for ever. Its failure is logged when it begins, changes or ends.
+// If a kind cannot be listed, because the API is unreachable or forbids it, Follow retries for ever. The failure is
+// logged when it starts, changes or ends.
 func Follow[V any](ctx context.Context, c *Client, k Kind[V], h Handler[V], l *slog.Logger) error {
 	lw := cache.NewFilteredListWatchFromClient(k.Client, k.Resource, k.Namespace, func(o *metav1.ListOptions) {
-		if o.FieldSelector == "" { // else it is the question for one object
+		if o.FieldSelector == "" { // otherwise find reads a single object
 			o.FieldSelector = k.Fields
 		}
 		o.LabelSelector = k.Labels
@@ -118,8 +114,7 @@ func follow[V any](
 	return nil
 }
 
-// find returns a function that reads the revision of one object from the store; 0: the kind
-// does not have it.
+// find returns a function that reads an object's revision from the store; 0 means that the object does not exist.
 func find(lw *cache.ListWatch, fields string) func(context.Context, types.NamespacedName) (uint64, error) {
 	return func(ctx context.Context, name types.NamespacedName) (uint64, error) {
 		selector := "metadata.name=" + name.Name
@@ -145,18 +140,18 @@ func find(lw *cache.ListWatch, fields string) func(context.Context, types.Namesp
 	}
 }
 
-// follow lists the kind, and watches it until ctx is done.
+// follow lists the kind and watches it until ctx is done.
 func (s *store[V]) follow(ctx context.Context, lw *cache.ListWatch) {
 	s.follower.begin()
 	s.ends(time.Time{})
 	noted := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			if o.ResourceVersion == "0" {
-				o.ResourceVersion = "" // not any state that a server remembers: what an old one lacks would be deleted
+				o.ResourceVersion = "" // a stale cache would delete objects that it lacks
 			}
 			s.broken()
 			list, err := lw.ListWithContext(ctx, o)
-			if err != nil { // else more of the list may follow
+			if err != nil { // on success, more pages may follow
 				s.note(ctx, "list", err)
 			}
 			return list, err
@@ -165,8 +160,8 @@ func (s *store[V]) follow(ctx context.Context, lw *cache.ListWatch) {
 			s.broken()
 			begin := time.Now()
 			w, err := lw.WatchWithContext(ctx, o)
-			// The answer to a watch with initial events begins before there are any; a server without
-			// them refuses it, and the kind is listed.
+			// A server answers a watch with initial events before it sends any; a server without this feature rejects
+			// the request, and the kind is listed.
 			if o.SendInitialEvents == nil || err != nil && !apierrors.IsInvalid(err) {
 				s.note(ctx, "watch", err)
 			}
@@ -176,15 +171,15 @@ func (s *store[V]) follow(ctx context.Context, lw *cache.ListWatch) {
 			return w, err
 		},
 	}
-	// What the reflector would log is noted above.
+	// note already logs what the reflector would log.
 	quiet := logr.Discard()
 	cache.NewReflectorWithOptions(noted, s.kind.Type, s, cache.ReflectorOptions{
 		Logger: &quiet, Name: s.kind.Resource, Backoff: &backoff, Clock: endingClock{clock.RealClock{}, ctx},
 	}).RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// endingClock ends the reflector's pauses with ctx: some do not look at it
-// (client-go 0.36, Reflector.watchList).
+// endingClock ends the reflector's delays when ctx ends, because some ignore it (client-go 0.36,
+// Reflector.watchList).
 type endingClock struct {
 	clock.RealClock
 	ctx context.Context
@@ -201,32 +196,32 @@ func (c endingClock) After(d time.Duration) <-chan time.Time {
 	return fired
 }
 
-// watchSlack is how much earlier than asked for a server may end a watch in order.
+// watchSlack is how much earlier than requested a server may end a watch without this being a failure.
 const watchSlack = 5 * time.Second
 
-// store implements cache.ReflectorStore. It keeps the names alone.
+// store implements cache.ReflectorStore. It keeps only the names of objects.
 type store[V any] struct {
 	kind     Kind[V]
 	handler  Handler[V]
 	follower *follower
 	log      *slog.Logger
-	names    map[types.NamespacedName]struct{} // the reflector's goroutine's
+	names    map[types.NamespacedName]struct{} // used only by the reflector's goroutine
 
 	mu      sync.Mutex
-	until   time.Time      // guarded by mu; when the watch ends in order
+	until   time.Time      // guarded by mu; the scheduled end of the watch
 	failure error          // guarded by mu; why the kind cannot be listed or watched
 	stale   *RestoredError // guarded by mu; why it has to be listed again
-	told    string         // guarded by mu; what the handler was told last
+	told    string         // guarded by mu; the last failure reported to the handler
 }
 
-// broken is called before a request: a watch that should still run has ended.
+// broken is called before each request. It requests a check if the last watch ended early.
 func (s *store[V]) broken() {
 	if time.Now().Before(s.ends(time.Time{}).Add(-watchSlack)) {
 		s.follower.monitor.disturbed()
 	}
 }
 
-// ends notes when a watch ends in order, and returns when the one before did.
+// ends records the scheduled end of a watch and returns the previous value.
 func (s *store[V]) ends(until time.Time) (before time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +229,7 @@ func (s *store[V]) ends(until time.Time) (before time.Time) {
 	return before
 }
 
-// note tells of a failure when it begins, changes or ends.
+// note logs and reports a failure when it starts, changes or ends.
 func (s *store[V]) note(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil {
 		return
@@ -251,15 +246,14 @@ func (s *store[V]) note(ctx context.Context, verb string, err error) {
 	}
 	s.failure = err
 	if err != nil {
-		s.log.Warn("the Kubernetes API does not give a kind", log.Err(err))
+		s.log.Warn("a kind of the Kubernetes API cannot be listed or watched", log.Err(err))
 	} else {
-		s.log.Info("the Kubernetes API gives a kind again")
+		s.log.Info("a kind of the Kubernetes API can be listed and watched again")
 	}
 	s.tell()
 }
 
-// restored tells the handler that the kind has to be listed again; with nil, that
-// it was.
+// restored reports to the handler that the kind must be listed again, or with nil, that it was.
 func (s *store[V]) restored(why *RestoredError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +261,7 @@ func (s *store[V]) restored(why *RestoredError) {
 	s.tell()
 }
 
-// tell tells the handler what is wrong now. Called with mu held.
+// tell reports the current failure to the handler if it has changed. Called with mu held.
 func (s *store[V]) tell() {
 	err := s.failure
 	if s.stale != nil {
@@ -279,7 +273,7 @@ func (s *store[V]) tell() {
 	}
 }
 
-// repeat tells the handler again what is wrong: it takes Complete for the end of it.
+// repeat reports the current failure once more: the handler takes Complete as its end.
 func (s *store[V]) repeat() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,7 +328,7 @@ func (s *store[V]) Delete(object any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore: objects are everything that exists.
+// Replace implements cache.ReflectorStore: objects is the complete list.
 func (s *store[V]) Replace(objects []any, revision string) error {
 	before := s.names
 	s.names = make(map[types.NamespacedName]struct{}, len(objects))
@@ -356,7 +350,7 @@ func (s *store[V]) Replace(objects []any, revision string) error {
 	return nil
 }
 
-// UpdateResourceVersion implements cache.ResourceVersionUpdater: every event has one.
+// UpdateResourceVersion implements cache.ResourceVersionUpdater. The reflector calls it for every event.
 func (s *store[V]) UpdateResourceVersion(revision string) { s.follower.sees(revision) }
 
 // Resync implements cache.ReflectorStore.

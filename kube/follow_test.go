@@ -33,14 +33,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// One of them sleeps until a time that is not that of a synctest bubble.
+	// One of the handlers sleeps until a time outside of a synctest bubble.
 	utilruntime.ErrorHandlers = nil
 	leaktest.Main(m)
 }
 
 var pods = schema.GroupResource{Resource: "pods"}
 
-// server is an API with one kind, and the faults of one.
+// server simulates an API server with one kind, and its faults.
 type server struct {
 	mu       sync.Mutex
 	revision int               // guarded by mu
@@ -50,18 +50,18 @@ type server struct {
 	history  []watch.Event     // guarded by mu
 	listErr  error             // guarded by mu
 	watchErr error             // guarded by mu
-	streams  bool              // guarded by mu; it knows sendInitialEvents
+	streams  bool              // guarded by mu; it supports sendInitialEvents
 	calls    int               // guarded by mu
-	behind   int               // guarded by mu; by how much the revision of Namespaces is lower
-	kindErr  error             // guarded by mu; of the kind, while the server answers
-	uid      types.UID         // guarded by mu; of kube-system
+	behind   int               // guarded by mu; how far the revision of Namespaces lags behind
+	kindErr  error             // guarded by mu; the kind fails while the server answers
+	uid      types.UID         // guarded by mu; UID of kube-system
 	size     int               // guarded by mu; number of Nodes
-	asked    []time.Time       // guarded by mu; when origin was asked
-	listed   []time.Time       // guarded by mu; when a listing began
-	began    time.Time         // guarded by mu; when the newest watch began
+	asked    []time.Time       // guarded by mu; times of calls of origin
+	listed   []time.Time       // guarded by mu; times at which a listing started
+	began    time.Time         // guarded by mu; start of the newest watch
 }
 
-// watcher gets the events of later revisions.
+// watcher receives the events of later revisions.
 type watcher struct {
 	server *server
 	events chan watch.Event
@@ -109,8 +109,8 @@ func (s *server) nodes(context.Context) (int, error) {
 	return s.size, s.listErr
 }
 
-// restore replaces the store. As with an API server, open watches go on and stay
-// silent until set passes their revision.
+// restore replaces the store. As with a real API server, open watches continue and stay silent until set passes their
+// revision.
 func (s *server) restore(to int, values map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +143,7 @@ func (s *server) list(_ context.Context, o metav1.ListOptions) (runtime.Object, 
 	if err := cmp.Or(s.kindErr, s.listErr); err != nil {
 		return nil, err
 	}
-	if o.FieldSelector != "" { // of one object, as it is in the store
+	if o.FieldSelector != "" { // reads one object from the store
 		l := &corev1.PodList{}
 		for name := range s.values {
 			if o.FieldSelector == "metadata.name="+name+",metadata.namespace=n" {
@@ -154,7 +154,7 @@ func (s *server) list(_ context.Context, o metav1.ListOptions) (runtime.Object, 
 	}
 	s.listed = append(s.listed, time.Now())
 	if o.ResourceVersion == "0" {
-		return nil, errors.New("any state is asked for, also one that is older than what was told")
+		return nil, errors.New("the client accepts any state, even one older than it has seen")
 	}
 	l := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.revision)}}
 	for name := range s.values {
@@ -201,7 +201,7 @@ func (s *server) watch(_ context.Context, o metav1.ListOptions) (watch.Interface
 	return w, nil
 }
 
-// early waits until the watch is not about to end in order: a watch runs for 5 to 10 minutes.
+// early waits until the watch is far from its scheduled end: a watch runs for 5 to 10 minutes.
 func (s *server) early() {
 	for {
 		s.mu.Lock()
@@ -214,7 +214,7 @@ func (s *server) early() {
 	}
 }
 
-// set changes an object; without a value it removes it.
+// set changes an object; an empty value removes it.
 func (s *server) set(name, value string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,7 +242,7 @@ func (s *server) set(name, value string) {
 	}
 }
 
-// end ends every watch, with a last event or without one.
+// end ends every watch, after a last event if last is not nil.
 func (s *server) end(last *metav1.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,14 +261,14 @@ func (s *server) fail(list, watch error) {
 	s.listErr, s.watchErr = list, watch
 }
 
-// failKinds makes the server refuse the kind and go on to answer.
+// failKinds makes requests for the kind fail while the server answers other requests.
 func (s *server) failKinds(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kindErr = err
 }
 
-// seen is a Handler.
+// seen is a Handler that records its calls.
 type seen struct {
 	mu       sync.Mutex
 	set      map[string]string // guarded by mu
@@ -327,7 +327,7 @@ func (s *seen) last() string {
 	return s.failures[len(s.failures)-1]
 }
 
-// following runs f beside Follow, of a server with streams and of one without.
+// following runs f while Follow follows a server, once with streamed lists and once without.
 func following(t *testing.T, f func(*testing.T, *server, *seen)) {
 	for _, streams := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streams=%t", streams), func(t *testing.T) {
@@ -348,18 +348,18 @@ func following(t *testing.T, f func(*testing.T, *server, *seen)) {
 				begin := time.Now()
 				cancel()
 				if err := <-ended; err != nil {
-					t.Errorf("it ended with %v", err)
+					t.Errorf("Follow returned %v", err)
 				}
 				<-checks
 				if d := time.Since(begin); d != 0 {
-					t.Errorf("it ended %v after its context", d)
+					t.Errorf("Follow returned %v after its context ended", d)
 				}
 			})
 		})
 	}
 }
 
-// refused is what a closed port answers.
+// refused is the error of a connection to a closed port.
 var refused = &netError{syscall.ECONNREFUSED}
 
 type netError struct{ error }
@@ -374,7 +374,7 @@ func TestFollowTellsEveryChange(t *testing.T) {
 		s.set("a", "")
 		h.want(t, "after changes", "b=2 c=1")
 		if got := h.last(); got != "" {
-			t.Errorf("nothing failed, and the handler was told %q", got)
+			t.Errorf("Failed was called with %q without a failure", got)
 		}
 	})
 }
@@ -389,18 +389,18 @@ func TestNothingIsDeletedWhileTheAPIIsAway(t *testing.T) {
 		time.Sleep(24 * time.Hour)
 		h.want(t, "a day later", "a=1 b=1")
 		if got := h.last(); !strings.Contains(got, "connection refused") || !strings.Contains(got, " pods: ") {
-			t.Errorf("the handler was told %q", got)
+			t.Errorf("Failed was called with %q", got)
 		}
 		s.mu.Lock()
 		if calls := s.calls; calls > 40_000 || calls < 4_000 {
-			t.Errorf("%d requests in a day, want one in 5 to 20 seconds", calls)
+			t.Errorf("%d requests in a day, want one every 5 to 20 seconds", calls)
 		}
 		s.mu.Unlock()
 		s.fail(nil, nil)
 		time.Sleep(time.Minute)
-		h.want(t, "a minute after it is back", "b=1 c=1")
+		h.want(t, "a minute after the API is back", "b=1 c=1")
 		if got := h.last(); got != "<nil>" {
-			t.Errorf("the handler was told %q last", got)
+			t.Errorf("the last call of Failed had %q", got)
 		}
 	})
 }
@@ -435,7 +435,7 @@ func TestExpiredWatchIsListedAgainAndTellsTheDifference(t *testing.T) {
 		h.want(t, "at the start", "a=1 b=1")
 		s.mu.Lock()
 		expired := s.watchers
-		s.watchers = nil // they miss what follows
+		s.watchers = nil // they miss the following changes
 		s.mu.Unlock()
 		s.set("a", "")
 		s.set("b", "2")
@@ -465,7 +465,7 @@ func TestForbiddenKindIsToldByKindAndVerb(t *testing.T) {
 		got := h.last()
 		if !strings.HasPrefix(got, "list pods: ") && !strings.HasPrefix(got, "watch pods: ") ||
 			!strings.Contains(got, "forbidden") {
-			t.Errorf("the handler was told %q", got)
+			t.Errorf("Failed was called with %q", got)
 		}
 		s.fail(nil, nil)
 		s.set("b", "2")

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// MetadataClient returns a client of the core group that gets the metadata of objects
-// alone: a Kind of it has the type metav1.PartialObjectMetadata.
+// MetadataClient returns a client of the core group that fetches only the metadata of objects. A Kind that uses it
+// has the type metav1.PartialObjectMetadata.
 func MetadataClient(config *rest.Config) (*rest.RESTClient, error) {
 	gv := schema.GroupVersion{Version: "v1"}
 	s := runtime.NewScheme()
@@ -30,8 +30,8 @@ func MetadataClient(config *rest.Config) (*rest.RESTClient, error) {
 	return rest.RESTClientFor(c)
 }
 
-// metadata requests the metadata of a list, or of each object of a watch. An API server
-// refuses the one for the other.
+// metadata requests the metadata of a list, or of each object of a watch. An API server rejects either media type for
+// the other request.
 type metadata struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.

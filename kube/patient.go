@@ -14,27 +14,26 @@ import (
 	"time"
 )
 
-// A server that stops answering requests may keep its connections alive: its store hangs,
-// or a load balancer in front of it has lost it. client-go waits for such an answer without
-// an end.
+// A server may stop answering requests while its connections stay open: its store hangs, or a load balancer in front
+// of it has lost the server. client-go waits for such an answer without limit.
 const (
-	// answerWithin is the longest time until an answer begins, and between two parts of a
-	// list. An API server ends requests other than watches itself after 60 s.
+	// answerWithin limits the time until a response starts, and between two parts of a list. An API server ends
+	// requests other than watches after 60 s by itself.
 	answerWithin = 70 * time.Second
-	// streamWithin is the longest time between two parts of a watch of a kind for which the
-	// server sends initial events: it sends a bookmark every minute, too.
+	// streamWithin limits the time between two parts of a watch with initial events. A server that sends initial
+	// events also sends a bookmark every minute.
 	streamWithin = 3 * time.Minute
-	// watchOverdue is how long after its own end any other watch is given up: its server may
-	// send no bookmarks, and ends the watch after timeoutSeconds.
+	// watchOverdue is how long after its scheduled end any other watch is abandoned. Its server may send no
+	// bookmarks, and ends the watch after timeoutSeconds.
 	watchOverdue = time.Minute
-	// maxRetryAfter bounds the pauses that an answer asks for by Retry-After. client-go makes
-	// up to ten of them within one call, and reports the failure afterwards.
+	// maxRetryAfter limits the delays that a response requests with Retry-After. client-go makes up to ten such
+	// delays within one call before it reports the failure.
 	maxRetryAfter = 5 * time.Second
 )
 
-// silentError says that a server did not answer in time, or stopped in the middle of an answer.
+// silentError reports that a server did not answer in time, or stopped in the middle of a response.
 type silentError struct {
-	what string // did not happen
+	what string // as in "sends no answer"
 	time.Duration
 }
 
@@ -43,16 +42,16 @@ func (e *silentError) Error() string {
 	return fmt.Sprintf("the server keeps the connection and %s within %s", e.what, e.Duration)
 }
 
-// patient sends requests, and ends those that a server does not answer.
+// patient sends requests and cancels the ones that a server does not answer in time.
 type patient struct {
 	next http.RoundTripper
 
 	mu      sync.Mutex
-	streams map[string]struct{} // guarded by mu; paths of kinds with initial events
+	streams map[string]struct{} // guarded by mu; paths that the server streams with initial events
 }
 
-// roundTrip sends one request to one server. It returns a silentError when no answer begins.
-// The body of the answer ends with one when it stops in the middle; silent is called then.
+// roundTrip sends one request to one server. It returns a silentError if no response starts in time. If the response
+// stops half-way, it calls silent, and reading the body returns a silentError.
 func (p *patient) roundTrip(req *http.Request, silent func(error)) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	late := &silentError{"sends no answer", answerWithin}
@@ -74,7 +73,7 @@ func (p *patient) roundTrip(req *http.Request, silent func(error)) (*http.Respon
 	return resp, nil
 }
 
-// within returns the longest time between two parts of an answer; 0: no limit.
+// within returns the longest allowed time between two parts of a response; 0 means no limit.
 func (p *patient) within(req *http.Request, status int) time.Duration {
 	q := req.URL.Query()
 	if watch, _ := strconv.ParseBool(q.Get("watch")); !watch { //nolint:errcheck // it is written by client-go
@@ -98,8 +97,8 @@ func (p *patient) within(req *http.Request, status int) time.Duration {
 	return time.Duration(seconds)*time.Second + watchOverdue
 }
 
-// boundRetryAfter shortens the pause that an answer asks for: a server that was overloaded,
-// or a proxy in front of it, may ask for hours.
+// boundRetryAfter shortens the delay that a response requests. A server that was overloaded, or a proxy in front of
+// it, may request hours.
 func boundRetryAfter(resp *http.Response) {
 	const name, most = "Retry-After", int(maxRetryAfter / time.Second)
 	if seconds, err := strconv.Atoi(resp.Header.Get(name)); err == nil && seconds > most {
@@ -107,8 +106,7 @@ func boundRetryAfter(resp *http.Response) {
 	}
 }
 
-// body is the body of an answer. The limit counts while it is read, so that a slow reader
-// ends no answer.
+// body is the body of a response. The time limit runs only during a Read, so a slow reader does not end a response.
 type body struct {
 	io.ReadCloser
 	request context.Context //nolint:containedctx // its cause is why a read failed

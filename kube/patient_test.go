@@ -24,11 +24,10 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// answering answers as the transport of net/http does: a request that is cancelled ends, and
-// so does the body of its answer.
+// answering behaves like the transport of net/http: cancelling a request ends it, and the body of its response, too.
 type answering func(r *http.Request, w *io.PipeWriter) (status int, h http.Header)
 
-// none is the status of a request without an answer.
+// none is the status of a request that gets no answer.
 const none = 0
 
 // RoundTrip implements http.RoundTripper.
@@ -56,7 +55,7 @@ func (p pipe) Close() error {
 	return p.PipeReader.Close()
 }
 
-// clientOf returns a client of servers behind one transport.
+// clientOf returns a client for several servers behind one transport.
 func clientOf(t *testing.T, f answering, servers ...string) *Client {
 	t.Helper()
 	a := newAddresses(servers, filepath.Join(t.TempDir(), "file"), log.Discard())
@@ -87,7 +86,7 @@ func TestServerThatAnswersNothingOverALivingConnectionIsLeft(t *testing.T) {
 			}
 		}
 		if got := strings.Join(asked, " "); got != "a:1 b:1 b:1" {
-			t.Errorf("asked were %s, want a:1 b:1 b:1", got)
+			t.Errorf("the requests went to %s, want a:1 b:1 b:1", got)
 		}
 	})
 }
@@ -112,7 +111,7 @@ func TestAnswerThatStopsInTheMiddleEnds(t *testing.T) {
 		"a watch without bookmarks": {
 			before: initial, statusBefore: 200, query: "watch=true&timeoutSeconds=60", within: time.Minute + watchOverdue,
 		},
-		"a watch that has no end of its server": {query: "watch=true"},
+		"a watch without timeoutSeconds": {query: "watch=true"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -146,7 +145,7 @@ func TestAnswerThatStopsInTheMiddleEnds(t *testing.T) {
 				if _, err := io.ReadFull(body, part); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(24 * time.Hour) // of a reader that is busy
+				time.Sleep(24 * time.Hour) // the reader is busy
 				began := time.Now()
 				if test.within == 0 {
 					time.AfterFunc(24*time.Hour, cancel)
@@ -157,10 +156,10 @@ func TestAnswerThatStopsInTheMiddleEnds(t *testing.T) {
 				switch took := time.Since(began); {
 				case test.within == 0:
 					if took != 24*time.Hour || errors.As(err, &silent) || current != "https://a:1" {
-						t.Errorf("the answer ended after %s with %v, the next server is %s", took, err, current)
+						t.Errorf("the response ended after %s with %v, the next server is %s", took, err, current)
 					}
 				case took != test.within || !errors.As(err, &silent) || current != "https://b:1":
-					t.Errorf("the answer ended after %s with %v, the next server is %s; want %s and the other server",
+					t.Errorf("the response ended after %s with %v, the next server is %s; want %s and the other server",
 						took, err, current, test.within)
 				}
 			})
@@ -168,7 +167,7 @@ func TestAnswerThatStopsInTheMiddleEnds(t *testing.T) {
 	}
 }
 
-// failures is a handler that keeps what is wrong.
+// failures is a handler that records failures.
 type failures struct {
 	mu       sync.Mutex
 	all      []string  // guarded by mu
@@ -190,8 +189,8 @@ func (f *failures) Failed(err error) {
 	f.all = append(f.all, text(err))
 }
 
-// TestServerThatAnswersLateIsReportedAndFollowedWhenItIsBack: whoever waits for the first
-// listing is told why, and does not wait longer than the server needs.
+// TestServerThatAnswersLateIsReportedAndFollowedWhenItIsBack: the handler learns why the first listing is late, and
+// the listing completes soon after the server recovers.
 func TestServerThatAnswersLateIsReportedAndFollowedWhenItIsBack(t *testing.T) {
 	for what, fault := range map[string]answering{
 		"an overload for a day": func(_ *http.Request, w *io.PipeWriter) (int, http.Header) {
@@ -243,13 +242,13 @@ func TestServerThatAnswersLateIsReportedAndFollowedWhenItIsBack(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				h.mu.Lock()
 				if len(h.all) == 0 || h.all[len(h.all)-1] == "" {
-					t.Errorf("after 5 minutes the handler was told %q", h.all)
+					t.Errorf("after 5 minutes the failures are %q", h.all)
 				}
 				h.mu.Unlock()
 				time.Sleep(10 * time.Minute)
 				h.mu.Lock()
 				if h.complete.IsZero() || len(h.all) == 0 || h.all[len(h.all)-1] != "" {
-					t.Errorf("5 minutes after the server is back: complete %v, the handler was told %q", h.complete, h.all)
+					t.Errorf("5 minutes after the server is back: complete %v, failures %q", h.complete, h.all)
 				}
 				h.mu.Unlock()
 				cancel()

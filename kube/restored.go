@@ -25,45 +25,43 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// A watch that is opened at a revision of the future is accepted and stays silent.
-// So a client of an API server whose store was restored from an older backup, or
-// that was replaced by the server of another cluster, gets no events and no error.
-// A monitor compares the revision of the store and the UID of kube-system with
-// what this process has seen, and makes Follow list everything again. A restored store may
-// have passed the revision that this process has seen; so after watches ended before their
-// time, it also reads the objects that changed last before that.
+// An API server accepts a watch at a future revision and sends nothing on it. A client of a server whose store was
+// restored from an older backup, or that now belongs to another cluster, therefore gets neither events nor errors. A
+// monitor compares the revision of the store and the UID of kube-system with the values that this process has seen,
+// and makes Follow list everything again. A restored store may already have passed the highest revision that this
+// process has seen. After watches ended early, the monitor therefore also reads the objects that changed most
+// recently before.
 //
-// Times of a monitor. With four processes on each of 5,000 nodes the checks are 74
-// requests per second, and 300 for 200 s after every watch of the cluster ended at once.
-// Listings of up to 12 kinds on each node are 240 requests per second; each kind that is
-// last adds 5.
+// Timing of a monitor. With four processes on each of 5,000 nodes, the checks are 74 requests per second, and 300 for
+// 200 s after all watches of the cluster ended at once. Listings of up to 12 kinds on each node are 240 requests per
+// second; each kind with Last adds 5.
 const (
 	checkEvery   = 5 * time.Minute // the longest time between two checks
 	checkTimeout = 10 * time.Second
-	countEvery   = time.Hour       // between two counts of the Nodes
-	minSpread    = 5 * time.Second // of checks after a watch ended, and of listings after a restore
+	countEvery   = time.Hour       // interval between two counts of the Nodes
+	minSpread    = 5 * time.Second // for checks after a watch ended, and for listings after a restore
 	firstFor     = 10 * time.Second
-	// unknownNodes is the number of nodes before they were counted. Nothing was
-	// listed by then, so a late check does no harm.
+	// unknownNodes is assumed until the Nodes are counted. Until then nothing was listed, so a late check does no
+	// harm.
 	unknownNodes = 5000
-	// lastSpreads is in how many times the time kinds are listed that are last, such as
-	// the addresses of the API servers: one that is gone costs a failed attempt.
+	// lastSpreads multiplies the delay for kinds with Last, such as the addresses of the API servers: a stale address
+	// costs only a failed attempt.
 	lastSpreads = 4
 )
 
-// checkSpread is the time within which all processes check after their watches
-// ended, and the shortest between two checks of one process.
+// checkSpread is the period over which all processes distribute their checks after watches ended, and the shortest
+// interval between two checks of one process.
 func checkSpread(nodes int) time.Duration {
 	return max(minSpread, time.Duration(nodes)*time.Second/25)
 }
 
-// listSpread is the time within which all processes list again after a restore.
+// listSpread is the period over which all processes distribute their listings after a restore.
 func listSpread(nodes int) time.Duration {
 	return max(minSpread, time.Duration(nodes)*time.Second/20)
 }
 
-// RestoredError says that the API server's store went back or was replaced, and that
-// the kind was not listed again yet. It wraps the failure of that listing.
+// RestoredError reports that the API server's store went back to an earlier state or was replaced, and that the kind
+// was not listed again yet. It wraps the failure of that listing.
 type RestoredError struct {
 	why    string
 	within time.Duration
@@ -80,21 +78,21 @@ func (e *RestoredError) Error() string {
 	return text
 }
 
-// Unwrap returns why the kind was not listed again yet; nil if no listing failed.
+// Unwrap returns why the kind could not be listed again so far; nil if no listing failed.
 func (e *RestoredError) Unwrap() error { return e.cause }
 
-// because returns the error with the failure of a listing.
+// because returns the error with the cause of a failed listing.
 func (e *RestoredError) because(cause error) *RestoredError {
 	return &RestoredError{why: e.why, within: e.within, cause: cause}
 }
 
-// origin tells one state of a store from others.
+// origin distinguishes states of a store.
 type origin struct {
-	revision uint64    // of the store when it was asked
+	revision uint64    // of the store at the time of the request
 	uid      types.UID // of the Namespace kube-system
 }
 
-// prober asks the API server.
+// prober reads the state of the API server.
 type prober interface {
 	// origin returns the state of the store, not of a server's cache.
 	origin(ctx context.Context) (origin, error)
@@ -102,21 +100,21 @@ type prober interface {
 	nodes(ctx context.Context) (int, error)
 }
 
-// monitor notices that the API server's store went back or was replaced.
+// monitor detects that the API server's store went back to an earlier state or was replaced.
 type monitor struct {
 	prober prober
 	log    *slog.Logger
-	wake   chan struct{} // has a token when due was moved
+	wake   chan struct{} // has a token after due was moved
 
 	mu        sync.Mutex
-	seen      origin                 // guarded by mu; of the last check
-	count     int                    // guarded by mu; of Nodes, 0: unknown
-	due, last time.Time              // guarded by mu; of checks
+	seen      origin                 // guarded by mu; found by the last check
+	count     int                    // guarded by mu; number of Nodes, 0: unknown
+	due, last time.Time              // guarded by mu; times of the next and the last check
 	hurried   bool                   // guarded by mu; due was moved since the last check
 	followers map[*follower]struct{} // guarded by mu
-	suspects  []suspect              // guarded by mu; to be read when the server answers
-	listing   *RestoredError         // guarded by mu; why followers list again; nil: none has to
-	changed   chan struct{}          // guarded by mu; closed when a follower listed again, or has to
+	suspects  []suspect              // guarded by mu; the next successful check reads these
+	listing   *RestoredError         // guarded by mu; why followers must list again; nil: they need not
+	changed   chan struct{}          // guarded by mu; closed when a follower has listed again or must
 }
 
 func newMonitor(p prober, l *slog.Logger) *monitor {
@@ -125,35 +123,34 @@ func newMonitor(p prober, l *slog.Logger) *monitor {
 	}
 }
 
-// follower is one kind that is followed.
 type follower struct {
 	kind     string
 	monitor  *monitor
 	first    bool
 	last     bool
-	restored func(*RestoredError) // tells the handler; nil: the kind was listed again
+	restored func(*RestoredError) // reports to the handler; nil: the kind was listed again
 	relist   chan struct{}        // has a token when the kind has to be listed again
 
-	revision uint64 // guarded by monitor.mu; the highest since the last listing began
-	old      bool   // guarded by monitor.mu; its objects are of before the restore
-	begun    bool   // guarded by monitor.mu; a listing of after the restore has begun
+	revision uint64 // guarded by monitor.mu; the highest since the last listing started
+	old      bool   // guarded by monitor.mu; its objects predate the restore
+	begun    bool   // guarded by monitor.mu; it has started to list again after the restore
 	ahead    bool   // guarded by monitor.mu; it was ahead of the store at the last check
 	failing  bool   // guarded by monitor.mu; the kind cannot be listed or watched
 
-	// find reads the revision of an object from the store; 0: the kind does not have it.
+	// find reads the revision of an object from the store; 0 means that it does not exist.
 	find    func(context.Context, types.NamespacedName) (uint64, error)
 	witness witness // guarded by monitor.mu; the last change of an object
-	apart   bool    // guarded by monitor.mu; the kind is in a store of its own
+	apart   bool    // guarded by monitor.mu; the kind has a separate store
 }
 
-// witness is a change of an object that a watch or a listing has shown.
+// witness is the change of an object that a watch or a listing reported.
 type witness struct {
 	name     types.NamespacedName
-	revision uint64 // of the change; 0: there was none
+	revision uint64 // of the change; 0: no change seen
 	deleted  bool
 }
 
-// witnesses notes a change of an object.
+// witnesses records a change of an object.
 func (f *follower) witnesses(name types.NamespacedName, o runtime.Object, deleted bool) {
 	m, err := meta.Accessor(o)
 	if err != nil {
@@ -166,21 +163,21 @@ func (f *follower) witnesses(name types.NamespacedName, o runtime.Object, delete
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
 	f.monitor.suspects = slices.DeleteFunc(f.monitor.suspects, func(x suspect) bool {
-		return x.f == f && x.name == name // it is followed in this store
+		return x.f == f && x.name == name // the watch works on the present store
 	})
 	if revision >= f.witness.revision {
 		f.witness = witness{name, revision, deleted}
 	}
 }
 
-// fails notes whether the kind can be listed and watched.
+// fails records whether the kind can be listed and watched.
 func (f *follower) fails(yes bool) {
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
 	f.failing = yes
 }
 
-// follow registers a kind. The caller calls leave.
+// follow registers a kind. The caller must call leave.
 func (m *monitor) follow(f *follower) {
 	f.monitor, f.relist = m, make(chan struct{}, 1)
 	m.mu.Lock()
@@ -196,14 +193,14 @@ func (f *follower) leave() {
 	f.monitor.notify()
 }
 
-// begin notes that the kind is listed and followed from now on.
+// begin records that the kind is being listed from now on.
 func (f *follower) begin() {
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
 	f.revision, f.begun, f.witness = 0, true, witness{}
 }
 
-// sees notes the revision of an event or a listing.
+// sees records the revision of an event or a listing.
 func (f *follower) sees(resourceVersion string) {
 	revision, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
@@ -214,8 +211,8 @@ func (f *follower) sees(resourceVersion string) {
 	f.revision = max(f.revision, revision)
 }
 
-// listed notes that the kind was listed, and tells the handler so if that listing began
-// after a restore.
+// listed records that the kind was listed. If the listing started after a restore, it also reports to the handler
+// that the kind is up to date.
 func (f *follower) listed() {
 	f.monitor.mu.Lock()
 	defer f.monitor.mu.Unlock()
@@ -226,8 +223,7 @@ func (f *follower) listed() {
 	}
 }
 
-// disturbed makes a check due soon: a watch ended before its time, or none can be
-// opened.
+// disturbed schedules a check soon, because a watch ended early or none can be opened.
 func (m *monitor) disturbed() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -235,18 +231,18 @@ func (m *monitor) disturbed() {
 	m.soon(time.Now())
 }
 
-// suspect is the last change of a kind before watches ended: a store that was restored to an
-// earlier state does not have it.
+// suspect is the last change of a kind before watches ended. A store that was restored to an earlier state does not
+// contain it.
 type suspect struct {
 	f *follower
 	witness
 	missing bool // the last check did not find the object
 }
 
-// maxSuspects bounds the requests of a check.
+// maxSuspects limits the requests per check.
 const maxSuspects = 2
 
-// suspect notes the last changes of all kinds, unless it has some to read. Called with mu held.
+// suspect records the last changes of all kinds, unless recorded changes are still to be read. Called with mu held.
 func (m *monitor) suspect() {
 	if len(m.suspects) > 0 || m.listing != nil {
 		return
@@ -260,11 +256,11 @@ func (m *monitor) suspect() {
 	m.suspects = m.suspects[:min(len(m.suspects), maxSuspects)]
 }
 
-// confirm reads the last changes before watches ended, after the server has answered. It
-// reports whether a round of listings has to be started.
+// confirm reads the objects that changed last before watches ended. It is called after the server has answered, and
+// reports whether a round of listings must be started.
 //
-// An object whose revision is lower than that of its last change belongs to an earlier state.
-// An object that is missing may have been deleted, which its watch says by the next check.
+// An object whose revision is lower than its recorded one belongs to an earlier state. A missing object may simply
+// have been deleted; in that case its watch reports the deletion before the next check.
 func (m *monitor) confirm(ctx context.Context) (restored bool) {
 	m.mu.Lock()
 	suspects := slices.Clone(m.suspects)
@@ -276,7 +272,7 @@ func (m *monitor) confirm(ctx context.Context) (restored bool) {
 		m.mu.Lock()
 		i := slices.IndexFunc(m.suspects, func(y suspect) bool { return y.f == x.f && y.witness == x.witness })
 		switch {
-		case i < 0: // its watch said what became of it
+		case i < 0: // its watch has reported a newer state
 		case err != nil, x.f.failing:
 			m.soon(time.Now())
 		case revision == 0 && !x.deleted && !x.missing:
@@ -300,9 +296,8 @@ func (m *monitor) confirm(ctx context.Context) (restored bool) {
 	return restored
 }
 
-// soon makes a check due at a random moment of the next spread, and not before the
-// last one was a spread and a tenth ago: watches may end all the time. Called with mu
-// held.
+// soon schedules a check at a random moment of the next spread, but at least 1.1 spreads after the last check,
+// because watches may end continually. Called with mu held.
 func (m *monitor) soon(now time.Time) {
 	spread := checkSpread(m.size())
 	due := now.Add(rand.N(spread))
@@ -318,7 +313,7 @@ func (m *monitor) soon(now time.Time) {
 	}
 }
 
-// size is the number of nodes. Called with mu held.
+// size returns the number of nodes. Called with mu held.
 func (m *monitor) size() int {
 	if m.count == 0 {
 		return unknownNodes
@@ -326,7 +321,7 @@ func (m *monitor) size() int {
 	return m.count
 }
 
-// run checks until ctx ends.
+// run checks periodically until ctx ends.
 func (m *monitor) run(ctx context.Context) {
 	var parts sync.WaitGroup
 	defer parts.Wait()
@@ -344,8 +339,8 @@ func (m *monitor) run(ctx context.Context) {
 		case err == nil:
 			said = ""
 		case text == said:
-		case apierrors.IsForbidden(err): // other failures are those of every kind
-			m.log.Warn("a restore of the Kubernetes API would not be noticed", log.Err(err))
+		case apierrors.IsForbidden(err): // other failures affect every kind, which reports them
+			m.log.Warn("cannot detect a restore of the Kubernetes API", log.Err(err))
 			said = text
 		default:
 			m.log.Info("cannot read the revision of the Kubernetes API, trying again", log.Err(err))
@@ -354,7 +349,7 @@ func (m *monitor) run(ctx context.Context) {
 		if restored {
 			parts.Go(func() { m.listAgain(ctx) })
 		}
-		// Not when all processes check at once.
+		// Not while all processes check at once.
 		if err == nil && (counted.IsZero() || !hurried && time.Since(counted) > countEvery) && m.recount(ctx) == nil {
 			counted = time.Now()
 		}
@@ -374,7 +369,6 @@ func (m *monitor) recount(ctx context.Context) error {
 	return err
 }
 
-// wait waits until the next check is due.
 func (m *monitor) wait(ctx context.Context) {
 	for {
 		m.mu.Lock()
@@ -395,15 +389,15 @@ func (m *monitor) wait(ctx context.Context) {
 	}
 }
 
-// check asks once. hurried says that watches had ended before, restored that
-// everything has to be listed again and no such round is under way.
+// check compares the state of the store once. hurried reports whether ended watches caused the check. restored
+// reports whether everything must be listed again and no such round is running.
 func (m *monitor) check(ctx context.Context) (hurried, restored bool, _ error) {
 	m.mu.Lock()
 	m.last = time.Now()
-	m.due = m.last.Add(checkEvery) // watches that end meanwhile move it
+	m.due = m.last.Add(checkEvery) // a watch that ends meanwhile moves it forward
 	hurried, m.hurried = m.hurried, false
 	former := m.seen
-	highest := make(map[*follower]uint64, len(m.followers)) // what comes while the server is asked may be newer
+	highest := make(map[*follower]uint64, len(m.followers)) // before the request: later events may be newer than its answer
 	for f := range m.followers {
 		if !f.old && !f.apart {
 			highest[f] = f.revision
@@ -422,7 +416,7 @@ func (m *monitor) check(ctx context.Context) (hurried, restored bool, _ error) {
 		return hurried, false, err
 	}
 	pause := checkEvery - rand.N(checkEvery/5)
-	if former == (origin{}) { // at any time, so that processes that start together do not check together
+	if former == (origin{}) { // random, so that processes that start together do not check together
 		pause = rand.N(checkEvery)
 	}
 	if due := m.last.Add(pause); due.Before(m.due) {
@@ -440,10 +434,10 @@ func (m *monitor) check(ctx context.Context) (hurried, restored bool, _ error) {
 	for f, revision := range highest {
 		ahead := revision > now.revision
 		if ahead && f.ahead {
-			// It was listed again for that: its revisions are of another store.
+			// It is ahead although it was listed again: its revisions come from another store.
 			f.apart, ahead = true, false
-			m.log.Info("a kind of the Kubernetes API is stored apart from the Namespaces; "+
-				"a restore of its store alone is not noticed", "kind", f.kind)
+			m.log.Info("a kind of the Kubernetes API has a separate store from Namespaces; "+
+				"a restore of only that store cannot be detected", "kind", f.kind)
 		}
 		f.ahead = ahead
 		if ahead {
@@ -457,8 +451,8 @@ func wentBack(now, before uint64) string {
 	return fmt.Sprintf("the Kubernetes API was restored to an older state: its revision is %d, and was %d", now, before)
 }
 
-// restored tells every handler. It reports whether a round of listings has to be
-// started. Called with mu held.
+// restored reports the restore to every handler. It returns whether a round of listings must be started. Called with
+// mu held.
 func (m *monitor) restored(why string) bool {
 	under := m.listing != nil
 	m.suspects = nil
@@ -478,9 +472,8 @@ func (m *monitor) notify() {
 	m.changed = make(chan struct{})
 }
 
-// listAgain makes every follower list at a random moment: those that are first,
-// then the others, and much later those that are last. It returns when no
-// follower has objects of before the restore.
+// listAgain makes every follower list at a random moment: kinds with First, then the others, and much later kinds
+// with Last. It returns when no follower holds objects from before the restore.
 func (m *monitor) listAgain(ctx context.Context) {
 	for {
 		m.mu.Lock()
@@ -510,11 +503,11 @@ func (m *monitor) listAgain(ctx context.Context) {
 			m.log.Info("every kind of the Kubernetes API was listed again")
 			return
 		}
-		m.mu.Unlock() // it was restored once more
+		m.mu.Unlock() // there was another restore
 	}
 }
 
-// order makes followers list again that have not done so.
+// order triggers the listing of all selected followers that have not started one.
 func (m *monitor) order(which func(*follower) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -528,8 +521,7 @@ func (m *monitor) order(which func(*follower) bool) {
 	}
 }
 
-// listedOf waits until the followers have listed again, there is another restore, or
-// ctx ends.
+// listedOf waits until the selected followers have listed again, another restore is detected, or ctx ends.
 func (m *monitor) listedOf(ctx context.Context, err *RestoredError, which func(*follower) bool) {
 	for {
 		m.mu.Lock()
@@ -550,11 +542,11 @@ func (m *monitor) listedOf(ctx context.Context, err *RestoredError, which func(*
 	}
 }
 
-// apiProber asks by a client of the core group.
+// apiProber implements prober with a client of the core group.
 type apiProber struct{ client *rest.RESTClient }
 
-// origin implements prober. A list without resourceVersion is answered from the
-// store's newest revision, and has that revision.
+// origin implements prober. The server answers a list without resourceVersion from the newest revision of the store,
+// and the list carries that revision.
 func (p apiProber) origin(ctx context.Context) (o origin, err error) {
 	var list struct {
 		Metadata struct {
@@ -570,7 +562,7 @@ func (p apiProber) origin(ctx context.Context) (o origin, err error) {
 		return o, err
 	}
 	if o.revision, err = strconv.ParseUint(list.Metadata.ResourceVersion, 10, 64); err != nil {
-		return o, fmt.Errorf("list namespaces: the resourceVersion is no revision: %w", err)
+		return o, fmt.Errorf("list namespaces: the resourceVersion is not a number: %w", err)
 	}
 	for i := range list.Items {
 		o.uid = list.Items[i].Metadata.UID
@@ -578,7 +570,7 @@ func (p apiProber) origin(ctx context.Context) (o origin, err error) {
 	return o, nil
 }
 
-// nodes implements prober by a list of one Node, which has the number of the others.
+// nodes implements prober. It lists a single Node; the list also states how many more there are.
 func (p apiProber) nodes(ctx context.Context) (int, error) {
 	var list struct {
 		Metadata struct {
@@ -595,12 +587,12 @@ func (p apiProber) nodes(ctx context.Context) (int, error) {
 	case list.Metadata.RemainingItemCount != nil:
 		n += *list.Metadata.RemainingItemCount
 	case list.Metadata.Continue != "":
-		return 0, errors.New("list nodes: the server does not say how many there are")
+		return 0, errors.New("list nodes: the server does not report how many there are")
 	}
 	return n, nil
 }
 
-// list reads the metadata of a list of the core group.
+// list reads only the metadata of a list of the core group.
 func (p apiProber) list(ctx context.Context, resource, parameter, value string, into any) error {
 	body, err := p.client.Get().Resource(resource).Param(parameter, value).
 		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json").Do(ctx).Raw()
@@ -613,7 +605,7 @@ func (p apiProber) list(ctx context.Context, resource, parameter, value string, 
 	return nil
 }
 
-// sleep waits. It returns false when ctx has ended.
+// sleep waits for d. It returns false if ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -29,8 +29,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// warned reports whether Failed was called for a restore since the last call of
-// warned, and fails unless the last call of Failed was with nil.
+// warned reports whether Failed was called with a restore since the last call of warned. The test fails unless the
+// last call of Failed had nil.
 func (s *seen) warned(t *testing.T) (restored bool) {
 	t.Helper()
 	synctest.Wait()
@@ -48,7 +48,7 @@ func (s *seen) warned(t *testing.T) (restored bool) {
 
 func TestRestoredServerIsListedAgain(t *testing.T) {
 	const (
-		soon  = 12 * time.Second // for a check and a listing
+		soon  = 12 * time.Second // enough for a check and a listing
 		later = checkEvery + soon
 	)
 	for name, c := range map[string]struct {
@@ -59,7 +59,7 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 			s.restore(20, map[string]string{"b": "0", "old": "1"})
 			s.end(nil)
 		}, 2*soon + 10*time.Second},
-		"the watches go on": {func(s *server) { s.restore(20, map[string]string{"b": "0", "old": "1"}) }, later},
+		"the watches stay open": {func(s *server) { s.restore(20, map[string]string{"b": "0", "old": "1"}) }, later},
 		"the revision is passed before the listing": {func(s *server) {
 			s.restore(20, map[string]string{"b": "0", "old": "0"})
 			for {
@@ -127,7 +127,7 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 				}
 				s.set("b", "2")
 				s.set("old", "")
-				h.want(t, "a change of afterwards", "b=2")
+				h.want(t, "a later change", "b=2")
 				time.Sleep(24 * time.Hour)
 				if h.warned(t) {
 					t.Error("Failed was called for the restore twice")
@@ -137,8 +137,8 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 	}
 }
 
-// TestRestoreIsNoticedByWhatAWatchHasShown, though the last check saw a lower revision than
-// the restored one.
+// TestRestoreIsNoticedByWhatAWatchHasShown: an event showed a revision above the restored one, although the last
+// check saw a lower revision.
 func TestRestoreIsNoticedByWhatAWatchHasShown(t *testing.T) {
 	following(t, func(t *testing.T, s *server, h *seen) {
 		synctest.Wait()
@@ -156,8 +156,8 @@ func TestRestoreIsNoticedByWhatAWatchHasShown(t *testing.T) {
 	})
 }
 
-// TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange restores a store that has passed the revision of before
-// when its watches end. The object that changed last before is older there, does not exist, or exists again.
+// TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange restores a store that has already passed the former
+// revision when its watches end. In it, the object that changed last is older, does not exist, or exists again.
 func TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange(t *testing.T) {
 	for name, last := range map[string]func(*server){
 		"changed": func(s *server) { s.set("b", "2") },
@@ -189,7 +189,7 @@ func TestRestoreThatPassedTheRevisionIsNoticedByTheLastChange(t *testing.T) {
 }
 
 // TestChangesBesideBrokenWatchesAreNoRestore changes and deletes the objects that changed last, while watches end
-// all the time.
+// continually.
 func TestChangesBesideBrokenWatchesAreNoRestore(t *testing.T) {
 	following(t, func(t *testing.T, s *server, h *seen) {
 		time.Sleep(3 * checkEvery)
@@ -218,7 +218,7 @@ func TestChangesBesideBrokenWatchesAreNoRestore(t *testing.T) {
 	})
 }
 
-// slowProber answers after a time.
+// slowProber answers after a delay.
 type slowProber struct {
 	*server
 	takes time.Duration
@@ -230,7 +230,7 @@ func (p slowProber) origin(ctx context.Context) (origin, error) {
 	return o, err
 }
 
-// TestWatchThatEndsDuringACheckIsFollowedByAnother: the answer may be of before.
+// TestWatchThatEndsDuringACheckIsFollowedByAnother: the answer of the running check may predate the end of the watch.
 func TestWatchThatEndsDuringACheckIsFollowedByAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{revision: 10, uid: "1", size: 1}
@@ -238,7 +238,7 @@ func TestWatchThatEndsDuringACheckIsFollowedByAnother(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); m.run(ctx) }()
-		for range 2 { // the first check, and one that is due
+		for range 2 { // the first check, and a scheduled one
 			synctest.Wait()
 			s.mu.Lock()
 			before := len(s.asked)
@@ -265,8 +265,7 @@ func TestWatchThatEndsDuringACheckIsFollowedByAnother(t *testing.T) {
 	})
 }
 
-// TestSecondRestoreDuringAListingIsListedOnceMore: what the first one lists may be of before
-// the second.
+// TestSecondRestoreDuringAListingIsListedOnceMore: the first listing may predate the second restore.
 func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMonitor(&server{revision: 10, uid: "1", size: 1}, log.Discard())
@@ -286,7 +285,7 @@ func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
 		<-f.relist
 		f.begin()
 		if restored("second") {
-			t.Error("a second round was started beside the first")
+			t.Error("a second round was started while the first was running")
 		}
 		f.listed()
 		if len(told) != 2 || told[1] == nil {
@@ -302,12 +301,13 @@ func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.listing != nil {
-			t.Errorf("a round is under way still: %v", m.listing)
+			t.Errorf("a round is still running: %v", m.listing)
 		}
 	})
 }
 
-// TestOldListingDoesNotTakeTheWarningBack: a Joint takes Complete for the end of a failure.
+// TestOldListingDoesNotTakeTheWarningBack: a Joint takes Complete as the end of a failure, so the warning is repeated
+// after it.
 func TestOldListingDoesNotTakeTheWarningBack(t *testing.T) {
 	m := newMonitor(&server{}, log.Discard())
 	h := &seen{set: map[string]string{}}
@@ -321,7 +321,7 @@ func TestOldListingDoesNotTakeTheWarningBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(h.failures) != 2 || h.failures[0] != h.failures[1] || h.failures[1] == "<nil>" {
-		t.Errorf("the handler was called with %q, want the restore again after Complete", h.failures)
+		t.Errorf("the handler was called with %q, want the restore reported again after Complete", h.failures)
 	}
 	s.follower.begin()
 	if err := s.Replace(nil, "20"); err != nil {
@@ -351,7 +351,7 @@ func TestNothingIsListedAgainWithoutARestore(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.streams && len(s.listed) != before {
-			t.Errorf("there were %d listings more than the first", len(s.listed)-before)
+			t.Errorf("there were %d listings in addition to the first", len(s.listed)-before)
 		}
 	})
 }
@@ -359,7 +359,7 @@ func TestNothingIsListedAgainWithoutARestore(t *testing.T) {
 func TestKindInAStoreOfItsOwnIsNotListedForEver(t *testing.T) {
 	following(t, func(t *testing.T, s *server, h *seen) {
 		s.mu.Lock()
-		s.behind = 5 // the store of Namespaces is behind
+		s.behind = 5 // the revision of Namespaces lags behind
 		s.mu.Unlock()
 		time.Sleep(3 * checkEvery)
 		h.warned(t)
@@ -372,7 +372,7 @@ func TestKindInAStoreOfItsOwnIsNotListedForEver(t *testing.T) {
 		}
 		s.mu.Lock()
 		if len(s.listed) > before {
-			t.Errorf("it is listed %d times more", len(s.listed)-before)
+			t.Errorf("the kind was listed another %d times", len(s.listed)-before)
 		}
 		s.mu.Unlock()
 		s.restore(8, map[string]string{"c": "1"})
@@ -381,8 +381,7 @@ func TestKindInAStoreOfItsOwnIsNotListedForEver(t *testing.T) {
 	})
 }
 
-// TestChecksAreSpread looks at the requests of one process, of which there are four on
-// each node.
+// TestChecksAreSpread measures the requests of one process; each node runs four.
 func TestChecksAreSpread(t *testing.T) {
 	const nodes, processes = 5000, 4 * 5000
 	run := func(disturb time.Duration) (perSecond float64, shortest time.Duration) {
@@ -407,10 +406,10 @@ func TestChecksAreSpread(t *testing.T) {
 		return perSecond, shortest
 	}
 	if rate, shortest := run(10 * 24 * time.Hour); rate > 90 || shortest < 4*time.Minute {
-		t.Errorf("%.0f requests in a second, the shortest pause is %s", rate, shortest)
+		t.Errorf("%.0f requests per second, the shortest interval is %s", rate, shortest)
 	}
 	if rate, shortest := run(time.Second); rate > 100 || shortest < 200*time.Second {
-		t.Errorf("while watches end all the time: %.0f requests in a second, the shortest pause is %s", rate, shortest)
+		t.Errorf("while watches end continually: %.0f requests per second, the shortest interval is %s", rate, shortest)
 	}
 }
 
@@ -471,7 +470,7 @@ func TestListingsAreSpreadAndPoliciesAreFirst(t *testing.T) {
 	}
 }
 
-// TestKindThatTheRestoredServerLacksIsNotFound: the caller then ends Follow.
+// TestKindThatTheRestoredServerLacksIsNotFound: the error tells the caller to end Follow.
 func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{revision: 100, uid: "1", size: 1, values: map[string]string{"a": "1"}, streams: true}
@@ -505,7 +504,7 @@ func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
 		time.Sleep(time.Minute)
 		m.mu.Lock()
 		if m.listing != nil {
-			t.Error("the listing of a kind that nothing follows is waited for")
+			t.Error("the monitor waits for a kind that is no longer followed")
 		}
 		m.mu.Unlock()
 		cancel()
@@ -513,7 +512,7 @@ func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
 	})
 }
 
-// failing is a Handler that hands on failures.
+// failing is a Handler that passes on failures.
 type failing struct {
 	seen
 	failed func(error)
@@ -547,7 +546,7 @@ func TestProbeAsksTheStoreForItsRevision(t *testing.T) {
 	}
 	p := apiProber{client}
 	if o, err := p.origin(t.Context()); err != nil || o != (origin{1485, "u-1"}) {
-		t.Errorf("the store is %v, %v", o, err)
+		t.Errorf("the origin is %v, %v", o, err)
 	}
 	if n, err := p.nodes(t.Context()); err != nil || n != 42 {
 		t.Errorf("there are %d Nodes, %v, want 42", n, err)

@@ -24,7 +24,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// TestRefusedCredentialsSayWhatToDo: files are read again, the kubeconfig is not.
+// TestRefusedCredentialsSayWhatToDo: the message depends on whether client-go rereads the credentials. It rereads
+// files, but not the kubeconfig.
 func TestRefusedCredentialsSayWhatToDo(t *testing.T) {
 	dir := t.TempDir()
 	token, kubeconfig := filepath.Join(dir, "token"), filepath.Join(dir, "kubeconfig")
@@ -53,7 +54,7 @@ func TestRefusedCredentialsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// present is a handler that keeps which objects exist.
+// present is a handler that records which objects exist.
 type present struct {
 	failures
 	names map[types.NamespacedName]bool // guarded by mu
@@ -71,7 +72,7 @@ func (p *present) Delete(n types.NamespacedName) {
 	delete(p.names, n)
 }
 
-// last is what the handler was told last, and the names of objects.
+// last returns the last failure that the handler got, and the number of objects.
 func (p *present) last() (failure string, names int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,7 +82,7 @@ func (p *present) last() (failure string, names int) {
 	return failure, len(p.names)
 }
 
-// guarded is a server of one pod that knows one token, and ends the watches of another.
+// guarded is a server with one pod. It accepts one token, and ends the watches of all others.
 type guarded struct {
 	mu      sync.Mutex
 	token   string                 // guarded by mu
@@ -123,9 +124,9 @@ func (g *guarded) answer(r *http.Request, w *io.PipeWriter) (int, http.Header) {
 	return http.StatusOK, nil
 }
 
-// TestRotatedTokensAreRead: the token that a process has ends before the file has the next one,
-// which is empty, absent or a directory for a while. Objects stay, the failure is told, no
-// request is sent without a token, and the kind is followed again soon after the new token comes.
+// TestRotatedTokensAreRead: the present token expires before the file contains the next one; meanwhile the file is
+// empty, missing or a directory. Objects stay, the failure is reported, no request is sent without a token, and the
+// kind is followed again soon after the new token appears.
 func TestRotatedTokensAreRead(t *testing.T) {
 	for what, between := range map[string]func(t *testing.T, file string){
 		"late":  func(*testing.T, string) {},
@@ -174,7 +175,7 @@ func TestRotatedTokensAreRead(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				failure, n := h.last()
 				if !strings.Contains(failure, "the credentials are refused (kubernetes.token: "+file) || n != 1 {
-					t.Errorf("without a token that is valid: %q, %d objects", failure, n)
+					t.Errorf("without a valid token: %q, %d objects", failure, n)
 				}
 				if err := os.RemoveAll(file); err != nil {
 					t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// apiServers is the EndpointSlice that the servers write. Other slices with the label
-// of the Service "kubernetes" do not count: a user who may create slices in the
-// namespace could give any address the identity of an API server.
+// apiServers selects the EndpointSlice that the API servers write. Other slices with the label of the Service
+// "kubernetes" are ignored: a user who may create slices in the namespace could otherwise give any address the
+// identity of an API server.
 func (c *Client) apiServers() (Kind[[]string], error) {
 	client, err := c.REST(discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme)
 	return Kind[[]string]{
@@ -24,7 +24,7 @@ func (c *Client) apiServers() (Kind[[]string], error) {
 	}, err
 }
 
-// slice returns the addresses of a slice's endpoints that are ready.
+// slice returns the addresses of a slice's ready endpoints.
 func slice(object runtime.Object) (all []string) {
 	s := object.(*discoveryv1.EndpointSlice)
 	for _, port := range s.Ports {
@@ -45,7 +45,7 @@ func slice(object runtime.Object) (all []string) {
 	return all
 }
 
-// servers hands the addresses of all slices on, once all are known.
+// servers passes on the addresses of all slices once the list is complete.
 type servers struct {
 	addresses *addresses
 	slices    map[types.NamespacedName][]string

@@ -13,46 +13,46 @@ import (
 	"github.com/sluice-net/sluice/kit/config"
 )
 
-// serviceAccount is where kubelet puts the credentials of a pod.
+// serviceAccount is the directory into which kubelet mounts the credentials of a pod.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Settings say how a service reaches the Kubernetes API. All that use it have
-// them as the group "kubernetes".
+// Settings configures the connection of a service to the Kubernetes API, as the group "kubernetes" of its
+// configuration.
 type Settings struct {
 	API        []string `config:"api" help:"https://host:port of each server of the Kubernetes API; not a Service's"`
 	Kubeconfig string   `config:"kubeconfig" help:"file with address and credentials, instead of api, token and ca"`
-	Token      string   `config:"token" help:"file with the token of a service account, read again as it changes"`
-	CA         string   `config:"ca" help:"file with the certificates that the servers' are checked against"`
+	Token      string   `config:"token" help:"file with the token of a service account, reread when it changes"`
+	CA         string   `config:"ca" help:"file with the CA certificates that the servers' certificates are verified with"`
 }
 
-// NodeSettings are Settings of a service that reads the Node of its machine.
+// NodeSettings extends Settings for a service that reads the Node object of its machine.
 type NodeSettings struct {
 	Settings `config:",inline"`
 	Node     string `config:"node" help:"name of this machine's Node object"`
 }
 
-// Defaults are the credentials that kubelet gives to a pod, and no address.
+// Defaults returns settings with the credentials that kubelet gives to a pod, and without an address.
 func Defaults() Settings {
 	return Settings{Token: filepath.Join(serviceAccount, "token"), CA: filepath.Join(serviceAccount, "ca.crt")}
 }
 
-// NodeDefaults are Defaults with the name of the machine.
+// NodeDefaults returns Defaults with the machine's host name as the name of the Node.
 func NodeDefaults() NodeSettings {
 	name, err := os.Hostname()
 	if err != nil {
-		name = "" // Validate asks for it
+		name = "" // Validate rejects an empty name
 	}
-	return NodeSettings{Settings: Defaults(), Node: strings.ToLower(name)} // kubelet does so too
+	return NodeSettings{Settings: Defaults(), Node: strings.ToLower(name)} // as kubelet does
 }
 
-// Enabled says whether the service is a client of Kubernetes.
+// Enabled reports whether the service uses the Kubernetes API.
 func (s *Settings) Enabled() bool { return len(s.API) > 0 || s.Kubeconfig != "" }
 
-// Validate implements the check of kit/config.
+// Validate reports invalid settings. Package config calls it.
 func (s *Settings) Validate() error {
 	var p config.Problems
 	if len(s.API) > 0 && s.Kubeconfig != "" {
-		p.Addf("api", "there is kubeconfig %s, too", s.Kubeconfig)
+		p.Addf("api", "cannot be set together with kubeconfig %s", s.Kubeconfig)
 	}
 	for i, address := range s.API {
 		if err := checkAddress(address); err != nil {
@@ -60,15 +60,15 @@ func (s *Settings) Validate() error {
 		}
 	}
 	if len(s.API) > 0 && s.Token == "" {
-		p.Addf("token", "needed with api")
+		p.Addf("token", "required if api is set")
 	}
 	if len(s.API) > 0 && s.CA == "" {
-		p.Addf("ca", "needed with api")
+		p.Addf("ca", "required if api is set")
 	}
 	return p.Err()
 }
 
-// Validate implements the check of kit/config.
+// Validate reports invalid settings. Package config calls it.
 func (s *NodeSettings) Validate() error {
 	var p config.Problems
 	if s.Enabled() && (s.Node == "" || len(s.Node) > 253) {
@@ -77,14 +77,14 @@ func (s *NodeSettings) Validate() error {
 	return p.Err()
 }
 
-// checkAddress says what is wrong with the address of a server.
+// checkAddress returns an error unless address has the form https://host:port.
 func checkAddress(address string) error {
 	u, err := url.Parse(address)
 	switch {
 	case err != nil || u.Scheme != "https" || u.Host == "" || u.Hostname() == "":
 		return fmt.Errorf("%q is not https://host:port", address)
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "":
-		return fmt.Errorf("%q has more than https://host:port", address)
+		return fmt.Errorf("%q must be https://host:port and nothing more", address)
 	}
 	return nil
 }

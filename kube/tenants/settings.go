@@ -19,15 +19,15 @@ const (
 	Together = "together"
 )
 
-// Config says who the tenants of a cluster are. Services that divide limits among
-// tenants have it as the group "shares", with the same values in the whole cluster.
+// Config defines the tenants of a cluster. Services that divide limits among tenants have it as the group "shares",
+// with the same values in the whole cluster.
 type Config struct {
 	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
 	Unlabelled  string `config:"unlabelled" help:"each: a namespace without the label is a tenant; together: they are one"`
 
-	Guarantees map[string]string `config:"guarantees" help:"part of each limit, in percent, that a tenant has for itself"`
+	Guarantees map[string]string `config:"guarantees" help:"part of each limit, in percent, that is reserved for a tenant"`
 
-	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system, besides kube-system"`
+	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system, in addition to kube-system"`
 }
 
 // Defaults returns the settings of a cluster without guarantees.
@@ -37,7 +37,7 @@ func Defaults() Config {
 	}
 }
 
-// Settings returns the settings in the form of package shares. c must be valid.
+// Settings converts the configuration for package shares. c must be valid.
 func (c *Config) Settings() shares.Settings {
 	s := shares.Settings{
 		TenantLabel: c.TenantLabel, Together: c.Unlabelled == Together, SystemNamespaces: slices.Clone(c.SystemNamespaces),
@@ -51,14 +51,14 @@ func (c *Config) Settings() shares.Settings {
 	return s
 }
 
-// Validate implements the check of kit/config.
+// Validate reports invalid settings. Package config calls it.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if c.Unlabelled != Each && c.Unlabelled != Together {
 		p.Addf("unlabelled", "%q is not %s or %s", c.Unlabelled, Each, Together)
 	}
 	if c.TenantLabel == "" {
-		p.Addf("tenantLabel", "the label has no name")
+		p.Addf("tenantLabel", "must name a label")
 	}
 	numbers := true
 	for _, name := range slices.Sorted(maps.Keys(c.Guarantees)) {

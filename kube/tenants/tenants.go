@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package tenants follows the Namespaces of a Kubernetes API server and says which
-// tenant a namespace belongs to.
+// Package tenants follows the Namespaces of a Kubernetes API server and maps each namespace to its tenant.
 package tenants
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// Set knows the tenant of each namespace. It is safe for concurrent use.
+// Set maps namespaces to tenants. It is safe for concurrent use.
 type Set struct {
 	changed func()
 
@@ -28,15 +27,15 @@ type Set struct {
 	failure  error           // guarded by mu
 }
 
-// New returns a set that is not complete until Follow has listed the Namespaces. Follow
-// calls changed, without a lock, when the list is complete for the first time, and after
-// each later change of a tenant. changed must not block for long.
+// New returns a set that is incomplete until Follow has listed the Namespaces. Follow calls changed, without holding
+// a lock, when the list is complete for the first time, and after each later change of a tenant. changed must not
+// block for long.
 func New(s shares.Settings, changed func()) *Set {
 	return &Set{tenants: shares.NewTenants(s), changed: changed}
 }
 
-// WithoutKubernetes returns a complete set in which no namespace has labels: each is a
-// tenant of its own, or all are one if the settings say so.
+// WithoutKubernetes returns a complete set in which no namespace has labels: each namespace is a tenant of its own,
+// or all are one tenant, depending on the settings.
 func WithoutKubernetes(s shares.Settings) *Set {
 	return &Set{tenants: shares.NewTenants(s), complete: true, changed: func() {}}
 }
@@ -48,23 +47,22 @@ func (s *Set) Settings() shares.Settings {
 	return s.tenants.Settings()
 }
 
-// Of returns the tenant of a namespace; the empty one is that of cluster-wide objects.
-// Until Complete, namespaces with the label may be missing.
+// Of returns the tenant of a namespace; the empty name means cluster-wide objects. Until Complete, the
+// tenant labels of some namespaces may be missing.
 func (s *Set) Of(namespace string) shares.Tenant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tenants.Of(namespace)
 }
 
-// Complete reports whether all Namespaces were listed once. It stays true while the API
-// server is away.
+// Complete reports whether all Namespaces were listed once. It stays true while the API is unreachable.
 func (s *Set) Complete() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.complete
 }
 
-// Failure returns why the Namespaces cannot be listed or watched now; nil if they can.
+// Failure returns why the Namespaces cannot be listed or watched at present; nil if they can.
 func (s *Set) Failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +82,7 @@ func (s *Set) Follow(ctx context.Context, c *kube.Client, l *slog.Logger) error 
 	}, handler{s, label}, l)
 }
 
-// handler implements kube.Handler. The value of a Namespace is that of its tenant label.
+// handler implements kube.Handler. The value of a Namespace is the value of its tenant label.
 type handler struct {
 	*Set
 	label string
@@ -100,7 +98,7 @@ func (h handler) Delete(name types.NamespacedName) {
 	h.change(func() bool { return h.tenants.Delete(name.Name) })
 }
 
-// change changes the set and reports a change of a complete one.
+// change applies f, and reports a change if the set is complete.
 func (h handler) change(f func() bool) {
 	h.mu.Lock()
 	report := f() && h.complete

@@ -47,18 +47,18 @@ func namespace(name, tenant string) object {
 	return o
 }
 
-// event is one of a watch.
+// event is an event of a watch.
 type event struct {
 	Type   string `json:"type"`
 	Object object `json:"object"`
 }
 
-// api is a server that lists Namespaces once let is closed, and then streams events.
+// api starts a server that lists Namespaces once let is closed, and then streams events.
 func api(t *testing.T, let <-chan struct{}, events <-chan event, list ...object) *kube.Client {
 	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces" || !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") {
-			t.Errorf("%s with %q is requested, want the metadata of Namespaces", r.URL, r.Header.Get("Accept"))
+			t.Errorf("the client requests %s with %q, want the metadata of Namespaces", r.URL, r.Header.Get("Accept"))
 		}
 		w.Header().Set("Content-Type", "application/json")
 		encode := json.NewEncoder(w)
@@ -134,7 +134,7 @@ func TestTenantsFollowTheLabelsOfNamespaces(t *testing.T) {
 	close(let)
 	<-changed
 	if !s.Complete() || len(changed) > 0 {
-		t.Errorf("complete: %t, and %d more changes, want one change for the whole list", s.Complete(), len(changed))
+		t.Errorf("complete: %t, and %d more changes; want one change for the whole list", s.Complete(), len(changed))
 	}
 	is("a", shares.Labelled("red"))
 	is("b", shares.Labelled("red"))
@@ -151,7 +151,7 @@ func TestTenantsFollowTheLabelsOfNamespaces(t *testing.T) {
 	<-changed
 	is("d", shares.Labelled("red"))
 	if len(changed) > 0 {
-		t.Errorf("%d changes more, want one for each change of a tenant", len(changed))
+		t.Errorf("%d more changes, want one for each change of a tenant", len(changed))
 	}
 }
 

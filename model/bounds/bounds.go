@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bounds lists the limits that several tenants use, with what happens to the tenant
-// that reaches one. docs/reference/bounds.md is generated from the list; scripts/check holds
-// every limit of the settings and the page to it.
+// Package bounds lists the limits that tenants share, and the effect on a tenant that reaches one.
+// docs/reference/bounds.md is generated from the list. scripts/check verifies that the list contains every limit of
+// the settings, and that the page is up to date.
 package bounds
 
-// Divided names the parties that have a guarantee of a limit.
+// Divided is the kind of party that a limit is divided among.
 type Divided string
 
 // The ways to divide a limit.
 const (
-	// ByTenant divides by the rule of package shares.
+	// ByTenant divides a limit among tenants, as package shares does.
 	ByTenant Divided = "tenant"
-	// BySender divides by the address of senders outside the cluster, or their /64 of IPv6.
+	// BySender divides by the address of senders outside the cluster; an IPv6 sender is its /64.
 	BySender Divided = "sender outside"
 	// ByEndpoint divides one half of the limit equally among the endpoints of a node that use it,
 	// and lets all of them use the other half.
 	ByEndpoint Divided = "endpoint"
-	// PerObject is a limit of one object: no tenant can use up what another needs.
+	// PerObject is a limit of a single object: no tenant can use up the capacity of another.
 	PerObject Divided = "object"
-	// ByRoot is a limit that only calls and files of root use. Tenants have no part of it.
+	// ByRoot is a limit that only calls and files of root use. Tenants have no part in it.
 	ByRoot Divided = "root alone"
-	// Undivided is a limit of the node or the cluster that has no shares yet.
+	// Undivided is a limit of the node or the cluster that is not divided yet.
 	Undivided Divided = "not divided"
 )
 
@@ -35,12 +35,12 @@ type Bound struct {
 	// Default is the limit without a setting, with its unit.
 	Default string
 	Divided Divided
-	// Beyond says what happens to what does not fit.
+	// Beyond describes the effect on demand above the limit or the share.
 	Beyond string
-	// Shown says where an operator sees it.
+	// Shown lists where an operator sees it.
 	Shown string
-	// Tests exhaust the limit by one tenant while another goes on, or show what happens at
-	// a limit of one object. A limit that is not divided may have none.
+	// Tests lists tests that exhaust the limit with one tenant while another is unaffected, or that show the effect
+	// of a limit of one object. An undivided limit may have none.
 	Tests []string
 }
 
@@ -63,7 +63,7 @@ var All = []Bound{
 	{
 		Name: "policies that isolate beyond a share", Process: "sluice-policy", Setting: "limits.policies",
 		Default: "40,000, and an eighth of `limits.manifests` in bytes", Divided: ByTenant,
-		Beyond: "one isolation of the namespace stands for the newest of them; a policy takes about 900 bytes there",
+		Beyond: "one isolation of the whole namespace replaces the newest of them; such a policy takes about 900 bytes",
 		Shown:  "as for policies",
 		Tests: []string{
 			"TestPoliciesBeyondTheShareTakeBoundedMemory", "TestNamespaceIsIsolatedForPoliciesThatAreNotKept",
@@ -87,13 +87,13 @@ var All = []Bound{
 	},
 	{
 		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: ByRoot,
-		Beyond: "a name makes room whose addresses are over, else LearnNames is refused", Shown: "error of the call",
+		Beyond: "names whose addresses have expired are removed; if that is not enough, LearnNames is refused", Shown: "error of the call",
 		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
 	},
 	{
 		Name: "addresses of DNS names", Process: "sluice-policy", Setting: "names.addresses", Default: "65,536",
 		Divided: ByRoot,
-		Beyond:  "addresses whose time is over make room, else LearnNames is refused", Shown: "error of the call",
+		Beyond:  "expired addresses are removed; if that is not enough, LearnNames is refused", Shown: "error of the call",
 		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
 	},
 	{
@@ -131,14 +131,14 @@ var All = []Bound{
 	},
 	{
 		Name: "Services", Process: "sluice-loadbalancer", Setting: "limits.services", Default: "65,536", Divided: ByTenant,
-		Beyond: "the newest Services of a tenant above its share refuse connections until there are places",
+		Beyond: "the newest Services of a tenant above its share refuse connections until there is capacity",
 		Shown:  "`sluice shares`, `service list`, `sluice_loadbalancer_exceeds_share`",
 		Tests:  []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut", "TestServicesBeyondTheShareRefuseConnections"},
 	},
 	{
 		Name: "EndpointSlices", Process: "sluice-loadbalancer", Setting: "limits.endpointSlices", Default: "131,072",
 		Divided: ByTenant,
-		Beyond:  "the newest slices of a tenant above its share are not kept, and come back when there are places",
+		Beyond:  "the newest slices of a tenant above its share are not kept, and are added once there is capacity",
 		Shown:   "as for Services", Tests: []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut"},
 	},
 	{
@@ -154,8 +154,8 @@ var All = []Bound{
 	},
 	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",
-		Default: "what the datapath's maps have beside those in use", Divided: ByTenant,
-		Beyond: "a tenant whose removed numbers are not free yet leaves an eighth of the maps to others: its new frontends " +
+		Default: "the free capacity of the datapath's maps", Divided: ByTenant,
+		Beyond: "a tenant whose removed numbers are not free yet must leave an eighth of the maps to others: its new frontends " +
 			"and backends are refused until they are",
 		Shown: "`service get`, `sluice status`",
 		Tests: []string{
@@ -350,10 +350,10 @@ var All = []Bound{
 	},
 }
 
-// What the limits of the policy maps have in common. A fifth of each map is not divided.
+// Texts that the limits of the policy maps share. A fifth of each map is not divided.
 const (
 	datapath = "sluice-datapath"
-	closed   = "tables of a tenant above its share have their first rules; without room for one, their pods are isolated"
+	closed   = "tables of a tenant above its share keep only their first rules; if not even one fits, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"
 )

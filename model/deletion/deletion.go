@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package deletion holds the form of a spooled deletion: a DEL that came while
-// the datapath was away.
+// Package deletion defines the file format of a spooled deletion: a DEL that the CNI plugin received while the
+// datapath was down.
 //
-// The CNI plugin writes one file per owner, and the datapath reads the directory
-// at its start and while it serves. A file is named by the owner's key, so
-// writing twice is writing once; its content is one line,
+// The CNI plugin writes one file per owner. The datapath reads the directory when it starts and while it serves. The
+// file name is the owner's key, so repeating a DEL rewrites the same file. The content is one line:
 //
 //	{"version":1,"containerId":"…","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}
 //
-// Both processes may be of different versions, so the form changes only together
-// with Version.
+// The two processes may have different versions, so the format changes only together with Version.
 package deletion
 
 import (
@@ -27,47 +25,47 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Version is the form that is written, and the one that is read.
+// Version is the only version of the format that is written and read.
 const Version = 1
 
-// MaxSize bounds the content of a file in bytes.
+// MaxSize limits the content of a file, in bytes.
 const MaxSize = 4 << 10
 
-// badSuffix is added to the name of an entry that cannot be read.
+// badSuffix is appended to the name of a file that cannot be read.
 const badSuffix = ".bad"
 
 // Entry is one deletion.
 type Entry struct {
 	Owner workload.Owner
-	Time  time.Time // of the DEL, by the machine's clock: for people
+	Time  time.Time // of the DEL, by the machine's clock; informational
 }
 
-// content is the content of a file.
+// content is the JSON form of an entry.
 type content struct {
 	Version int `json:"version"`
 	workload.Owner
 	Time time.Time `json:"time"`
 }
 
-// Dir is the spool's directory below an instance's state directory.
+// Dir returns the spool directory below an instance's state directory.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "cni", "deletes") }
 
-// IsEntry reports whether a file of the directory is an entry by its name. Names
-// that begin with "." are being written, and those of Bad have been set aside.
+// IsEntry reports whether a file name in the directory is the name of an entry. Files whose names begin with "." are
+// still being written, and names made by Bad belong to corrupt files.
 func IsEntry(name string) bool {
 	return !strings.HasPrefix(name, ".") && !strings.HasSuffix(name, badSuffix)
 }
 
-// Bad is the path of an entry that is set aside because it cannot be read.
+// Bad returns the path to which an unreadable entry is renamed.
 func Bad(path string) string { return path + badSuffix }
 
-// Format returns the content of the entry's file, which Owner.Key names.
+// Format returns the content of the entry's file. The name of the file is Owner.Key.
 func (e Entry) Format() ([]byte, error) {
 	b, err := json.Marshal(content{Version, e.Owner, e.Time.UTC()})
 	return append(b, '\n'), err
 }
 
-// Parse reads the content of the file of that name.
+// Parse reads an entry from the name and the content of its file.
 func Parse(name string, b []byte) (Entry, error) {
 	var c content
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -76,13 +74,13 @@ func Parse(name string, b []byte) (Entry, error) {
 		return Entry{}, err
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return Entry{}, errors.New("more follows after the entry")
+		return Entry{}, errors.New("data after the entry")
 	}
 	switch {
 	case c.Version != Version:
 		return Entry{}, fmt.Errorf("version: %d, this program reads %d", c.Version, Version)
 	case c.Key() != name:
-		return Entry{}, fmt.Errorf("containerId, interfaceName: the file is not that of %q", c.Owner)
+		return Entry{}, fmt.Errorf("containerId, interfaceName: the file name is not the key of %q", c.Owner)
 	case c.Time.IsZero():
 		return Entry{}, errors.New("time: missing")
 	}

@@ -16,8 +16,7 @@ const (
 	line = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}` + "\n"
 )
 
-// TestStoredFormStaysWhatItIs because a plugin and a datapath of different
-// versions share the directory.
+// TestStoredFormStaysWhatItIs: a plugin and a datapath of different versions share the directory.
 func TestStoredFormStaysWhatItIs(t *testing.T) {
 	at := time.Date(2026, 1, 2, 4, 4, 5, 0, time.FixedZone("", 3600))
 	e := Entry{Owner: workload.Owner{ContainerID: "c1", Interface: "eth0"}, Time: at}
@@ -68,7 +67,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if e.Owner.Key() != name || e.Time.IsZero() {
-			t.Fatalf("%q is taken for the deletion %v", name, e)
+			t.Fatalf("%q is read as the deletion %v", name, e)
 		}
 		b, err := e.Format()
 		if err != nil {

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frontend has the types in which the load balancer and the datapath exchange
-// frontends: the addresses of Services with their backends, and the steps by which they
-// change.
+// Package frontend defines the types in which the load balancer sends frontends to the datapath: the addresses of
+// Services with their backends, and the steps that change them.
 //
-// proto/wire/frontendwire converts the types to the messages of sluice.loadbalancer.v1 and
-// back.
+// proto/wire/frontendwire converts the types to the messages of sluice.loadbalancer.v1 and back.
 package frontend
 
 import (
@@ -21,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// ErrInvalid says that a frontend is invalid. The text names the field.
+// ErrInvalid means that a frontend is invalid. The text names the field.
 var ErrInvalid = errors.New("invalid frontend")
 
 // MaxAffinity is the longest time for which a client keeps its backend.
@@ -30,14 +28,14 @@ const MaxAffinity = 24 * time.Hour
 // Protocol is an IP protocol with ports.
 type Protocol uint8
 
-// The protocols that services have.
+// The protocols of Services.
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
 	SCTP Protocol = 132
 )
 
-// String is the lower-case name of the protocol.
+// String returns the lower-case name of the protocol.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:
@@ -50,7 +48,7 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// Key names a frontend. Two frontends never have the same key.
+// Key identifies a frontend.
 type Key struct {
 	// Addr is the address that clients connect to. A node port, and a host port of every
 	// address, has the unspecified address of the family.
@@ -58,17 +56,17 @@ type Key struct {
 	// Port is the port that clients connect to.
 	Port     uint16
 	Protocol Protocol
-	// Node says that the frontend has the addresses of the node.
+	// Node reports whether the frontend applies to all addresses of the node.
 	Node bool
 }
 
-// String is "10.96.0.1:80/tcp", or "0.0.0.0:30080/tcp" for a node port.
+// String returns "10.96.0.1:80/tcp", or "0.0.0.0:30080/tcp" for a node port.
 func (k Key) String() string {
 	return fmt.Sprintf("%v/%v", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
 }
 
-// NodePort returns the key of the node port with the same port. It serves the key if the
-// address of the key is an address of the node.
+// NodePort returns the key of the node port with the same port and protocol. That node port also receives the traffic
+// of k if the address of k is an address of the node.
 func (k Key) NodePort() Key {
 	k.Addr, k.Node = Unspecified(k.Addr), true
 	return k
@@ -82,7 +80,7 @@ func Unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// Validate refuses a key that matches no packet.
+// Validate rejects a key that matches no packet.
 func (k Key) Validate() error {
 	switch {
 	case !k.Addr.IsValid() || k.Addr.Is4In6() || k.Addr.Zone() != "":
@@ -102,10 +100,10 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol))
 }
 
-// Kind is where the address of a frontend comes from.
+// Kind is the origin of a frontend's address.
 type Kind uint8
 
-// The kinds of frontends, as Kubernetes has them.
+// The kinds of frontends. All but HostPort are the kinds of Kubernetes.
 const (
 	ClusterIP Kind = iota + 1
 	NodePort
@@ -120,28 +118,25 @@ type Frontend struct {
 	Key Key
 	// Kind is 0 if the kind is unknown.
 	Kind Kind
-	// Service is the ServicePort of the frontend. All frontends of one ServicePort share
-	// session affinity. The Service of a host port is the name of the endpoint.
+	// Service is the ServicePort of the frontend. All frontends of one ServicePort share session affinity. For a host
+	// port it is the name of the endpoint.
 	Service string
-	// Tenant is the tenant of the Service's namespace, or of the pod of a host port; zero: it is
-	// unknown.
+	// Tenant is the tenant of the Service's namespace, or of the pod of a host port. The zero tenant is unknown.
 	Tenant shares.Tenant
-	// Inside is the list for sockets and pods of the node; nil: they do not use the
-	// frontend.
+	// Inside is the list for sockets and pods of the node; nil means that they do not use the frontend.
 	Inside *List
-	// Outside is the list for packets from elsewhere; nil: Inside.
+	// Outside is the list for packets from elsewhere; nil means the Inside list.
 	Outside *List
 	// Affinity is the timeout of session affinity in whole seconds; 0: no affinity.
 	Affinity time.Duration
-	// SourceRanges are the clients that may use the frontend; empty: all.
+	// SourceRanges lists the clients that may use the frontend; empty means all clients.
 	SourceRanges []netip.Prefix
-	// ExceedsShare says that the frontend has no backends because the tenant of the Service
-	// exceeds its share. Connections are refused.
+	// ExceedsShare reports that the frontend has no backends because the tenant of the Service exceeds its share.
+	// Connections are refused.
 	ExceedsShare bool
 }
 
-// ServicePort names a port of a Service: "shop/web:http", or "shop/web" if the port has no
-// name.
+// ServicePort returns the name of a port of a Service: "shop/web:http", or "shop/web" if the port has no name.
 func ServicePort(namespace, name, port string) string {
 	if port == "" {
 		return namespace + "/" + name
@@ -163,7 +158,7 @@ func (f *Frontend) Equal(o *Frontend) bool {
 		f.Outside.equal(o.Outside) && slices.Equal(f.SourceRanges, o.SourceRanges)
 }
 
-// String is the frontend with its lists on one line.
+// String returns the frontend and its lists on one line.
 func (f *Frontend) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s of %s", f.Key, f.Service)
@@ -197,18 +192,18 @@ func (f *Frontend) String() string {
 	return b.String()
 }
 
-// List is a list of backends. Frontends may share a list, so it must not be modified.
+// Backends is sorted by address and port, without duplicates.
 type List struct {
 	// Backends are sorted by address and port, each once.
 	Backends []Backend
-	// Drop says that connections are dropped while there are no backends; otherwise they
-	// are refused.
+	// Drop selects what happens to connections while there are no backends: they are dropped if it is set, and
+	// refused otherwise.
 	Drop bool
-	// Table asks for a rendezvous table: a connection keeps its backend while other backends
-	// are added and removed, however many there are.
+	// Table requests a rendezvous table: a connection keeps its backend while other backends are added and removed,
+	// however many there are.
 	Table bool
-	// Draining are backends that get no new connections and keep the connections that they
-	// have. They are sorted by address and port, each once. Backends has no draining backend.
+	// Draining lists backends that get no new connections but keep their existing ones. It is sorted by address and
+	// port, without duplicates. No backend is in both lists.
 	Draining []Backend
 }
 
@@ -220,14 +215,14 @@ func (l *List) equal(o *List) bool {
 // Backend is an address and port of an endpoint of a Service.
 type Backend struct {
 	netip.AddrPort
-	// Terminating says that the endpoint is being removed and finishes its connections. In
-	// Backends of a list it gets new connections too, because no endpoint is ready.
+	// Terminating reports that the endpoint is being removed and finishes its connections. A terminating backend in
+	// Backends also gets new connections, because no endpoint is ready.
 	Terminating bool
 }
 
 func (b Backend) compare(o Backend) int { return b.Compare(o.AddrPort) }
 
-// Validate refuses a frontend that the datapath cannot express.
+// Validate rejects a frontend that the datapath cannot represent.
 func (f *Frontend) Validate() error {
 	if err := f.Key.Validate(); err != nil {
 		return err
@@ -249,7 +244,7 @@ func (f *Frontend) Validate() error {
 	return nil
 }
 
-// validate refuses a list that no frontend of a family can have.
+// validate rejects a list that is invalid for a frontend of the family.
 func (l *List) validate(ipv4 bool) error {
 	check := func(at, before netip.AddrPort, what string) error {
 		a := at.Addr()
@@ -259,11 +254,11 @@ func (l *List) validate(ipv4 bool) error {
 		case at.Port() == 0:
 			return fmt.Errorf("%w: port of %s %v", ErrInvalid, what, at)
 		case before.Compare(at) >= 0:
-			return fmt.Errorf("%w: %s %v is not in its place", ErrInvalid, what, at)
+			return fmt.Errorf("%w: %s %v is out of order or a duplicate", ErrInvalid, what, at)
 		}
 		return nil
 	}
-	var before netip.AddrPort // in front of every valid one
+	var before netip.AddrPort // sorts before every valid address
 	for _, b := range l.Backends {
 		if err := check(b.AddrPort, before, "backend"); err != nil {
 			return err
@@ -276,7 +271,7 @@ func (l *List) validate(ipv4 bool) error {
 			return err
 		}
 		if _, ok := slices.BinarySearchFunc(l.Backends, b, Backend.compare); ok {
-			return fmt.Errorf("%w: draining backend %v gets connections", ErrInvalid, b.AddrPort)
+			return fmt.Errorf("%w: backend %v is draining and also gets new connections", ErrInvalid, b.AddrPort)
 		}
 		before = b.AddrPort
 	}

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package identity holds identities: numbers and the label sets that they stand
-// for, the ranges of the numbers, the reserved ones, and the kinds of peers.
+// Package identity defines identities: numbers and their label sets, the ranges of the numbers, the reserved numbers,
+// and the kinds of peers.
 //
-// Every process spells them by this package. The eBPF programs have the same
-// numbers in bpf/include/sluice; a test of services/datapath/internal/bpf
-// compares the two. sluice-identity allocates the numbers of workloads.
+// All Go processes use the numbers of this package. The eBPF programs define the same numbers in bpf/include/sluice;
+// a test of services/datapath/internal/bpf compares the two. sluice-identity allocates the numbers of workloads.
 package identity
 
 import "strconv"
 
-// Numeric is the number of an identity. 0 is not one.
+// Numeric is the number of an identity. 0 is not a valid identity.
 type Numeric uint32
 
 // Ranges of numbers.
@@ -22,8 +21,7 @@ const (
 	MaxCluster   Numeric = 65_535
 	MinNodeLocal Numeric = 0xFF0000
 	MaxNodeLocal Numeric = 0xFF0FFF
-	// Max is the largest number: 24 bits fit into a packet's mark and into a
-	// VXLAN network identifier.
+	// Max is the largest number: 24 bits fit into a packet mark and into a VXLAN network identifier.
 	Max Numeric = 1<<24 - 1
 )
 
@@ -33,7 +31,7 @@ const (
 	NodeLocalSize = int(MaxNodeLocal-MinNodeLocal) + 1
 )
 
-// Reserved numbers. Those up to 10 mean what they mean in Cilium.
+// Reserved numbers. The numbers up to 10 have the same meaning as in Cilium.
 const (
 	Host             Numeric = 1
 	World            Numeric = 2
@@ -48,7 +46,7 @@ const (
 	UnknownInCluster Numeric = 255
 )
 
-// Names of the labels of reserved identities: reserved:NAME.
+// Names of reserved identities. Their label is reserved:NAME.
 const (
 	NameHost             = "host"
 	NameWorld            = "world"
@@ -63,7 +61,7 @@ const (
 	NameUnknownInCluster = "unknown-in-cluster"
 )
 
-// Scope is where a number is valid.
+// Scope is the area in which a number is valid.
 type Scope uint8
 
 // Scopes.
@@ -71,10 +69,10 @@ const (
 	ScopeInvalid   Scope = iota // no identity has such a number
 	ScopeReserved               // fixed meaning everywhere
 	ScopeCluster                // the same on all nodes of the cluster
-	ScopeNodeLocal              // on this node only; never leaves it
+	ScopeNodeLocal              // on this node only; never sent to another node
 )
 
-// String is one of invalid, reserved, cluster, node-local.
+// String returns invalid, reserved, cluster or node-local.
 func (s Scope) String() string {
 	switch s {
 	case ScopeReserved:
@@ -87,7 +85,7 @@ func (s Scope) String() string {
 	return "invalid"
 }
 
-// Scope of the number, by its range.
+// Scope returns the scope of the number, which its range determines.
 func (n Numeric) Scope() Scope {
 	switch {
 	case n >= MinReserved && n <= MaxReserved:
@@ -100,26 +98,25 @@ func (n Numeric) Scope() Scope {
 	return ScopeInvalid
 }
 
-// OfNode says whether an address on another node with this identity is the node's
-// own, and not that of a pod there: of a node without labels, of one with an API
-// server, or of one with a label set, whose number is valid on this node only.
+// OfNode reports whether an address on another node with this identity belongs to the node itself and not to a pod. A
+// node has the identity remote-node, kube-apiserver if it runs an API server, or, if it has labels, a number that is
+// valid on this node only.
 func (n Numeric) OfNode() bool {
 	return n == RemoteNode || n == KubeAPIServer || n.Scope() == ScopeNodeLocal
 }
 
-// Kind is the coarse sort of a peer. A policy table has a default class per
-// kind, for the peers of that kind without an entry of their own.
+// Kind is the general kind of a peer. A policy table has one default class per kind, for peers without a row.
 type Kind uint8
 
 // Kinds, in the order of a table's default classes.
 const (
 	KindInCluster     Kind = iota // pods, of this cluster or another
-	KindWorld4                    // outside, IPv4, and the single world of one family
+	KindWorld4                    // outside, IPv4, or any family on a single-stack node
 	KindWorld6                    // outside, IPv6
 	KindHost                      // the local node
 	KindRemoteNode                // other nodes
 	KindKubeAPIServer             // an API server outside the cluster
-	KindUnknown                   // a number that the identity service has not announced
+	KindUnknown                   // the identity service has not announced the number
 	KindOther                     // health, init, ingress, unmanaged
 	Kinds                         // the number of kinds
 )
@@ -128,7 +125,7 @@ var kindNames = [Kinds]string{
 	"in-cluster", "world-ipv4", "world-ipv6", "host", "remote-node", "kube-apiserver", "unknown", "other",
 }
 
-// String is the kind in the words of the API.
+// String returns the name of the kind in the API.
 func (k Kind) String() string {
 	if k < Kinds {
 		return kindNames[k]
@@ -136,20 +133,20 @@ func (k Kind) String() string {
 	return "Kind(" + strconv.Itoa(int(k)) + ")"
 }
 
-// PeerScope says which address rules reach a peer.
+// PeerScope determines which address rules can match a peer.
 type PeerScope uint8
 
 // Peer scopes, in the order of a table's address classes.
 const (
-	PeerScopeCluster PeerScope = iota // pods and the other endpoints inside
-	PeerScopeNode                     // the local node and remote ones
+	PeerScopeCluster PeerScope = iota // pods and other endpoints in the cluster
+	PeerScopeNode                     // the local node and remote nodes
 	PeerScopeOutside                  // the world
 	PeerScopes                        // the number of peer scopes
 )
 
 var peerScopeNames = [PeerScopes]string{"cluster", "node", "outside"}
 
-// String is one of cluster, node, outside.
+// String returns cluster, node or outside.
 func (s PeerScope) String() string {
 	if s < PeerScopes {
 		return peerScopeNames[s]

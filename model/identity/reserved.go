@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// Identity is a number and the label set that it stands for.
+// Identity is a number and its label set.
 type Identity struct {
 	Number Numeric
 	Labels label.Canonical
@@ -22,13 +22,13 @@ func (i Identity) Equal(o Identity) bool {
 	return i.Number == o.Number && i.Labels.Text() == o.Labels.Text()
 }
 
-// String is "number{labels}".
+// String returns "number{labels}".
 func (i Identity) String() string { return fmt.Sprintf("%d{%s}", i.Number, i.Labels) }
 
 // Compare orders by number.
 func Compare(a, b Identity) int { return cmp.Compare(a.Number, b.Number) }
 
-// reserved is the table of reserved numbers; the numbers between are free.
+// reserved lists the assigned reserved numbers in ascending order; the others are free.
 var reserved = func() []Identity {
 	name := func(n Numeric, names ...string) Identity {
 		labels := make([]label.Label, len(names))

@@ -14,26 +14,26 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of the label set of an identity.
+// Limits of the label set of an identity.
 const (
 	MaxLabels = 256       // labels in a set
 	MaxSource = 63        // bytes
-	MaxKey    = 348       // bytes: a DNS prefix of 253, '/', a name of 63, behind the prefix of labels of a namespace
+	MaxKey    = 348       // bytes: PrefixDerived + "namespace.labels.", a DNS prefix of 253, '/' and a name of 63
 	MaxValue  = 4096      // bytes
-	MaxText   = 256 << 10 // bytes of the canonical text, well below etcd's limit of a request
+	MaxText   = 256 << 10 // bytes of the canonical text, well below etcd's request size limit
 )
 
-// ErrInvalid is in every error about labels.
+// ErrInvalid is wrapped by every error about labels.
 var ErrInvalid = errors.New("invalid labels")
 
-// Error names the label and the part of it that is not acceptable.
+// Error names the invalid label and the invalid part of it.
 type Error struct {
 	Index  int    // in the caller's list; -1 for the set as a whole
 	Part   string // "source", "key", "value"; empty for the label as a whole
 	Reason string
 }
 
-// Field is the path of the bad value in a request.
+// Field returns the path of the invalid value in a request.
 func (e *Error) Field() string {
 	f := "labels"
 	if e.Index >= 0 {
@@ -47,12 +47,11 @@ func (e *Error) Field() string {
 
 func (e *Error) Error() string { return e.Field() + ": " + e.Reason }
 
-// Is makes every Error an ErrInvalid.
+// Is reports that every Error is an ErrInvalid.
 func (e *Error) Is(target error) bool { return target == ErrInvalid }
 
-// IsSource reports whether s has the form of a label's source: a-z, 0-9 and
-// "-", with no "-" at either end. It is a loop because the CNI plugin links this
-// package, and compiling a pattern is a part of its short life.
+// IsSource reports whether s is a valid label source: a-z, 0-9 and "-", with no "-" at either end. It is a loop and
+// not a regular expression, because the CNI plugin links this package and runs only briefly.
 func IsSource(s string) bool {
 	for i := range len(s) {
 		c := s[i]
@@ -63,13 +62,12 @@ func IsSource(s string) bool {
 	return s != "" && len(s) <= MaxSource
 }
 
-// IsText reports whether s may be, or be part of, a key or a value.
+// IsText reports whether s may be a key or a value, or part of one.
 func IsText(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// Check returns an *Error with the index if the label is not one of an
-// identity.
+// Check returns an *Error with the given index if the label is invalid in an identity.
 func (l Label) Check(index int) error {
 	bad := func(part, format string, args ...any) error {
 		return &Error{Index: index, Part: part, Reason: fmt.Sprintf(format, args...)}
@@ -91,17 +89,16 @@ func (l Label) Check(index int) error {
 	return nil
 }
 
-// Canonical is a label set that an identity number can stand for, with its
-// text: it is not empty, each label is valid, no source:key has two values. Two
-// of them are equal exactly when their texts are. The zero value is no set.
+// Canonical is a valid label set of an identity, together with its canonical text. It is not empty, each label is
+// valid, and no source:key has two values. Two sets are equal exactly when their texts are equal. The zero value is
+// no set.
 type Canonical struct {
 	set  Set
 	text string
 }
 
-// Canonicalize sorts, checks and deduplicates. The error is an *Error whose
-// index is that of the caller's list. The same source and key with two values
-// is refused.
+// Canonicalize sorts, validates and deduplicates labels. It rejects two values for the same source and key. The error
+// is an *Error with an index into the caller's list.
 func Canonicalize(labels ...Label) (Canonical, error) {
 	if len(labels) == 0 {
 		return Canonical{}, &Error{Index: -1, Reason: "a label set has at least one label"}
@@ -133,27 +130,26 @@ func Canonicalize(labels ...Label) (Canonical, error) {
 	return c, nil
 }
 
-// Set is the set without its text.
+// Set returns the set without its text.
 func (c Canonical) Set() Set { return c.set }
 
 // All returns the labels in canonical order. The caller must not change them.
 func (c Canonical) All() []Label { return c.set.All() }
 
-// Text is the canonical text: what is hashed, stored and compared.
+// Text returns the canonical text, which is hashed, stored and compared.
 func (c Canonical) Text() string { return c.text }
 
-// String is Text.
+// String returns Text.
 func (c Canonical) String() string { return c.text }
 
-// IsZero reports that there is no set.
+// IsZero reports whether c is the zero value.
 func (c Canonical) IsZero() bool { return c.text == "" }
 
-// Hash is SHA-256 over the canonical text. It is part of keys in etcd.
+// Hash returns the SHA-256 of the canonical text. Keys in etcd contain it.
 func (c Canonical) Hash() [sha256.Size]byte { return sha256.Sum256([]byte(c.text)) }
 
-// Parse reads a canonical text, and nothing but a canonical text: what Text
-// would not have written is refused, so equal sets have equal texts wherever
-// they come from.
+// Parse reads a canonical text. It rejects every text that Text would not have written, so that equal sets have equal
+// texts in every process.
 func Parse(text string) (Canonical, error) {
 	if len(text) > MaxText {
 		return Canonical{}, fmt.Errorf("%w: text of %d bytes, at most %d are allowed", ErrInvalid, len(text), MaxText)
@@ -189,7 +185,7 @@ func Parse(text string) (Canonical, error) {
 	return c, nil
 }
 
-// cutUnescaped unescapes s up to the first stop that no '\' precedes.
+// cutUnescaped unescapes s up to the first stop byte that is not escaped by '\'.
 func cutUnescaped(s string, stop byte) (before, after string, ok bool) {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

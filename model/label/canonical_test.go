@@ -50,8 +50,8 @@ func TestEqualSetsHaveEqualTexts(t *testing.T) {
 	}
 }
 
-// TestStoredFormsStayWhatTheyAre because both forms are in etcd and on the disks
-// of nodes. Whatever this test refuses needs a migration.
+// TestStoredFormsStayWhatTheyAre: both forms are stored in etcd and on the disks of nodes. A change that makes this
+// test fail needs a migration.
 func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 	for _, c := range []struct {
 		labels     []Label

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package label holds the labels that give a workload its identity: their
-// sources and keys with a fixed meaning, their order and their canonical text.
+// Package label defines the labels that determine a workload's identity: the sources and keys with a fixed meaning,
+// the order of labels, and their canonical text.
 //
-// A label has a source (who said it), a key and a value. A Set is sorted and
-// has no duplicates. A Canonical is a Set within the bounds of an identity,
-// together with its text; the text is stored in etcd and on disks, so neither
-// the order nor the escaping may change without a migration. The package knows
-// nothing about selectors and nothing about where labels come from.
+// A label has a source (the system that set it), a key and a value. A Set is sorted and has no duplicates. A
+// Canonical is a Set within the limits of an identity, together with its text. The text is stored in etcd and on
+// disk, so neither the order nor the escaping may change without a migration. The package knows nothing about
+// selectors or about how labels are obtained.
 package label
 
 import (
@@ -18,8 +17,8 @@ import (
 	"strings"
 )
 
-// Sources that have a meaning here. Others ("container", "nomad", ...) are legal
-// and are matched by their name or by a selector without a source.
+// Sources with a fixed meaning. Other sources ("container", "nomad", ...) are valid; selectors match them by name or
+// without naming a source.
 const (
 	SourceKubernetes = "k8s"
 	SourceCNI        = "cni"
@@ -27,8 +26,8 @@ const (
 	SourceNode       = "node"      // labels of a node
 	SourceCIDRGroup  = "cidrgroup" // labels of a group of prefixes
 
-	// SourceGenerated labels are part of an identity, and invisible to every
-	// selector: they carry facts such as the named ports of a pod.
+	// SourceGenerated labels are part of an identity but invisible to selectors. They carry facts such as the named
+	// ports of a pod.
 	SourceGenerated = "generated"
 )
 
@@ -44,20 +43,19 @@ const (
 	KeyCIDRGroupName  = "io.cilium.policy.cidrgroupname/"
 )
 
-// Prefixes of the keys that say what Kubernetes knows about a pod: its
-// namespace, the labels of that namespace, its service account, its cluster.
-// Policies trust them, so no pod and no runtime may write them.
+// Prefixes of the keys that describe a pod in Kubernetes: its namespace, the namespace's labels, its service account,
+// its cluster. Policies trust them, so neither pods nor runtimes may set them.
 const (
 	PrefixKubernetes = "io.kubernetes."
 	PrefixPod        = PrefixKubernetes + "pod."
 	PrefixDerived    = "io.cilium.k8s."
 )
 
-// Keys of the labels that Sluice adds under SourceGenerated.
+// Keys of the labels that Sluice adds with SourceGenerated.
 const (
-	// KeyNoLabels makes the set of a workload without labels a set. Reserved
-	// numbers do not fit: "init" is always enforced, "unmanaged" says that it
-	// is not ours, and neither may be carried by a tunnel.
+	// KeyNoLabels is the only label of a workload without labels, because an identity's set is not empty. Reserved
+	// numbers do not fit: "init" is always enforced, "unmanaged" means that Sluice does not manage the endpoint, and
+	// a tunnel carries neither.
 	KeyNoLabels = "no-labels"
 )
 
@@ -69,13 +67,13 @@ type Label struct {
 	Value  string `json:"value,omitempty"` // may be empty
 }
 
-// Name is "source:key".
+// Name returns "source:key".
 func (l Label) Name() string { return l.Source + ":" + l.Key }
 
-// String is "source:key=value", for people: nothing is escaped.
+// String returns "source:key=value" without escaping, for messages.
 func (l Label) String() string { return l.Source + ":" + l.Key + "=" + l.Value }
 
-// Compare orders by source, key, value. It is the canonical order.
+// Compare orders by source, key and value. This is the canonical order.
 func (l Label) Compare(o Label) int {
 	return cmp.Or(strings.Compare(l.Source, o.Source), strings.Compare(l.Key, o.Key), strings.Compare(l.Value, o.Value))
 }
@@ -103,7 +101,7 @@ func NewSet(labels ...Label) Set {
 // All returns the labels in canonical order. The caller must not change them.
 func (s Set) All() []Label { return s.list[:len(s.list):len(s.list)] }
 
-// Len is the number of labels.
+// Len returns the number of labels.
 func (s Set) Len() int { return len(s.list) }
 
 // Key yields the labels with the given key, of every source.
@@ -146,9 +144,8 @@ var (
 	valueEscaper = strings.NewReplacer(`\`, `\\`, `;`, `\;`)
 )
 
-// Text is the canonical text of the set, "source:key=value;" for each label. In
-// keys '\', ';' and '=' are escaped by '\', in values '\' and ';'. Equal sets
-// have equal texts, and different sets different ones.
+// Text returns the canonical text of the set, "source:key=value;" for each label. '\' escapes '\', ';' and '=' in
+// keys, and '\' and ';' in values. Equal sets have equal texts, and different sets different texts.
 func (s Set) Text() string {
 	var b strings.Builder
 	n := 0
@@ -167,5 +164,5 @@ func (s Set) Text() string {
 	return b.String()
 }
 
-// String is Text.
+// String returns Text.
 func (s Set) String() string { return s.Text() }

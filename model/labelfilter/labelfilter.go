@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package labelfilter says which labels of workloads count for identities. The
-// identity service applies the filter, and the policy service has to know which
-// labels no identity has.
+// Package labelfilter selects the labels of workloads that become part of identities. The identity service applies
+// the filter. The policy service needs it to know which labels no identity can have.
 package labelfilter
 
 import (
@@ -13,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 )
 
-// DefaultInclude and DefaultExclude are the rules of workloads behind those of a
-// configuration. Kept: what names the namespace and the app. Dropped:
-// what Kubernetes puts on pods for its own use, some of it different per pod.
+// DefaultInclude and DefaultExclude are the rules for workloads that follow the configured rules. They keep the
+// labels that name the namespace and the app. They drop the labels that Kubernetes puts on pods for its own use, some
+// of which are different for each pod.
 var (
 	DefaultInclude = []string{
 		"io.kubernetes.pod.namespace",
@@ -39,16 +38,15 @@ var (
 	}
 )
 
-// Rule is "[source:]prefix", which matches keys that begin with the prefix; a
-// prefix that begins with "*." matches every key whose domain (what stands before
-// '/') ends in the rest.
+// Rule is "[source:]prefix". It matches keys that begin with the prefix. A prefix that begins with "*." matches every
+// key whose domain (the part before '/') ends in the rest of the prefix.
 type Rule struct {
 	Text   string
-	Counts bool // labels that it matches count
+	Counts bool // matching labels are kept
 }
 
-// Filter says which labels count. The longest rule that matches decides, the first
-// of several of one length; a label that no rule matches counts.
+// Filter decides which labels are kept. The longest matching rule decides; among rules of equal length, the first. A
+// label that matches no rule is kept.
 type Filter struct {
 	rules []rule
 	texts []Rule
@@ -57,11 +55,11 @@ type Filter struct {
 type rule struct {
 	source string // empty: any
 	prefix string
-	domain bool // prefix is the end of a domain, "." included
+	domain bool // prefix is the end of a domain, including the "."
 	keep   bool
 }
 
-// Default is the filter of workloads without rules of a configuration.
+// Default returns the filter for workloads if no rules are configured.
 func Default() Filter {
 	var rules []Rule
 	for _, t := range DefaultInclude {
@@ -77,7 +75,7 @@ func Default() Filter {
 	return f
 }
 
-// New returns the filter of some rules. The error is a *RuleError.
+// New returns a filter with the given rules. The error is a *RuleError.
 func New(rules []Rule) (Filter, error) {
 	f := Filter{texts: rules}
 	for i, t := range rules {
@@ -91,7 +89,7 @@ func New(rules []Rule) (Filter, error) {
 	return f, nil
 }
 
-// RuleError says which rule makes no sense.
+// RuleError reports an invalid rule.
 type RuleError struct {
 	Index int
 	Err   error
@@ -103,7 +101,7 @@ func (e *RuleError) Error() string { return fmt.Sprintf("rules[%d]: %v", e.Index
 // Unwrap gives the reason.
 func (e *RuleError) Unwrap() error { return e.Err }
 
-// Rules are those that the filter was made of; do not change them.
+// Rules returns the rules that New got. The caller must not change them.
 func (f Filter) Rules() []Rule { return f.texts }
 
 func parseRule(text string) (rule, error) {
@@ -111,13 +109,13 @@ func parseRule(text string) (rule, error) {
 	prefix := text
 	if source, rest, ok := strings.Cut(text, ":"); ok {
 		if !label.IsSource(source) {
-			return rule{}, fmt.Errorf("%q: %q is no label source", text, source)
+			return rule{}, fmt.Errorf("%q: %q is not a valid label source", text, source)
 		}
 		r.source, prefix = source, rest
 	}
 	if rest, ok := strings.CutPrefix(prefix, "*."); ok {
 		if rest = strings.TrimSuffix(rest, "/"); rest == "" {
-			return rule{}, fmt.Errorf("%q: a domain follows \"*.\"", text)
+			return rule{}, fmt.Errorf("%q: \"*.\" must be followed by a domain", text)
 		}
 		r.domain, prefix = true, "."+rest
 	}
@@ -139,20 +137,19 @@ func (r rule) matches(l label.Label) bool {
 	return ok && strings.HasSuffix(domain, r.prefix)
 }
 
-// Keeps says whether a label counts.
+// Keeps reports whether a label is kept.
 func (f Filter) Keeps(l label.Label) bool {
 	keep, _ := f.Decide(l)
 	return keep
 }
 
-// Decide says whether a label counts, and by which rule; the rule is empty if none
-// matches.
+// Decide reports whether a label is kept, and the text of the deciding rule; it is empty if none matches.
 func (f Filter) Decide(l label.Label) (keep bool, by string) {
 	keep, longest := true, -1
 	for i, r := range f.rules {
 		n := len(r.prefix)
 		if r.source != "" {
-			n++ // a rule with a source is the more exact one
+			n++ // a source makes a rule more specific
 		}
 		if n > longest && r.matches(l) {
 			keep, longest, by = r.keep, n, f.texts[i].Text
@@ -161,7 +158,7 @@ func (f Filter) Decide(l label.Label) (keep bool, by string) {
 	return keep, by
 }
 
-// Apply returns the labels that count, in a new slice.
+// Apply returns the labels that are kept, in a new slice.
 func (f Filter) Apply(labels []label.Label) []label.Label {
 	out := make([]label.Label, 0, len(labels)+2)
 	for _, l := range labels {

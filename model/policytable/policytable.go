@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policytable has the types in which the policy service and the datapath exchange
-// compiled policy: what a table consists of, and the steps by which tables change.
+// Package policytable defines the types in which the policy service sends compiled policy to the datapath: tables,
+// and the steps that change them.
 //
-// A table evaluates one direction of one subject. It has rules, numbered from 1, and classes
-// of peers. A class says for each protocol and port which rules decide. A peer has two
-// classes: one by its identity and one by its address. Of the rules that both name, the one
-// with the lower number decides.
+// A table evaluates one direction of one subject. It has rules, numbered from 1, and classes of peers. For each
+// protocol and port, a class determines which rules apply. A peer has two classes: one by its identity and one by its
+// address. If a rule applies in both classes, the rule with the lower number decides.
 //
 // proto/wire converts the types to the messages of sluice.policy.v1 and back.
 package policytable
@@ -23,14 +22,14 @@ type Direction uint8
 
 // The directions.
 const (
-	Ingress Direction = iota // what the subject receives
-	Egress                   // what the subject sends
+	Ingress Direction = iota // connections to the subject
+	Egress                   // connections from the subject
 )
 
 // Directions is the number of directions.
 const Directions = 2
 
-// String is the lower-case name.
+// String returns the lower-case name.
 func (d Direction) String() string {
 	if d == Egress {
 		return "egress"
@@ -38,13 +37,11 @@ func (d Direction) String() string {
 	return "ingress"
 }
 
-// Tier orders groups of rules. What no rule decides falls to the defaults of the table,
-// which are flags and not a tier.
+// Tier orders groups of rules. If no rule decides, the defaults of the table apply; they are flags, not a tier.
 type Tier uint8
 
-// The tiers in the order in which they are evaluated. Isolation holds only the rule that a
-// NetworkPolicy implies: it follows what the owner of the namespace wrote, and Baseline does
-// not decide what it denies.
+// The tiers in the order of evaluation. Isolation holds only the deny rule that a NetworkPolicy implies: it comes
+// after the rules of the namespace's owner, and before Baseline, which cannot override it.
 const (
 	Admin Tier = iota
 	Normal
@@ -52,13 +49,13 @@ const (
 	Baseline
 )
 
-// String is the name the tier has in messages.
+// String returns the name of the tier in messages.
 func (t Tier) String() string {
 	return [...]string{"Admin", "Normal", "Isolation", "Baseline"}[t]
 }
 
-// Action is what a rule does with a connection, or what a table says about it. The values
-// are in the order in which equal rules are evaluated, and those of enum sl_action.
+// Action is the effect of a rule on a connection, or the verdict of a table. The order of the values is the order in
+// which equal rules are evaluated. enum sl_action has the same values.
 type Action uint8
 
 // The actions.
@@ -66,18 +63,18 @@ const (
 	Deny Action = iota
 	Redirect
 	Allow
-	Pass // leaves the decision to the next tier; only of rules
+	Pass // leaves the decision to the next tier; never a verdict
 )
 
-// String is the lower-case name.
+// String returns the lower-case name.
 func (a Action) String() string {
 	return [...]string{"deny", "redirect", "allow", "pass"}[a]
 }
 
-// Proxy is the kind of proxy that a redirect leads to.
+// Proxy is the kind of proxy that a redirect rule sends connections to.
 type Proxy uint16
 
-// The proxies, in the order in which they are preferred.
+// The proxies in order of preference.
 const (
 	NoProxy Proxy = iota
 	ProxyDNS
@@ -86,20 +83,20 @@ const (
 	ProxyListener
 )
 
-// String names the proxy for messages.
+// String returns the name of the proxy in messages.
 func (p Proxy) String() string {
 	return [...]string{"none", "dns", "http", "tls", "listener"}[p]
 }
 
-// Source says where a rule was written.
+// Source is the source location of a rule.
 type Source struct {
 	Kind      string // as in the manifest
-	Namespace string // empty for policies without one
+	Namespace string // empty for cluster-wide policies
 	Name      string
 	Path      string // such as spec.egress[2].toPorts[0]
 }
 
-// Policy is the policy of the source: "Kind namespace/name".
+// Policy returns the policy of the source: "Kind namespace/name".
 func (s Source) Policy() string {
 	if s.Namespace == "" {
 		return s.Kind + " " + s.Name
@@ -107,7 +104,7 @@ func (s Source) Policy() string {
 	return s.Kind + " " + s.Namespace + "/" + s.Name
 }
 
-// String is the policy and the path in it.
+// String returns the policy and the path in it.
 func (s Source) String() string {
 	if s.Path == "" {
 		return s.Policy()
@@ -115,50 +112,50 @@ func (s Source) String() string {
 	return s.Policy() + " " + s.Path
 }
 
-// Rule is what a table says of one of its rules.
+// Rule is one rule of a table.
 type Rule struct {
 	Action Action
 	Tier   Tier
-	Proxy  Proxy // of a redirect, else NoProxy
+	Proxy  Proxy // NoProxy unless Action is Redirect
 }
 
-// ID numbers the tables of one run of the policy service. It is never used twice.
+// ID numbers the tables of one run of the policy service. Numbers are not reused.
 type ID uint64
 
-// AllowAll is the table of directions in which nothing is enforced. It is never defined.
+// AllowAll is the ID for directions in which nothing is enforced. No table has it.
 const AllowAll ID = 0
 
-// IdentityClass numbers the peers that match the same selectors. 0 is none.
+// IdentityClass numbers the identity classes; 0 means no class. An identity class is a set of peers that match the
+// same selectors.
 type IdentityClass uint32
 
-// ClassKey is the name of an identity class that every run of the policy service gives it.
-// The zero key belongs to no class.
+// ClassKey identifies an identity class across runs of the policy service. No class has the zero key.
 type ClassKey [16]byte
 
-// Class is the index of a class of peers in its table.
+// Class is the index of a peer class in its table.
 type Class = uint16
 
-// PrefixClasses are the classes of the addresses in a prefix, by identity.PeerScope.
+// PrefixClasses holds the classes of the addresses in a prefix, indexed by identity.PeerScope.
 type PrefixClasses = [identity.PeerScopes]Class
 
 // Table is a table without its rows.
 type Table struct {
-	// Hash names the rules, the classes that the table has at first, and the defaults. Two
-	// tables with one hash differ in rows, prefixes and later classes only. It is not zero.
+	// Hash covers the rules, the initial classes and the defaults. Two tables with the same hash can differ only in
+	// rows, prefixes and appended classes. It is never zero.
 	Hash         [32]byte
-	DefaultAllow bool // what no rule decides is allowed
-	HostAllow    bool // what no rule decides is allowed for the local host
-	HasAddresses bool // the class by address is evaluated
-	// DefaultClasses are those of peers without a row, by identity.Kind.
+	DefaultAllow bool // allow if no rule decides
+	HostAllow    bool // allow the local host if no rule decides
+	HasAddresses bool // peers also have a class by address
+	// DefaultClasses are the classes of peers without a row, indexed by identity.Kind.
 	DefaultClasses [identity.Kinds]Class
-	// AddressClasses are those of addresses in no prefix.
+	// AddressClasses are the classes of addresses in no prefix.
 	AddressClasses PrefixClasses
-	Rules          []Rule // number 1 first
+	Rules          []Rule // starting with number 1
 	Classes        []Ranges
 	Prefixes       map[netip.Prefix]PrefixClasses
 }
 
-// Row leads from an identity class to a class of the table.
+// Row maps an identity class to a peer class of the table.
 type Row struct {
 	IdentityClass IdentityClass
 	Class         Class

@@ -13,22 +13,22 @@ import (
 // LastPoint is the largest protocol << 16 | port.
 const LastPoint = 0xFFFFFFFF
 
-// PortRange is a run of points, protocol << 16 | port, with the rules that decide about them:
-// Admin is the number of the rule of the Admin tier, Rest that of the other tiers. 0 is none.
-// For ICMP, type << 8 | code stands in the place of the port.
+// PortRange is a range of points, protocol << 16 | port, and the rules that apply to them: Admin is the number of the
+// rule in the Admin tier, and Rest the number of the rule in the other tiers. 0 means no rule. For ICMP, type << 8 |
+// code takes the place of the port.
 type PortRange struct {
 	First, Last uint32
 	Admin, Rest uint16
 }
 
-// SameRules reports whether two ranges name the same rules.
+// SameRules reports whether two ranges have the same rules.
 func (r PortRange) SameRules(o PortRange) bool { return r.Admin == o.Admin && r.Rest == o.Rest }
 
-// Ranges is a class of peers: ranges in ascending order that do not overlap. Points in no
-// range have no rule.
+// Ranges is a peer class: ranges in ascending order that do not overlap. No rule applies to a point outside of all
+// ranges.
 type Ranges []PortRange
 
-// At returns the range of a point. The rules of a point in no range are 0.
+// At returns the range that contains a point, or a range of this point alone without rules.
 func (r Ranges) At(point uint32) PortRange {
 	i, _ := slices.BinarySearchFunc(r, point, func(x PortRange, p uint32) int {
 		if x.Last < p {
@@ -42,12 +42,12 @@ func (r Ranges) At(point uint32) PortRange {
 	return PortRange{First: point, Last: point}
 }
 
-// Total lists all points in the fewest ranges, also those without a rule.
+// Total covers all points, including points without a rule, with as few ranges as possible.
 func (r Ranges) Total() iter.Seq[PortRange] {
 	return func(yield func(PortRange) bool) {
-		var run PortRange // that may go on
-		next := uint64(0) // the point behind it
-		// add takes the range that follows; it says whether to go on.
+		var run PortRange // the pending range, which may still grow
+		next := uint64(0) // the first point after run
+		// add appends a range. It returns false when the iteration is to stop.
 		add := func(x PortRange) bool {
 			switch {
 			case next == 0:
@@ -77,10 +77,10 @@ func (r Ranges) Total() iter.Seq[PortRange] {
 	}
 }
 
-// Meaning stands for the verdicts of a class: classes with equal meanings evaluate alike.
+// Meaning identifies the verdicts of a class: classes with equal meanings evaluate alike.
 type Meaning [sha256.Size]byte
 
-// Meaning returns the meaning of the class, which depends on Total only.
+// Meaning returns a hash of Total.
 func (r Ranges) Meaning() Meaning {
 	var b []byte
 	for x := range r.Total() {

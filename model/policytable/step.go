@@ -12,30 +12,28 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// Step is one change of the tables. A reader that carries out the steps in their order has
-// the tables of the policy service. After every step each verdict is that of before the
-// change or that of after it.
+// Step is one change of the tables. A reader that applies all steps in order has the same tables as the policy
+// service. After each step, every verdict equals the verdict before or after the whole change.
 type Step interface{ step() }
 
 // The steps.
 type (
-	// DefineIdentityClass names an identity class, before it is used.
+	// DefineIdentityClass announces an identity class before its first use.
 	DefineIdentityClass struct {
 		IdentityClass IdentityClass
 		Key           ClassKey
 	}
-	// RetireIdentityClass ends an identity class that no identity has and no table has a
-	// row for.
+	// RetireIdentityClass ends an identity class. No identity belongs to it, and no table has a row for it.
 	RetireIdentityClass struct{ IdentityClass IdentityClass }
-	// SetIdentity says what an identity is. With identity class 0 the identity is unknown
-	// from now on; kind and scope are 0 then.
+	// SetIdentity describes an identity. With identity class 0 the identity is unknown from now on; kind and scope
+	// are 0 then.
 	SetIdentity struct {
 		Identity      identity.Numeric
 		IdentityClass IdentityClass
 		Kind          identity.Kind
 		Scope         identity.PeerScope
 	}
-	// DefineTable is a whole table. It belongs to the reader.
+	// DefineTable defines a complete table. The reader owns it.
 	DefineTable struct {
 		Table   ID
 		Content Table
@@ -46,9 +44,9 @@ type (
 		Table   ID
 		Classes []Ranges
 	}
-	// RetireTable ends a table that no direction is bound to.
+	// RetireTable ends a table. No direction is bound to it.
 	RetireTable struct{ Table ID }
-	// SetPeer inserts a row; it replaces none.
+	// SetPeer inserts a row. The table has no row for the identity class yet.
 	SetPeer struct {
 		Table ID
 		Row   Row
@@ -69,15 +67,14 @@ type (
 		Table  ID
 		Prefix netip.Prefix
 	}
-	// BindSubject has a table evaluate a direction of a subject.
+	// BindSubject binds a direction of a subject to a table, which evaluates it from now on.
 	BindSubject struct {
 		Subject   identity.Numeric
 		Direction Direction
 		Table     ID         // AllowAll: nothing is enforced
-		Revision  uint64     // of the policies that the table is made of
-		Rules     [][]Source // where each rule was written, number 1 first
-		// Tenant is the tenant of the subject. Guarantee is what the tenant is guaranteed
-		// of each limit, in percent.
+		Revision  uint64     // of the policies that the table was compiled from
+		Rules     [][]Source // source locations of each rule, starting with number 1
+		// Tenant is the tenant of the subject. Guarantee is the tenant's guaranteed part of each limit, in percent.
 		Tenant    shares.Tenant
 		Guarantee int
 	}
@@ -100,21 +97,21 @@ func (RemoveSubject) step()       {}
 
 // The steps that end a message of the stream.
 type (
-	// Barrier says that the tables are those of some revisions.
+	// Barrier states the revisions that the tables have reached.
 	Barrier struct {
 		PolicyRevision, IdentityRevision, AddressRevision uint64
-		// State is the name of the policy state that PolicyRevision counts in. It is empty if
-		// the service does not say. Sources have policies in it.
+		// State is the name of the policy state in which PolicyRevision counts; it is empty if the service does not
+		// send it. Sources lists the sources that have policies in it.
 		State   string
 		Sources []string
-		// Incomplete are the sources that the enforced state of the subscription had, and
-		// that have not listed all their policies in this run of the service.
+		// Incomplete lists the sources that were part of the subscriber's enforced state, and that have not listed
+		// all their policies in this run of the service.
 		Incomplete []string
 	}
-	// SnapshotComplete ends a beginning that names everything.
+	// SnapshotComplete ends the initial steps of a stream that starts with all tables.
 	SnapshotComplete struct{}
-	// UnknownStep is a step that this build does not know, with its number in the message
-	// Step. The message that it is in cannot be carried out.
+	// UnknownStep is a step that this build does not know, with its field number in the message Step. Its message
+	// cannot be applied.
 	UnknownStep struct{ Field int32 }
 )
 
@@ -122,7 +119,7 @@ func (Barrier) step()          {}
 func (SnapshotComplete) step() {}
 func (UnknownStep) step()      {}
 
-// Message is some steps, to be carried out in their order.
+// Message is a sequence of steps that are applied in order.
 type Message struct {
 	// Incarnation is the run of the service in which Seq counts.
 	Incarnation string
@@ -130,16 +127,15 @@ type Message struct {
 	Steps       []Step
 }
 
-// ErrInvalid says that a step makes no sense. The text of the error names the field.
+// ErrInvalid means that a step is invalid. The text of the error names the field.
 var ErrInvalid = errors.New("invalid step")
 
-// invalid is an ErrInvalid whose text begins with the name of the field, so that a caller can
-// put the path to it in front.
+// invalid is an ErrInvalid whose text starts with the name of the field, so that a caller can prepend the path.
 type invalid string
 
 func (e invalid) Error() string { return string(e) }
 
 func (invalid) Is(target error) bool { return target == ErrInvalid }
 
-// Invalid returns an ErrInvalid with a text that begins with the name of the field.
+// Invalid returns an ErrInvalid with a text that starts with the name of the field.
 func Invalid(format string, args ...any) error { return invalid(fmt.Sprintf(format, args...)) }

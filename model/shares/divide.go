@@ -11,13 +11,11 @@ import (
 	"time"
 )
 
-// Order says which of a tenant's objects is admitted first: the one that was created
-// first. The other fields make the order total.
+// Order is the order in which a tenant's objects are admitted: oldest first. The other fields make the order total.
 type Order struct {
 	Created              time.Time
 	Namespace, Name, UID string
-	// Index orders the parts of one object, such as the frontends of a Service, where
-	// each part is asked for by itself.
+	// Index orders the parts of one object that have separate asks, such as the frontends of a Service.
 	Index int
 }
 
@@ -34,25 +32,25 @@ type Ask struct {
 	Units  int
 }
 
-// Share is the part of a limit that a tenant has, in units of the limit.
+// Share is a tenant's part of a limit, in units of the limit.
 type Share struct {
 	Asked     int
 	Admitted  int
 	Guarantee int
-	// Allotment bounds the tenant: everything it asked for, or the level of its group
-	// beyond its guarantee.
+	// Allotment is the most that the tenant may use: all that it asked for, or its guarantee plus the level of its
+	// group.
 	Allotment int
 }
 
 // Division is the result of dividing a limit.
 type Division struct {
-	// Admitted says for each ask, by its index, whether the object is admitted.
+	// Admitted reports for each ask, by index, whether the object is admitted.
 	Admitted []bool
 	Shares   map[Tenant]Share
-	// Tenants is the part of the limit that all tenants but system share.
+	// Tenants is the part of the limit that all tenants except system share.
 	Tenants int
-	// Levels bound tenants without a guarantee, by group: labelled tenants, and
-	// namespaces without the label.
+	// Levels are the maximums of tenants without a guarantee, by group: labelled tenants, and namespaces without the
+	// label.
 	Levels [2]int
 }
 
@@ -69,27 +67,24 @@ func (t Tenant) group() int {
 	return groupOthers
 }
 
-// Divide divides a limit among the tenants that ask for it. The result depends on
-// nothing but the arguments, and not on the order of asks.
+// Divide divides a limit among the tenants that ask for it. The result depends only on the arguments, and not on the
+// order of asks.
 //
-// System gets what it asks for, up to half of the limit. The others share what is
-// left, but never the last tenth of the limit, which is kept for system. Guarantees
-// are served next. Of what then remains, labelled tenants and namespaces without the
-// label each have one half, and what the other group leaves. Within a group, the level
-// L is the largest number for which the sum of min(asked, L) fits. A tenant that asks
-// for more gets its oldest objects up to L; what is left over after that goes to the
-// oldest objects that fit.
+// System gets what it asks for, up to half of the limit. The other tenants share the rest, except for the last tenth
+// of the limit, which is kept for system. Guarantees are served next. Labelled tenants, and namespaces without the
+// label, each get half of the remainder, plus what the other group does not use. Within a group, the level L is the
+// largest number for which the sum of min(asked, L) fits. A tenant that asks for more gets its oldest objects up to
+// L. The remaining units go to the oldest objects that fit.
 //
-// used is what earlier divisions of the same limit admitted, by tenant; it is not
-// taken away again. Objects of an API server are divided first and alone, with used
-// nil, so that all nodes with the same limit find the same result.
+// used holds the units that earlier divisions of the same limit admitted, by tenant; Divide does not take them away.
+// Objects of an API server are divided first and separately, with used nil, so that all nodes with the same limit
+// compute the same result.
 func Divide(limit int, asks []Ask, s Settings, used map[Tenant]int) Division {
 	return divide(limit, asks, nil, s, used)
 }
 
-// DivideParts divides a limit as Divide does, among objects that can use a part of what they
-// ask for: an ask of n units is n asks of one unit, which follow each other in the order.
-// parts has the units that each ask gets.
+// DivideParts divides a limit like Divide, but an object can use a part of its ask: an ask of n units is treated as n
+// consecutive asks of one unit. parts holds the units that each ask gets.
 func DivideParts(limit int, asks []Ask, s Settings, used map[Tenant]int) (d Division, parts []int) {
 	parts = make([]int, len(asks))
 	return divide(limit, asks, parts, s, used), parts
@@ -120,7 +115,7 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 		system = min(t.asked, max(0, limit/2-usedBySystem), free)
 		t.served = system
 	}
-	whole := limit - max(limit/10, usedBySystem+system) // what the others share, used included
+	whole := limit - max(limit/10, usedBySystem+system) // shared by the other tenants, including used
 	d.Tenants = max(0, whole)
 	left := max(0, whole-usedByOthers)
 	for id, t := range tenants {
@@ -129,8 +124,8 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 			t.served = min(t.asked, max(0, t.guarantee-used[id]))
 		}
 	}
-	// Guarantees are at most 80 % together, but earlier divisions may have used what
-	// is guaranteed now: serve them in the order of tenants while there is something.
+	// Guarantees add up to at most 80 %, but earlier divisions may have used guaranteed units: serve tenants in order
+	// until nothing is left.
 	members := make([]*tenant, 0, len(tenants))
 	for _, t := range tenants {
 		members = append(members, t)
@@ -159,7 +154,7 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 				of = append(of, t)
 			}
 		}
-		all := left - room[1-g] // what the group could have if it asked for more
+		all := left - room[1-g] // what the group could get if it asked for more
 		d.Levels[g] = level(of, all)
 		admit(of, asks, d.Admitted, parts, room[g], d.Levels[g])
 	}
@@ -169,7 +164,7 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 	return d
 }
 
-// include adds what tenants had by an earlier division of the same limit.
+// include adds the shares of an earlier division of the same limit.
 func (d *Division) include(earlier *Division) {
 	for t, had := range earlier.Shares {
 		s, ok := d.Shares[t]
@@ -186,17 +181,16 @@ type tenant struct {
 	asks      []int // indexes
 	asked     int
 	guarantee int
-	served    int // before the level: system's half, or the guarantee
+	served    int // served before the level applies: system's half, or the guarantee
 	allotment int
 	got       int
-	own       int            // of served, what nobody else may use
-	next      int            // index into asks of the first that is not decided
+	own       int            // the part of served that no other tenant may use
+	next      int            // index into asks of the first undecided ask
 	take      func(i, n int) // admits n units of an ask
 }
 
-// level returns the largest L for which the sum of min(asked - served, L) fits into
-// room. If all of it fits, that is what one more tenant could ask for, or the largest
-// ask if that is more.
+// level returns the largest L for which the sum of min(asked - served, L) fits into room. If all asks fit, it returns
+// the most that one additional tenant could get, or the largest ask if that is more.
 func level(of []*tenant, room int) int {
 	rest := make([]int, 0, len(of))
 	for _, t := range of {
@@ -216,14 +210,14 @@ func level(of []*tenant, room int) int {
 	return most
 }
 
-// admit admits the objects of the tenants of a group, which have room for what they
-// ask beyond what was served before. parts is nil if objects are admitted as a whole.
+// admit admits objects of a group's tenants into room, beyond the units served before. parts is nil if objects are
+// admitted only as a whole.
 func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, room, level int) {
 	waiting := &byOldest{asks: asks}
 	for _, t := range of {
 		t.allotment = t.served + min(t.asked-t.served, level)
 		if t.id == System {
-			t.own = t.served // no other tenant uses what is left of it
+			t.own = t.served // no other tenant may use an unused remainder
 		} else {
 			room += t.served
 		}
@@ -246,7 +240,7 @@ func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, room, level i
 		for ; t.next < len(t.asks); t.next++ {
 			i := t.asks[t.next]
 			if asks[i].Units > t.allotment && (parts == nil || t.allotment == 0) {
-				continue // alone too large: passed over
+				continue // skip: too large even alone
 			}
 			if t.got+asks[i].Units > t.allotment {
 				if parts != nil {

@@ -3,15 +3,14 @@
 
 package shares
 
-// Parts of what tenants share of a limit whose units nobody takes back.
+// Fractions of the part of a limit that tenants share, for limits whose units are never taken back.
 const (
-	heldFirst   = 16 // a tenant has one of so many parts in any case
-	heldReserve = 8  // one of so many parts is only for the first parts of tenants
+	heldFirst   = 16 // a tenant may always use 1/heldFirst
+	heldReserve = 8  // 1/heldReserve is reserved for the first parts of other tenants
 )
 
-// Held is the use of a limit whose units a tenant keeps until it returns them, such as the
-// host ports of running pods. No level takes such units back, so a bound for each tenant has
-// to keep room for the tenants that come later.
+// Held tracks the use of a limit whose units a tenant keeps until it returns them, such as the host ports of running
+// pods. No level takes such units back, so the maximum of each tenant has to leave capacity for later tenants.
 type Held struct {
 	Size     int
 	Labelled int // used by tenants with the label
@@ -19,7 +18,7 @@ type Held struct {
 	System   int
 }
 
-// Add counts n more units of a tenant; n may be negative.
+// Add adds n units to a tenant's use; n may be negative.
 func (h *Held) Add(t Tenant, n int) {
 	switch {
 	case t == System:
@@ -31,16 +30,15 @@ func (h *Held) Add(t Tenant, n int) {
 	}
 }
 
-// Used returns how many units all tenants have.
+// Used returns the number of units in use by all tenants.
 func (h *Held) Used() int { return h.Labelled + h.Others + h.System }
 
-// Most returns how many units a tenant that has some may have at present.
+// Most returns how many units a tenant may have at present, given the units that it has.
 //
-// System may have what is free. The others share nine tenths of the limit, or what system
-// leaves of it. A tenant may have a sixteenth of that, and beyond it half of what its group
-// leaves free, while an eighth stays free for the sixteenths of others. Labelled tenants are
-// one group, which does not count what the namespaces without the label have. All namespaces
-// without the label together may have one half, so they take nothing from labelled tenants
+// System may use all free units. The other tenants share nine tenths of the limit, or less if system uses more than a
+// tenth. Of this, a tenant may use a sixteenth, plus half of what its group leaves free, while an eighth stays free
+// for the sixteenths of other tenants. The group of labelled tenants does not count the units of namespaces without
+// the label. All namespaces without the label together may use one half, so they take nothing from labelled tenants
 // that stay within the other half.
 func (h *Held) Most(t Tenant, has int) int {
 	free := max(0, h.Size-h.Used())
@@ -55,7 +53,7 @@ func (h *Held) Most(t Tenant, has int) int {
 		room = min(room, whole/2-h.Others)
 	}
 	first := max(1, whole/heldFirst)
-	// Of n units, n - first are at most half of what the group then leaves free.
+	// Of n units, n - first may be at most half of what the group then leaves free.
 	most := has + min((group-2*(has-first))/3, whole-whole/heldReserve-used)
 	return min(max(first, most), has+max(0, room))
 }

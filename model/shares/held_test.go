@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// fillHeld gives units to a tenant, one by one, until it may have no more.
+// fillHeld gives units to a tenant, one by one, up to its maximum.
 func fillHeld(h *Held, has map[Tenant]int, t Tenant) int {
 	for has[t] < h.Most(t, has[t]) {
 		has[t]++
@@ -18,8 +18,8 @@ func fillHeld(h *Held, has map[Tenant]int, t Tenant) int {
 	return has[t]
 }
 
-// TestHeldUnitsOfNamespacesTakeNothingFromALabelledTenant: what a labelled tenant can have is
-// the same beside 500 full namespaces without the label as without them.
+// TestHeldUnitsOfNamespacesTakeNothingFromALabelledTenant: 500 full namespaces without the label do not reduce the
+// units that a labelled tenant can get.
 func TestHeldUnitsOfNamespacesTakeNothingFromALabelledTenant(t *testing.T) {
 	for _, size := range []int{16, 160, 4096, 26_213} {
 		alone, beside := &Held{Size: size}, &Held{Size: size}
@@ -32,7 +32,7 @@ func TestHeldUnitsOfNamespacesTakeNothingFromALabelledTenant(t *testing.T) {
 			t.Errorf("500 namespaces have %d of %d", others, size)
 		}
 		if got := fillHeld(beside, has, Labelled("b")); got != want || want < size/4 {
-			t.Errorf("of %d, a labelled tenant has %d beside 500 namespaces, and %d alone", size, got, want)
+			t.Errorf("of %d, a labelled tenant has %d with 500 other namespaces, and %d alone", size, got, want)
 		}
 		if got := fillHeld(beside, has, System); got < size/10 {
 			t.Errorf("of %d, system has %d", size, got)
@@ -40,8 +40,8 @@ func TestHeldUnitsOfNamespacesTakeNothingFromALabelledTenant(t *testing.T) {
 	}
 }
 
-// TestHeldUnitsKeepTheFirstPartOfATenant beside a labelled tenant and namespaces that ask for
-// everything, in any order.
+// TestHeldUnitsKeepTheFirstPartOfATenant: other tenants, with and without the label, ask for everything, in any
+// order.
 func TestHeldUnitsKeepTheFirstPartOfATenant(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const size = 1600
@@ -65,7 +65,7 @@ func TestHeldUnitsKeepTheFirstPartOfATenant(t *testing.T) {
 			}
 		}
 		if got := fillHeld(h, has, Labelled("b")); got < (size-size/10)/16 {
-			t.Fatalf("a labelled tenant has %d beside %d of others, %+v", got, h.Used()-got, h)
+			t.Fatalf("a labelled tenant has %d and others have %d, %+v", got, h.Used()-got, h)
 		}
 	}
 }

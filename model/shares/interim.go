@@ -6,13 +6,13 @@ package shares
 // interim is the use of one limit between two computations of its levels.
 type interim struct {
 	size        int
-	total, used int // of all tenants: asked, and admitted
+	total, used int // sums over all tenants
 	asked, got  map[Tenant]int
 	division    *Division // of the last computation; nil before the first
 }
 
-// room returns how many more units a tenant may use by the last levels. It may be negative.
-// first returns the part of a tenant before the first computation.
+// room returns how many more units a tenant may use according to the last levels. It may be negative. first returns
+// the part of a tenant before the first computation.
 func (u interim) room(t Tenant, s Settings, first func(tenants int) int) int {
 	system := u.got[System]
 	if t == System {
@@ -40,7 +40,7 @@ func (u interim) room(t Tenant, s Settings, first func(tenants int) int) int {
 	return min(room, most-u.got[t])
 }
 
-// allFit reports whether everything that is asked of the limit can be admitted.
+// allFit reports whether all asks for the limit can be admitted.
 func (u interim) allFit() bool {
 	system := min(u.asked[System], u.size/2)
 	return u.total-system <= u.size-max(u.size/10, system)

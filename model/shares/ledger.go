@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// LevelInterval is the least time between two computations of the levels.
+// LevelInterval is the shortest interval between two computations of the levels.
 const LevelInterval = 10 * time.Second
 
-// firstPart divides what all tenants share: before the first computation of the levels, each
-// of them may use one part.
+// firstPart is the divisor before the first computation of the levels: each tenant may use 1/firstPart of what all
+// tenants share.
 const firstPart = 8
 
-// maxRounds bounds how often the limits are divided anew because objects that another
-// limit refuses leave room.
+// maxRounds limits how often the limits are divided again because objects that another limit refuses leave units
+// free.
 const maxRounds = 8
 
 // Limit is a limit that tenants share.
@@ -30,41 +30,40 @@ type Limit struct {
 type Object struct {
 	Tenant Tenant
 	Order  Order
-	// Local says that the object is from a file or a call, not from an API server.
-	// Local objects share what objects of the API server leave on this node.
+	// Local marks an object from a file or a call. Local objects share the units that objects of the API server leave
+	// on this node.
 	Local bool
 	// Units are the demands on the limits, in the order of NewLedger.
 	Units []int
 }
 
-// Ledger keeps what the objects of one process ask of its limits, and decides which
-// objects are admitted. An object is admitted if it fits into every limit that it needs;
-// what it asks of the other limits does not count otherwise.
+// Ledger tracks the demand of one process's objects on its limits, and decides which objects are admitted. An object
+// is admitted if it fits into every limit that it needs. If it is refused, its demand on the other limits does not
+// count.
 //
-// The levels are computed from complete listings only, by Level. Until then, and between
-// two computations, Put admits objects by the last levels. A Ledger is not safe for
-// concurrent use.
+// Level computes the levels, and only from complete listings. Before that, and between two computations, Put admits
+// objects according to the last levels. A Ledger is not safe for concurrent use.
 type Ledger[K comparable] struct {
 	settings Settings
 	limits   []Limit
 	objects  map[K]*entry
 
-	asked    []map[Tenant]int // by limit, of all objects
+	asked    []map[Tenant]int // per limit, for all objects
 	admitted []map[Tenant]int
 	total    []int // asked, by limit
 	used     []int // admitted
 
-	divisions []Division // of the last computation; nil before the first
+	divisions []Division // last computation; nil before the first
 	computed  time.Time
 	dirty     bool
 }
 
 type entry struct {
 	Object
-	refused int // 1 + index of the limit that refuses the object; 0 if it is admitted
+	refused int // 1 + index of the refusing limit; 0: admitted
 }
 
-// NewLedger returns an empty ledger of limits that objects need together.
+// NewLedger returns an empty ledger for limits that objects need together.
 func NewLedger[K comparable](s Settings, limits ...Limit) *Ledger[K] {
 	l := &Ledger[K]{settings: s, limits: slices.Clone(limits), objects: make(map[K]*entry)}
 	l.total, l.used = make([]int, len(limits)), make([]int, len(limits))
@@ -90,8 +89,8 @@ func (l *Ledger[K]) Put(k K, o Object) bool {
 	return e.refused == 0
 }
 
-// Restore adds an object that was admitted, or refused, before the process started. It
-// stays so until the next Level.
+// Restore adds an object that was admitted or refused before the process started. The decision holds until the next
+// Level.
 func (l *Ledger[K]) Restore(k K, o Object, admitted bool) {
 	l.remove(k)
 	e := l.add(k, o)
@@ -101,7 +100,7 @@ func (l *Ledger[K]) Restore(k K, o Object, admitted bool) {
 	l.use(e, 1)
 }
 
-// add adds an object that is not there, without a decision.
+// add adds a new object without a decision.
 func (l *Ledger[K]) add(k K, o Object) *entry {
 	e := &entry{Object: o}
 	l.objects[k] = e
@@ -113,7 +112,7 @@ func (l *Ledger[K]) add(k K, o Object) *entry {
 	return e
 }
 
-// Delete removes an object, if it is there.
+// Delete removes an object if it exists.
 func (l *Ledger[K]) Delete(k K) {
 	if l.remove(k) {
 		l.dirty = true
@@ -136,7 +135,7 @@ func (l *Ledger[K]) remove(k K) bool {
 	return true
 }
 
-// use counts an admitted object, or with -1 counts it no more.
+// use adds an admitted object to the sums, or removes it if by is -1.
 func (l *Ledger[K]) use(e *entry, by int) {
 	if e.refused != 0 {
 		return
@@ -149,8 +148,8 @@ func (l *Ledger[K]) use(e *entry, by int) {
 	}
 }
 
-// fits reports whether a tenant may use n more units of a limit by the last levels. All
-// objects are counted in asked already.
+// fits reports whether a tenant may use n more units of a limit according to the last levels. asked already includes
+// all objects.
 func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
 	u := interim{
 		size: l.limits[limit].Size, total: l.total[limit], used: l.used[limit],
@@ -161,14 +160,13 @@ func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
 	}
 	return n == 0 || n <= u.room(t, l.settings, func(tenants int) int {
 		if tenants < firstPart {
-			return tenants // too small to be divided
+			return tenants // too small to divide
 		}
 		return tenants / firstPart
 	})
 }
 
-// Next returns when Level is due: the zero time if nothing has changed since the last
-// computation.
+// Next returns when Level is due, or the zero time if nothing has changed since the last computation.
 func (l *Ledger[K]) Next() time.Time {
 	if !l.dirty {
 		return time.Time{}
@@ -176,8 +174,7 @@ func (l *Ledger[K]) Next() time.Time {
 	return l.computed.Add(LevelInterval)
 }
 
-// Reassign makes of the tenant of each object the one that tenantOf returns. It changes no
-// admission; the next Level does.
+// Reassign updates the tenant of each object to tenantOf(k). Admissions change only at the next Level.
 func (l *Ledger[K]) Reassign(tenantOf func(k K) Tenant) {
 	for k, e := range l.objects {
 		if t := tenantOf(k); t != e.Tenant {
@@ -188,10 +185,9 @@ func (l *Ledger[K]) Reassign(tenantOf func(k K) Tenant) {
 	}
 }
 
-// Level computes the levels anew and returns the objects that lose their admission and
-// those that gain it. The caller withdraws the former before it applies the latter. It
-// must be called only while every source of objects, and the list of Namespaces, have
-// been complete once.
+// Level recomputes the levels and returns the objects that lose their admission and the objects that gain it. The
+// caller must withdraw the former before it applies the latter. It must be called only after every source of objects
+// and the list of Namespaces were complete once.
 func (l *Ledger[K]) Level(now time.Time) (withdrawn, admitted []K) {
 	l.computed, l.dirty = now, false
 	keys := make([]K, 0, len(l.objects))
@@ -217,9 +213,8 @@ func (l *Ledger[K]) Level(now time.Time) (withdrawn, admitted []K) {
 	return withdrawn, admitted
 }
 
-// divide divides every limit: first among the objects of API servers, then what they
-// leave among the local ones. refused has 1 + the index of a limit that refuses the
-// object, or 0.
+// divide divides every limit: first among the objects of API servers, then the rest among the local objects. refused
+// holds 1 + the index of the limit that refuses the object, or 0.
 func (l *Ledger[K]) divide(entries []*entry) (refused []int, divisions []Division) {
 	refused = make([]int, len(entries))
 	used := make([]map[Tenant]int, len(l.limits))
@@ -234,7 +229,7 @@ func (l *Ledger[K]) divide(entries []*entry) (refused []int, divisions []Divisio
 			break
 		}
 		next := l.divideAmong(entries, of, refused, used)
-		for i := range divisions { // of the API server's objects
+		for i := range divisions { // for the API server's objects
 			next[i].include(&divisions[i])
 		}
 		divisions = next
@@ -248,8 +243,7 @@ func (l *Ledger[K]) divide(entries []*entry) (refused []int, divisions []Divisio
 	return refused, divisions
 }
 
-// divideAmong divides the limits one after the other among the objects that no other limit
-// refuses, until nothing changes.
+// divideAmong divides one limit after another among the objects that no other limit refuses, until nothing changes.
 func (l *Ledger[K]) divideAmong(entries []*entry, of, refused []int, used []map[Tenant]int) []Division {
 	divisions := make([]Division, len(l.limits))
 	for round := 0; ; round++ {
@@ -258,8 +252,7 @@ func (l *Ledger[K]) divideAmong(entries []*entry, of, refused []int, used []map[
 			var asks []Ask
 			var who []int
 			for _, i := range of {
-				// In the last round nothing that is refused comes back, so that the
-				// result fits into every limit.
+				// In the last round no refused object is admitted again, so that the result fits into every limit.
 				r := refused[i]
 				if entries[i].Units[limit] > 0 && (r == 0 || r == limit+1 && round < maxRounds) {
 					asks = append(asks, Ask{Tenant: entries[i].Tenant, Order: entries[i].Order, Units: entries[i].Units[limit]})
@@ -280,7 +273,7 @@ func (l *Ledger[K]) divideAmong(entries []*entry, of, refused []int, used []map[
 			break
 		}
 	}
-	// What a limit admitted before a later one refused it does not use it.
+	// Units of objects that a later limit refused are not in use.
 	for limit := range divisions {
 		for t, s := range divisions[limit].Shares {
 			s.Admitted, s.Asked = 0, 0
@@ -298,14 +291,13 @@ func (l *Ledger[K]) divideAmong(entries []*entry, of, refused []int, used []map[
 	return divisions
 }
 
-// Admitted reports whether the ledger has the object and it is admitted.
+// Admitted reports whether the object exists and is admitted.
 func (l *Ledger[K]) Admitted(k K) bool {
 	e := l.objects[k]
 	return e != nil && e.refused == 0
 }
 
-// Object returns an object as it was added, and whether it is admitted. ok is false if the
-// ledger does not have it.
+// Object returns an object as it was added, and whether it is admitted. ok is false if it does not exist.
 func (l *Ledger[K]) Object(k K) (o Object, admitted, ok bool) {
 	e := l.objects[k]
 	if e == nil {
@@ -314,7 +306,7 @@ func (l *Ledger[K]) Object(k K) (o Object, admitted, ok bool) {
 	return e.Object, e.refused == 0, true
 }
 
-// Free reports whether so many units of each limit are used by no tenant.
+// Free reports whether the given number of units of each limit is free.
 func (l *Ledger[K]) Free(units []int) bool {
 	for i, n := range units {
 		if n > l.limits[i].Size-l.used[i] {
@@ -324,8 +316,8 @@ func (l *Ledger[K]) Free(units []int) bool {
 	return true
 }
 
-// Refused returns the limit that refuses an object, and what the object's tenant has of
-// it. ok is false if the object is admitted or not in the ledger.
+// Refused returns the limit that refuses an object, and the share of the object's tenant. ok is false if the object
+// is admitted or does not exist.
 func (l *Ledger[K]) Refused(k K) (limit Limit, tenant Tenant, share Share, ok bool) {
 	e := l.objects[k]
 	if e == nil || e.refused == 0 {
@@ -361,7 +353,7 @@ func (l *Ledger[K]) Usage() []Usage {
 	return out
 }
 
-// share is what a tenant has now, and its allotment by the last levels.
+// share returns a tenant's present share and its allotment according to the last levels.
 func (l *Ledger[K]) share(limit int, t Tenant) Share {
 	s := Share{Asked: l.asked[limit][t], Admitted: l.admitted[limit][t]}
 	if l.divisions != nil {

@@ -13,18 +13,17 @@ import (
 type Part struct {
 	Tenant Tenant
 	Order  Order
-	// Local says that the object is from a file or a call, not from an API server.
-	// Local objects share what objects of the API server leave on this node.
+	// Local marks an object from a file or a call. Local objects share the units that objects of the API server leave
+	// on this node.
 	Local bool
 	Units int
-	// Reserved is the number of elements that the object needs in addition to its units
-	// while it does not get all of them. They are set aside from the limit.
+	// Reserved is the number of elements that the object needs in addition to its units while it gets only a part of
+	// them. They are taken from the limit.
 	Reserved int
 }
 
-// Parts keeps what objects ask of one limit, and how much of it each gets. Unlike the
-// objects of a Ledger, an object can use a part of what it asks for. Levels are computed as
-// in a Ledger. A Parts is not safe for concurrent use.
+// Parts tracks the demand of objects on one limit, and how many units each object gets. Unlike an object of a Ledger,
+// an object can use a part of its demand. Levels are computed as in a Ledger. A Parts is not safe for concurrent use.
 type Parts[K comparable] struct {
 	settings Settings
 	limit    Limit
@@ -34,8 +33,8 @@ type Parts[K comparable] struct {
 	total    int // asked
 	used     int // got
 
-	division *Division // of the last computation; nil before the first
-	aside    int       // of the last computation
+	division *Division // last computation; nil before the first
+	aside    int       // reserved elements in the last computation
 	computed time.Time
 	dirty    bool
 }
@@ -45,7 +44,7 @@ type part struct {
 	got int
 }
 
-// NewParts returns an empty ledger of one limit.
+// NewParts returns an empty Parts for a limit.
 func NewParts[K comparable](s Settings, limit Limit) *Parts[K] {
 	return &Parts[K]{
 		settings: s, limit: limit, objects: make(map[K]*part), asked: make(map[Tenant]int), got: make(map[Tenant]int),
@@ -62,8 +61,8 @@ func (p *Parts[K]) Resize(size int) {
 	}
 }
 
-// Put adds or replaces an object and returns how many units it gets until the next Level:
-// those that it had, and more if the last levels leave room for them.
+// Put adds or replaces an object and returns how many units it gets until the next Level: the units that it had, and
+// more if the last levels allow it.
 func (p *Parts[K]) Put(k K, x Part) int {
 	e := p.objects[k]
 	had := 0
@@ -84,7 +83,7 @@ func (p *Parts[K]) Put(k K, x Part) int {
 	return e.got
 }
 
-// Delete removes an object, if it is there.
+// Delete removes an object if it exists.
 func (p *Parts[K]) Delete(k K) {
 	if e := p.objects[k]; e != nil {
 		p.count(e, -1)
@@ -93,8 +92,7 @@ func (p *Parts[K]) Delete(k K) {
 	}
 }
 
-// Try calls f, which may call Put and Delete for the keys, and then makes everything what it
-// was before.
+// Try calls f, which may call Put and Delete for the keys, and then undoes all changes.
 func (p *Parts[K]) Try(keys []K, f func()) {
 	before := make(map[K]*part, len(keys))
 	for _, k := range keys {
@@ -140,11 +138,11 @@ func add(m map[Tenant]int, t Tenant, n int) {
 	}
 }
 
-// size is the limit without what is set aside.
+// size returns the limit without the reserved elements.
 func (p *Parts[K]) size() int { return max(0, p.limit.Size-p.aside) }
 
-// room returns how many more units a tenant may use by the last levels. The ledger counts
-// all requests already.
+// room returns how many more units a tenant may use according to the last levels. The sums already include all
+// demand.
 func (p *Parts[K]) room(t Tenant) int {
 	return p.interim().room(t, p.settings, func(tenants int) int { return max(1, tenants/firstPart) })
 }
@@ -153,8 +151,7 @@ func (p *Parts[K]) interim() interim {
 	return interim{size: p.size(), total: p.total, used: p.used, asked: p.asked, got: p.got, division: p.division}
 }
 
-// Next returns when Level is due: the zero time if nothing has changed since the last
-// computation.
+// Next returns when Level is due, or the zero time if nothing has changed since the last computation.
 func (p *Parts[K]) Next() time.Time {
 	if !p.dirty {
 		return time.Time{}
@@ -162,7 +159,7 @@ func (p *Parts[K]) Next() time.Time {
 	return p.computed.Add(LevelInterval)
 }
 
-// Computed returns when the levels were computed last; zero: never.
+// Computed returns the time of the last computation of the levels; zero if there was none.
 func (p *Parts[K]) Computed() time.Time { return p.computed }
 
 // Due reports whether Level is due.
@@ -170,8 +167,7 @@ func (p *Parts[K]) Due(now time.Time) bool {
 	return p.dirty && !now.Before(p.computed.Add(LevelInterval))
 }
 
-// Reassign makes of the tenant of each object the one that tenantOf returns. Each object
-// keeps what it has until the next Level.
+// Reassign updates the tenant of each object to tenantOf(k). Objects keep their units until the next Level.
 func (p *Parts[K]) Reassign(tenantOf func(k K) Tenant) {
 	for k, e := range p.objects {
 		if t := tenantOf(k); t != e.Tenant {
@@ -182,27 +178,27 @@ func (p *Parts[K]) Reassign(tenantOf func(k K) Tenant) {
 	}
 }
 
-// Plan is a computation of the levels that is not in force yet.
+// Plan is a computation of the levels that has not been applied yet.
 type Plan[K comparable] struct {
-	// Changed has the objects that get another number of units than they have.
+	// Changed maps the objects whose number of units changes to their new number.
 	Changed  map[K]int
 	division Division
 	aside    int
 	now      time.Time
 }
 
-// maxAside is how often a division is computed anew because more has to be set aside.
+// maxAside limits how often a division is recomputed because more elements must be reserved.
 const maxAside = 4
 
-// Plan computes the levels and changes nothing. It must be called only while every source of
-// objects, and the list of Namespaces, have been complete once.
+// Plan computes the levels without applying them. It must be called only after every source of objects and the list
+// of Namespaces were complete once.
 func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
 	if p.interim().allFit() && p.used == p.total && p.limit.Size >= p.aside {
 		return &Plan[K]{division: p.divideTenants(), now: now}
 	}
 	keys := make([]K, 0, len(p.objects))
 	entries := make([]*part, 0, len(p.objects))
-	most := 0 // that may have to be set aside
+	most := 0 // upper limit of the reserved elements
 	for k, e := range p.objects {
 		keys, entries = append(keys, k), append(entries, e)
 		most += e.Reserved
@@ -232,7 +228,7 @@ func (p *Parts[K]) Plan(now time.Time) *Plan[K] {
 	return plan
 }
 
-// divideTenants divides the limit among the tenants, if everything fits.
+// divideTenants divides the limit among the tenants if all demand fits.
 func (p *Parts[K]) divideTenants() Division {
 	asks := make([]Ask, 0, len(p.asked))
 	for t, n := range p.asked {
@@ -242,8 +238,7 @@ func (p *Parts[K]) divideTenants() Division {
 	return d
 }
 
-// divide divides a size among the objects of API servers, then what they leave among the
-// local ones.
+// divide divides size among the objects of API servers, and then the rest among the local objects.
 func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
 	parts := make([]int, len(entries))
 	var out Division
@@ -264,7 +259,7 @@ func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
 		for n, i := range who {
 			parts[i] = got[n]
 		}
-		d.include(&out) // what the API server's objects have
+		d.include(&out) // the shares of the API server's objects
 		out = d
 		for t, s := range d.Shares {
 			used[t] = s.Admitted
@@ -273,8 +268,7 @@ func (p *Parts[K]) divide(entries []*part, size int) ([]int, Division) {
 	return parts, out
 }
 
-// Enforce puts a plan into force: each object gets what the plan says, if it asks for it
-// still.
+// Enforce applies a plan: each object gets its planned units, unless it asks for fewer by now.
 func (p *Parts[K]) Enforce(plan *Plan[K]) {
 	p.division, p.aside, p.computed, p.dirty = &plan.division, plan.aside, plan.now, false
 	for k, n := range plan.Changed {
@@ -286,8 +280,7 @@ func (p *Parts[K]) Enforce(plan *Plan[K]) {
 	}
 }
 
-// Of returns what an object's tenant is and has of the limit, and how many units the object
-// asks for and gets.
+// Of returns the tenant of an object, the tenant's share, and how many units the object asks for and gets.
 func (p *Parts[K]) Of(k K) (t Tenant, s Share, asked, got int) {
 	e := p.objects[k]
 	if e == nil {

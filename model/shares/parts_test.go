@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// TestPartsAreDividedAsSingleUnits: an object of n units gets what n objects of one unit
-// get together.
+// TestPartsAreDividedAsSingleUnits: an object of n units gets as much as n objects of one unit.
 func TestPartsAreDividedAsSingleUnits(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -55,7 +54,7 @@ func order(created int, name string) Order {
 	return Order{Created: time.Unix(int64(created), 0), Name: name}
 }
 
-// TestPartsKeepWhatTheyHaveUntilTheNextLevel follows a flood of one tenant.
+// TestPartsKeepWhatTheyHaveUntilTheNextLevel floods a limit with one tenant.
 func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 	p := NewParts[string](Settings{}, Limit{Name: "frontends", Size: 100})
 	flood, shop := Namespace("flood"), Namespace("shop")
@@ -87,7 +86,7 @@ func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 	is("f", 75) // 100 - 20 - 5
 	is("s", 5)
 	if got := p.Put("s", Part{Tenant: shop, Order: order(2, "s"), Units: 10}); got != 5 {
-		t.Errorf("shop gets %d, want what it had: nothing is free", got)
+		t.Errorf("shop gets %d, want its former 5: nothing is free", got)
 	}
 	level()
 	is("f", 70)
@@ -110,7 +109,7 @@ func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 	}
 }
 
-// TestReservedElementsAreSetAside: the elements that refused parts need are not divided.
+// TestReservedElementsAreSetAside: elements that refused parts need are not divided.
 func TestReservedElementsAreSetAside(t *testing.T) {
 	p := NewParts[string](Settings{}, Limit{Name: "frontends", Size: 100})
 	flood, shop := Namespace("flood"), Namespace("shop")
@@ -118,14 +117,13 @@ func TestReservedElementsAreSetAside(t *testing.T) {
 	p.Put("s", Part{Tenant: shop, Order: order(2, "s"), Units: 10})
 	now := time.Unix(1000, 0)
 	p.Enforce(p.Plan(now))
-	// 12 are set aside because flood does not get all of its units, and a tenth of the other 88
-	// is kept for system.
+	// 12 are reserved because flood does not get all of its units. A tenth of the other 88 is kept for system.
 	if got, shop := p.Got("f"), p.Got("s"); got != 70 || shop != 10 {
 		t.Errorf("flood has %d units, shop %d", got, shop)
 	}
 }
 
-// BenchmarkPlan levels 100,000 objects of 20,000 tenants that ask for twice the limit.
+// BenchmarkPlan computes levels for 100,000 objects of 20,000 tenants that ask for twice the limit.
 func BenchmarkPlan(b *testing.B) {
 	p := NewParts[int](Settings{}, Limit{Name: "backends", Size: 100_000})
 	for i := range 100_000 {

@@ -49,22 +49,22 @@ func TestDivide(t *testing.T) {
 			want: map[Tenant]int{System: 62, a: 13, c: 25},
 		},
 		{
-			name: "what asks for little gets it",
+			name: "a tenant that asks for little gets it",
 			asks: slices.Concat(some(a, 1000, 1, 0), some(b, 10, 1, 9000)),
 			want: map[Tenant]int{a: 80, b: 10},
 		},
 		{
-			name: "both groups have half",
+			name: "each group gets half",
 			asks: slices.Concat(some(a, 1000, 1, 0), some(c, 1000, 1, 0)),
 			want: map[Tenant]int{a: 45, c: 45},
 		},
 		{
-			name: "a group leaves what it does not ask for",
+			name: "a group leaves unused units to the other",
 			asks: slices.Concat(some(a, 10, 1, 0), some(c, 1000, 1, 0)),
 			want: map[Tenant]int{a: 10, c: 80},
 		},
 		{
-			name: "an object that is too large alone is passed over",
+			name: "an object that is too large is skipped",
 			asks: append(some(a, 45, 1, 10), Ask{a, at(0), 60}, Ask{c, at(0), 90}),
 			want: map[Tenant]int{a: 45},
 		},
@@ -79,7 +79,7 @@ func TestDivide(t *testing.T) {
 			want: map[Tenant]int{a: 45, c: 45},
 		},
 		{
-			name: "what earlier divisions left",
+			name: "units that earlier divisions left",
 			asks: some(a, 100, 1, 0),
 			used: map[Tenant]int{System: 20, c: 50},
 			want: map[Tenant]int{a: 30},
@@ -108,7 +108,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestDivideAdmitsTheOldest shows that a tenant's oldest objects are admitted, whatever the order of the asks.
+// TestDivideAdmitsTheOldest: a tenant's oldest objects are admitted, whatever the order of the asks.
 func TestDivideAdmitsTheOldest(t *testing.T) {
 	asks := some(Labelled("a"), 200, 1, 0)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(asks), func(i, j int) { asks[i], asks[j] = asks[j], asks[i] })
@@ -120,8 +120,8 @@ func TestDivideAdmitsTheOldest(t *testing.T) {
 	}
 }
 
-// TestDivideGuaranteesAFairPart shows that a tenant gets what it asks for up to the fair part of
-// its group, whatever others ask for and in however many namespaces.
+// TestDivideGuaranteesAFairPart: a tenant gets its demand up to the fair part of its group, whatever other tenants
+// ask for and however many namespaces they use.
 func TestDivideGuaranteesAFairPart(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	for round := range 1000 {
@@ -166,7 +166,7 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 		system := min(asked[System], limit/2)
 		whole := limit - max(limit/10, system)
 		if n := sum - admitted[System]; n > whole {
-			t.Fatalf("round %d: tenants have %d of the %d that they share", round, n, whole)
+			t.Fatalf("round %d: tenants have %d of their shared %d", round, n, whole)
 		}
 		if asked[System] <= limit/2 && admitted[System] != asked[System] {
 			t.Fatalf("round %d: system has %d of %d, and the limit is %d", round, admitted[System], asked[System], limit)
@@ -187,7 +187,7 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 				least += whole * s.Guarantees[who.name] / 100
 			}
 			if n <= least && admitted[who] != n {
-				t.Fatalf("round %d: %s has %d of %d, and its fair part of %d is at least %d",
+				t.Fatalf("round %d: %s has %d of %d, but its fair part of %d is at least %d",
 					round, who, admitted[who], n, limit, least)
 			}
 		}
@@ -200,7 +200,7 @@ func TestDivideGuaranteesAFairPart(t *testing.T) {
 	}
 }
 
-// distinct reports whether no two objects have the same order, which real ones never have.
+// distinct reports whether all objects have different orders, as real objects do.
 func distinct(asks []Ask) bool {
 	seen := make(map[Order]bool)
 	for _, a := range asks {
@@ -280,7 +280,7 @@ func TestLedger(t *testing.T) {
 			t.Errorf("%d withdrawn and %d admitted, want 0 and %d", len(withdrawn), len(admitted), 89-90/8)
 		}
 		if !l.Next().IsZero() {
-			t.Error("levels are due though nothing has changed")
+			t.Error("levels are due although nothing has changed")
 		}
 	})
 	t.Run("the tenant that is above its level gives up its newest objects", func(t *testing.T) {
@@ -291,7 +291,7 @@ func TestLedger(t *testing.T) {
 			}
 		}
 		if got != 0 {
-			t.Errorf("%d objects without room are admitted", got)
+			t.Errorf("%d objects that do not fit are admitted", got)
 		}
 		if want := now.Add(LevelInterval); !l.Next().Equal(want) {
 			t.Errorf("levels are due at %s, want %s", l.Next(), want)
@@ -310,12 +310,12 @@ func TestLedger(t *testing.T) {
 			t.Errorf("refused by %v of %s, %+v, %t", limit, who, share, ok)
 		}
 	})
-	t.Run("the newest object of system has room at once", func(t *testing.T) {
+	t.Run("the newest object of system is admitted at once", func(t *testing.T) {
 		if !put(l, System, 1, 900, 1, 1) {
 			t.Error("it is refused")
 		}
 	})
-	t.Run("what another limit refuses takes no room", func(t *testing.T) {
+	t.Run("an object that another limit refuses uses no units", func(t *testing.T) {
 		l := NewLedger[object](Settings{}, Limit{"policies", 100}, Limit{"bytes", 1000})
 		for i := range 89 {
 			put(l, a, i, i, 1, 100)
@@ -323,14 +323,14 @@ func TestLedger(t *testing.T) {
 		put(l, b, 0, 1000, 80, 1)
 		l.Level(now)
 		if !l.Admitted(object{b, 0}) {
-			t.Error("an object that fits is refused for what others ask and do not get")
+			t.Error("an object that fits is refused because of demand that is not admitted")
 		}
 		u := l.Usage()
 		if u[0].Used != 80+u[0].Tenants[0].Admitted || u[1].Used > 900 {
 			t.Errorf("usage %+v", u)
 		}
 	})
-	t.Run("a full limit refuses nothing that does not need it", func(t *testing.T) {
+	t.Run("a full limit does not refuse objects that do not need it", func(t *testing.T) {
 		l := NewLedger[object](Settings{}, Limit{"services", 10}, Limit{"slices", 10})
 		for i := range 30 {
 			put(l, a, i, i, 1, 0)
@@ -349,7 +349,7 @@ func TestLedger(t *testing.T) {
 			}
 		}
 	})
-	t.Run("nor does a limit that is exceeded since a restart", func(t *testing.T) {
+	t.Run("nor does a limit that is exceeded after a restart", func(t *testing.T) {
 		l := NewLedger[object](Settings{}, Limit{"services", 10}, Limit{"slices", 10})
 		for i := range 20 { // the limit was larger before
 			l.Restore(object{a, i}, Object{Tenant: a, Order: at(i), Units: []int{1, 0}}, true)
@@ -358,7 +358,7 @@ func TestLedger(t *testing.T) {
 			t.Error("a slice is refused by the limit of services")
 		}
 	})
-	t.Run("local objects have what is left", func(t *testing.T) {
+	t.Run("local objects get the rest", func(t *testing.T) {
 		l := NewLedger[object](Settings{}, Limit{"policies", 100})
 		for i := range 80 {
 			l.Put(object{a, i}, Object{Tenant: a, Order: at(i), Units: []int{1}})

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package shares divides limits among tenants by max-min fairness, so that one
-// tenant cannot use up a limit that others need.
+// Package shares divides limits among tenants by max-min fairness, so that one tenant cannot use up a limit that
+// others need.
 //
-// A tenant is a namespace, or all namespaces whose Namespace object carries the
-// same value of one label. Cluster-wide objects and the namespaces of the cluster
-// itself belong to the tenant system, which is served first. docs/shares.md has
-// the rule for users.
+// A tenant is a namespace, or all namespaces whose Namespace object carries the same value of one label. Cluster-wide
+// objects and the cluster's own namespaces belong to the tenant system, which is served first. docs/shares.md
+// explains the rule to users.
 package shares
 
 import (
@@ -20,7 +19,7 @@ import (
 // DefaultTenantLabel is the label of a Namespace that names its tenant.
 const DefaultTenantLabel = "sluice.io/tenant"
 
-// MaxGuarantees bounds the sum of all guarantees, in percent.
+// MaxGuarantees limits the sum of all guarantees, in percent.
 const MaxGuarantees = 80
 
 // Kind is the kind of a tenant.
@@ -34,8 +33,7 @@ const (
 	KindSystem
 )
 
-// Tenant identifies who asks for a part of a limit. Tenants are comparable; the
-// zero value is no tenant.
+// Tenant is a party that a limit is divided among. Tenants are comparable; the zero value is no tenant.
 type Tenant struct {
 	kind Kind
 	name string
@@ -50,10 +48,10 @@ func Labelled(value string) Tenant { return Tenant{kind: KindLabelled, name: val
 // Namespace returns the tenant of a namespace without the tenant label.
 func Namespace(name string) Tenant { return Tenant{kind: KindNamespace, name: name} }
 
-// unlabelled is the one tenant of all namespaces without the tenant label.
+// unlabelled is the common tenant of all namespaces without the tenant label.
 var unlabelled = Tenant{kind: KindUnlabelled, name: "unlabelled"}
 
-// TenantOf returns the tenant of a kind and a name, as Kind and Name of a tenant return them.
+// TenantOf returns the tenant with the given Kind and Name.
 func TenantOf(kind Kind, name string) Tenant {
 	switch kind {
 	case KindSystem:
@@ -81,8 +79,7 @@ func (t Tenant) String() string {
 // Kind returns the kind of the tenant.
 func (t Tenant) Kind() Kind { return t.kind }
 
-// Name returns the value of the label, or the name of the namespace; empty for the other
-// kinds.
+// Name returns the value of the label or the name of the namespace; it is empty for the other kinds.
 func (t Tenant) Name() string {
 	if t.kind == KindSystem || t.kind == KindUnlabelled {
 		return ""
@@ -93,11 +90,11 @@ func (t Tenant) Name() string {
 // HasLabel reports whether the tenant's namespaces carry the tenant label.
 func (t Tenant) HasLabel() bool { return t.kind == KindLabelled }
 
-// labelled reports whether the tenant belongs to the group of labelled tenants. Demand of
-// system beyond its own half competes in that group.
+// labelled reports whether the tenant belongs to the group of labelled tenants. System belongs to it for demand above
+// its own half.
 func (t Tenant) labelled() bool { return t.kind == KindLabelled || t.kind == KindSystem }
 
-// Compare orders tenants: system, labelled tenants, then the others, each by name.
+// Compare orders tenants: system, labelled tenants, then the others, each group by name.
 func (t Tenant) Compare(u Tenant) int {
 	if t.kind != u.kind {
 		return int(u.kind) - int(t.kind)
@@ -105,30 +102,28 @@ func (t Tenant) Compare(u Tenant) int {
 	return strings.Compare(t.name, u.name)
 }
 
-// Settings say who the tenants of a cluster are. All processes of a cluster need the
-// same ones.
+// Settings define the tenants of a cluster. All processes of a cluster must have the same settings.
 type Settings struct {
 	// TenantLabel is the label of a Namespace that names its tenant. Empty means
 	// DefaultTenantLabel.
 	TenantLabel string
-	// Together makes one tenant of all namespaces without the label. Otherwise each
-	// of them is a tenant of its own, so that a user who creates namespaces gains
-	// shares.
+	// Together makes all namespaces without the label one tenant. Otherwise each of them is a tenant of its own, and
+	// a user gains shares by creating namespaces.
 	Together bool
-	// Guarantees is the part of a limit, in percent, that a labelled tenant has for
-	// itself. A namespace without the label has no guarantee, whatever its name is.
+	// Guarantees is the part of a limit, in percent, that is reserved for a labelled tenant. A namespace without the
+	// label has no guarantee, whatever its name is.
 	Guarantees map[string]int
 	// SystemNamespaces belong to the tenant system, in addition to kube-system.
 	SystemNamespaces []string
 }
 
-// Validate returns an error that names the first setting that is not usable.
+// Validate returns an error that names the first invalid setting.
 func (s Settings) Validate() error {
 	sum := 0
 	for _, name := range slices.Sorted(maps.Keys(s.Guarantees)) {
 		percent := s.Guarantees[name]
 		if name == "" {
-			return fmt.Errorf("shares.guarantees: a tenant has no name")
+			return fmt.Errorf("shares.guarantees: a tenant name is empty")
 		}
 		if percent < 1 || percent > MaxGuarantees {
 			return fmt.Errorf("shares.guarantees: %s: %d is not a percentage from 1 to %d", name, percent, MaxGuarantees)
@@ -153,18 +148,18 @@ func (s Settings) Label() string {
 // Tenants maps namespaces to tenants. It is not safe for concurrent use.
 type Tenants struct {
 	settings Settings
-	values   map[string]string // of the tenant label, by namespace
+	values   map[string]string // values of the tenant label, by namespace
 }
 
-// NewTenants returns the tenants of a cluster of which no Namespace is known yet.
+// NewTenants returns the tenants of a cluster; no Namespace is known yet.
 func NewTenants(s Settings) *Tenants {
 	return &Tenants{settings: s, values: make(map[string]string)}
 }
 
-// Settings returns the settings that NewTenants was given.
+// Settings returns the settings that NewTenants got.
 func (t *Tenants) Settings() Settings { return t.settings }
 
-// Set notes the labels of a Namespace and reports whether its tenant changed.
+// Set records the labels of a Namespace and reports whether its tenant changed.
 func (t *Tenants) Set(namespace string, labels map[string]string) bool {
 	before := t.Of(namespace)
 	if value := labels[t.settings.Label()]; value != "" {
@@ -175,11 +170,10 @@ func (t *Tenants) Set(namespace string, labels map[string]string) bool {
 	return t.Of(namespace) != before
 }
 
-// Delete forgets a Namespace and reports whether its tenant changed.
+// Delete removes a Namespace and reports whether its tenant changed.
 func (t *Tenants) Delete(namespace string) bool { return t.Set(namespace, nil) }
 
-// Of returns the tenant of the objects in a namespace. Cluster-wide objects have the
-// empty namespace.
+// Of returns the tenant of the objects in a namespace. The namespace of cluster-wide objects is empty.
 func (t *Tenants) Of(namespace string) Tenant {
 	if namespace == "" || namespace == "kube-system" || slices.Contains(t.settings.SystemNamespaces, namespace) {
 		return System

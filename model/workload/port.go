@@ -47,33 +47,29 @@ func parseProtocol(s string) (Protocol, bool) {
 	return 0, false
 }
 
-// NamedPort is a port that policies may refer to by name. Its JSON form is part
-// of the datapath's records of endpoints.
+// NamedPort is a port that policies may refer to by name. Records of endpoints contain its JSON form.
 type NamedPort struct {
-	Name     string   `json:"name"` // RFC 6335: 1 to 15 of a-z, 0-9 and "-"; compared with case
+	Name     string   `json:"name"` // RFC 6335: 1 to 15 of a-z, 0-9 and "-"; case-sensitive
 	Port     uint16   `json:"port"` // not 0
 	Protocol Protocol `json:"protocol"`
 }
 
-// Compare orders by name, port and protocol. Records of endpoints hold ports in
-// this order.
+// Compare orders by name, port and protocol, which is the order of ports in records of endpoints.
 func (p NamedPort) Compare(q NamedPort) int {
 	return cmp.Or(strings.Compare(p.Name, q.Name), cmp.Compare(p.Port, q.Port), cmp.Compare(p.Protocol, q.Protocol))
 }
 
-// KeyNamedPorts is the key of the label that carries the named ports of a
-// workload, under label.SourceGenerated: rules may refer to a port by name, so
-// two workloads with equal labels and different ports must be two identities.
+// KeyNamedPorts is the key of the label that carries the named ports of a workload, under label.SourceGenerated.
+// Rules may refer to a port by name, so workloads with equal labels but different ports need different identities.
 const KeyNamedPorts = "named-ports"
 
-// MaxNamedPorts is how many named ports an endpoint may have.
+// MaxNamedPorts limits the named ports of an endpoint.
 const MaxNamedPorts = 256
 
-// ErrNamedPort is in every error about a named port.
+// ErrNamedPort is wrapped by every error about a named port.
 var ErrNamedPort = errors.New("invalid named port")
 
-// isPortName reports whether s is 1 to 15 of a-z, 0-9 and "-", with no "-" at
-// either end.
+// isPortName reports whether s is 1 to 15 of a-z, 0-9 and "-", with no "-" at either end.
 func isPortName(s string) bool {
 	for i := range len(s) {
 		if edge := i == 0 || i == len(s)-1; (!alphanumeric(s[i]) || s[i] >= 'A' && s[i] <= 'Z') && (edge || s[i] != '-') {
@@ -83,8 +79,8 @@ func isPortName(s string) bool {
 	return s != "" && len(s) <= 15
 }
 
-// NamedPortsLabel returns the hidden label of some named ports, sorted and
-// deduplicated: "dns.UDP.53_http.TCP.80". ok is false if there are none.
+// NamedPortsLabel returns the hidden label of some named ports, sorted and deduplicated: "dns.UDP.53_http.TCP.80". ok
+// is false if ports is empty.
 func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 	if len(ports) == 0 {
 		return label.Label{}, false, nil
@@ -98,7 +94,7 @@ func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 		case !isPortName(p.Name):
 			return bad("named_ports[%d].name: %q: want 1 to 15 of a-z, 0-9 and \"-\"", i, p.Name)
 		case p.Port == 0:
-			return bad("named_ports[%d].port: 0 is no port", i)
+			return bad("named_ports[%d].port: 0 is not a valid port", i)
 		case !known:
 			return bad("named_ports[%d].protocol: %q has no ports", i, p.Protocol)
 		}
@@ -110,9 +106,9 @@ func NamedPortsLabel(ports []NamedPort) (l label.Label, ok bool, err error) {
 	return label.Label{Source: label.SourceGenerated, Key: KeyNamedPorts, Value: value}, true, nil
 }
 
-// FitNamedPorts returns the named ports that NamedPortsLabel takes together: those that
-// are valid, in the order of the label, up to MaxNamedPorts and to the length that a
-// label may have. Equal ports give equal results. left is how many are left out.
+// FitNamedPorts returns the named ports that fit into one label: the valid ports, in the order of the label, up to
+// MaxNamedPorts and the maximum length of a label. Equal ports give equal results. left is the number of ports left
+// out.
 func FitNamedPorts(ports []NamedPort) (kept []NamedPort, left int) {
 	texts := make(map[string]NamedPort, len(ports))
 	for _, p := range ports {
@@ -134,19 +130,18 @@ func FitNamedPorts(ports []NamedPort) (kept []NamedPort, left int) {
 	return kept, left
 }
 
-// NamedPortsText is the value of the label, of ports that are valid.
+// NamedPortsText returns the value of the label. The ports must be valid.
 func NamedPortsText(ports []NamedPort) string {
 	texts := make([]string, len(ports))
 	for i, p := range ports {
 		texts[i] = p.Name + "." + p.Protocol.String() + "." + strconv.Itoa(int(p.Port))
 	}
-	// The order of the texts, and not that of the ports, is in stored label sets.
+	// Stored label sets have the order of the texts, not the order of the ports.
 	slices.Sort(texts)
 	return strings.Join(slices.Compact(texts), "_")
 }
 
-// NamedPortsOf reads the named ports from a label set, sorted by Compare. It
-// reads what NamedPortsLabel writes.
+// NamedPortsOf reads the named ports from the label that NamedPortsLabel makes, sorted by Compare.
 func NamedPortsOf(labels label.Set) ([]NamedPort, error) {
 	value, ok := labels.Value(label.SourceGenerated, KeyNamedPorts)
 	if !ok {

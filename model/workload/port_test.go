@@ -17,8 +17,7 @@ func hidden(value string) label.Set {
 	return label.NewSet(label.Label{Source: "generated", Key: "named-ports", Value: value})
 }
 
-// TestNamedPortsSurviveTheLabel holds the literal value too: it is part of label
-// sets in etcd.
+// TestNamedPortsSurviveTheLabel also checks the literal value, because label sets in etcd contain it.
 func TestNamedPortsSurviveTheLabel(t *testing.T) {
 	ports := []NamedPort{
 		{"web", 80, TCP}, {"dns", 53, UDP}, {"dns", 53, TCP}, {"web", 8080, TCP}, {"web", 80, TCP}, {"a", 9, SCTP},
@@ -32,7 +31,7 @@ func TestNamedPortsSurviveTheLabel(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v from %s, want %v", got, err, l, want)
 	}
-	// In records of endpoints the port is before the protocol.
+	// In records of endpoints the port comes before the protocol.
 	stored := []NamedPort{{"dns", 53, UDP}, {"dns", 5353, TCP}}
 	if !slices.IsSortedFunc(stored, NamedPort.Compare) {
 		t.Errorf("%v is not in the stored order", stored)
@@ -75,7 +74,7 @@ func TestBadNamedPortsAreRefused(t *testing.T) {
 	}
 }
 
-// FuzzNamedPorts looks for values that do not survive being written again.
+// FuzzNamedPorts searches for values that change when they are read and written again.
 func FuzzNamedPorts(f *testing.F) {
 	for _, s := range []string{
 		"http.TCP.80", "http.TCP.80_http.TCP.81_dns.udp.53", "a.SCTP.65535", "a.TCP.0", "_", "a..1",
@@ -121,12 +120,12 @@ func TestNamedPortsThatFitAreThoseOfTheLabel(t *testing.T) {
 		}
 		again, _ := FitNamedPorts(reversed(ports))
 		if NamedPortsText(again) != l.Value {
-			t.Errorf("%s: the same ports in another order give others", v.name)
+			t.Errorf("%s: the same ports in another order give another result", v.name)
 		}
 	}
 	kept, left := FitNamedPorts([]NamedPort{{"UPPER", 1, TCP}, {"web", 0, TCP}, {"web", 80, 1}, {"web", 80, TCP}})
 	if left != 3 || !slices.Equal(kept, []NamedPort{{"web", 80, TCP}}) {
-		t.Errorf("of one valid port %v is kept, and %d left", kept, left)
+		t.Errorf("of one valid port %v is kept, and %d are left out", kept, left)
 	}
 	if kept, left := FitNamedPorts(nil); kept != nil || left != 0 {
 		t.Errorf("without ports: %v, %d", kept, left)

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// TestStoredFormsStayWhatTheyAre because records and spooled deletions on the
-// disks of nodes have these forms.
+// TestStoredFormsStayWhatTheyAre: records and spooled deletions on the disks of nodes have these forms.
 func TestStoredFormsStayWhatTheyAre(t *testing.T) {
 	o := Owner{ContainerID: "abc", Interface: "eth0"}
 	if o.String() != "abc/eth0" || o.Key() != "538f587a23655f38bbcd8344b3c3eab0963f28045c7aa32182e0c7ae75d90366" {

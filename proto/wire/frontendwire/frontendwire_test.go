@@ -184,10 +184,10 @@ func TestMalformedFrontendIsRefused(t *testing.T) {
 		},
 		"inside: malformed: algorithm 7":  func(f *loadbalancerv1.Frontend) { f.Inside.Algorithm = 7 },
 		`malformed: source range "local"`: func(f *loadbalancerv1.Frontend) { f.SourceRanges[0] = "local" },
-		"backend 10.244.0.0:5353 is not in its place": func(f *loadbalancerv1.Frontend) {
+		"backend 10.244.0.0:5353 is out of order or a duplicate": func(f *loadbalancerv1.Frontend) {
 			f.Inside.Backends[1].Address = "10.244.0.0"
 		},
-		"draining backend 10.244.0.3:5353 gets connections": func(f *loadbalancerv1.Frontend) {
+		"backend 10.244.0.3:5353 is draining and also gets new connections": func(f *loadbalancerv1.Frontend) {
 			f.Outside.Backends = f.Outside.GetDraining()[:1]
 		},
 		"affinity 24h0m1s":                      func(f *loadbalancerv1.Frontend) { f.AffinitySeconds = 24*3600 + 1 },

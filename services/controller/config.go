@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// Config is this service's own part of the configuration.
+// Config is the configuration of this service.
 type Config struct {
 	StateDir            string         `config:"stateDir" help:"directory of the files that survive a restart"`
 	Identity            string         `config:"identity" help:"unix socket of the identity service"`
@@ -22,7 +22,7 @@ type Config struct {
 	evaluation.Settings `config:",inline"`
 }
 
-// ElectionConfig says by which Lease one process of the cluster is elected.
+// ElectionConfig names the Lease by which one process of the cluster is elected.
 type ElectionConfig struct {
 	Namespace string `config:"namespace" help:"namespace of the Lease"`
 	Lease     string `config:"lease"     help:"name of the Lease"`
@@ -33,14 +33,14 @@ func defaults(p instance.Paths) Config {
 		StateDir:   p.ServiceStateDir("controller"),
 		Identity:   p.Socket("identity"),
 		Kubernetes: kube.Defaults(),
-		// sluice-policy of earlier versions, which wrote the status of policies, has the same Lease: while
-		// both run, one of them is elected.
+		// sluice-policy of earlier versions wrote the status of policies and used the same Lease. While both run,
+		// only one of them is elected.
 		Election: ElectionConfig{Namespace: "sluice-system", Lease: "sluice-status"},
 		Settings: evaluation.DefaultSettings(),
 	}
 }
 
-// Validate implements the check of kit/config.
+// Validate reports invalid settings. Package config calls it.
 func (c *Config) Validate() error {
 	var p config.Problems
 	if !filepath.IsAbs(c.StateDir) {
@@ -50,16 +50,16 @@ func (c *Config) Validate() error {
 		p.Addf("identity", "%q is not an absolute path", c.Identity)
 	}
 	if !c.Kubernetes.Enabled() {
-		p.Addf("kubernetes", "needs kubernetes.api or kubernetes.kubeconfig")
+		p.Addf("kubernetes", "kubernetes.api or kubernetes.kubeconfig is required")
 	}
 	if c.Election.Namespace == "" || c.Election.Lease == "" {
-		p.Addf("election", "namespace and lease are needed")
+		p.Addf("election", "namespace and lease are required")
 	}
 	return p.Err()
 }
 
-// Calls says what the service asks the kernel for beside what every service does.
+// Calls returns the system calls that this service needs in addition to those of every service.
 func (*Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: true} }
 
-// files are what the service opens after its start.
+// files returns the files that the service opens after startup.
 func (c *Config) files() sandbox.Files { return sandbox.Files{Write: []string{c.StateDir}} }

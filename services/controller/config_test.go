@@ -24,14 +24,14 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What every service takes is documented once, elsewhere.
+	// Settings that every service has are documented once, elsewhere.
 	_, own, ok := strings.Cut(want, "\n| `stateDir`")
 	if own = "| `stateDir`" + strings.TrimSpace(own); !ok || !strings.Contains(string(doc), own) {
 		t.Errorf("docs/controller.md does not have these rows:\n%s", own)
 	}
 }
 
-// TestSharesHaveTheDefaultsOfTheNodes: the status says what each node makes of a policy, by the same limits.
+// TestSharesHaveTheDefaultsOfTheNodes: the status reports how nodes treat a policy, so both need the same limits.
 func TestSharesHaveTheDefaultsOfTheNodes(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {
@@ -50,7 +50,7 @@ func TestSharesHaveTheDefaultsOfTheNodes(t *testing.T) {
 			}
 			compared++
 			if of := strings.ReplaceAll(line, "SLUICE_CONTROLLER_", "SLUICE_POLICY_"); !strings.Contains(string(doc), of) {
-				t.Errorf("sluice-policy has the setting %s otherwise, want %q", key, of)
+				t.Errorf("the setting %s of sluice-policy differs, want %q", key, of)
 			}
 		}
 	}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-controller does what one process of a cluster does for all nodes: it writes the status of policies, removes
-// nodes whose Node was deleted, makes Events about pod ranges and disks, and publishes the podCIDRs of Nodes and the
-// kinds of policy. It serves no node. See docs/controller.md.
+// sluice-controller performs tasks that one process of a cluster does for all nodes: it writes the status of
+// policies, removes nodes whose Node was deleted, creates Events about pod ranges and disks, and publishes the
+// podCIDRs of Nodes and the kinds of policy. It serves no node. See docs/controller.md.
 package main
 
 import (
@@ -39,7 +39,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
 	host, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("the name of a candidate for the Lease: %w", err)
+		return fmt.Errorf("host name, which is part of the candidate's name for the Lease: %w", err)
 	}
 	api, err := kube.New(cfg.Kubernetes, kube.Options{
 		Name: "sluice-controller", StateFile: filepath.Join(cfg.StateDir, "kubernetes-api.json"), Log: p.Log,
@@ -89,7 +89,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	reports := nodereports.New(client.NewReports(conn, p.Log), api.Nodes, status, pools)
-	debug.FreeOSMemory() // what loading took
+	debug.FreeOSMemory() // memory that loading used
 
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Election: leads.Status, Answers: status.Answers,

@@ -25,19 +25,19 @@ const (
 	watchRetryMax  = 30 * time.Second
 )
 
-// Kinds passes on which kinds of policy the API server has, by the identity services
-// of the cluster. It is a kinds.Board.
+// Kinds implements kinds.Board: it tells the nodes of the cluster, through their identity services, which kinds of
+// policy the API server has.
 type Kinds struct {
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
 }
 
-// NewKinds uses a connection to the identity service's socket.
+// NewKinds returns Kinds that use a connection to the identity service's socket.
 func NewKinds(cc grpc.ClientConnInterface, l *slog.Logger) *Kinds {
 	return &Kinds{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Publish writes the kinds, as group/version/resource, for Watch of every node.
+// Publish writes the kinds, as group/version/resource. Watch on every node receives them.
 func (k *Kinds) Publish(ctx context.Context, kinds []string) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -47,9 +47,8 @@ func (k *Kinds) Publish(ctx context.Context, kinds []string) error {
 	return nil
 }
 
-// Watch calls told with the kinds that were published last, and after every change,
-// until ctx ends. published is false while no process has published, or the identity
-// service does not answer.
+// Watch calls told with the last published kinds, and again after every change, until ctx ends. published is false
+// until a process has published kinds, and while the identity service does not answer.
 func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published bool)) {
 	for pause := watchRetry; ; {
 		err := k.watch(ctx, func(kinds []string, published bool) {
@@ -60,10 +59,10 @@ func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published b
 			return
 		}
 		told(nil, false)
-		if status.Code(err) == codes.Unimplemented { // of an earlier version
+		if status.Code(err) == codes.Unimplemented { // from an earlier version
 			pause = watchRetryMax
 		} else {
-			k.log.Debug("cannot watch which kinds of policy were published, trying again", log.Err(err))
+			k.log.Debug("cannot watch the published kinds of policy, trying again", log.Err(err))
 		}
 		select {
 		case <-time.After(pause + rand.N(pause)):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client calls the identity service of this machine, which passes on what concerns all nodes.
+// Package client calls the identity service of this machine, which passes cluster-wide facts on to all nodes.
 package client
 
 import (
@@ -23,17 +23,17 @@ import (
 // Times of calls.
 const (
 	forgetTimeout    = 10 * time.Second
-	podCIDRsTimeout  = 30 * time.Second // of thousands of Nodes that are written for the first time
-	unimplementedFor = "sluice-identity of this node is of an earlier version: restart it, or the ranges that nodes " +
-		"claim are compared with no podCIDRs"
+	podCIDRsTimeout  = 30 * time.Second // the first call may write thousands of Nodes
+	unimplementedFor = "sluice-identity of this node is an earlier version: restart it; until then the ranges that nodes " +
+		"claim are not compared with podCIDRs"
 )
 
-// Nodes is a nodegc.Registry and a podcidrs.Publisher: the identity service of this machine.
+// Nodes implements nodegc.Registry and podcidrs.Publisher with the identity service of this machine.
 type Nodes struct {
 	client identityv1.ClusterServiceClient
 }
 
-// NewNodes uses a connection to the identity service's socket.
+// NewNodes returns Nodes that use a connection to the identity service's socket.
 func NewNodes(cc grpc.ClientConnInterface) Nodes {
 	return Nodes{identityv1.NewClusterServiceClient(cc)}
 }

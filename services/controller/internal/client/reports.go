@@ -19,19 +19,19 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// Reports follows what the nodes of the cluster report.
+// Reports follows the reports of all nodes of the cluster.
 type Reports struct {
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
 }
 
-// NewReports uses a connection to the identity service's socket.
+// NewReports returns Reports that use a connection to the identity service's socket.
 func NewReports(cc grpc.ClientConnInterface, l *slog.Logger) *Reports {
 	return &Reports{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it
-// then returns nil. While the identity service is away the last reports stay.
+// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it then returns nil. While
+// the identity service is unreachable, the last reports remain.
 func (r *Reports) Follow(ctx context.Context, told func(nodereports.All)) error {
 	for pause := watchRetry; ; {
 		err := r.follow(ctx, func(all nodereports.All) {
@@ -41,10 +41,10 @@ func (r *Reports) Follow(ctx context.Context, told func(nodereports.All)) error 
 		if ctx.Err() != nil {
 			return nil
 		}
-		if status.Code(err) == codes.Unimplemented { // of an earlier version
+		if status.Code(err) == codes.Unimplemented { // from an earlier version
 			pause = watchRetryMax
 		}
-		r.log.Debug("cannot watch which policies nodes refuse, trying again", log.Err(err))
+		r.log.Debug("cannot watch the policies that nodes refuse, trying again", log.Err(err))
 		select {
 		case <-time.After(pause + rand.N(pause)):
 		case <-ctx.Done():

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/nodereports"
 )
 
-// reports sends some to each watch.
+// reports sends some reports to each watch.
 type reports struct {
 	identityv1.UnimplementedClusterServiceServer
 	send chan *identityv1.WatchRefusalsResponse

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package election elects one process among those that name the same Lease, by client-go's leaderelection.
+// Package election elects one of the processes that name the same Lease, with client-go's leaderelection.
 //
-// Two rules are stricter than the library's. A holder stops when its last successful renewal began 10 s ago, however
-// long the answer took: others count 15 s from when they saw the renewal. And the Lease is given back only after
-// everything that this process does while it is elected has returned.
+// Two rules are stricter than the library's. A holder stops 10 s after the start of its last successful renewal, no
+// matter how long the response took: other candidates count 15 s from the moment at which they saw the renewal. And a
+// process releases the Lease only after all work of its term has returned.
 package election
 
 import (
@@ -26,7 +26,8 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 )
 
-// Times of an election. sluice-policy of earlier versions, which may hold the same Lease, has the same.
+// Timing of an election. sluice-policy of earlier versions, which may compete for the same Lease, has the same
+// values.
 const (
 	leaseDuration  = 15 * time.Second
 	renewDeadline  = 10 * time.Second
@@ -38,30 +39,30 @@ const (
 type Election struct {
 	lease  *lock
 	log    *slog.Logger
-	status Status // guarded by mu, as what follows
+	status Status // guarded by mu, as are the next fields
 
 	mu      sync.Mutex
 	term    *term
 	changed chan struct{} // closed and replaced when term changes
 }
 
-// Status is an election as one candidate sees it.
+// Status is the state of an election from the point of view of one candidate.
 type Status struct {
 	Namespace, Lease string
-	Identity         string // of this process
-	Holder           string // that was seen last; empty: none
+	Identity         string // this process
+	Holder           string // last seen holder; empty: none
 	Elected          time.Time
 	Leading          bool
-	Problem          string // why the Lease was not read or written last
+	Problem          string // why the last read or write of the Lease failed
 }
 
-// term is one time for which this process holds the Lease.
+// term is a period in which this process holds the Lease.
 type term struct {
 	ctx     context.Context
 	members sync.WaitGroup // calls of lead functions
 }
 
-// New returns a candidate. The identity tells the candidates apart.
+// New returns a candidate. identity must be different for each candidate.
 func New(config *rest.Config, namespace, name, identity string, l *slog.Logger) (*Election, error) {
 	c := rest.CopyConfig(config)
 	c.Timeout = requestTimeout
@@ -83,8 +84,8 @@ func New(config *rest.Config, namespace, name, identity string, l *slog.Logger) 
 	return e, nil
 }
 
-// Run takes part in the election until ctx ends. It then gives the Lease back, once every function that While called
-// has returned, and returns nil.
+// Run takes part in the election until ctx ends. It then waits for all functions that While has called, releases the
+// Lease, and returns nil.
 func (e *Election) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := e.serve(ctx); err != nil {
@@ -98,7 +99,7 @@ func (e *Election) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve waits until this process is elected, and returns when it is not any more.
+// serve waits until this process is elected, and returns when it no longer is.
 func (e *Election) serve(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -125,27 +126,27 @@ func (e *Election) serve(ctx context.Context) error {
 	if !held {
 		return nil
 	}
-	why := context.Cause(ctx) // nil: the library has given up
+	why := context.Cause(ctx) // nil: the library gave up
 	end(nil)
 	e.end(t)
 	switch {
 	case errors.Is(why, errTaken), errors.Is(why, errLate):
-		e.log.Warn("not leading any more", log.Err(why))
+		e.log.Warn("no longer leading", log.Err(why))
 	case why == nil:
-		e.log.Warn("not leading any more", log.Err(errLate))
+		e.log.Warn("no longer leading", log.Err(errLate))
 	default:
 		e.release()
 	}
 	return nil
 }
 
-// Why a term ends before its process.
+// Reasons for the end of a term while the process goes on.
 var (
 	errLate  = errors.New("the lease was not renewed in time")
 	errTaken = errors.New("another process has the lease")
 )
 
-// begin notes that this process is elected.
+// begin records that this process is elected.
 func (e *Election) begin(t *term) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -155,7 +156,7 @@ func (e *Election) begin(t *term) {
 	e.log.Info("elected")
 }
 
-// end waits until nothing of a term goes on.
+// end waits until all work of a term has returned.
 func (e *Election) end(t *term) {
 	e.mu.Lock()
 	e.term = nil
@@ -166,7 +167,7 @@ func (e *Election) end(t *term) {
 	e.status.Leading, e.status.Elected = false, time.Time{}
 }
 
-// While implements subject.Leadership. Several calls may run at once.
+// While implements subject.Leadership. Concurrent calls are allowed.
 func (e *Election) While(ctx context.Context, lead func(ctx context.Context)) {
 	for {
 		t := e.join(ctx)
@@ -187,7 +188,7 @@ func (e *Election) While(ctx context.Context, lead func(ctx context.Context)) {
 	}
 }
 
-// join waits for a term and becomes a member of it. It returns nil when ctx has ended.
+// join waits for a term and becomes a member of it. It returns nil if ctx ended.
 func (e *Election) join(ctx context.Context) *term {
 	for {
 		e.mu.Lock()
@@ -206,7 +207,7 @@ func (e *Election) join(ctx context.Context) *term {
 	}
 }
 
-// release gives the Lease back, so that another process need not wait for its end.
+// release gives the Lease up, so that another process need not wait until it expires.
 func (e *Election) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaseRetry)
 	defer cancel()
@@ -221,11 +222,11 @@ func (e *Election) release() {
 		})
 	}
 	if err != nil {
-		e.log.Info("the lease is not given back; it ends by its time", log.Err(err))
+		e.log.Info("cannot release the lease; it expires by itself", log.Err(err))
 	}
 }
 
-// answered notes how a request for the Lease went.
+// answered records the result of a request for the Lease.
 func (e *Election) answered(holder string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -235,11 +236,11 @@ func (e *Election) answered(holder string, err error) {
 	}
 	if text := err.Error(); text != e.status.Problem {
 		e.status.Problem = text
-		e.log.Warn("the lease cannot be read or written, trying again", log.Err(err))
+		e.log.Warn("cannot read or write the lease, trying again", log.Err(err))
 	}
 }
 
-// Status returns the election as this process sees it.
+// Status returns the state of the election from the point of view of this process.
 func (e *Election) Status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()

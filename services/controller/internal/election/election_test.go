@@ -32,26 +32,26 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// leases is an API server with one Lease, as the transport of its clients. All its requests are of one bubble.
+// leases is an API server with one Lease, as the transport of its clients. All requests belong to one bubble.
 type leases struct {
 	t *testing.T
 
 	mu       sync.Mutex
 	lease    *coordinationv1.Lease // guarded by mu
 	revision int                   // guarded by mu
-	away     map[string]bool       // guarded by mu; processes that it does not answer
-	slow     time.Duration         // guarded by mu; between a write and its answer
-	written  time.Time             // guarded by mu; when the last write with a slow answer began
+	away     map[string]bool       // guarded by mu; processes whose requests fail
+	slow     time.Duration         // guarded by mu; delay between a write and its response
+	written  time.Time             // guarded by mu; start of the last write with a slow response
 }
 
-// answers says whether a process reaches the server.
+// answers sets whether a process can reach the server.
 func (l *leases) answers(identity string, answers bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.away[identity] = !answers
 }
 
-// of is the transport of a process.
+// of returns the transport of a process.
 func (l *leases) of(identity string) http.RoundTripper { return transport{l, identity} }
 
 type transport struct {
@@ -150,7 +150,7 @@ func (l *leases) process(t *testing.T, identity string) *process {
 		e.While(ctx, func(ctx context.Context) {
 			p.leading.Store(true)
 			<-ctx.Done()
-			time.Sleep(p.slow) // of the test's own clock
+			time.Sleep(p.slow) // the clock of the test
 			p.leading.Store(false)
 		})
 	})
@@ -162,8 +162,8 @@ func (l *leases) process(t *testing.T, identity string) *process {
 	return p
 }
 
-// TestOneProcessLeads: one process leads. One that the API does not answer any more stops before another begins, and
-// one that ends gives the lease back.
+// TestOneProcessLeads: a leader that cannot reach the API stops before another process starts to lead, and a leader
+// that ends releases the lease.
 func TestOneProcessLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{t: t, away: map[string]bool{}}
@@ -188,7 +188,7 @@ func TestOneProcessLeads(t *testing.T) {
 		}
 		after(time.Minute, "at first", true, false)
 		l.answers("a", false)
-		after(renewDeadline-leaseRetry-time.Second, "while a may renew its lease yet", true, false)
+		after(renewDeadline-leaseRetry-time.Second, "while a may still renew its lease", true, false)
 		after(2*leaseRetry, "when it may not", false, false)
 		after(leaseDuration, "after the lease", false, true)
 		l.answers("a", true)
@@ -199,10 +199,10 @@ func TestOneProcessLeads(t *testing.T) {
 	})
 }
 
-// TestSlowRenewalMakesNoSecondLeader: a renewal counts from its beginning. Another process
-// sees it when it is written, and counts from there.
+// TestSlowRenewalMakesNoSecondLeader: the leader counts a renewal from the start of the request. Other processes
+// count it from the time at which they see the write.
 func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
-	for range 20 { // other pauses
+	for range 20 { // with different random delays
 		synctest.Test(t, func(t *testing.T) {
 			l := &leases{t: t, away: map[string]bool{}}
 			a := l.process(t, "a")
@@ -224,7 +224,7 @@ func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
 				written = l.written
 				l.mu.Unlock()
 			}
-			l.answers("a", false) // but the renewal, which is on its way
+			l.answers("a", false) // except for the renewal in flight
 			l.mu.Lock()
 			l.slow = 0
 			l.mu.Unlock()
@@ -245,8 +245,8 @@ func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
 	}
 }
 
-// TestLeaseEndsByTheTimeThatItWasNotRenewed: a clock that goes wrong on one machine gives the Lease to no other
-// process: the time that a Lease has not changed counts, not the one that is written in it.
+// TestLeaseEndsByTheTimeThatItWasNotRenewed: a wrong clock on one machine does not give the Lease to another process.
+// Processes measure how long the Lease has not changed, and ignore the time written in it.
 func TestLeaseEndsByTheTimeThatItWasNotRenewed(t *testing.T) {
 	for what, wrong := range map[string]time.Duration{
 		"in the past": -time.Hour, "now": 0, "in the future": time.Hour,
@@ -290,7 +290,7 @@ func TestLeaseEndsByTheTimeThatItWasNotRenewed(t *testing.T) {
 	}
 }
 
-// TestLeaseIsGivenBackAfterTheWork: work that goes on for a while after it was told to end keeps the Lease.
+// TestLeaseIsGivenBackAfterTheWork: work that continues for a while after its context ended keeps the Lease.
 func TestLeaseIsGivenBackAfterTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{t: t, away: map[string]bool{}}
@@ -308,14 +308,14 @@ func TestLeaseIsGivenBackAfterTheWork(t *testing.T) {
 			}
 		}
 		if !b.leading.Load() {
-			t.Error("the lease was not given back")
+			t.Error("the lease was not released")
 		}
 		b.stop()
 	})
 }
 
-// TestTakenLeaseEndsTheTermAtOnce: a holder that another process was written over does not lead until its own time
-// has ended.
+// TestTakenLeaseEndsTheTermAtOnce: a holder whose Lease was overwritten by another process stops leading immediately,
+// and not only at its own deadline.
 func TestTakenLeaseEndsTheTermAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{t: t, away: map[string]bool{}}

@@ -11,19 +11,19 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// lock is a Lease that reports how each request went. Its methods are called by one goroutine.
+// lock is a Lease that reports the result of each request. Its methods are called by one goroutine.
 type lock struct {
 	resourcelock.Interface
 	answered func(holder string, err error)
 
-	// Of the term: renewed is called after each write that succeeded, with the time at which the request began;
-	// taken when another process has the Lease that this one held.
+	// The callbacks of a term. renewed is called after each successful write, with the start time of the request.
+	// taken is called when another process holds the Lease that this process held.
 	renewed func(began time.Time)
 	taken   func()
 	held    bool
 }
 
-// begin sets the functions of the next term.
+// begin sets the callbacks of the next term.
 func (l *lock) begin(renewed func(began time.Time), taken func()) {
 	l.renewed, l.taken, l.held = renewed, taken, false
 }
@@ -66,7 +66,7 @@ func (l *lock) write(
 		l.answered(r.HolderIdentity, nil)
 		l.held = true
 		l.renewed(began)
-	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err): // another process was faster, and Get names it
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err): // another process was faster; the next Get reads its name
 	case ctx.Err() == nil:
 		l.answered("", err)
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kinds publishes which kinds of policy the API server has. The elected process looks every few seconds, so
-// that the nodes, which are many, look rarely.
+// Package kinds publishes which kinds of policy the API server has. The elected process asks the API server every few
+// seconds, so that the many nodes need to ask only rarely.
 package kinds
 
 import (
@@ -17,26 +17,26 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/subject"
 )
 
-// API has the kinds.
+// API queries the API server.
 type API interface {
-	// Look returns the kinds of policy that the API server has, as group/version/resource, sorted. all is true
-	// if it has every kind that is known here.
+	// Look returns the kinds of policy that the API server has, as group/version/resource, sorted. all is true if the
+	// API server has every kind that Sluice knows.
 	Look(ctx context.Context) (kinds []string, all bool, err error)
 }
 
-// Board shows the kinds to the nodes.
+// Board passes the kinds on to the nodes.
 type Board interface {
-	// Publish replaces what the board shows.
+	// Publish replaces the published kinds.
 	Publish(ctx context.Context, kinds []string) error
-	// Watch calls told with what the board shows, and after every change, until ctx ends. published is false while
-	// nothing was published, or the board is away.
+	// Watch calls told with the published kinds, and again after every change, until ctx ends. published is false
+	// while nothing was published or the board is unreachable.
 	Watch(ctx context.Context, told func(kinds []string, published bool))
 }
 
-// Times between two looks. Each is a random part of its half longer.
+// Intervals of queries. Each is extended by up to half at random.
 const (
-	showEvery = time.Second      // when the board shows something else than this process has found
-	lookEvery = 3 * time.Second  // while a kind may appear, or is not published
+	showEvery = time.Second      // while the published kinds differ from the result of this process
+	lookEvery = 3 * time.Second  // while a kind may still appear or is not published
 	allEvery  = 30 * time.Second // while the API server has every kind
 )
 
@@ -47,18 +47,18 @@ type Kinds struct {
 	leads    subject.Leadership
 	log      *slog.Logger
 	requests subject.Requests
-	changed  chan struct{} // has a token when the board shows something else
+	changed  chan struct{} // has a token after the published kinds changed
 
 	mu        sync.Mutex
 	shown     []string                                  // guarded by mu
-	published bool                                      // guarded by mu; shown is what the board shows
-	found     []string                                  // guarded by mu; by the last look
-	pending   bool                                      // guarded by mu; what was found was not published
+	published bool                                      // guarded by mu; shown is valid
+	found     []string                                  // guarded by mu; the result of the last query
+	pending   bool                                      // guarded by mu; found was not published yet
 	next      int                                       // guarded by mu
-	told      map[int]func(kinds []string, public bool) // guarded by mu; of Watch
+	told      map[int]func(kinds []string, public bool) // guarded by mu; callbacks of Watch
 }
 
-// New returns Kinds.
+// New returns Kinds that publish while the process is elected.
 func New(api API, b Board, leads subject.Leadership, l *slog.Logger) *Kinds {
 	return &Kinds{
 		api: api, board: b, leads: leads, log: l, changed: make(chan struct{}, 1),
@@ -66,7 +66,7 @@ func New(api API, b Board, leads subject.Leadership, l *slog.Logger) *Kinds {
 	}
 }
 
-// Run follows the board, and publishes while the process is elected, until ctx ends; it then returns nil.
+// Run follows the board, and publishes kinds while the process is elected, until ctx ends; it then returns nil.
 func (k *Kinds) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	following.Go(func() { k.board.Watch(ctx, k.show) })
@@ -75,8 +75,8 @@ func (k *Kinds) Run(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls told with the kinds that were found last, by this process if it is elected, and after every change,
-// until ctx ends. public is false while they are not known.
+// Watch calls told with the present kinds, and again after every change, until ctx ends. The elected process uses the
+// result of its own queries. public is false while the kinds are unknown.
 func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, public bool)) {
 	k.mu.Lock()
 	id := k.next
@@ -90,7 +90,7 @@ func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, public bool
 	delete(k.told, id)
 }
 
-// show takes what the board shows.
+// show stores the published kinds.
 func (k *Kinds) show(kinds []string, published bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -102,14 +102,14 @@ func (k *Kinds) show(kinds []string, published bool) {
 	}
 }
 
-// tell is called with mu held.
+// tell calls the callbacks of Watch. Called with mu held.
 func (k *Kinds) tell(kinds []string, published bool) {
 	for _, told := range k.told {
 		told(kinds, published)
 	}
 }
 
-// lead looks and publishes until ctx ends.
+// lead queries and publishes until ctx ends.
 func (k *Kinds) lead(ctx context.Context) {
 	var failure string
 	for ctx.Err() == nil {
@@ -136,14 +136,15 @@ func (k *Kinds) lead(ctx context.Context) {
 	}
 }
 
-// differs reports whether the board shows something else than the last look has found.
+// differs reports whether the published kinds differ from the result of the last query.
 func (k *Kinds) differs() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return !k.published || !slices.Equal(k.shown, k.found)
 }
 
-// publish looks once, and publishes what it found unless the board shows it. It returns when to look again.
+// publish queries once, and publishes the result unless it is published already. It returns the time until the next
+// query.
 func (k *Kinds) publish(ctx context.Context) (time.Duration, error) {
 	found, all, err := k.api.Look(ctx)
 	if err != nil {
@@ -170,7 +171,7 @@ func (k *Kinds) publish(ctx context.Context) (time.Duration, error) {
 	return lookEvery, nil
 }
 
-// Status returns how many lists of kinds are not published, 0 or 1, and how publications went.
+// Status returns the number of unpublished lists of kinds, 0 or 1, and the statistics of the requests.
 func (k *Kinds) Status() subject.Status {
 	k.mu.Lock()
 	pending := 0

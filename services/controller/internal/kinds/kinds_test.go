@@ -23,7 +23,7 @@ const (
 	groups   = "cilium.io/v2/ciliumcidrgroups"
 )
 
-// server is an API server with kinds.
+// server is an API server with some kinds.
 type server struct {
 	mu    sync.Mutex
 	kinds []string // guarded by mu
@@ -45,7 +45,7 @@ func (s *server) Look(context.Context) ([]string, bool, error) {
 	return s.kinds, s.all, s.fault
 }
 
-// take is how many looks there were since the last time.
+// take returns the number of queries since the last call.
 func (s *server) take() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (b *board) Publish(_ context.Context, kinds []string) error {
 		return b.fault
 	}
 	b.kinds, b.published = kinds, true
-	if b.told != nil { // Watch began
+	if b.told != nil { // Watch was called
 		b.told(kinds, true)
 	}
 	return nil
@@ -103,7 +103,7 @@ func (b *board) wants(t *testing.T, what string, calls int, kinds ...string) {
 	b.calls = 0
 }
 
-// elected is a Leadership of the only candidate; it is not elected while the channel is nil.
+// elected is the Leadership of the only candidate; it is not elected while the channel is nil.
 type elected struct{ yes chan struct{} }
 
 func (e elected) While(ctx context.Context, lead func(context.Context)) {
@@ -114,7 +114,7 @@ func (e elected) While(ctx context.Context, lead func(context.Context)) {
 	}
 }
 
-// run runs steps beside a process.
+// run runs steps while a process runs.
 func run(t *testing.T, leads bool, steps func(s *server, b *board, k *Kinds, pass func(time.Duration))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -136,7 +136,7 @@ func run(t *testing.T, leads bool, steps func(s *server, b *board, k *Kinds, pas
 	})
 }
 
-// TestElectedProcessPublishesWhatItFinds within seconds, once, and again when the board loses it.
+// TestElectedProcessPublishesWhatItFinds: within seconds, once, and again if the board loses the kinds.
 func TestElectedProcessPublishesWhatItFinds(t *testing.T) {
 	run(t, true, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		pass(time.Second)
@@ -169,31 +169,31 @@ func TestElectedProcessPublishesWhatItFinds(t *testing.T) {
 	})
 }
 
-// TestElectedProcessLooksOftenWhileAKindMayAppear, and rarely when there is every kind.
+// TestElectedProcessLooksOftenWhileAKindMayAppear, and rarely once the API server has every kind.
 func TestElectedProcessLooksOftenWhileAKindMayAppear(t *testing.T) {
 	run(t, true, func(s *server, _ *board, _ *Kinds, pass func(time.Duration)) {
 		pass(time.Minute)
 		s.take()
 		pass(time.Hour)
 		if n := s.take(); n < 800 || n > 1200 { // every 3 to 4.5 s
-			t.Errorf("%d looks in an hour while a kind is missing", n)
+			t.Errorf("%d queries in an hour while a kind is missing", n)
 		}
 		s.set(true, nil, groups, networks)
 		pass(time.Minute)
 		s.take()
 		pass(time.Hour)
 		if n := s.take(); n < 80 || n > 120 {
-			t.Errorf("%d looks in an hour", n)
+			t.Errorf("%d queries in an hour", n)
 		}
 	})
 }
 
-// TestOtherProcessesFollowTheBoard: they neither look nor publish.
+// TestOtherProcessesFollowTheBoard: they neither query nor publish.
 func TestOtherProcessesFollowTheBoard(t *testing.T) {
 	run(t, false, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		var mu sync.Mutex
 		var last []string
-		ctx, cancel := context.WithCancel(context.Background()) // that of t begins outside of the bubble
+		ctx, cancel := context.WithCancel(context.Background()) // the context of t was made outside of the bubble
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -209,7 +209,7 @@ func TestOtherProcessesFollowTheBoard(t *testing.T) {
 		b.wants(t, "as a follower", 0, networks)
 		mu.Lock()
 		if !slices.Equal(last, []string{networks}) || s.take() != 0 {
-			t.Errorf("told %q, and looked", last)
+			t.Errorf("told %q, but queried the API server", last)
 		}
 		mu.Unlock()
 		cancel()
@@ -217,12 +217,12 @@ func TestOtherProcessesFollowTheBoard(t *testing.T) {
 	})
 }
 
-// TestWatchTellsWhatWasFoundThoughTheBoardIsAway, so that the status of new kinds needs no etcd.
+// TestWatchTellsWhatWasFoundThoughTheBoardIsAway: the status of policies of new kinds does not depend on etcd.
 func TestWatchTellsWhatWasFoundThoughTheBoardIsAway(t *testing.T) {
 	run(t, true, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		pass(time.Second)
 		told := make(chan []string, 100)
-		ctx, cancel := context.WithCancel(context.Background()) // that of t begins outside of the bubble
+		ctx, cancel := context.WithCancel(context.Background()) // the context of t was made outside of the bubble
 		done := make(chan struct{})
 		go func() {
 			defer close(done)

@@ -17,47 +17,47 @@ import (
 	"github.com/sluice-net/sluice/model/podrange"
 )
 
-// NodeNames takes the names of Nodes as they appear and go.
+// NodeNames receives the names of Nodes.
 type NodeNames interface {
-	// Upsert says that there is a Node.
+	// Upsert reports an existing Node.
 	Upsert(name string)
-	// Delete says that a Node was deleted.
+	// Delete reports a deleted Node.
 	Delete(name string)
-	// Complete says that all Nodes were named.
+	// Complete reports that all existing Nodes have been reported.
 	Complete()
-	// Failed says why the Nodes are not followed; nil: they are.
+	// Failed reports why the Nodes cannot be followed; nil means that they can.
 	Failed(err error)
 }
 
-// NodeNotes takes the notes of Nodes about their addresses.
+// NodeNotes receives the annotations of Nodes about their pod ranges.
 type NodeNotes interface {
-	// Upsert says that there is a Node, and what its annotation podrange.Annotation has; empty: it has none.
+	// Upsert reports an existing Node and the value of its annotation podrange.Annotation; empty if it has none.
 	Upsert(name, uid, annotation string)
-	// Delete says that a Node was deleted.
+	// Delete reports a deleted Node.
 	Delete(name string)
 }
 
-// NodeRanges takes the podCIDRs of Nodes.
+// NodeRanges receives the podCIDRs of Nodes.
 type NodeRanges interface {
-	// Upsert says which podCIDRs a Node has.
+	// Upsert reports the podCIDRs of a Node.
 	Upsert(name string, podCIDRs []string)
-	// Delete says that a Node was deleted.
+	// Delete reports a deleted Node.
 	Delete(name string)
-	// Complete says that all Nodes were named.
+	// Complete reports that all existing Nodes have been reported.
 	Complete()
-	// Failed says why the Nodes are not followed; nil: they are.
+	// Failed reports why the Nodes cannot be followed; nil means that they can.
 	Failed(err error)
 }
 
-// Nodes follows the Nodes of an API server, and keeps of each its UID, an annotation and its podCIDRs.
+// Nodes follows the Nodes of an API server. It keeps the UID, one annotation and the podCIDRs of each Node.
 type Nodes struct {
 	api    *kube.Client
-	client *rest.RESTClient // of whole objects, encoded as protobuf
+	client *rest.RESTClient // reads whole objects, encoded as protobuf
 	to     handler
 	log    *slog.Logger
 }
 
-// NewNodes returns Nodes that tell the others.
+// NewNodes returns Nodes that report to n, o and r.
 func NewNodes(api *kube.Client, n NodeNames, o NodeNotes, r NodeRanges, l *slog.Logger) (*Nodes, error) {
 	client, err := api.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
@@ -73,7 +73,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	}, n.to, n.log)
 }
 
-// NodeCheck is a nodegc.API.
+// NodeCheck implements nodegc.API.
 type NodeCheck struct{ metadata *rest.RESTClient }
 
 // NewNodeCheck returns a NodeCheck of an API server.
@@ -85,8 +85,8 @@ func NewNodeCheck(api *kube.Client) (*NodeCheck, error) {
 	return &NodeCheck{metadata}, nil
 }
 
-// Exists implements nodegc.API. It lists, which the account may do anyway, from
-// the newest state that the servers have.
+// Exists implements nodegc.API. It uses a list, because the account may list Nodes anyway, and reads the newest state
+// of the store.
 func (c *NodeCheck) Exists(ctx context.Context, name string) (bool, error) {
 	var list metav1.PartialObjectMetadataList
 	err := c.metadata.Get().Resource("nodes").Param("fieldSelector", "metadata.name="+name).Timeout(requestTimeout).
@@ -94,13 +94,13 @@ func (c *NodeCheck) Exists(ctx context.Context, name string) (bool, error) {
 	return len(list.Items) > 0, err
 }
 
-// node is what is kept of a Node.
+// node is the part of a Node that is kept.
 type node struct {
 	uid, addresses string
 	podCIDRs       []string
 }
 
-// trim implements kube.Kind.
+// trim implements kube.Kind.Trim.
 func trim(o runtime.Object) node {
 	n := o.(*corev1.Node)
 	kept := node{uid: string(n.UID), addresses: n.Annotations[podrange.Annotation], podCIDRs: n.Spec.PodCIDRs}

@@ -29,18 +29,18 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// requestTimeout is of one request.
+// requestTimeout limits a single request.
 const requestTimeout = 10 * time.Second
 
-// Writer is a policystatus.API and a poolevents.API. Its requests share the rate of its configuration, so
-// that many policies at once are no storm.
+// Writer implements policystatus.API and poolevents.API. All its requests share one rate limit, so that many policies
+// at once do not overload the API server.
 type Writer struct {
 	client   *rest.RESTClient
 	instance string
 	log      *slog.Logger
 }
 
-// NewWriter returns a Writer with a client's configuration. Events name the instance.
+// NewWriter returns a Writer for the API server of config. instance is the reporting instance of its Events.
 func NewWriter(config *rest.Config, instance string, l *slog.Logger) (*Writer, error) {
 	c := rest.CopyConfig(config)
 	c.GroupVersion, c.APIPath = &schema.GroupVersion{}, "/apis"
@@ -53,9 +53,9 @@ func NewWriter(config *rest.Config, instance string, l *slog.Logger) (*Writer, e
 	return &Writer{client: client, instance: instance, log: l}, nil
 }
 
-// SetConditions implements policystatus.API. It is a merge patch of the whole list,
-// bound to a resource version: server-side apply would merge by type only where a
-// schema says so, and replace the conditions of others elsewhere.
+// SetConditions implements policystatus.API. It sends a merge patch of the whole list with a resource version.
+// Server-side apply would merge by type only if the schema says so, and otherwise replace conditions of other
+// controllers.
 func (w *Writer) SetConditions(ctx context.Context, o policystatus.Object, conditions []byte) error {
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": o.ResourceVersion, "uid": o.UID},
@@ -93,27 +93,27 @@ func (w *Writer) Record(ctx context.Context, o policystatus.Object, e policystat
 	}))
 }
 
-// RecordOnNode implements poolevents.API. An Event that the API server does not take is
-// logged: it has no better answer soon.
+// RecordOnNode implements poolevents.API. If the API server rejects an Event, the error is logged and not returned,
+// because a retry would be rejected, too.
 func (w *Writer) RecordOnNode(ctx context.Context, e poolevents.Event) error {
 	kind := corev1.EventTypeNormal
 	if e.Warning {
 		kind = corev1.EventTypeWarning
 	}
 	err := explained(w.post(ctx, &eventsv1.Event{
-		// Where the API server wants Events on objects without a namespace.
+		// The API server requires this namespace for Events on cluster-wide objects.
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: e.Name},
 		Type:       kind, Reason: e.Reason, Note: e.Note, Action: e.Action(),
 		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.UID)},
 	}))
 	if errors.Is(err, policystatus.ErrRefused) {
-		w.log.Warn("an Event on a Node is refused", "node", e.Node, log.Err(err))
+		w.log.Warn("the API server rejected an Event on a Node", "node", e.Node, log.Err(err))
 		return nil
 	}
 	return err
 }
 
-// post makes an Event. One that exists by its name is kept as it is, and no error.
+// post creates an Event. An existing Event of the same name is kept, without an error.
 func (w *Writer) post(ctx context.Context, e *eventsv1.Event) error {
 	e.TypeMeta = metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"}
 	e.EventTime, e.ReportingController, e.ReportingInstance = metav1.NowMicro(), "sluice.io/status", w.instance
@@ -129,7 +129,7 @@ func (w *Writer) post(ctx context.Context, e *eventsv1.Event) error {
 	return err
 }
 
-// explained gives the answer of an API server as an error of package policystatus.
+// explained converts the response of an API server to an error of package policystatus.
 func explained(err error) error {
 	status, answered := err.(apierrors.APIStatus) //nolint:errorlint // as client-go returns it
 	if err == nil || !answered {
@@ -139,7 +139,7 @@ func explained(err error) error {
 	var kind error
 	switch {
 	case s.Code == http.StatusNotFound && (s.Details == nil || s.Details.Kind == "" || s.Details.Name == ""):
-		kind = policystatus.ErrNoStatus // of an object, the answer names it
+		kind = policystatus.ErrNoStatus // for a missing object, the response names the object
 	case s.Code == http.StatusNotFound:
 		kind = policystatus.ErrGone
 	case s.Code == http.StatusConflict:

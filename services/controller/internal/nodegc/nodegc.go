@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodegc removes the nodes of the cluster whose Node object was deleted.
+// Package nodegc removes nodes from the cluster when their Node object is deleted.
 //
-// Only the deletion of its Node removes a node: neither time does, nor a listing that
-// failed. A node that never had a Node here stays, because others may share the
-// cluster's etcd. A file keeps the names of the Nodes, so that a deletion while no
-// process ran is noticed.
+// Only the deletion of its Node removes a node; a timeout or a failed listing never does. A node that never had a
+// Node object here stays, because several clusters may share one etcd. A file keeps the names of the Nodes, so that a
+// deletion is noticed even if it happened while no process ran.
 package nodegc
 
 import (
@@ -32,35 +31,35 @@ var (
 	ErrUnknown = errors.New("no such node")
 )
 
-// Registry has the nodes of the cluster.
+// Registry holds the nodes of the cluster.
 type Registry interface {
-	// Forget removes a node and its mappings, unless it is alive.
+	// Forget removes a node and its mappings, unless the node is alive.
 	Forget(ctx context.Context, name string) error
 }
 
-// API has the Nodes.
+// API reads the Nodes.
 type API interface {
-	// Exists asks the API server whether there is a Node now.
+	// Exists asks the API server whether a Node exists now.
 	Exists(ctx context.Context, name string) (bool, error)
 }
 
-// Times and bounds.
+// Timing and limits.
 const (
 	retryFirst = 2 * time.Second
 	retryMax   = 5 * time.Minute
-	// maxDeparted is how many nodes are remembered: a process that does not lead
-	// does not learn which were forgotten.
+	// maxDeparted limits the number of remembered nodes: a process that is not elected does not learn which nodes
+	// were forgotten.
 	maxDeparted = 10_000
 	maxFile     = 16 << 20
 )
 
-// departure is one node that is to be forgotten.
+// departure is a node that is to be forgotten.
 type departure struct {
 	due  time.Time
 	wait time.Duration
 }
 
-// Nodes follows the Nodes, as a kube.Handler.
+// Nodes follows the Nodes and implements kube.Handler.
 type Nodes struct {
 	file     string
 	api      API
@@ -69,21 +68,21 @@ type Nodes struct {
 	log      *slog.Logger
 	requests subject.Requests
 
-	changed, wake chan struct{} // have a token when the file is old; when one may be due
+	changed, wake chan struct{} // have a token when the file is out of date; when a departure may be due
 
 	mu       sync.Mutex
-	present  map[string]bool // Nodes that exist; false: of an earlier run, not listed yet
+	present  map[string]bool // existing Nodes; false: from an earlier run, not listed yet
 	departed map[string]*departure
 	complete bool
-	failure  error // why the Nodes are not followed now
+	failure  error // why the Nodes cannot be followed
 }
 
 // saved is the content of the file.
 type saved struct {
-	Nodes []string `json:"nodes"` // that existed, or are to be forgotten
+	Nodes []string `json:"nodes"` // names of Nodes that existed or are to be forgotten
 }
 
-// New reads the file; there may be none.
+// New reads the file, which may be missing.
 func New(file string, api API, r Registry, leads subject.Leadership, l *slog.Logger) (*Nodes, error) {
 	n := &Nodes{
 		file: file, api: api, registry: r, leads: leads, log: l,
@@ -99,7 +98,7 @@ func New(file string, api API, r Registry, leads subject.Leadership, l *slog.Log
 		err = json.Unmarshal(content, &s)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the Nodes of an earlier run: %w; remove %s to begin without them", err, file)
+		return nil, fmt.Errorf("read the Nodes of an earlier run: %w; remove %s to start without them", err, file)
 	}
 	for _, name := range s.Nodes {
 		n.present[name] = false
@@ -107,7 +106,7 @@ func New(file string, api API, r Registry, leads subject.Leadership, l *slog.Log
 	return n, nil
 }
 
-// Upsert says that there is a Node.
+// Upsert reports an existing Node.
 func (n *Nodes) Upsert(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,7 +117,7 @@ func (n *Nodes) Upsert(name string) {
 	delete(n.departed, name)
 }
 
-// Delete says that a Node was deleted.
+// Delete reports a deleted Node.
 func (n *Nodes) Delete(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -128,7 +127,7 @@ func (n *Nodes) Delete(name string) {
 func (n *Nodes) depart(name string) {
 	delete(n.present, name)
 	if len(n.departed) >= maxDeparted {
-		n.log.Warn("too many nodes wait to be forgotten; forget this one by `sluice node forget`", "node", name)
+		n.log.Warn("too many nodes wait to be forgotten; remove this one with `sluice node forget`", "node", name)
 		return
 	}
 	n.departed[name] = &departure{wait: retryFirst}
@@ -136,7 +135,7 @@ func (n *Nodes) depart(name string) {
 	token(n.wake)
 }
 
-// Complete says that all Nodes were named.
+// Complete reports that all existing Nodes have been reported.
 func (n *Nodes) Complete() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -148,7 +147,7 @@ func (n *Nodes) Complete() {
 	}
 }
 
-// Failed says why the Nodes are not followed; nil: they are.
+// Failed reports why the Nodes cannot be followed; nil means that they can.
 func (n *Nodes) Failed(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -163,7 +162,7 @@ func token(c chan struct{}) {
 	}
 }
 
-// Run keeps the file, and forgets nodes while the process is elected, until ctx ends; it then returns nil.
+// Run keeps the file up to date, and forgets nodes while the process is elected, until ctx ends; it then returns nil.
 func (n *Nodes) Run(ctx context.Context) error {
 	var keeping sync.WaitGroup
 	keeping.Go(func() { n.keep(ctx) })
@@ -172,7 +171,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	return nil
 }
 
-// Status returns how many nodes are to be forgotten, and how the requests went.
+// Status returns the number of nodes to forget, and the statistics of the requests.
 func (n *Nodes) Status() subject.Status {
 	n.mu.Lock()
 	pending := len(n.departed)
@@ -180,7 +179,7 @@ func (n *Nodes) Status() subject.Status {
 	return n.requests.Status("node garbage collection", pending)
 }
 
-// keep keeps the file until ctx ends.
+// keep writes the file after changes until ctx ends.
 func (n *Nodes) keep(ctx context.Context) {
 	var again <-chan time.Time
 	for {
@@ -192,7 +191,7 @@ func (n *Nodes) keep(ctx context.Context) {
 		}
 		again = nil
 		if err := n.save(); err != nil {
-			n.log.Warn("the names of the Nodes are not written; it is tried again", log.Err(err))
+			n.log.Warn("cannot save the names of the Nodes, trying again", log.Err(err))
 			again = time.After(retryFirst)
 		}
 	}
@@ -210,7 +209,7 @@ func (n *Nodes) save() error {
 	return durable.WriteFile(n.file, content, 0o600, durable.SyncAll)
 }
 
-// lead forgets the nodes that departed, until ctx ends.
+// lead forgets the departed nodes until ctx ends.
 func (n *Nodes) lead(ctx context.Context) {
 	for ctx.Err() == nil {
 		name, next := n.due(time.Now())
@@ -230,12 +229,12 @@ func (n *Nodes) lead(ctx context.Context) {
 	}
 }
 
-// due returns a node that is to be forgotten now, or when the next one is.
+// due returns a node that is to be forgotten now, or the time at which the next one is due.
 func (n *Nodes) due(now time.Time) (name string, next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.complete || n.failure != nil {
-		return "", time.Time{} // the Node may exist again
+		return "", time.Time{} // the Node may have been recreated
 	}
 	for k, d := range n.departed {
 		if !d.due.After(now) {
@@ -248,7 +247,7 @@ func (n *Nodes) due(now time.Time) (name string, next time.Time) {
 	return "", next
 }
 
-// forget asks for one node, unless its Node exists again.
+// forget asks the registry to forget a node, unless its Node exists again.
 func (n *Nodes) forget(ctx context.Context, name string) {
 	exists, unknown := false, false
 	err := n.requests.Do(ctx, func(ctx context.Context) (err error) {
@@ -264,7 +263,7 @@ func (n *Nodes) forget(ctx context.Context, name string) {
 	defer n.mu.Unlock()
 	d := n.departed[name]
 	if d == nil {
-		return // its Node has come back
+		return // its Node exists again
 	}
 	switch {
 	case err == nil && (exists || unknown):
@@ -274,8 +273,8 @@ func (n *Nodes) forget(ctx context.Context, name string) {
 	case err == nil:
 		n.log.Info("node forgotten: its Node was deleted", "node", name)
 	default:
-		if !errors.Is(err, ErrAlive) && ctx.Err() == nil { // one that shuts down is no news
-			n.log.Warn("a node whose Node was deleted is not forgotten yet", "node", name, log.Err(err))
+		if !errors.Is(err, ErrAlive) && ctx.Err() == nil { // a node that shuts down is expected
+			n.log.Warn("cannot forget a node whose Node was deleted, trying again", "node", name, log.Err(err))
 		}
 		d.due, d.wait = time.Now().Add(d.wait), min(2*d.wait, retryMax)
 		return

@@ -23,9 +23,9 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // cluster is an API and a Registry.
 type cluster struct {
 	nodes map[string]bool  // Nodes
-	known map[string]error // registered nodes, and what becomes of an attempt to forget one
+	known map[string]error // registered nodes, and the result of forgetting them
 	tries int
-	away  error // of the API
+	away  error // error of the API
 }
 
 func (c *cluster) Exists(_ context.Context, name string) (bool, error) { return c.nodes[name], c.away }
@@ -42,7 +42,7 @@ func (c *cluster) Forget(_ context.Context, name string) error {
 	return err
 }
 
-// always is a Leadership of the only candidate.
+// always is the Leadership of the only candidate.
 type always struct{}
 
 func (always) While(ctx context.Context, lead func(context.Context)) { lead(ctx) }
@@ -52,7 +52,7 @@ func TestOnlyDeletedNodesAreForgotten(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		do    func(*Nodes, *cluster)
-		known []string // in the end, of a, b and outside
+		known []string // at the end, out of a, b and outside
 	}{
 		{"a deletion", func(n *Nodes, _ *cluster) { n.Delete("a") }, []string{"b", "outside"}},
 		{"before all were listed", func(n *Nodes, _ *cluster) { n.complete = false; n.Delete("a") }, all},
@@ -67,7 +67,7 @@ func TestOnlyDeletedNodesAreForgotten(t *testing.T) {
 		{"the API does not answer", func(n *Nodes, c *cluster) { n.Delete("a"); c.away = os.ErrDeadlineExceeded }, all},
 		{"it is alive", func(n *Nodes, c *cluster) { n.Delete("a"); c.known["a"] = ErrAlive }, all},
 		{"both", func(n *Nodes, c *cluster) { n.Delete("a"); n.Delete("b"); delete(c.nodes, "b") }, []string{"outside"}},
-		{"one that was no node of the cluster", func(n *Nodes, _ *cluster) { n.Upsert("c"); n.Delete("c") }, all},
+		{"a Node that is not a node of the cluster", func(n *Nodes, _ *cluster) { n.Upsert("c"); n.Delete("c") }, all},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			cl := &cluster{nodes: map[string]bool{"b": true}, known: map[string]error{"a": nil, "b": nil, "outside": nil}}
@@ -82,7 +82,7 @@ func TestOnlyDeletedNodesAreForgotten(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { n.lead(ctx); close(done) }()
-			time.Sleep(time.Hour) // of the test's own clock
+			time.Sleep(time.Hour) // the clock of the test
 			cancel()
 			<-done
 			if got := slices.Sorted(maps.Keys(cl.known)); !slices.Equal(got, c.known) {
@@ -115,10 +115,10 @@ func TestDeletionWithoutAProcessIsNoticed(t *testing.T) {
 		n.Upsert(name)
 	}
 	n.Complete()
-	n.Delete("b") // and it is not forgotten in this run
+	n.Delete("b") // but it is not forgotten in this run
 	save(n)
 
-	n = start(cl) // while c stayed and a went
+	n = start(cl) // meanwhile a was deleted; c still exists
 	n.Upsert("c")
 	if name, _ := n.due(time.Now()); name != "" {
 		t.Errorf("%s is to be forgotten before all were listed", name)
@@ -129,7 +129,7 @@ func TestDeletionWithoutAProcessIsNoticed(t *testing.T) {
 		n.forget(t.Context(), name)
 	}
 	if got := slices.Sorted(maps.Keys(cl.known)); !slices.Equal(got, []string{"outside"}) {
-		t.Errorf("%v are known, want the one that never had a Node", got)
+		t.Errorf("%v are known, want only the node that never had a Node", got)
 	}
 	save(n)
 	n = start(cl)
@@ -143,6 +143,6 @@ func TestDeletionWithoutAProcessIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(file, cl, cl, always{}, slog.New(slog.DiscardHandler)); err == nil || errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that is cut: %v", err)
+		t.Errorf("a truncated file: %v", err)
 	}
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodereports sorts what nodes report: policies that they do not enforce as written, and disks that take no
-// writes.
+// Package nodereports evaluates the reports of nodes: policies that they do not enforce as written, and disks that
+// cannot be written.
 package nodereports
 
 import (
@@ -17,46 +17,46 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// Refused is a policy that a node does not enforce as written, or evaluation.NodeStorage.
+// Refused is a policy that a node does not enforce as written. With the key evaluation.NodeStorage it reports a disk.
 type Refused struct {
 	Key    evaluation.Key
 	Reason string
 }
 
-// All are the reports of all nodes that have any.
+// All holds the reports of all nodes that have any, by node.
 type All map[string][]Refused
 
 // Source follows the reports.
 type Source interface {
-	// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it
-	// then returns nil. While the identity service is away the last reports stay.
+	// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it then returns nil.
+	// While the identity service is unreachable, the last reports remain.
 	Follow(ctx context.Context, told func(All)) error
 }
 
-// Policies takes the policies that some nodes do not enforce as written.
+// Policies receives the policies that some nodes do not enforce as written.
 type Policies interface {
 	SetRefused(refused map[evaluation.Key]policystatus.Nodes)
 }
 
-// Disks takes the reasons of nodes whose disks take no writes, by node.
+// Disks receives the errors of disks that cannot be written, by node.
 type Disks interface {
 	SetStorage(reasons map[string]string)
 }
 
-// Reports passes on what a source has.
+// Reports distributes the reports of a source.
 type Reports struct {
 	source   Source
-	nodes    func() int // of the cluster
+	nodes    func() int // number of nodes of the cluster
 	policies Policies
 	disks    Disks
 }
 
-// New returns Reports. nodes is the number of nodes of the cluster.
+// New returns Reports. nodes returns the number of nodes of the cluster.
 func New(s Source, nodes func() int, p Policies, d Disks) *Reports {
 	return &Reports{source: s, nodes: nodes, policies: p, disks: d}
 }
 
-// Run passes the reports on until ctx ends; it then returns nil.
+// Run distributes the reports until ctx ends; it then returns nil.
 func (r *Reports) Run(ctx context.Context) error {
 	var mu sync.Mutex
 	var latest All
@@ -64,7 +64,7 @@ func (r *Reports) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() {
-		_ = r.source.Follow(ctx, func(all All) { // it returns nothing but nil
+		_ = r.source.Follow(ctx, func(all All) { // always nil
 			mu.Lock()
 			defer mu.Unlock()
 			latest = maps.Clone(all)
@@ -93,13 +93,13 @@ func (r *Reports) Run(ctx context.Context) error {
 	}
 }
 
-// refusedEvery is the shortest time between two changes of what the status says of nodes.
+// refusedEvery is the shortest interval between two changes of a status because of reports.
 const refusedEvery = 10 * time.Second
 
-// maxNamedNodes is how many nodes a status names.
+// maxNamedNodes limits the nodes that a status names.
 const maxNamedNodes = 10
 
-// byPolicy are the nodes that do not enforce each policy as written, of so many nodes.
+// byPolicy groups the reports by policy. nodes is the number of nodes of the cluster.
 func byPolicy(reports All, nodes int) map[evaluation.Key]policystatus.Nodes {
 	names := make(map[evaluation.Key][]string)
 	out := make(map[evaluation.Key]policystatus.Nodes)
@@ -128,7 +128,7 @@ func byPolicy(reports All, nodes int) map[evaluation.Key]policystatus.Nodes {
 	return out
 }
 
-// disks are the reasons of nodes whose disks take no writes, by node.
+// disks returns the errors of disks that cannot be written, by node.
 func disks(reports All) map[string]string {
 	out := make(map[string]string)
 	for node, all := range reports {

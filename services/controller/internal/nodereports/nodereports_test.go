@@ -33,7 +33,7 @@ func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
 	}
 }
 
-// TestDisksOfReportsAreNoPolicies takes a report about a disk and a policy.
+// TestDisksOfReportsAreNoPolicies mixes reports about a disk and about a policy.
 func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{

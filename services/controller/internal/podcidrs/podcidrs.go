@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package podcidrs publishes the podCIDRs of all Nodes to the nodes of the cluster, which accept no other range
-// from a node in mode kubernetes.
+// Package podcidrs publishes the podCIDRs of all Nodes to the nodes of the cluster. In mode kubernetes, nodes accept
+// no other range from a node.
 package podcidrs
 
 import (
@@ -18,18 +18,18 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/subject"
 )
 
-// Publisher passes the podCIDRs on. The call may be repeated.
+// Publisher passes the podCIDRs on. Calls may be repeated.
 type Publisher interface {
 	// PublishPodCIDRs replaces the podCIDRs of all Nodes.
 	PublishPodCIDRs(ctx context.Context, nodes map[string][]netip.Prefix) error
 }
 
-// Times of publications.
+// Timing of publications.
 const (
-	// batch is how long changes are collected.
+	// batch is the time for which changes are collected.
 	batch = 200 * time.Millisecond
-	// repeat is the interval of calls without a change. They restore keys that were removed from etcd or are not
-	// in a store that was rebuilt, and write them when the cluster got its mode later.
+	// repeat is the interval of calls without a change. They restore keys that were removed from etcd or that a
+	// rebuilt store lacks, and write the keys of a cluster that has switched to mode kubernetes.
 	repeat     = 30 * time.Second
 	retryFirst = time.Second
 	retryMax   = 30 * time.Second
@@ -44,10 +44,10 @@ type Nodes struct {
 	changed   chan struct{} // has a token after a change
 
 	mu       sync.Mutex
-	pending  bool                      // guarded by mu; something was not published
-	ranges   map[string][]netip.Prefix // guarded by mu; of each Node
+	pending  bool                      // guarded by mu; a change was not published yet
+	ranges   map[string][]netip.Prefix // guarded by mu; by Node
 	complete bool                      // guarded by mu
-	failure  error                     // guarded by mu; why the Nodes are not followed now
+	failure  error                     // guarded by mu; why the Nodes cannot be followed
 }
 
 // New returns Nodes that publish while the process is elected.
@@ -63,7 +63,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	return nil
 }
 
-// Status returns of how many Nodes podCIDRs are not published, and how publications went.
+// Status returns the number of Nodes with unpublished podCIDRs, and the statistics of the requests.
 func (n *Nodes) Status() subject.Status {
 	n.mu.Lock()
 	pending := 0
@@ -74,14 +74,14 @@ func (n *Nodes) Status() subject.Status {
 	return n.requests.Status("pod CIDRs", pending)
 }
 
-// Upsert notes the podCIDRs of a Node. Malformed ones are logged and left out, so that one Node does not stop
+// Upsert records the podCIDRs of a Node. Malformed podCIDRs are logged and skipped, so that one Node does not affect
 // the others.
 func (n *Nodes) Upsert(name string, podCIDRs []string) {
 	var ranges []netip.Prefix
 	for _, text := range podCIDRs {
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
-			n.log.Warn("a malformed podCIDR of a Node is not published", "node", name, "podCIDR", text)
+			n.log.Warn("skipping a malformed podCIDR of a Node", "node", name, "podCIDR", text)
 			continue
 		}
 		ranges = append(ranges, p)
@@ -95,7 +95,7 @@ func (n *Nodes) Upsert(name string, podCIDRs []string) {
 	n.wake()
 }
 
-// Delete notes that a Node was deleted.
+// Delete records that a Node was deleted.
 func (n *Nodes) Delete(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -103,7 +103,7 @@ func (n *Nodes) Delete(name string) {
 	n.wake()
 }
 
-// Complete notes that all Nodes were named.
+// Complete records that all existing Nodes have been reported.
 func (n *Nodes) Complete() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -111,7 +111,7 @@ func (n *Nodes) Complete() {
 	n.wake()
 }
 
-// Failed notes why the Nodes are not followed; nil: they are. Nothing is published meanwhile.
+// Failed records why the Nodes cannot be followed; nil means that they can. Nothing is published while it is set.
 func (n *Nodes) Failed(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -119,7 +119,7 @@ func (n *Nodes) Failed(err error) {
 	n.wake()
 }
 
-// wake is called with mu held.
+// wake schedules a publication. Called with mu held.
 func (n *Nodes) wake() {
 	n.pending = true
 	select {
@@ -128,7 +128,7 @@ func (n *Nodes) wake() {
 	}
 }
 
-// all returns the podCIDRs of all Nodes; ok is false while they are not known.
+// all returns the podCIDRs of all Nodes; ok is false while they are unknown.
 func (n *Nodes) all() (nodes map[string][]netip.Prefix, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -136,7 +136,7 @@ func (n *Nodes) all() (nodes map[string][]netip.Prefix, ok bool) {
 	return maps.Clone(n.ranges), n.complete && n.failure == nil
 }
 
-// publish publishes podCIDRs that all returned.
+// publish publishes the result of all.
 func (n *Nodes) publish(ctx context.Context, nodes map[string][]netip.Prefix) error {
 	err := n.requests.Do(ctx, func(ctx context.Context) error { return n.publisher.PublishPodCIDRs(ctx, nodes) })
 	if err != nil {
@@ -147,13 +147,13 @@ func (n *Nodes) publish(ctx context.Context, nodes map[string][]netip.Prefix) er
 	return err
 }
 
-// lead publishes the podCIDRs, and every change of them, until ctx ends.
+// lead publishes the podCIDRs, and every change, until ctx ends.
 func (n *Nodes) lead(ctx context.Context) {
 	var logged string
 	retry := retryFirst
 	for {
 		select {
-		case <-n.changed: // all has it
+		case <-n.changed: // all includes the change
 		default:
 		}
 		next := repeat
@@ -166,7 +166,7 @@ func (n *Nodes) lead(ctx context.Context) {
 				next, retry = retry, min(2*retry, retryMax)
 				if err.Error() != logged {
 					logged = err.Error()
-					n.log.Warn("the podCIDRs of Nodes are not published, trying again", log.Err(err))
+					n.log.Warn("cannot publish the podCIDRs of Nodes, trying again", log.Err(err))
 				}
 			default:
 				logged, retry = "", retryFirst
@@ -175,7 +175,7 @@ func (n *Nodes) lead(ctx context.Context) {
 		select {
 		case <-time.After(next):
 		case <-n.changed:
-			select { // changes come in groups
+			select { // collect further changes
 			case <-time.After(batch):
 			case <-ctx.Done():
 				return

@@ -29,7 +29,7 @@ type identity struct {
 	calls []string // guarded by mu
 }
 
-// take returns what was published since the last take.
+// take returns the calls since the last take.
 func (i *identity) take() (calls []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -47,7 +47,7 @@ func (i *identity) PublishPodCIDRs(_ context.Context, nodes map[string][]netip.P
 	return nil
 }
 
-// always is a Leadership of the only candidate.
+// always is the Leadership of the only candidate.
 type always struct{}
 
 func (always) While(ctx context.Context, lead func(context.Context)) { lead(ctx) }
@@ -72,7 +72,7 @@ func led(t *testing.T, steps func(i *identity, n *Nodes)) {
 	})
 }
 
-// pass lets a time of the test's own clock pass.
+// pass advances the clock of the test.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -91,7 +91,7 @@ func TestNothingIsPublishedBeforeAllNodesAreKnown(t *testing.T) {
 		n.Failed(nil)
 		pass(time.Second)
 		if calls, want := i.take(), []string{"map[a:[10.0.1.0/24]]"}; !slices.Equal(calls, want) {
-			t.Errorf("published is %q, want %q", calls, want)
+			t.Errorf("published: %q, want %q", calls, want)
 		}
 	})
 }
@@ -123,7 +123,7 @@ func TestPodCIDRsArePublishedAgain(t *testing.T) {
 		n.Complete()
 		pass(time.Hour)
 		if tries := len(i.take()); tries < 100 || tries > 200 {
-			t.Errorf("%d tries in an hour while identity is away", tries)
+			t.Errorf("%d tries in an hour while the identity service is down", tries)
 		}
 		n.Upsert("a", []string{"10.0.1.0/24"})
 		pass(time.Second)
@@ -152,7 +152,7 @@ func TestMalformedPodCIDRsStopNoOtherNode(t *testing.T) {
 		pass(time.Second)
 		want := []string{"map[a:[10.0.1.0/24] b:[fd00:0:0:2::/64]]"}
 		if calls := i.take(); !slices.Equal(calls, want) {
-			t.Errorf("published is %q, want %q", calls, want)
+			t.Errorf("published: %q, want %q", calls, want)
 		}
 	})
 }

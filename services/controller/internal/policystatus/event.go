@@ -9,22 +9,21 @@ import (
 	"strings"
 )
 
-// maxNote is how many bytes the text of an Event may have.
+// maxNote limits the text of an Event, in bytes.
 const maxNote = 1024
 
-// Event is what an author is told of an object without a status.
+// Event informs the author of an object that has no status.
 type Event struct {
-	// Name is the same for the same reason and the same generation of the same
-	// object: a process that does not know whether it was said makes the Event again,
-	// and the API server keeps the one that there is. Once that has expired, after an
-	// hour by default, it is said again.
+	// Name depends on the object, its generation and the reason only. A process that does not know whether it has
+	// created the Event creates it again, and the API server keeps the existing one. When the Event has expired, by
+	// default after an hour, it is created anew.
 	Name    string
 	Reason  string
 	Note    string
 	Warning bool
 }
 
-// event is that of a verdict.
+// event returns the Event for a verdict.
 func event(o Object, v Verdict) Event {
 	e := Event{Reason: "Policy" + v.Reason, Note: shorten(v.Message, maxNote), Warning: v.Reason != Accepted || v.Partial}
 	what := v.Reason
@@ -35,12 +34,12 @@ func event(o Object, v Verdict) Event {
 		e.Reason = ExceedsShare
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", o.UID, o.Generation, what))
-	const most = 200 // of the name, which has at most 253 with what follows
+	const most = 200 // a name has at most 253 characters including the suffix
 	e.Name = fmt.Sprintf("%s.%x", strings.TrimRight(o.Name[:min(len(o.Name), most)], "-."), sum[:8])
 	return e
 }
 
-// shorten cuts a text to so many bytes.
+// shorten cuts a text to limit bytes.
 func shorten(text string, limit int) string {
 	if len(text) <= limit {
 		return text

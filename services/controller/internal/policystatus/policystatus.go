@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policystatus tells the authors of policies what Sluice makes of them, in
-// the objects of the Kubernetes API.
+// Package policystatus reports to the authors of policies how Sluice treats them, in the objects of the Kubernetes
+// API.
 //
-// A Writer stands between the watch of the API server and the evaluation of the objects, whose outcome for
-// each it keeps, beside what the object says already. While the process is elected it writes
-// what differs, and nothing else. What it writes comes back as a change of the
-// object: so a write that was lost, or that another has replaced, is repeated.
+// A Writer receives the objects from the watch of the API server and passes them on to the evaluation. For each
+// object it keeps the outcome of the evaluation and the status that the object has. While the process is elected, the
+// Writer writes every status that differs, and nothing else. Each write comes back as a change of the object, so a
+// write that was lost, or that another process has overwritten, is repeated.
 //
-// It writes only over the resource version that it has seen. A process that has
-// lost the lease and does not know it yet can at worst write what the next leader
-// would.
+// A write names the resource version that the Writer has seen. A process that has lost the Lease without knowing it
+// can therefore at worst write the same status as the next leader.
 package policystatus
 
 import (
@@ -30,31 +29,28 @@ import (
 
 // Errors of an API.
 var (
-	// ErrChanged: the object is not in the form of the resource version any more.
+	// ErrChanged: the object has a newer resource version.
 	ErrChanged = errors.New("the object has changed")
 	// ErrGone: the object does not exist.
-	ErrGone = errors.New("the object is gone")
-	// ErrNoStatus: the API server keeps no status of objects of the kind.
+	ErrGone = errors.New("the object does not exist any more")
+	// ErrNoStatus: objects of the kind have no status on this API server.
 	ErrNoStatus = errors.New("the kind has no status")
-	// ErrRefused: the API server answered that it does not take the request. The
-	// same request has no better answer soon.
+	// ErrRefused: the API server rejected the request. Repeating the same request soon is useless.
 	ErrRefused = errors.New("the API server refuses it")
 )
 
-// Object is an object of the API in one form.
+// Object is one version of an object of the API.
 type Object struct {
 	evaluation.Key
 	APIVersion string
 	evaluation.Record
 }
 
-// API is where the status is written. Other errors than the ones above mean that
-// there was no answer.
+// API writes to the API server. An error other than the ones above means that there was no response.
 type API interface {
-	// SetConditions writes status.conditions, in JSON, of the object in this form.
+	// SetConditions replaces status.conditions of this version of the object. conditions is JSON.
 	SetConditions(ctx context.Context, o Object, conditions []byte) error
-	// Record makes an Event on an object. One that exists by its name is kept as it
-	// is, and no error.
+	// Record creates an Event on an object. An existing Event of the same name is kept, without an error.
 	Record(ctx context.Context, o Object, e Event) error
 }
 
@@ -62,18 +58,18 @@ type API interface {
 type evaluator interface {
 	evaluation.Sink
 	Outcomes(ctx context.Context, keys []evaluation.Key) (map[evaluation.Key]evaluation.Outcome, error)
-	// Run gives the objects of the API server to a sink.
+	// Run passes the objects of the API server to a sink.
 	Run(ctx context.Context, to evaluation.Sink) error
 }
 
-// Times of a writer.
+// Timing of a Writer.
 const (
 	firstPause   = time.Second
 	longestPause = 30 * time.Second
-	refusedIn    = 5 * time.Minute // until a request that was refused is tried again
+	refusedIn    = 5 * time.Minute // delay before a rejected request is repeated
 )
 
-// Writer writes the status. It is the Sink of the source.
+// Writer writes the status of objects. It is the Sink of the source.
 type Writer struct {
 	evaluator
 	api      API
@@ -82,24 +78,24 @@ type Writer struct {
 	requests subject.Requests
 	now      func() time.Time
 
-	wake chan struct{} // has a token when something may be due
+	wake chan struct{} // has a token when an object may be due
 
 	mu      sync.Mutex
 	objects map[evaluation.Key]*object
 	refused map[evaluation.Key]Nodes     // policies that some nodes do not enforce as written
-	due     map[evaluation.Key]time.Time // when to look whether the status is right
-	mute    map[string]time.Time         // until when kinds have no status, by APIVersion and kind
+	due     map[evaluation.Key]time.Time // when to compare the status with the verdict
+	mute    map[string]time.Time         // kinds without a status, by APIVersion and kind, and when to try them again
 }
 
-// object is one with the verdict on it.
+// object is an object and its verdict.
 type object struct {
 	Object
-	judged  Verdict // for all nodes
-	verdict Verdict // judged, with what some nodes refuse
+	judged  Verdict // cluster-wide
+	verdict Verdict // judged, and what some nodes refuse
 	said    Event
 }
 
-// New returns a writer of the outcomes of an evaluator, which belongs to it.
+// New returns a Writer. It owns the evaluator.
 func New(e *evaluation.Evaluator, api API, leads subject.Leadership, l *slog.Logger) *Writer {
 	return newWriter(e, api, leads, l)
 }
@@ -123,7 +119,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	return err
 }
 
-// Status returns how many objects are to be compared, and written if they differ, and how the requests went.
+// Status returns the number of objects whose status must be compared, and the statistics of the requests.
 func (w *Writer) Status() subject.Status {
 	w.mu.Lock()
 	pending := len(w.due)
@@ -131,7 +127,7 @@ func (w *Writer) Status() subject.Status {
 	return w.requests.Status("policy status", pending)
 }
 
-// Answers reports whether the evaluator answers.
+// Answers returns an error if the evaluator does not respond.
 func (w *Writer) Answers(ctx context.Context) error {
 	_, err := w.Outcomes(ctx, nil)
 	return err
@@ -146,7 +142,7 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 	for k := range c.Upserts {
 		keys = append(keys, k)
 	}
-	if len(c.Upserts) == 0 { // which tries again what was refused; shares may be others, too
+	if len(c.Upserts) == 0 { // a deletion lets refused policies be tried again, and may change shares
 		w.mu.Lock()
 		for k := range w.objects {
 			keys = append(keys, k)
@@ -203,7 +199,7 @@ func (w *Writer) Complete(ctx context.Context, listed map[evaluation.Key]struct{
 	return nil
 }
 
-// SetRefused replaces which policies some nodes do not enforce as written.
+// SetRefused replaces the set of policies that some nodes do not enforce as written.
 func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -229,8 +225,8 @@ func (w *Writer) notify() {
 	}
 }
 
-// lead writes until the context ends. It looks at every object first: what the
-// last leader has written is in the objects.
+// lead writes until ctx ends. It starts by comparing every object, because the objects contain what the previous
+// leader has written.
 func (w *Writer) lead(ctx context.Context) {
 	w.mu.Lock()
 	clear(w.mute)
@@ -254,7 +250,7 @@ func (w *Writer) lead(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case failed != nil:
-			w.log.Warn("the status of policies is not written", log.Err(failed), "again", wait)
+			w.log.Warn("cannot write the status of policies", log.Err(failed), "again", wait)
 			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
 		case len(keys) > 0:
 			wait = firstPause
@@ -270,7 +266,7 @@ func (w *Writer) lead(ctx context.Context) {
 	}
 }
 
-// take returns the keys that are due, sorted, and when the next one is.
+// take returns the keys that are due, sorted, and the time at which the next key is due.
 func (w *Writer) take() (keys []evaluation.Key, next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -298,7 +294,7 @@ func (w *Writer) putBack(keys []evaluation.Key) {
 	}
 }
 
-// later has a key looked at again, unless that is due earlier.
+// later schedules the next comparison of an object, unless an earlier one is scheduled.
 func (w *Writer) later(k evaluation.Key, in time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -307,8 +303,7 @@ func (w *Writer) later(k evaluation.Key, in time.Duration) {
 	}
 }
 
-// write writes the status of one object if it differs. An error means that the API
-// server does not answer.
+// write writes the status of one object if it differs. It returns an error only if the API server does not respond.
 func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 	w.mu.Lock()
 	o := w.objects[k]
@@ -325,7 +320,7 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 	requests := []func(object) (func(context.Context) error, error){w.record}
 	if k.Kind != withoutStatus {
 		requests = requests[:0]
-		if now.verdict.Reason == ExceedsShare || now.said.Reason == ExceedsShare { // an Event beside the condition
+		if now.verdict.Reason == ExceedsShare || now.said.Reason == ExceedsShare { // an Event in addition to the condition
 			requests = append(requests, w.record)
 		}
 		requests = append(requests, w.setConditions)
@@ -340,7 +335,7 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 		}
 	}
 	if err != nil {
-		w.log.Warn("a status that is not understood is not changed", "object", k.String(), log.Err(err))
+		w.log.Warn("cannot parse the status of an object; leaving it unchanged", "object", k.String(), log.Err(err))
 		return nil
 	}
 	if send == nil {
@@ -354,21 +349,21 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 	switch {
 	case err == nil:
 		if left > 0 {
-			w.later(k, 0) // the condition after the Event
+			w.later(k, 0) // next write the condition
 		}
 		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)
 	case errors.Is(err, ErrGone):
 	case errors.Is(err, ErrChanged):
-		w.later(k, firstPause) // the newer form comes, most likely before
+		w.later(k, firstPause) // the newer version usually arrives earlier
 	case errors.Is(err, ErrNoStatus):
 		w.mu.Lock()
 		w.mute[kind] = w.now().Add(refusedIn)
 		w.mu.Unlock()
 		w.later(k, refusedIn)
-		w.log.Warn("the API server keeps no status of a kind; its policies have none",
+		w.log.Warn("the API server keeps no status of a kind; its policies get none",
 			"kind", k.Kind, "version", now.APIVersion)
 	case errors.Is(err, ErrRefused):
-		w.log.Warn("a status is not written", "object", k.String(), log.Err(err))
+		w.log.Warn("cannot write the status of an object", "object", k.String(), log.Err(err))
 		w.later(k, refusedIn)
 	default:
 		return err
@@ -376,7 +371,7 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 	return nil
 }
 
-// setConditions returns the request that an object needs; nil: none.
+// setConditions returns the request that updates an object's conditions; nil if none is needed.
 func (w *Writer) setConditions(o object) (func(context.Context) error, error) {
 	conditions, err := merge(o.Conditions, o.verdict, o.Generation, w.now())
 	if err != nil || conditions == nil {
@@ -385,10 +380,10 @@ func (w *Writer) setConditions(o object) (func(context.Context) error, error) {
 	return func(ctx context.Context) error { return w.api.SetConditions(ctx, o.Object, conditions) }, nil
 }
 
-// record returns the request that an object without a status needs; nil: none.
+// record returns the request that informs about an object without a status; nil if none is needed.
 func (w *Writer) record(o object) (func(context.Context) error, error) {
 	e := event(o.Object, o.verdict)
-	if e.Name == o.said.Name || !e.Warning && o.said.Name == "" { // an accepted policy is no news
+	if e.Name == o.said.Name || !e.Warning && o.said.Name == "" { // no Event for a policy that was always accepted
 		return nil, nil
 	}
 	return func(ctx context.Context) error {
@@ -404,6 +399,5 @@ func (w *Writer) record(o object) (func(context.Context) error, error) {
 	}, nil
 }
 
-// withoutStatus is the kind of which the API has no status. Events say what
-// becomes of its objects.
+// withoutStatus is the kind that has no status in the API. Events inform about its objects.
 const withoutStatus = "NetworkPolicy"

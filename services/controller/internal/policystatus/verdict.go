@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// Reasons of a verdict. They are an interface: scripts and alerts name them.
+// Reasons of a verdict. They are part of the interface: scripts and alerts refer to them.
 const (
 	Accepted          = "Accepted"
 	ConvertedToClosed = "ConvertedToClosed"
@@ -21,30 +21,28 @@ const (
 	ExceedsShare      = "ExceedsShare"
 )
 
-// conditionType is Sluice's own: the types of others, such as Cilium's Valid, stay
-// as they are.
+// conditionType is specific to Sluice. Conditions of other types, such as Cilium's Valid, are left alone.
 const conditionType = "sluice.io/Accepted"
 
-// maxMessage is how many bytes a message has at most. The API server takes 32768.
+// maxMessage limits a message, in bytes. The API server accepts 32768.
 const maxMessage = 2048
 
-// Verdict is what Sluice makes of one object.
+// Verdict is the result of evaluating one object.
 type Verdict struct {
 	Reason  string
 	Message string // at most maxMessage bytes
-	// Partial says that some nodes do not enforce the policy as written.
+	// Partial reports that some nodes do not enforce the policy as written.
 	Partial bool
-	// Figures says that the message has figures of all policies together, which
-	// change without the object: another message alone is no news.
+	// Figures reports that the message contains totals over all policies, which change without the object. A change
+	// of only such a message causes no write.
 	Figures bool
 }
 
-// Judge says what the author of an object is told. The texts are those of
-// `sluice policy list`.
+// Judge returns the verdict for the author of an object. `sluice policy list` uses the same texts.
 func Judge(kind string, j evaluation.Outcome) Verdict {
 	var parts []string
 	for _, n := range j.Notes {
-		if n.Kind != evaluation.NoteIsolates { // Broken says it
+		if n.Kind != evaluation.NoteIsolates { // Broken has the reason
 			parts = append(parts, n.String())
 		}
 	}
@@ -89,7 +87,7 @@ func Judge(kind string, j evaluation.Outcome) Verdict {
 
 const closedGroup = "deny rules that name it apply to every address, allow rules to none of it"
 
-// groupKind has no rules: policies name it.
+// groupKind is the kind of objects without rules that policies refer to.
 const groupKind = "CiliumCIDRGroup"
 
 func newVerdict(reason, what string, parts []string) Verdict {
@@ -100,15 +98,15 @@ func newVerdict(reason, what string, parts []string) Verdict {
 	return Verdict{Reason: reason, Message: shorten(text, maxMessage)}
 }
 
-// Nodes are those that do not enforce a policy as written.
+// Nodes describes the nodes that do not enforce a policy as written.
 type Nodes struct {
-	Names  string // of at most ten of them
+	Names  string // names of at most ten of the nodes
 	Count  int
-	All    int // nodes of the cluster
+	All    int // number of nodes in the cluster
 	Reason string
 }
 
-// on adds that some nodes do not enforce the policy as written.
+// on returns the verdict with the information that some nodes do not enforce the policy.
 func (v Verdict) on(n Nodes) Verdict {
 	if n.Count == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
 		return v
@@ -119,7 +117,7 @@ func (v Verdict) on(n Nodes) Verdict {
 	return v
 }
 
-// status of the condition with a reason.
+// status returns the status of the condition for the verdict's reason.
 func (v Verdict) status() string {
 	if v.Reason == Refused || v.Reason == ExceedsShare {
 		return "False"
@@ -137,8 +135,8 @@ type condition struct {
 	Message            string `json:"message"`
 }
 
-// merge returns status.conditions of an object with the verdict on its generation,
-// or nil if they say it already. The conditions of others stay byte for byte.
+// merge adds the verdict on a generation to the conditions of an object. It returns nil if they contain it already.
+// Conditions of other types are kept byte for byte.
 func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byte, error) {
 	var all []json.RawMessage
 	if len(conditions) > 0 {
@@ -154,14 +152,14 @@ func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byt
 	for i, raw := range all {
 		var c condition
 		if err := json.Unmarshal(raw, &c); err != nil || c.Type != conditionType {
-			continue // another's, whatever it is
+			continue // not ours, even if it is malformed
 		}
 		at = i
 		if c.Status == next.Status {
 			next.LastTransitionTime = c.LastTransitionTime
 		}
-		// Cilium's schema has no observedGeneration: an API server with it drops the
-		// field, and a write for the field alone would be repeated for ever.
+		// Cilium's schema has no observedGeneration. An API server with this schema drops the field, so comparing it
+		// would repeat the write for ever.
 		same := next
 		if c.ObservedGeneration == 0 {
 			same.ObservedGeneration = 0

@@ -111,13 +111,13 @@ func TestConditionsAreMergedByType(t *testing.T) {
 			`"lastTransitionTime":"2026-11-27T12:00:00Z","reason":"Accepted","message":"m"}`
 	)
 	as := func(old, with string) string { return strings.Replace(ours, old, with, 1) }
-	for _, c := range []struct{ name, have, want string }{ // want "": no write
+	for _, c := range []struct{ name, have, want string }{ // want is empty: no write
 		{"none", ``, `[` + fresh + `]`},
 		{"null", `null`, `[` + fresh + `]`},
 		{"empty", `[]`, `[` + fresh + `]`},
 		{"others alone", `[` + valid + `]`, `[` + valid + `,` + fresh + `]`},
 		{"said already", `[` + ours + `,` + valid + `]`, ``},
-		{"said, by a schema without generations", `[` + as(`"observedGeneration":3,`, ``) + `]`, ``},
+		{"already set, by a schema without generations", `[` + as(`"observedGeneration":3,`, ``) + `]`, ``},
 		{"of another generation", `[` + as(`:3,`, `:2,`) + `,` + valid + `]`, `[` + ours + `,` + valid + `]`},
 		{"another message", `[` + as(`"m"`, `"n"`) + `]`, `[` + ours + `]`},
 		{"another reason", `[` + as(`"reason":"Accepted"`, `"reason":"ConvertedToClosed"`) + `]`, `[` + ours + `]`},
@@ -142,7 +142,7 @@ func TestConditionsAreMergedByType(t *testing.T) {
 		}
 	}
 	if got, err := merge([]byte(`{}`), Verdict{Reason: Accepted, Message: "m"}, 3, now); got != nil || err == nil {
-		t.Errorf("conditions that are no list give %s and no error", got)
+		t.Errorf("conditions that are not a list give %s and no error", got)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestEventsAreNamedByWhatIsNews(t *testing.T) {
 		first.Reason != "PolicyRefused" {
 		t.Errorf("got %+v", first)
 	}
-	for what, change := range map[string]func(*Object, *Verdict) bool{ // which report whether it is news
+	for what, change := range map[string]func(*Object, *Verdict) bool{ // each reports whether a new Event is expected
 		"nothing":          func(*Object, *Verdict) bool { return false },
 		"resource version": func(o *Object, _ *Verdict) bool { o.ResourceVersion = "9"; return false },
 		"figures":          func(_ *Object, v *Verdict) bool { v.Message = "other"; return false },
@@ -165,7 +165,7 @@ func TestEventsAreNamedByWhatIsNews(t *testing.T) {
 	} {
 		o, v := o, v
 		if news := change(&o, &v); (event(o, v).Name != first.Name) != news {
-			t.Errorf("%s is news: %t, want %t", what, !news, news)
+			t.Errorf("%s causes an Event: %t, want %t", what, !news, news)
 		}
 	}
 }

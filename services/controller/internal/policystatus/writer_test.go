@@ -19,12 +19,12 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// always is a Leadership of the only candidate.
+// always is the Leadership of the only candidate.
 type always struct{}
 
 func (always) While(ctx context.Context, lead func(context.Context)) { lead(ctx) }
 
-// same is an evaluator with one outcome of every object.
+// same is an evaluator with the same outcome for every object.
 type same struct {
 	mu      sync.Mutex
 	opinion evaluation.Outcome // guarded by mu
@@ -54,7 +54,7 @@ func (s *same) Outcomes(_ context.Context, keys []evaluation.Key) (map[evaluatio
 	return out, nil
 }
 
-// server notes what is written, and answers as it is told, by the object's name.
+// server records the writes, and answers with the error that is set for the object's name.
 type server struct {
 	answers map[string]error
 
@@ -62,7 +62,7 @@ type server struct {
 	written []string // guarded by mu
 }
 
-// take is what was written since the last time.
+// take returns the writes since the last call.
 func (s *server) take() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *server) Record(_ context.Context, o Object, e Event) error {
 	return s.note("event", o, " "+e.Reason)
 }
 
-// told is a change of one object.
+// told returns a change of one object.
 func told(kind, name, uid, version string, conditions string) watch.Changes[evaluation.Key, evaluation.Object] {
 	k := evaluation.Key{Kind: kind, Namespace: "shop", Name: name}
 	return watch.Changes[evaluation.Key, evaluation.Object]{Upserts: map[evaluation.Key]evaluation.Object{k: {
@@ -95,7 +95,7 @@ func told(kind, name, uid, version string, conditions string) watch.Changes[eval
 	}}}
 }
 
-// steps runs a writer with a server, and wants after each step what was written in it.
+// steps runs a writer with a server, and compares the writes after each step.
 func steps(t *testing.T, opinion evaluation.Outcome, answers map[string]error,
 	run func(t *testing.T, w *Writer, wrote func(...string)),
 ) {
@@ -113,7 +113,7 @@ func steps(t *testing.T, opinion evaluation.Outcome, answers map[string]error,
 	})
 }
 
-// lead has a writer lead until the function that it returns is called.
+// lead makes a writer lead until the returned function is called.
 func lead(t *testing.T, w *Writer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -137,8 +137,8 @@ func apply(t *testing.T, w *Writer, c watch.Changes[evaluation.Key, evaluation.O
 
 const ciliumPolicy = "CiliumNetworkPolicy"
 
-// TestOnlyALeaderWritesWhatDiffers: a process writes while it leads, over the form that it has seen, and nothing that
-// the object says already.
+// TestOnlyALeaderWritesWhatDiffers: a process writes only while it leads, only over the version that it has seen, and
+// only a status that the object does not have yet.
 func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
 	steps(t, evaluation.Outcome{InForce: true}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
@@ -151,7 +151,7 @@ func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
 		}
 		apply(t, w, told(ciliumPolicy, "web", "u", "8", string(said)))
 		wrote()
-		apply(t, w, told(ciliumPolicy, "web", "u", "9", "[]")) // another has replaced it
+		apply(t, w, told(ciliumPolicy, "web", "u", "9", "[]")) // another controller has replaced it
 		wrote("status web@9")
 		stop()
 		apply(t, w, told(ciliumPolicy, "web", "u", "10", ""))
@@ -166,7 +166,7 @@ func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
 	})
 }
 
-// TestEventsAreMadeOncePerObject: a refusal is said once of each object; an accepted one is no news.
+// TestEventsAreMadeOncePerObject: a refusal causes one Event per object, and an accepted policy causes none.
 func TestEventsAreMadeOncePerObject(t *testing.T) {
 	const kind = withoutStatus
 	steps(t, evaluation.Outcome{Refused: "it has no room"}, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
@@ -186,18 +186,18 @@ func TestEventsAreMadeOncePerObject(t *testing.T) {
 	})
 }
 
-// TestAnswersAreTriedAgainWhenThatHelps: what an API server answers to one object holds up no other, and is repeated
-// no sooner than it helps.
+// TestAnswersAreTriedAgainWhenThatHelps: an error for one object does not delay others, and the request is not
+// repeated before it can succeed.
 func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 	for what, c := range map[string]struct {
 		answer error
-		again  time.Duration // 0: not by itself
-		other  bool          // the other object is written nevertheless
+		again  time.Duration // 0: no retry without a change
+		other  bool          // the other object is still written
 	}{
 		"a newer form":   {ErrChanged, firstPause, true},
 		"gone":           {ErrGone, 0, true},
 		"refused":        {ErrRefused, refusedIn, true},
-		"without status": {ErrNoStatus, refusedIn, false}, // of the kind
+		"without status": {ErrNoStatus, refusedIn, false}, // applies to the whole kind
 		"no answer":      {errors.New("connection refused"), firstPause, false},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -227,8 +227,8 @@ func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 	}
 }
 
-// each is an evaluator with an outcome of each object. Complete forgets what is not
-// listed, as the owner of policies does.
+// each is an evaluator with an outcome for each object. Complete removes unlisted objects, as the owner of policies
+// does.
 type each struct {
 	same
 	opinions map[string]evaluation.Outcome // by name; guarded by mu
@@ -252,8 +252,8 @@ func (e *each) Complete(_ context.Context, listed map[evaluation.Key]struct{}) e
 	return nil
 }
 
-// TestRefusedObjectsAreJudgedAgainWhenRoomComes changes the shares: what was refused has room, what
-// was in force exceeds its share, and nothing is written for an object that is judged as before.
+// TestRefusedObjectsAreJudgedAgainWhenRoomComes changes the shares: a refused object now fits, and an accepted one
+// exceeds its share. Nothing is written for an object whose verdict stays the same.
 func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, inForce := evaluation.Outcome{Refused: "no room"}, evaluation.Outcome{InForce: true}
@@ -277,12 +277,12 @@ func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 		written := api.take()
 		slices.Sort(written)
 		if !slices.Equal(written, []string{"status a@1", "status b@1"}) {
-			t.Errorf("written %q, want the statuses of a and b, whose verdict changed, and not that of c", written)
+			t.Errorf("written %q, want the status of a and b, whose verdict changed, but not of c", written)
 		}
 	})
 }
 
-// TestObjectsThatAListingLacksAreForgotten forgets what a listing lacks, and keeps what it has.
+// TestObjectsThatAListingLacksAreForgotten: listed objects are kept.
 func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &each{opinions: map[string]evaluation.Outcome{"kept": {InForce: true}, "gone": {InForce: true}}}
@@ -298,13 +298,13 @@ func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 		defer lead(t, w)()
 		synctest.Wait()
 		if written := api.take(); !slices.Equal(written, []string{"status kept@1"}) {
-			t.Errorf("written %q, want that of the object that is listed", written)
+			t.Errorf("written %q, want only the listed object", written)
 		}
 	})
 }
 
-// TestPolicyThatSomeNodesDoNotEnforceIsSaid holds that the condition stays true and names the nodes, and
-// that a NetworkPolicy gets an Event.
+// TestPolicyThatSomeNodesDoNotEnforceIsSaid: the condition stays true and names the nodes, and a NetworkPolicy gets
+// an Event.
 func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 	key := func(kind string) evaluation.Key { return evaluation.Key{Kind: kind, Namespace: "shop", Name: "web"} }
 	n := Nodes{Names: "node-7", Count: 1, All: 5000, Reason: "ingress of identity 301: rules of 1 policies are left out"}
@@ -324,19 +324,19 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		w.SetRefused(nil)
 		wrote("status web@7", "event web@8 PolicyAccepted")
 	})
-	// Each of both is said without the other's change.
+	// An outcome and a refusal by nodes are each reported without a change of the other.
 	exceeds := evaluation.Outcome{InForce: true, Exceeds: "exceeds the share"}
 	steps(t, exceeds, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
 		stop := lead(t, w)
 		defer stop()
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
 		wrote("event web@7 ExceedsShare", "status web@7")
-		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}) // all nodes isolate it anyway
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}) // every node isolates its pods already
 		wrote()
 	})
 }
 
-// TestNewLeaderAsksKindsWithoutAStatusAgain: what the last leader was told of a kind may be over.
+// TestNewLeaderAsksKindsWithoutAStatusAgain: a kind that had no status for the previous leader may have one now.
 func TestNewLeaderAsksKindsWithoutAStatusAgain(t *testing.T) {
 	answers := map[string]error{"a": ErrNoStatus}
 	steps(t, evaluation.Outcome{InForce: true}, answers, func(t *testing.T, w *Writer, wrote func(...string)) {

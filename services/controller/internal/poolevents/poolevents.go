@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package poolevents makes Events on Nodes whose pod ranges have no address for new
-// pods, on those that have some again, and on Nodes whose disks take no writes.
+// Package poolevents creates Events on Nodes whose pod ranges have no address for new pods, on Nodes that have
+// addresses again, and on Nodes whose disks cannot be written.
 //
-// A node says that it has no address in an annotation of its Node, which it may write anyway; this process
-// watches the metadata of all Nodes anyway, and makes Events. So no node needs the right
-// to make Events, which may be about anything.
+// A node without free addresses sets an annotation of its Node, which it may write anyway. This process watches the
+// metadata of all Nodes anyway, and creates the Events. Nodes therefore need no permission to create Events, which
+// could be about any object.
 package poolevents
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/subject"
 )
 
-// Reasons of Events. They are an interface: scripts and alerts name them.
+// Reasons of Events. They are part of the interface: scripts and alerts refer to them.
 const (
 	ReasonExhausted = "PodRangeExhausted"
 	ReasonAvailable = "PodRangeAvailable"
@@ -31,33 +31,32 @@ const (
 	ReasonStored    = "StorageAvailable"
 )
 
-// Times of the Events.
+// Timing of the Events.
 const (
-	// spacing is between two Events on one Node, whatever its annotation does.
+	// spacing is the shortest interval between two Events on one Node, however often its annotation changes.
 	spacing = 30 * time.Second
-	// newsFor is how long the end of a shortage is news. By default the API server keeps
-	// an Event as long.
+	// newsFor is how long after the end of a shortage an Event about it is created. By default the API server keeps
+	// an Event for the same time.
 	newsFor      = time.Hour
 	firstPause   = time.Second
 	longestPause = 30 * time.Second
 )
 
-// maxMessage is how many bytes of a message are told. The API server takes 1024.
+// maxMessage limits the part of a message that an Event contains, in bytes. The API server accepts 1024.
 const maxMessage = 1000
 
-// Event is what is told of a Node.
+// Event is an Event about a Node.
 type Event struct {
 	Node, UID string
-	// Name is the same for the same change of the same Node: a process that does not
-	// know whether it was said makes the Event again, and the API server keeps the one
-	// that there is.
+	// Name depends on the Node and the change only. A process that does not know whether it has created the Event
+	// creates it again, and the API server keeps the existing one.
 	Name    string
 	Reason  string
 	Note    string
 	Warning bool
 }
 
-// Action is what the node could not do, or can do again.
+// Action returns the operation that the Event is about.
 func (e Event) Action() string {
 	if e.Reason == ReasonStorage || e.Reason == ReasonStored {
 		return "StoreState"
@@ -65,8 +64,7 @@ func (e Event) Action() string {
 	return "AllocateAddress"
 }
 
-// API makes Events. An error means that it may be made later; one that is refused for
-// good is none.
+// API creates Events. An error means that a retry may succeed. A permanent rejection is not an error.
 type API interface {
 	RecordOnNode(ctx context.Context, e Event) error
 }
@@ -82,27 +80,27 @@ type Nodes struct {
 	wake chan struct{} // has a token when an Event may be due
 
 	mu    sync.Mutex
-	nodes map[string]*node  // guarded by mu; those that have the annotation
-	uids  map[string]string // guarded by mu; of all Nodes
-	disks map[string]*disk  // guarded by mu; that take no writes, or did not in this run
+	nodes map[string]*node  // guarded by mu; Nodes with the annotation
+	uids  map[string]string // guarded by mu; all Nodes
+	disks map[string]*disk  // guarded by mu; disks that cannot be written, now or earlier in this run
 }
 
-// disk is what is known of the disk of a node.
+// disk is the state of a node's disk.
 type disk struct {
-	reason  string    // empty: it takes writes again
+	reason  string    // empty: writes succeed again
 	said    string    // the name of the last Event
-	earlier time.Time // when that was made
+	earlier time.Time // creation time of the last Event
 }
 
-// node is one with the annotation.
+// node is a Node with the annotation.
 type node struct {
 	uid     string
 	note    podrange.Note
 	said    string    // the name of the last Event
-	earlier time.Time // when that was made
+	earlier time.Time // creation time of the last Event
 }
 
-// New returns Nodes that make their Events while the process is elected.
+// New returns Nodes that create their Events while the process is elected.
 func New(api API, leads subject.Leadership, l *slog.Logger) *Nodes {
 	return &Nodes{
 		api: api, leads: leads, log: l, now: time.Now, wake: make(chan struct{}, 1), nodes: map[string]*node{},
@@ -110,12 +108,12 @@ func New(api API, leads subject.Leadership, l *slog.Logger) *Nodes {
 	}
 }
 
-// Upsert says that there is a Node, and what its annotation has; empty: it has none.
+// Upsert reports an existing Node and the value of its annotation; empty if it has none.
 func (n *Nodes) Upsert(name, uid, annotation string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.uids[name] != uid {
-		delete(n.disks, name) // another Node of the name
+		delete(n.disks, name) // another Node of the same name
 	}
 	n.uids[name] = uid
 	if annotation == "" {
@@ -124,7 +122,7 @@ func (n *Nodes) Upsert(name, uid, annotation string) {
 	}
 	note, err := podrange.Parse(annotation)
 	if err != nil {
-		n.log.Debug("an annotation that is not understood makes no Event", "node", name, log.Err(err))
+		n.log.Debug("ignoring a malformed annotation", "node", name, log.Err(err))
 		return
 	}
 	x := n.nodes[name]
@@ -139,7 +137,7 @@ func (n *Nodes) Upsert(name, uid, annotation string) {
 	}
 }
 
-// Delete says that a Node was deleted.
+// Delete reports a deleted Node.
 func (n *Nodes) Delete(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -148,7 +146,7 @@ func (n *Nodes) Delete(name string) {
 	delete(n.disks, name)
 }
 
-// SetStorage says which nodes have disks that take no writes, and why.
+// SetStorage reports the nodes whose disks cannot be written, and the reasons.
 func (n *Nodes) SetStorage(reasons map[string]string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -171,13 +169,13 @@ func (n *Nodes) SetStorage(reasons map[string]string) {
 	}
 }
 
-// Run makes Events while the process is elected, until ctx ends; it then returns nil.
+// Run creates Events while the process is elected, until ctx ends; it then returns nil.
 func (n *Nodes) Run(ctx context.Context) error {
 	n.leads.While(ctx, n.lead)
 	return nil
 }
 
-// Status returns about how many Nodes an Event is due, and how the requests went.
+// Status returns the number of Nodes for which an Event is due, and the statistics of the requests.
 func (n *Nodes) Status() subject.Status {
 	n.mu.Lock()
 	pending := 0
@@ -195,7 +193,7 @@ func (n *Nodes) Status() subject.Status {
 	return n.requests.Status("pool events", pending)
 }
 
-// lead makes Events until ctx ends.
+// lead creates Events until ctx ends.
 func (n *Nodes) lead(ctx context.Context) {
 	wait := firstPause
 	for ctx.Err() == nil {
@@ -213,7 +211,7 @@ func (n *Nodes) lead(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			n.log.Warn("an Event on a Node is not made", "node", e.Node, log.Err(err), "again", wait)
+			n.log.Warn("cannot create an Event on a Node", "node", e.Node, log.Err(err), "again", wait)
 			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
 		case !next.IsZero():
 			timer = time.After(next.Sub(n.now()))
@@ -226,7 +224,7 @@ func (n *Nodes) lead(ctx context.Context) {
 	}
 }
 
-// due returns an Event that is to be made now, or when the next one is.
+// due returns an Event that is to be created now, or the time at which the next one is due.
 func (n *Nodes) due() (e *Event, next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -261,8 +259,8 @@ func (n *Nodes) due() (e *Event, next time.Time) {
 	return nil, next
 }
 
-// storageEvent is the Event about the disk of a node. The reason says since when, so that each
-// failure has an Event of its own.
+// storageEvent returns the Event about a node's disk. The reason includes the time of the failure, so that each
+// failure has its own Event.
 func storageEvent(name, uid string, d *disk) Event {
 	e := Event{Node: name, UID: uid, Reason: ReasonStored, Note: "the disk takes writes again"}
 	about := d.said
@@ -277,13 +275,13 @@ func storageEvent(name, uid string, d *disk) Event {
 	return e
 }
 
-// storedSuffix ends the names of Events about disks that take writes again.
+// storedSuffix is the suffix in the names of Events about disks that can be written again.
 const storedSuffix = ".stored"
 
-// eventName is a name for an Event on a Node, which differs by what it is about.
+// eventName returns a name for an Event on a Node. It is different for each value of about.
 func eventName(node, about string) string {
 	sum := sha256.Sum256([]byte(about))
-	const most = 200 // of the name, which has at most 253 with what follows
+	const most = 200 // a name has at most 253 characters including the suffix
 	return fmt.Sprintf("%s.%x", strings.TrimRight(node[:min(len(node), most)], "-."), sum[:8])
 }
 
@@ -304,14 +302,14 @@ func (n *Nodes) done(e *Event) {
 	}
 }
 
-// event is that of a node's annotation.
+// event returns the Event for a Node's annotation.
 func event(name string, x *node) Event {
 	e := Event{Node: name, UID: x.uid, Reason: ReasonAvailable, Note: shorten(x.note.Message)}
 	if x.note.State == podrange.Exhausted {
 		e.Reason, e.Warning = ReasonExhausted, true
 	}
 	if e.Note == "" {
-		e.Note = "the node does not say more"
+		e.Note = "the node gave no details"
 	}
 	e.Name = eventName(name, fmt.Sprintf("%s %s %d", x.uid, x.note.State, x.note.Since.Unix()))
 	return e

@@ -32,7 +32,7 @@ func (s *server) RecordOnNode(_ context.Context, e Event) error {
 	if s.away.Load() {
 		return errors.New("away")
 	}
-	if !s.names[e.Name] { // as an API server keeps the one that there is
+	if !s.names[e.Name] { // an API server keeps an existing Event
 		s.names[e.Name] = true
 		s.made = append(s.made, e.Node+" "+e.Reason+": "+e.Note)
 		s.times = append(s.times, time.Now())
@@ -40,7 +40,7 @@ func (s *server) RecordOnNode(_ context.Context, e Event) error {
 	return nil
 }
 
-// always is a Leadership of the only candidate.
+// always is the Leadership of the only candidate.
 type always struct{}
 
 func (always) While(ctx context.Context, lead func(context.Context)) { lead(ctx) }
@@ -49,7 +49,7 @@ func note(s podrange.State, since time.Time, message string) string {
 	return podrange.Note{State: s, Since: since, Message: message}.String()
 }
 
-// led runs steps while nodes lead, each followed by so much of the test's own time.
+// led runs steps while nodes lead. pass advances the clock of the test.
 func led(t *testing.T, s *server, steps func(n *Nodes, pass func(time.Duration))) {
 	t.Helper()
 	n := New(s, always{}, slog.New(slog.DiscardHandler))
@@ -73,7 +73,7 @@ func TestEachChangeOfANodeIsOneEvent(t *testing.T) {
 		full := note(podrange.Exhausted, began, "full")
 		led(t, s, func(n *Nodes, pass func(time.Duration)) {
 			n.Upsert("b", "u2", "")
-			for range 5 { // as each heartbeat of a kubelet does
+			for range 5 { // as each heartbeat of kubelet does
 				n.Upsert("a", "u1", full)
 				pass(time.Hour)
 			}
@@ -89,11 +89,11 @@ func TestEachChangeOfANodeIsOneEvent(t *testing.T) {
 		if !slices.Equal(s.made, want) {
 			t.Errorf("Events %q, want %q", s.made, want)
 		}
-		// The next process that leads does not know what was said.
+		// The next leader does not know which Events exist.
 		led(t, s, func(n *Nodes, pass func(time.Duration)) {
 			n.Upsert("a", "u1", full)
 			pass(time.Minute)
-			n.Upsert("a", "u5", full) // another Node of the name
+			n.Upsert("a", "u5", full) // another Node of the same name
 			pass(time.Minute)
 		})
 		if want = append(want, "a PodRangeExhausted: full"); !slices.Equal(s.made, want) {
@@ -115,7 +115,7 @@ func TestAnnotationThatChangesAllTheTimeMakesFewEvents(t *testing.T) {
 				pass(time.Second)
 			}
 		})
-		if len(s.made) < 15 || len(s.made) > 21 { // one in 30 s
+		if len(s.made) < 15 || len(s.made) > 21 { // one every 30 s
 			t.Errorf("%d Events in ten minutes", len(s.made))
 		}
 	})
@@ -159,8 +159,8 @@ func TestEventFitsTheLimitsOfTheServer(t *testing.T) {
 	}
 }
 
-// TestDiskThatTakesNoWritesIsOneEvent: each failure of a disk makes one Event, and one when it is over, whoever
-// leads.
+// TestDiskThatTakesNoWritesIsOneEvent: each failure of a disk causes one Event, and its end another, whichever
+// process leads.
 func TestDiskThatTakesNoWritesIsOneEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{names: map[string]bool{}}
@@ -174,10 +174,10 @@ func TestDiskThatTakesNoWritesIsOneEvent(t *testing.T) {
 			pass(time.Minute)
 			n.SetStorage(full)
 			pass(time.Minute)
-			n.SetStorage(full) // told again
+			n.SetStorage(full) // reported again
 			pass(time.Hour)
 		})
-		led(t, s, func(n *Nodes, pass func(time.Duration)) { // another process leads
+		led(t, s, func(n *Nodes, pass func(time.Duration)) { // another process leads now
 			n.Upsert("a", "u1", "")
 			n.SetStorage(full)
 			pass(time.Minute)

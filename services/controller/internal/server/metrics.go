@@ -5,7 +5,7 @@ package server
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics of the election, and of each subject.
+// Metrics of the election and of each subject.
 var (
 	leading = prometheus.NewDesc("sluice_controller_leading",
 		"1 while this process is elected, else 0. The sum over all is 1.", nil, nil)
@@ -19,7 +19,7 @@ var (
 		"How long requests took.", []string{"subject"}, nil)
 )
 
-// Collector gives the election and the subjects to Prometheus.
+// Collector returns the Prometheus collector of the election and the subjects.
 func (s *Server) Collector() prometheus.Collector { return collector{s} }
 
 type collector struct{ *Server }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server answers sluice.controller.v1.
+// Package server implements sluice.controller.v1.
 package server
 
 import (
@@ -22,18 +22,18 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/subject"
 )
 
-// Subject is one thing that the process does while it is elected.
+// Subject is a task that the process performs while it is elected.
 type Subject interface{ Status() subject.Status }
 
-// Options are what a Server reports.
+// Options holds the state that a Server reports.
 type Options struct {
 	Version  string
 	Started  time.Time
 	Election func() election.Status
-	// Answers returns an error if the evaluation of policies does not answer.
+	// Answers returns an error if the evaluation of policies does not respond.
 	Answers  func(context.Context) error
 	Subjects []Subject
-	// Process says what this process runs with.
+	// Process describes the settings of this process.
 	Process wire.Process
 }
 
@@ -52,7 +52,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.o.Process)
 }
 
-// Methods says who may call what: the group reads.
+// Methods returns who may call which method: the group may read.
 func Methods() rpc.Methods {
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName: {Access: rpc.Group()},
@@ -96,7 +96,7 @@ func (s *Server) GetStatus(
 		})
 	}
 	if e.Problem != "" {
-		problem("the Lease cannot be read or written: " + e.Problem)
+		problem("cannot read or write the Lease: " + e.Problem)
 	}
 	for _, x := range s.subjects() {
 		out.Subjects = append(out.Subjects, &controllerv1.Subject{

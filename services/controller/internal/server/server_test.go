@@ -29,7 +29,7 @@ type fixed subject.Status
 
 func (f fixed) Status() subject.Status { return subject.Status(f) }
 
-// serve returns a server whose election is e and whose evaluation answers with fault.
+// serve returns a server with the election e, whose evaluation responds with fault.
 func serve(e election.Status, fault error) *Server {
 	return New(Options{
 		Version: "v1", Started: time.Unix(1e9, 0),
@@ -59,7 +59,7 @@ func problems(r *controllerv1.GetStatusResponse) string {
 	return strings.Join(texts, "; ")
 }
 
-// TestStatusHasTheElectionAndEverySubject, and the failures of the elected process alone as problems.
+// TestStatusHasTheElectionAndEverySubject: only the failures of the elected process are problems.
 func TestStatusHasTheElectionAndEverySubject(t *testing.T) {
 	e := election.Status{
 		Namespace: "n", Lease: "l", Identity: "a", Holder: "a", Leading: true, Elected: time.Unix(2e9, 0),
@@ -79,12 +79,12 @@ func TestStatusHasTheElectionAndEverySubject(t *testing.T) {
 
 	e = election.Status{Namespace: "n", Lease: "l", Identity: "b", Holder: "a", Problem: "away"}
 	r = get(t, serve(e, nil))
-	if got := problems(r); got != "the Lease cannot be read or written: away" || r.GetElection().GetElectedTime() != nil {
+	if got := problems(r); got != "cannot read or write the Lease: away" || r.GetElection().GetElectedTime() != nil {
 		t.Errorf("the problems of another process are %q, its election is %v", got, r.GetElection())
 	}
 }
 
-// TestStatusWaitsForTheEvaluation: a probe restarts a process whose evaluation does not answer.
+// TestStatusWaitsForTheEvaluation: a probe restarts a process whose evaluation does not respond.
 func TestStatusWaitsForTheEvaluation(t *testing.T) {
 	for fault, want := range map[error]codes.Code{
 		context.DeadlineExceeded: codes.DeadlineExceeded, errors.New("closed"): codes.Unknown,
@@ -120,6 +120,6 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		delete(documented, f.GetName())
 	}
 	for name := range documented {
-		t.Errorf("docs/controller.md has %s, the process does not", name)
+		t.Errorf("docs/controller.md has %s, but the process does not", name)
 	}
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package subject has what the subjects of the controller have in common: they act while the process is elected, and
-// report what they have left to do.
+// Package subject defines what the subjects of the controller have in common: a subject acts while the process is
+// elected, and reports its pending work.
 package subject
 
 import (
@@ -13,20 +13,20 @@ import (
 	"github.com/sluice-net/sluice/kit/looptime"
 )
 
-// Leadership says when a process is elected.
+// Leadership tells a subject when its process is elected.
 type Leadership interface {
-	// While calls lead whenever the process is elected, until ctx ends. The context of lead ends when another
-	// process may be elected; lead has to return then.
+	// While calls lead whenever the process is elected, until ctx ends. The context of lead ends before another
+	// process can be elected; lead must then return.
 	While(ctx context.Context, lead func(ctx context.Context))
 }
 
-// Status is what a subject reports.
+// Status is the state of a subject.
 type Status struct {
 	Name    string
 	Pending int              // objects that wait for a request
 	Done    uint64           // requests that succeeded
 	Failed  uint64           // other requests
-	Problem string           // why the last request failed; empty: it did not
+	Problem string           // why the last request failed; empty: it succeeded
 	Times   looptime.Figures // how long requests took
 }
 
@@ -38,7 +38,7 @@ type Requests struct {
 	times        looptime.Figures // guarded by mu
 }
 
-// Do makes a request and counts it. A request that fails because ctx has ended is not counted.
+// Do makes a request and counts it. A request that fails because ctx ended is not counted.
 func (r *Requests) Do(ctx context.Context, request func(ctx context.Context) error) error {
 	began := time.Now()
 	err := request(ctx)
@@ -56,7 +56,7 @@ func (r *Requests) Do(ctx context.Context, request func(ctx context.Context) err
 	return err
 }
 
-// Status returns the status of the subject of a name.
+// Status returns the status of a subject with the given name.
 func (r *Requests) Status(name string, pending int) Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
